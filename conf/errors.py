@@ -1,0 +1,21 @@
+"""The base of every error that a user can cause and can mend."""
+
+from __future__ import annotations
+
+
+class TdppError(Exception):
+    """A problem told in one message: the key, its value, the rule, the way out.
+
+    The command line prints it without a traceback and exits with `exit_code`. Each room has one subclass;
+    any other exception is a fault of ours and keeps its traceback.
+    """
+
+    exit_code = 1
+
+
+class ConfigError(TdppError):
+    """A configuration that breaks a rule of `conf`."""
+
+
+class RunFolderError(TdppError):
+    """A run folder that cannot be found, made or read."""

@@ -1,0 +1,78 @@
+"""The two small languages of a plan: the pipeline partition and the node order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from conf.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Transformer layers per pipeline stage.
+
+    The embedding belongs to the first stage, the final norm and the head to the last; 0 is a stage without
+    transformer layers. Written as in `0-11-8-8-8-8-5-0`.
+    """
+
+    layers: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Partition:
+        if not re.fullmatch(r"\d+(-\d+)*", text):
+            raise ConfigError(
+                f"parallel.partition={text!r} is not a partition: write the transformer layers of each "
+                "stage joined by dashes, such as 0-11-8-8-8-8-5-0"
+            )
+        return cls(tuple(int(part) for part in text.split("-")))
+
+    @classmethod
+    def even(cls, layers: int, stages: int) -> Partition:
+        """As even as possible; the first stages take what is left over, for the last one has the head."""
+        share, rest = divmod(layers, stages)
+        return cls(tuple(share + (stage < rest) for stage in range(stages)))
+
+    def fitted(self, layers: int) -> Partition:
+        """The nearest partition with the same number of stages and `layers` layers in all.
+
+        Missing layers go, one at a time, to the smallest stage; surplus ones leave the largest.
+        """
+        parts = list(self.layers)
+        while sum(parts) < layers:
+            parts[parts.index(min(parts))] += 1
+        while sum(parts) > layers:
+            parts[parts.index(max(parts))] -= 1
+        return Partition(tuple(parts))
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self.layers))
+
+
+@dataclass(frozen=True)
+class NodeOrder:
+    """The node group of each node of the plan, in the order of node ranks; the first node is the master.
+
+    Written as group names joined by plus signs, with `*N` for a run of N nodes: `hgx+gpu2*7`.
+    """
+
+    groups: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> NodeOrder:
+        groups: list[str] = []
+        for item in text.split("+"):
+            match = re.fullmatch(r"\s*([\w.-]+?)\s*(?:\*\s*([1-9]\d*))?\s*", item)
+            if match is None:
+                raise ConfigError(
+                    f"parallel.node_order={text!r} is not a node order: {item!r} is neither a group name nor "
+                    "GROUP*COUNT; write for example hgx+gpu2*7"
+                )
+            groups += [match[1]] * int(match[2] or 1)
+        return cls(tuple(groups))
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int]) -> NodeOrder:
+        """Every node, group after group, in the order of the mapping."""
+        return cls(tuple(name for name, count in counts.items() for _ in range(count)))

@@ -1,0 +1,201 @@
+"""A run on disk: `RunDir` owns every file name; `docs/formats.md` says what is in the files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from conf.errors import RunFolderError
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Writes so that a reader, or a crash, finds the old content or the new one, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """`runs/<name>/<time>-<hash>/`. Making the object touches nothing; `create` makes the folder."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, runs: Path, name: str, config: str, now: datetime) -> RunDir:
+        """A new folder for a run of `config`; two runs never share one.
+
+        Raises:
+            RunFolderError: the folder cannot be made.
+        """
+        digest = hashlib.sha256(config.encode()).hexdigest()[:8]
+        stamp = now.strftime("%Y%m%d-%H%M%S")
+        try:
+            (runs / name).mkdir(parents=True, exist_ok=True)
+            for attempt in range(1000):
+                path = runs / name / (f"{stamp}-{digest}" + (f".{attempt}" if attempt else ""))
+                try:
+                    path.mkdir()
+                except FileExistsError:
+                    continue
+                run = cls(path.absolute())
+                for folder in (run.nodes, run.events, run.errors, run.checkpoints, run.submitit):
+                    folder.mkdir()
+                return run
+        except OSError as error:
+            raise RunFolderError(
+                f"runs_dir={runs}: cannot make a run folder there ({error.strerror}: {error.filename}); "
+                "choose a folder you may write to"
+            ) from error
+        raise RunFolderError(f"{runs / name}: too many runs of this configuration in one second")
+
+    @classmethod
+    def is_one(cls, path: Path) -> bool:
+        return (path / "config.yaml").is_file() and (path / "plan.json").is_file()
+
+    @classmethod
+    def all(cls, runs: Path) -> Iterator[RunDir]:
+        """Every run below `runs`, oldest first."""
+        found = [path.parent for path in runs.glob("*/*/plan.json") if path.parent.parent.name != "by_job"]
+        for path in sorted(found, key=lambda path: (path.name, path.parent.name)):
+            if cls.is_one(path):
+                yield cls(path.absolute())
+
+    @classmethod
+    def find(cls, runs: Path, wanted: str | None) -> RunDir:
+        """A run by its folder, its name (`tiny`, `tiny/2026…`, `2026…`), a job id, or, for None, the latest.
+
+        Raises:
+            RunFolderError: there is none, or a name fits several.
+        """
+        if wanted is not None and cls.is_one(Path(wanted)):
+            return cls(Path(wanted).absolute())
+        if wanted is not None and cls.is_one(runs / "by_job" / wanted):
+            return cls((runs / "by_job" / wanted).resolve())
+        known = list(cls.all(runs))
+        if not known:
+            raise RunFolderError(f"there are no runs in {runs.absolute()}; start one with 'tdpp launch'")
+        if wanted is None:
+            return known[-1]
+        named = [run for run in known if run.path.parent.name == wanted]
+        exact = [run for run in known if wanted in (run.path.name, run.name)]
+        if len(exact) > 1:
+            names = ", ".join(run.name for run in exact)
+            raise RunFolderError(f"{wanted!r} fits several runs: {names}; give one of these")
+        if exact or named:
+            return (exact or named)[-1]
+        names = ", ".join(run.name for run in known[-3:])
+        raise RunFolderError(f"no run {wanted!r} in {runs.absolute()}; the latest are: {names}")
+
+    @property
+    def name(self) -> str:
+        """`<name>/<time>-<hash>`, unique below the runs folder."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+    @property
+    def runs(self) -> Path:
+        return self.path.parent.parent
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        return self.path / "overrides.txt"
+
+    @property
+    def provenance(self) -> Path:
+        return self.path / "provenance.json"
+
+    @property
+    def diff(self) -> Path:
+        return self.path / "diff.patch"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def jobs(self) -> Path:
+        return self.path / "jobs.json"
+
+    @property
+    def submitit(self) -> Path:
+        """What submitit itself writes: pickles, its own log."""
+        return self.path / "submitit"
+
+    @property
+    def address(self) -> Path:
+        """Host and port of rank 0's store, published by its node."""
+        return self.path / "master.json"
+
+    @property
+    def stop_request(self) -> Path:
+        return self.path / "stop.json"
+
+    @property
+    def nodes(self) -> Path:
+        return self.path / "nodes"
+
+    def node_out(self, node: str) -> Path:
+        return self.nodes / f"{node}.out"
+
+    def node_err(self, node: str) -> Path:
+        return self.nodes / f"{node}.err"
+
+    def node_state(self, node: str) -> Path:
+        return self.nodes / f"{node}.json"
+
+    @property
+    def errors(self) -> Path:
+        return self.path / "errors"
+
+    def rank_error(self, rank: int) -> Path:
+        return self.errors / f"rank-{rank:05d}.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    def rank_events(self, rank: int) -> Path:
+        return self.events / f"rank-{rank:05d}.bin"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    def read_json(self, path: Path) -> Any:
+        """The content of one of the run's JSON files, or None if it is not there yet."""
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise RunFolderError(f"{path} is not JSON: {error}") from error
+
+    def write_json(self, path: Path, value: Any) -> None:
+        write_atomic(path, json.dumps(value, indent=1) + "\n")

@@ -1,0 +1,288 @@
+"""The typed shape of an experiment; the rules that join its keys are in `conf.rules`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Dict, List, Optional, TypeVar, dataclass_transform  # noqa: UP035  (OmegaConf reads these)
+
+from omegaconf import MISSING
+
+from conf import rules
+from conf.partition import NodeOrder, Partition
+
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def config(cls: type[T]) -> type[T]:
+    """A frozen, keyword-only dataclass that Hydra may still compose.
+
+    OmegaConf makes every node of a frozen class read-only before the YAML files and overrides are merged into
+    it, so nothing can be set (hydra issue 724). It looks at the flag, Python at the methods: clearing the flag
+    lets Hydra compose, and the objects stay frozen.
+    """
+    frozen = dataclass(kw_only=True, frozen=True)(cls)
+    frozen.__dataclass_params__.frozen = False  # type: ignore[attr-defined]
+    return frozen
+
+
+class Schedule(StrEnum):
+    one_f_one_b = "one_f_one_b"
+
+
+class ContainerKind(StrEnum):
+    none = "none"
+    enroot = "enroot"
+    pyxis = "pyxis"
+    apptainer = "apptainer"
+
+
+class ExecutorKind(StrEnum):
+    local = "local"
+    slurm = "slurm"
+
+
+class Het(StrEnum):
+    """How a heterogeneous cluster is asked for: two coupled jobs, or one Slurm heterogeneous job."""
+
+    jobs = "jobs"
+    hetjob = "hetjob"
+
+
+@config
+class Gpu:
+    """A kind of device. Rates are dense peaks from the maker's data sheet."""
+
+    name: str = MISSING
+    memory_gib: float = MISSING
+    """Memory a process can use, GiB."""
+    fp32_tflops: float = MISSING
+    fp16_tflops: float = MISSING
+    bf16_tflops: float = MISSING
+    memory_gb_per_s: float = MISSING
+    profile: Optional[str] = None
+    """Name of the layer-cost profile that was measured on it, if there is one."""
+
+
+@config
+class NodeGroup:
+    """Nodes of one kind."""
+
+    count: int = 1
+    gpus_per_node: Optional[int] = None
+    """Ranks a node runs. null, for a cluster of one node: as many as the plan asks for."""
+    gpu: str = MISSING
+    """A key of `cluster.gpus`."""
+    partition: Optional[str] = None
+    gres: Optional[str] = None
+    cpus_per_task: Optional[int] = None
+    account: Optional[str] = None
+    qos: Optional[str] = None
+    constraint: Optional[str] = None
+    time_min: Optional[int] = None
+    """Slurm time limit, minutes; null leaves the partition's own."""
+    intra_gbit_per_s: float = MISSING
+    """Between two GPUs of a node."""
+    intra_latency_us: float = MISSING
+    inter_gbit_per_s: float = MISSING
+    """Out of a node, shared by its ranks."""
+    inter_latency_us: float = MISSING
+    price_per_hour: Optional[float] = None
+    """Of one node, US dollars."""
+
+    def __post_init__(self) -> None:
+        rules.at_least("cluster.groups.<group>.count", self.count, 1)
+        if self.gpus_per_node is not None:
+            rules.at_least("cluster.groups.<group>.gpus_per_node", self.gpus_per_node, 1)
+
+
+@config
+class Cluster:
+    name: str = MISSING
+    gpus: Dict[str, Gpu] = field(default_factory=dict)  # noqa: UP006
+    groups: Dict[str, NodeGroup] = field(default_factory=dict)  # noqa: UP006
+    environment: Dict[str, str] = field(default_factory=dict)  # noqa: UP006
+    """Given to every rank, for example NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME."""
+    scratch: str = "/tmp"
+    """A folder on each node's own disk."""
+
+    def __post_init__(self) -> None:
+        rules.known_gpus(self)
+
+
+@config
+class Model:
+    """A GPT-2 family model."""
+
+    name: str = MISSING
+    layers: int = MISSING
+    hidden: int = MISSING
+    heads: int = MISSING
+    sequence_length: int = MISSING
+    """Tokens a sample has, and positions the model knows."""
+    vocab_size: int = MISSING
+    """Tokens of the tokenizer, before padding."""
+    vocab_multiple: int = 128
+    """The embedding has vocab_size rounded up to a multiple of this times the tensor size, as in Megatron."""
+
+    def __post_init__(self) -> None:
+        for key in ("layers", "hidden", "heads", "sequence_length", "vocab_size", "vocab_multiple"):
+            rules.at_least(f"model.{key}", getattr(self, key), 1)
+        rules.divides("model.heads", self.heads, "model.hidden", self.hidden)
+
+    def padded_vocab(self, tensor: int) -> int:
+        multiple = self.vocab_multiple * tensor
+        return -(-self.vocab_size // multiple) * multiple
+
+    def parameters(self) -> int:
+        """Weights of the model without vocabulary padding; the tied embedding counts once."""
+        layer = 12 * self.hidden**2 + 13 * self.hidden
+        return (self.vocab_size + self.sequence_length) * self.hidden + self.layers * layer + 2 * self.hidden
+
+
+@config
+class Parallel:
+    """The plan: how the model and the batch are cut, and which node takes which part."""
+
+    tensor: int = 1
+    data: int = 1
+    pipeline: int = 1
+    partition: Optional[str] = None
+    """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible."""
+    micro_batch_size: int = 1
+    global_batch_size: int = MISSING
+    schedule: Schedule = Schedule.one_f_one_b
+    node_order: Optional[str] = None
+    """Node groups by node rank, such as hgx+gpu2*7; null: all nodes, in the cluster's order."""
+
+    def __post_init__(self) -> None:
+        for key in ("tensor", "data", "pipeline", "micro_batch_size", "global_batch_size"):
+            rules.at_least(f"parallel.{key}", getattr(self, key), 1)
+        rules.batch_divides(self)
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor * self.data * self.pipeline
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that each data-parallel replica runs in an iteration."""
+        return self.global_batch_size // (self.data * self.micro_batch_size)
+
+
+@config
+class Container:
+    kind: ContainerKind = ContainerKind.none
+    image: Optional[str] = None
+    mounts: List[str] = field(default_factory=list)  # noqa: UP006
+    reload: bool = False
+    """Create the container anew although the node has one."""
+
+
+@config
+class Executor:
+    kind: ExecutorKind = ExecutorKind.local
+    het: Het = Het.jobs
+    wait: bool = True
+    """Local only: follow the run until it ends. false returns as soon as it was started."""
+    master_port: Optional[int] = None
+    """null: a free port, which rank 0's node chooses and publishes."""
+    time_min: int = 60 * 24
+    """Local only: minutes after which the run is ended."""
+
+    def __post_init__(self) -> None:
+        rules.at_least("executor.time_min", self.time_min, 1)
+        if self.master_port is not None:
+            rules.between("executor.master_port", self.master_port, 1024, 65535)
+
+
+@config
+class Train:
+    iterations: int = MISSING
+    seed: int = 1234
+    lr: float = 1.5e-4
+    min_lr: float = 1.0e-5
+    lr_warmup_iterations: int = 0
+    lr_decay_iterations: Optional[int] = None
+    """Length of warm-up and cosine together; null: all iterations."""
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_eps: float = 1.0e-8
+    clip_grad: float = 1.0
+    """Largest norm of the gradient over all ranks; 0 does not clip."""
+    log_interval: int = 10
+    checkpoint: bool = True
+    """Save the final weights and optimizer state."""
+    comm_timeout_s: int = 60
+    """A rank that waits longer than this for another one fails."""
+
+    def __post_init__(self) -> None:
+        for key in ("iterations", "log_interval", "comm_timeout_s"):
+            rules.at_least(f"train.{key}", getattr(self, key), 1)
+        rules.learning_rate(self)
+
+
+@config
+class Data:
+    prefix: str = MISSING
+    """Path of the indexed data without .bin and .idx, for example data/stdlib_text_document."""
+    split: str = "969,30,1"
+    """Weights of the training, validation and test documents."""
+
+    def __post_init__(self) -> None:
+        rules.split(self.split)
+
+
+@config
+class Profile:
+    timeline: bool = True
+    """Record when each rank does what (events/rank-*.bin)."""
+
+
+@config
+class Experiment:
+    """One run, whole. `OmegaConf.to_object` makes it; making it checks every rule."""
+
+    name: str = "${model.name}"
+    """Runs of a name share the folder `<runs_dir>/<name>`."""
+    runs_dir: str = "runs"
+    dry_run: bool = False
+    """Print what would be started, and write nothing."""
+    cluster: Cluster = MISSING
+    model: Model = MISSING
+    parallel: Parallel = MISSING
+    container: Container = MISSING
+    executor: Executor = MISSING
+    train: Train = MISSING
+    data: Data = MISSING
+    profile: Profile = field(default_factory=Profile)
+
+    def __post_init__(self) -> None:
+        rules.run_name(self.name)
+        rules.partition_fits(self)
+        rules.nodes_exist(self)
+        rules.ranks_fill_nodes(self)
+        rules.tensor_fits(self)
+
+    @property
+    def partition(self) -> Partition:
+        """Layers per stage, as asked for or even."""
+        if self.parallel.partition is None:
+            return Partition.even(self.model.layers, self.parallel.pipeline)
+        return Partition.parse(self.parallel.partition)
+
+    @property
+    def node_order(self) -> NodeOrder:
+        if self.parallel.node_order is None:
+            return NodeOrder.of({name: group.count for name, group in self.cluster.groups.items()})
+        return NodeOrder.parse(self.parallel.node_order)
+
+    def ranks_per_node(self) -> tuple[int, ...]:
+        """Ranks of each node, by node rank."""
+        groups = [self.cluster.groups[name] for name in self.node_order.groups]
+        return tuple(
+            self.parallel.world_size if group.gpus_per_node is None else group.gpus_per_node
+            for group in groups
+        )
