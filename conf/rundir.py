@@ -162,6 +162,9 @@ class RunDir:
     def node_state(self, node: str) -> Path:
         return self.nodes / f"{node}.json"
 
+    def node_ranks(self, node: str) -> Path:
+        return self.nodes / f"{node}.ranks.json"
+
     @property
     def errors(self) -> Path:
         return self.path / "errors"
