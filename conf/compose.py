@@ -1,0 +1,51 @@
+"""From YAML files and overrides to an `Experiment`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+
+from conf.errors import ConfigError
+from conf.schema import Experiment
+
+
+def register() -> None:
+    """Makes the schema known to Hydra, as the config `schema` that `config.yaml` starts from."""
+    ConfigStore.instance().store(name="schema", node=Experiment)
+
+
+def to_experiment(cfg: DictConfig) -> Experiment:
+    """The composed configuration as one checked, frozen object.
+
+    Raises:
+        ConfigError: a value is missing, an interpolation leads nowhere, or a rule is broken.
+    """
+    try:
+        return cast(Experiment, OmegaConf.to_object(cfg))
+    except MissingMandatoryValue as error:
+        raise ConfigError(
+            f"{error.full_key} has no value: give it as {error.full_key}=…, or choose a file of the group that sets it"
+        ) from error
+    except InterpolationResolutionError as error:
+        raise ConfigError(
+            f"{error.full_key} refers to another key and cannot be resolved: {str(error).splitlines()[0]}; give it as "
+            f"{error.full_key}=…"
+        ) from error
+
+
+def compose(overrides: Sequence[str] = (), config_name: str = "config") -> Experiment:
+    """The experiment that `tdpp launch <overrides>` runs.
+
+    Raises:
+        ConfigError: as `to_experiment`.
+        hydra.errors.HydraException: an override cannot be parsed, or names no key or file.
+    """
+    register()
+    with initialize_config_module("conf", version_base="1.3"):
+        return to_experiment(hydra_compose(config_name, list(overrides)))
