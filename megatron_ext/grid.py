@@ -1,0 +1,70 @@
+"""The grid of ranks, in Megatron's order: tensor fastest, then data, then pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import List, Tuple
+
+import numpy as np
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`arange(world).reshape(pipeline, data, tensor)`: every group is a slice of it."""
+
+    tensor: int
+    data: int
+    pipeline: int
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """Rank numbers, shape [pipeline, data, tensor]."""
+        world = self.tensor * self.data * self.pipeline
+        return np.arange(world).reshape(self.pipeline, self.data, self.tensor)
+
+    def coordinates(self, rank: int) -> Tuple[int, int, int]:
+        """(stage, dp, tp) of a rank."""
+        stage, dp, tp = (int(i) for i in np.argwhere(self.ranks == rank)[0])
+        return stage, dp, tp
+
+    def data_groups(self) -> List[List[int]]:
+        """Ranks with the same weights: they all-reduce gradients."""
+        return self.ranks.transpose(0, 2, 1).reshape(-1, self.data).tolist()
+
+    def pipeline_groups(self) -> List[List[int]]:
+        """The stages of each replica, first to last."""
+        return self.ranks.transpose(1, 2, 0).reshape(-1, self.pipeline).tolist()
+
+    def embedding_groups(self) -> List[List[int]]:
+        """First and last stage of each replica: both hold the tied embedding. None with one stage."""
+        return [[group[0], group[-1]] for group in self.pipeline_groups()] if self.pipeline > 1 else []
+
+
+@dataclass(frozen=True)
+class Groups:
+    """This rank's process groups; None where it is alone or not a member."""
+
+    data: dist.ProcessGroup | None
+    pipeline: dist.ProcessGroup | None
+    embedding: dist.ProcessGroup | None
+
+    @classmethod
+    def make(cls, grid: Grid, timeout: timedelta) -> Groups:
+        """Makes all groups of the grid; every rank must call it, for each group needs all ranks' consent."""
+
+        def mine(rank_lists: List[List[int]]) -> dist.ProcessGroup | None:
+            own = None
+            for ranks in rank_lists:
+                if len(ranks) > 1:
+                    group = dist.new_group(ranks, timeout=timeout)
+                    if dist.get_rank() in ranks:
+                        own = group
+            return own
+
+        return cls(
+            data=mine(grid.data_groups()),
+            pipeline=mine(grid.pipeline_groups()),
+            embedding=mine(grid.embedding_groups()),
+        )

@@ -1,0 +1,127 @@
+"""The GPT-2 family, cut into pipeline stages.
+
+A stage is [embedding] + transformer layers + [final norm and head]; it may have no layer at all. Parameters
+are named and initialised by their place in the whole model, so every cut gives the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from megatron_ext.plan import ModelConfig, Plan
+
+
+class Embedding(nn.Module):
+    """Token plus position embedding."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.word = nn.Parameter(torch.empty(config.padded_vocab_size, config.hidden))
+        self.position = nn.Parameter(torch.empty(config.sequence_length, config.hidden))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [batch, sequence] -> [batch, sequence, hidden]."""
+        return F.embedding(tokens, self.word) + self.position[: tokens.shape[1]]
+
+
+class TransformerLayer(nn.Module):
+    """Pre-norm attention and MLP, as in GPT-2; no dropout, so that a run does not depend on its layout."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.attention_norm = nn.LayerNorm(config.hidden)
+        self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
+        self.attention_out = nn.Linear(config.hidden, config.hidden)
+        self.mlp_norm = nn.LayerNorm(config.hidden)
+        self.mlp_in = nn.Linear(config.hidden, 4 * config.hidden)
+        self.mlp_out = nn.Linear(4 * config.hidden, config.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, hidden] -> the same."""
+        batch, sequence, hidden = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(batch, sequence, 3, self.heads, hidden // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, sequence, hidden))
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
+
+
+class Head(nn.Module):
+    """Final norm and logits, through the word embedding of the first stage (tied)."""
+
+    def __init__(self, config: ModelConfig, word: Optional[nn.Parameter]) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden)
+        self.word = nn.Parameter(torch.empty(config.padded_vocab_size, config.hidden)) if word is None else word
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, hidden] -> logits [batch, sequence, padded vocabulary]."""
+        return F.linear(self.norm(x), self.word)
+
+
+class Stage(nn.Module):
+    """The part of the model that one pipeline stage holds."""
+
+    def __init__(self, plan: Plan, stage: int) -> None:
+        super().__init__()
+        self.first = stage == 0
+        self.last = stage == plan.pipeline - 1
+        self.embedding = Embedding(plan.model) if self.first else None
+        self.layers = nn.ModuleDict({str(i): TransformerLayer(plan.model) for i in plan.layers_of(stage)})
+        own_word = self.embedding.word if self.embedding is not None else None
+        self.head = Head(plan.model, own_word) if self.last else None
+        self._initialise(plan)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (first stage) or activations in; activations or (last stage) logits out."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers.values():
+            x = layer(x)
+        return x if self.head is None else self.head(x)
+
+    def parameters_by_name(self) -> List[Tuple[str, nn.Parameter]]:
+        """Every parameter once, first to last layer, under its name in the whole model.
+
+        The head's copy of the embedding is called `head.word`; where the stage has the embedding itself, the
+        shared one is `embedding.word`.
+        """
+        return list(self.named_parameters())
+
+    @property
+    def tied_word(self) -> Optional[nn.Parameter]:
+        """The word embedding, where this stage shares it with another one."""
+        if self.first == self.last:
+            return None
+        holder = self.embedding if self.first else self.head
+        return None if holder is None else holder.word  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def _initialise(self, plan: Plan) -> None:
+        """Normal(0, 0.02), the layers' output projections scaled by 1/sqrt(2 layers) (GPT-2, section 2.3)."""
+        scaled = 0.02 / math.sqrt(2 * plan.model.layers)
+        for name, parameter in self.parameters_by_name():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+                continue
+            source = torch.Generator().manual_seed(_seed(plan.train.seed, name))
+            std = scaled if "_out." in name else 0.02
+            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=source))
+
+
+def _seed(seed: int, name: str) -> int:
+    """One random stream per parameter of the whole model; both copies of the tied embedding share one."""
+    whole = "embedding.word" if name == "head.word" else name
+    return (seed << 32) | zlib.crc32(whole.encode())
+
+
+def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy in fp32. logits [batch, sequence, vocabulary], labels [batch, sequence]."""
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())

@@ -1,0 +1,139 @@
+"""`plan.json`, typed: all that a rank is told (docs/formats.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Type, TypeVar
+
+from megatron_ext.errors import EngineError
+
+VERSION = 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A GPT-2 family model."""
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence_length: int
+    vocab_size: int
+    padded_vocab_size: int
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Optimizer, schedule and logging."""
+
+    iterations: int
+    seed: int
+    lr: float
+    min_lr: float
+    lr_warmup_iterations: int
+    lr_decay_iterations: int
+    weight_decay: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
+    clip_grad: float
+    log_interval: int
+    checkpoint: bool
+    comm_timeout_s: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the run; `ranks` are those that run there."""
+
+    name: str
+    group: str
+    gpu: str
+    ranks: List[int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands: on which node, and in which stage, replica and tensor slice."""
+
+    rank: int
+    node: int
+    local_rank: int
+    stage: int
+    dp: int
+    tp: int
+
+    def __str__(self) -> str:
+        return "rank {} (stage {}, dp {}, tp {})".format(self.rank, self.stage, self.dp, self.tp)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run. `folder` is where its plan.json lies: the run folder."""
+
+    folder: Path
+    run: str
+    tensor: int
+    data: int
+    pipeline: int
+    partition: List[int]
+    schedule: str
+    micro_batch_size: int
+    global_batch_size: int
+    master_port: Optional[int]
+    nodes: List[Node]
+    ranks: List[Place]
+    model: ModelConfig
+    train: TrainConfig
+    data_prefix: str
+    data_split: List[float]
+    timeline: bool
+    device: str
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """Reads plan.json.
+
+        Raises:
+            EngineError: the file is not a plan that this engine understands.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise EngineError("{}: cannot be read as a plan: {}".format(path, error)) from error
+        if content.pop("version", None) != VERSION:
+            raise EngineError("{}: not a plan of version {}".format(path, VERSION))
+        content["nodes"] = [_typed(Node, node, path) for node in content["nodes"]]
+        content["ranks"] = [_typed(Place, place, path) for place in content["ranks"]]
+        content["model"] = _typed(ModelConfig, content["model"], path)
+        content["train"] = _typed(TrainConfig, content["train"], path)
+        return _typed(cls, dict(content, folder=path.absolute().parent), path)
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor * self.data * self.pipeline
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one replica in one iteration."""
+        return self.global_batch_size // (self.data * self.micro_batch_size)
+
+    def layers_of(self, stage: int) -> range:
+        """Global numbers of the transformer layers of `stage`."""
+        first = sum(self.partition[:stage])
+        return range(first, first + self.partition[stage])
+
+
+def _typed(kind: Type[T], values: Dict[str, Any], path: Path) -> T:
+    wanted = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if wanted != set(values):
+        raise EngineError(
+            "{}: {} needs the keys {}, missing {}, unknown {}".format(
+                path, kind.__name__, sorted(wanted), sorted(wanted - set(values)), sorted(set(values) - wanted)
+            )
+        )
+    return kind(**values)
