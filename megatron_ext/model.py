@@ -50,7 +50,8 @@ class TransformerLayer(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, sequence, hidden))
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
+        mlp: Tensor = self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
+        return x + mlp
 
 
 class Head(nn.Module):
@@ -101,7 +102,7 @@ class Stage(nn.Module):
         if self.first == self.last:
             return None
         holder = self.embedding if self.first else self.head
-        return None if holder is None else holder.word  # type: ignore[return-value]
+        return None if holder is None else holder.word
 
     @torch.no_grad()
     def _initialise(self, plan: Plan) -> None:
@@ -119,7 +120,7 @@ class Stage(nn.Module):
 def _seed(seed: int, name: str) -> int:
     """One random stream per parameter of the whole model; both copies of the tied embedding share one."""
     whole = "embedding.word" if name == "head.word" else name
-    return (seed << 32) | zlib.crc32(whole.encode())
+    return (seed % 2**31 << 32) | zlib.crc32(whole.encode())
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class Place:
     tp: int
 
     def __str__(self) -> str:
-        return "rank {} (stage {}, dp {}, tp {})".format(self.rank, self.stage, self.dp, self.tp)
+        return f"rank {self.rank} (stage {self.stage}, dp {self.dp}, tp {self.tp})"
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class Plan:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise EngineError("{}: cannot be read as a plan: {}".format(path, error)) from error
+            raise EngineError(f"{path}: cannot be read as a plan: {error}") from error
         if content.pop("version", None) != VERSION:
-            raise EngineError("{}: not a plan of version {}".format(path, VERSION))
+            raise EngineError(f"{path}: not a plan of version {VERSION}")
         content["nodes"] = [_typed(Node, node, path) for node in content["nodes"]]
         content["ranks"] = [_typed(Place, place, path) for place in content["ranks"]]
         content["model"] = _typed(ModelConfig, content["model"], path)
@@ -132,8 +132,6 @@ def _typed(kind: Type[T], values: Dict[str, Any], path: Path) -> T:
     wanted = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if wanted != set(values):
         raise EngineError(
-            "{}: {} needs the keys {}, missing {}, unknown {}".format(
-                path, kind.__name__, sorted(wanted), sorted(wanted - set(values)), sorted(set(values) - wanted)
-            )
+            f"{path}: {kind.__name__} needs the keys {sorted(wanted)}, missing {sorted(wanted - set(values))}, unknown {sorted(set(values) - wanted)}"
         )
     return kind(**values)

@@ -29,7 +29,7 @@ class Action(NamedTuple):
 def actions(schedule: str, stage: int, stages: int, micro_batches: int) -> List[Action]:
     """The actions of one iteration on `stage`, in the order in which the rank takes them."""
     if schedule != "one_f_one_b":
-        raise EngineError("schedule={!r} is not known; known: one_f_one_b".format(schedule))
+        raise EngineError(f"schedule={schedule!r} is not known; known: one_f_one_b")
     return one_f_one_b(stage, stages, micro_batches)
 
 

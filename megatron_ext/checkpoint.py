@@ -1,0 +1,93 @@
+"""Checkpoints: one file per part of the model, so that any partition can read them (docs/formats.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Dict
+
+import torch
+from torch import Tensor
+
+from megatron_ext.comm import barrier
+from megatron_ext.engine import Engine
+from megatron_ext.errors import EngineError
+from megatron_ext.plan import Place, Plan
+
+Parts = Dict[str, Dict[str, Dict[str, Tensor]]]
+
+
+def parts(engine: Engine) -> Parts:
+    """{part: {"weights" | "adam_m" | "adam_v": {parameter: tensor}}} of this rank's stage.
+
+    The head's copy of the tied embedding is left out: the first stage has it.
+    """
+    flat = engine.flat
+    state = engine.optimizer.adam.state.get(flat.weight, {})
+    kinds = {
+        "weights": flat.weight.data,
+        "adam_m": state.get("exp_avg", torch.zeros_like(flat.weight.data)),
+        "adam_v": state.get("exp_avg_sq", torch.zeros_like(flat.weight.data)),
+    }
+    found: Parts = {}
+    for kind, tensor in kinds.items():
+        for name, view in flat.views(tensor):
+            if name == "head.word":
+                continue
+            part, parameter = _place(name)
+            found.setdefault(part, {}).setdefault(kind, {})[parameter] = view.detach().cpu().clone()
+    return found
+
+
+def save(folder: Path, iteration: int, plan: Plan, place: Place, engine: Engine) -> Path:
+    """Writes `iter_<iteration>` below `folder`; all ranks call it together. It appears only when complete.
+
+    Raises:
+        EngineError: this rank could not write its part.
+    """
+    final = folder / f"iter_{iteration:07d}"
+    partial = folder / f".{final.name}.partial"
+    try:
+        if place.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        barrier("starting the checkpoint")
+        if place.dp == 0:
+            for part, content in parts(engine).items():
+                _write(partial / f"{part}.pt", content)
+        barrier("writing the checkpoint")
+        if place.rank == 0:
+            meta = {
+                "version": 1,
+                "iteration": iteration,
+                "consumed_samples": iteration * plan.global_batch_size,
+                "model": asdict(plan.model),
+            }
+            (partial / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+            partial.rename(final)
+            pointer = folder / ".latest.partial"
+            pointer.write_text(final.name + "\n", encoding="utf-8")
+            pointer.replace(folder / "latest")
+    except OSError as error:
+        raise EngineError(f"checkpoint {final}: cannot be written: {error}") from error
+    barrier("ending the checkpoint")
+    return final
+
+
+def _place(name: str) -> "tuple[str, str]":
+    """The file and the name within it of a parameter."""
+    if name.startswith("layers."):
+        _, number, parameter = name.split(".", 2)
+        return f"layer-{int(number):05d}", parameter
+    part, parameter = name.split(".", 1)
+    return part, parameter
+
+
+def _write(path: Path, content: Dict[str, Dict[str, Tensor]]) -> None:
+    with path.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())

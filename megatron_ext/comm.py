@@ -1,0 +1,99 @@
+"""Messages between ranks: stage to stage, and the all-reduces. A lost rank is told by name.
+
+gloo sends are rendezvous (the receiver must have posted its receive), so receives are posted before they
+are needed and sends are waited for late.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Iterator, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_ext.errors import PeerLost
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Turns a failure of the communication library into `PeerLost`, which says what was under way."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise PeerLost(f"{what} failed: {reason}") from error
+
+
+class Inbox:
+    """Receives a known number of equal-shaped tensors from one rank, always one ahead."""
+
+    def __init__(self, peer: int, shape: Tuple[int, ...], device: torch.device, what: str) -> None:
+        self._peer = peer
+        self._shape = shape
+        self._device = device
+        self._what = f"{what} from rank {peer}"
+        self._left = 0
+        self._posted: Optional[Tuple[Tensor, dist.Work]] = None
+
+    def expect(self, count: int) -> None:
+        """Announces `count` more messages and posts the first receive."""
+        self._left += count
+        self._post()
+
+    def take(self) -> Tensor:
+        """Waits for the next message; the one after it is posted before this returns."""
+        assert self._posted is not None, "take() without a message announced by expect()"
+        tensor, work = self._posted
+        with told(self._what):
+            work.wait()
+        self._posted = None
+        self._post()
+        return tensor
+
+    def _post(self) -> None:
+        if self._left and self._posted is None:
+            tensor = torch.empty(self._shape, device=self._device)
+            with told(self._what):
+                work = dist.irecv(tensor, self._peer)
+            assert work is not None
+            self._posted = (tensor, work)
+            self._left -= 1
+
+
+class Outbox:
+    """Sends to one rank without waiting; keeps the tensors alive until `flush`."""
+
+    def __init__(self, peer: int, what: str) -> None:
+        self._peer = peer
+        self._what = f"{what} to rank {peer}"
+        self._pending: List[Tuple[Tensor, dist.Work]] = []
+
+    def put(self, tensor: Tensor) -> None:
+        """Starts sending."""
+        tensor = tensor.contiguous()
+        with told(self._what):
+            work = dist.isend(tensor, self._peer)
+        assert work is not None
+        self._pending.append((tensor, work))
+
+    def flush(self) -> None:
+        """Waits until all was received."""
+        with told(self._what):
+            for _, work in self._pending:
+                work.wait()
+        self._pending.clear()
+
+
+def all_reduce(tensor: Tensor, group: Optional[dist.ProcessGroup], what: str) -> None:
+    """Sums `tensor` over a group, in place; a rank without a group is alone."""
+    if group is not None:
+        with told(what):
+            dist.all_reduce(tensor, group=group)
+
+
+def barrier(what: str) -> None:
+    """Waits for all ranks."""
+    with told(what):
+        dist.barrier()

@@ -1,0 +1,100 @@
+"""Records what a rank does and when, at a cost that does not show (docs/formats.md, events).
+
+A record is packed into a buffer in memory; `flush` appends the buffer to the rank's file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Iterator, Optional
+
+from megatron_ext.plan import Place, Plan
+
+MAGIC = b"TDPPEVT1"
+RECORD = struct.Struct("<HHIiiqq")
+NAMES = (
+    "clock",
+    "forward-compute",
+    "backward-compute",
+    "forward-send",
+    "forward-recv",
+    "backward-send",
+    "backward-recv",
+    "grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "optimizer",
+    "optimizer-clip-main-grad",
+    "batch-generator",
+    "loss-compute",
+)
+_INDEX = {name: index for index, name in enumerate(NAMES)}
+_LARGEST_UNCERTAINTY_NS = 2**31 - 1
+
+
+class Recorder:
+    """Appends fixed-size records to the event file of one rank; with no file it records nothing."""
+
+    def __init__(self, file: Optional[BinaryIO]) -> None:
+        self._file = file
+        self._buffer = bytearray()
+        self.iteration = 0
+        """Iteration that the next records belong to, from 1."""
+
+    @classmethod
+    def open(cls, path: Path, plan: Plan, place: Place) -> Recorder:
+        """Starts the event file of a rank."""
+        header = json.dumps(
+            {
+                "version": 1,
+                "rank": place.rank,
+                "stage": place.stage,
+                "dp": place.dp,
+                "tp": place.tp,
+                "node": plan.nodes[place.node].name,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "names": NAMES,
+                "monotonic_ns": time.monotonic_ns(),
+                "unix_ns": time.time_ns(),
+            }
+        ).encode()
+        file = path.open("wb")
+        file.write(MAGIC + struct.pack("<I", len(header)) + header)
+        file.flush()
+        return cls(file)
+
+    def record(self, name: str, start_ns: int, end_ns: int, micro_batch: int = -1, peer: int = -1) -> None:
+        """Notes one event; times are `time.monotonic_ns`."""
+        if self._file is not None:
+            self._buffer += RECORD.pack(_INDEX[name], 0, self.iteration, micro_batch, peer, start_ns, end_ns)
+
+    @contextmanager
+    def span(self, name: str, micro_batch: int = -1, peer: int = -1) -> Iterator[None]:
+        """Records the time that its block takes, if the block ends well."""
+        start = time.monotonic_ns()
+        yield
+        self.record(name, start, time.monotonic_ns(), micro_batch, peer)
+
+    def clock(self, own_ns: int, rank0_ns: int, uncertainty_ns: int) -> None:
+        """Notes that two clocks showed these times at one moment, give or take the uncertainty."""
+        self.record("clock", own_ns, rank0_ns, peer=min(uncertainty_ns, _LARGEST_UNCERTAINTY_NS))
+
+    def flush(self) -> None:
+        """Hands the records so far to the operating system."""
+        if self._file is not None and self._buffer:
+            self._file.write(self._buffer)
+            self._file.flush()
+            self._buffer.clear()
+
+    def close(self) -> None:
+        """Flushes and ends the file."""
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None

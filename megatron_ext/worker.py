@@ -1,0 +1,249 @@
+"""python -m megatron_ext.worker PLAN.json NODE_RANK: runs the ranks of one node until they end.
+
+torch is imported once and the ranks are forked from it, which makes 32 of them ready in seconds. This parent
+holds the store where all ranks meet (on node 0), watches its ranks, and when one fails ends the others. It
+ends with 0 when all its ranks did, 1 when one failed, 143 when it was told to stop (SIGTERM or SIGINT).
+No rank outlives it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, Dict, Iterator, List, Optional
+
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from megatron_ext.errors import EngineError, PeerLost
+from megatron_ext.plan import Place, Plan
+from megatron_ext.train import train
+
+MEETING_TIMEOUT_S = 300
+"""How long nodes wait for node 0 to publish where the ranks meet."""
+GRACE_S = 3.0
+"""Seconds between asking ranks to end and killing them."""
+_PR_SET_PDEATHSIG = 1
+
+
+class Stopped(Exception):
+    """This process was told to stop."""
+
+
+def main(argv: List[str]) -> int:
+    """Runs the node's ranks; the exit code as in the module's docstring."""
+    plan_path, node_rank = Path(argv[0]), int(argv[1])
+    try:
+        plan = Plan.read(plan_path)
+        _die_with_parent(signal.SIGTERM)
+        return _run_node(plan, node_rank)
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _run_node(plan: Plan, node_rank: int) -> int:
+    def stop(signum: int, _: Optional[FrameType]) -> None:
+        raise Stopped(signal.Signals(signum).name)
+
+    ranks = Ranks(plan, node_rank)
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    try:
+        with _blocked():
+            ranks.start()
+        store = _open_store(plan) if node_rank == 0 else None
+        code = ranks.wait()
+        del store
+    except Stopped:
+        code = 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ranks.end()
+    return code
+
+
+class Ranks:
+    """The ranks of one node: their processes, and the files that tell of them."""
+
+    def __init__(self, plan: Plan, node_rank: int) -> None:
+        self._plan = plan
+        self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
+        self._path = plan.folder / "nodes" / f"{plan.nodes[node_rank].name}.ranks.json"
+        self._state: Dict[int, Dict[str, Any]] = {}
+        """By pid: what nodes/<node>.ranks.json says of it."""
+
+    def start(self) -> None:
+        """Forks every rank."""
+        parent = os.getpid()
+        for place in self._places:
+            pid = os.fork()
+            if pid == 0:
+                os._exit(_rank_main(self._plan, place, parent))
+            self._state[pid] = {"rank": place.rank, "pid": pid, "exit_code": None, "ended_unix": None}
+        self._publish()
+
+    def wait(self) -> int:
+        """Waits until all ranks ended well (0) or one failed (1)."""
+        while self._alive():
+            if self._reap(block=True):
+                return 1
+        return 0
+
+    def end(self) -> None:
+        """Ends the ranks that still live, and waits until they are gone.
+
+        Those that died by themselves are looked at first, so that a rank's own death is not taken for our doing.
+        """
+        self._reap(block=False)
+        for step in (signal.SIGTERM, signal.SIGKILL):
+            for pid in self._alive():
+                os.kill(pid, step)
+            until = time.monotonic() + GRACE_S
+            while self._alive() and (time.monotonic() < until or step is signal.SIGKILL):
+                self._reap(block=False, ours=step)
+                time.sleep(0.01)
+
+    def _alive(self) -> List[int]:
+        return [pid for pid, state in self._state.items() if state["exit_code"] is None]
+
+    def _reap(self, block: bool, ours: Optional[signal.Signals] = None) -> bool:
+        """Notes ranks that ended; waits for one if `block`. True if one failed other than by our signal `ours`."""
+        failed = False
+        while self._alive():
+            pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
+            if pid == 0:
+                break
+            block = False
+            code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            self._state[pid].update(exit_code=code, ended_unix=time.time())
+            if code < 0 and ours is None:
+                _report_killed(self._plan, self._plan.ranks[self._state[pid]["rank"]], -code)
+            failed = failed or (code != 0 and ours is None)
+            self._publish()
+        return failed
+
+    def _publish(self) -> None:
+        _write_json(self._path, sorted(self._state.values(), key=lambda state: state["rank"]))
+
+
+def _rank_main(plan: Plan, place: Place, parent: int) -> int:
+    """A forked rank, from its first line to its exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the launcher's to handle
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    _die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1
+    try:
+        train(plan, place, _join_store(plan))
+    except EngineError as error:
+        _report(plan, place, error, symptom=isinstance(error, PeerLost))
+        print(f"[{place}] error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except BaseException as error:  # noqa: BLE001  (told in full, and the exit code says it)
+        _report(plan, place, error, symptom=False)
+        print(f"[{place}] {traceback.format_exc()}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        sys.stdout.flush()
+    return 0
+
+
+def _open_store(plan: Plan) -> TCPStore:
+    """Listens on the wanted port, or a free one, and publishes where (master.json)."""
+    host = "127.0.0.1" if len(plan.nodes) == 1 else socket.gethostname()
+    try:
+        store = TCPStore(
+            host, plan.master_port or 0, None, True, timedelta(seconds=MEETING_TIMEOUT_S), wait_for_workers=False
+        )
+    except RuntimeError as error:
+        raise EngineError(
+            f"executor.master_port={plan.master_port}: cannot listen there on {host}: {str(error).splitlines()[0]}; choose another port, or null for a free one"
+        ) from error
+    _write_json(plan.folder / "master.json", {"host": host, "port": store.port})
+    return store
+
+
+def _join_store(plan: Plan) -> Store:
+    """Waits until node 0 has published the store, and connects."""
+    path = plan.folder / "master.json"
+    until = time.monotonic() + MEETING_TIMEOUT_S
+    while not path.exists():
+        if time.monotonic() > until:
+            raise PeerLost(f"node 0 did not publish its address ({path}) within {MEETING_TIMEOUT_S} s")
+        time.sleep(0.02)
+    address = json.loads(path.read_text(encoding="utf-8"))
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address["host"], str(address["port"])
+    if address["host"] == "127.0.0.1":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    timeout = timedelta(seconds=MEETING_TIMEOUT_S)
+    return TCPStore(address["host"], address["port"], None, False, timeout)
+
+
+def _report(plan: Plan, place: Place, error: BaseException, symptom: bool) -> None:
+    _report_as(plan, place, type(error).__name__, str(error), traceback.format_exc(), symptom)
+
+
+def _report_killed(plan: Plan, place: Place, signum: int) -> None:
+    name = signal.Signals(signum).name
+    hint = ": by somebody, or by the kernel because memory ran out" if signum == signal.SIGKILL else ""
+    message = f"killed by {name}{hint}"
+    print(f"[{place}] error: {message}", file=sys.stderr, flush=True)
+    _report_as(plan, place, "Killed", message, "", symptom=False)
+
+
+def _report_as(plan: Plan, place: Place, kind: str, message: str, trace: str, symptom: bool) -> None:
+    content = {
+        "rank": place.rank,
+        "stage": place.stage,
+        "dp": place.dp,
+        "tp": place.tp,
+        "node": plan.nodes[place.node].name,
+        "unix": time.time(),
+        "type": kind,
+        "message": message,
+        "traceback": trace,
+        "symptom": symptom,
+    }
+    _write_json(plan.folder / "errors" / f"rank-{place.rank:05d}.json", content)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    """Atomically: a reader finds the old content or the new."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def _blocked() -> Iterator[None]:
+    """Holds back signals to stop, so that none falls between a fork and its entry in the list of ranks."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+
+
+def _die_with_parent(signum: signal.Signals) -> None:
+    """Asks the kernel to send this process a signal when its parent ends, however it ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
