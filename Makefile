@@ -1,0 +1,35 @@
+# make demo: train a small GPT over four ranks on this machine and write its report
+# make test: everything the project promises; make lint: style and types
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint browser clean
+
+demo: .venv/train.installed
+	$(BIN)/tdpp data prepare --source stdlib --output data/stdlib
+	$(BIN)/tdpp launch experiment=demo
+	@echo "The report of this run:"
+	@$(BIN)/tdpp report
+
+test: .venv/dev.installed browser
+	$(BIN)/pytest
+
+lint: .venv/dev.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The pages are tested in a real browser. Without root it must be there already; the tests say what they skip.
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	  && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
+	  || echo "no chromium: the browser tests are skipped; to run them, install Debian's package chromium" >&2
+
+.venv/%.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
