@@ -29,14 +29,11 @@ def to_experiment(cfg: DictConfig) -> Experiment:
     try:
         return cast(Experiment, OmegaConf.to_object(cfg))
     except MissingMandatoryValue as error:
-        raise ConfigError(
-            f"{error.full_key} has no value: give it as {error.full_key}=…, or choose a file of the group that sets it"
-        ) from error
+        key = error.full_key
+        raise ConfigError(f"{key} has no value: give {key}=…, or choose a file that sets it") from error
     except InterpolationResolutionError as error:
-        raise ConfigError(
-            f"{error.full_key} refers to another key and cannot be resolved: {str(error).splitlines()[0]}; give it as "
-            f"{error.full_key}=…"
-        ) from error
+        key, cause = error.full_key, str(error).splitlines()[0]
+        raise ConfigError(f"{key} cannot be resolved: {cause}; give {key}=…") from error
 
 
 def compose(overrides: Sequence[str] = (), config_name: str = "config") -> Experiment:

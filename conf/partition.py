@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from conf.errors import ConfigError
 
@@ -21,7 +22,7 @@ class Partition:
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        if not re.fullmatch(r"\d+(-\d+)*", text):
+        if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})*", text):
             raise ConfigError(
                 f"parallel.partition={text!r} is not a partition: write the transformer layers of each "
                 "stage joined by dashes, such as 0-11-8-8-8-8-5-0"
@@ -35,15 +36,18 @@ class Partition:
         return cls(tuple(share + (stage < rest) for stage in range(stages)))
 
     def fitted(self, layers: int) -> Partition:
-        """The nearest partition with the same number of stages and `layers` layers in all.
+        """The nearest partition with as many stages and `layers` layers in all.
 
-        Missing layers go, one at a time, to the smallest stage; surplus ones leave the largest.
+        Largest remainders: every stage gets its share of `layers` rounded down, and those with the largest
+        fractions one more. So no stage moves away from the others, and one without layers stays so.
         """
-        parts = list(self.layers)
-        while sum(parts) < layers:
-            parts[parts.index(min(parts))] += 1
-        while sum(parts) > layers:
-            parts[parts.index(max(parts))] -= 1
+        total = sum(self.layers)
+        if total == 0:
+            return Partition.even(layers, len(self.layers))
+        parts = [part * layers // total for part in self.layers]
+        by_fraction = sorted(range(len(parts)), key=lambda i: self.layers[i] * layers % total, reverse=True)
+        for stage in by_fraction[: layers - sum(parts)]:
+            parts[stage] += 1
         return Partition(tuple(parts))
 
     def __str__(self) -> str:
@@ -63,7 +67,7 @@ class NodeOrder:
     def parse(cls, text: str) -> NodeOrder:
         groups: list[str] = []
         for item in text.split("+"):
-            match = re.fullmatch(r"\s*([\w.-]+?)\s*(?:\*\s*([1-9]\d*))?\s*", item)
+            match = re.fullmatch(r"\s*([\w.-]+?)\s*(?:\*\s*([1-9][0-9]{0,5}))?\s*", item)
             if match is None:
                 raise ConfigError(
                     f"parallel.node_order={text!r} is not a node order: {item!r} is neither a group name nor "
@@ -76,3 +80,7 @@ class NodeOrder:
     def of(cls, counts: Mapping[str, int]) -> NodeOrder:
         """Every node, group after group, in the order of the mapping."""
         return cls(tuple(name for name, count in counts.items() for _ in range(count)))
+
+    def __str__(self) -> str:
+        runs = ((name, sum(1 for _ in nodes)) for name, nodes in groupby(self.groups))
+        return "+".join(name if count == 1 else f"{name}*{count}" for name, count in runs)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
+from conf.partition import Partition
 
 if TYPE_CHECKING:
-    from conf.schema import Cluster, Experiment, Parallel, Train
+    from conf.schema import Cluster, Container, Experiment, Parallel, Train
 
 
 def at_least(key: str, value: int, least: int) -> None:
@@ -25,10 +27,22 @@ def between(key: str, value: int, low: int, high: int) -> None:
         raise ConfigError(f"{key}={value} must be between {low} and {high}")
 
 
+def positive(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{key}={value} must be a number above 0")
+
+
+def not_negative(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{key}={value} must be a number, 0 or above")
+
+
 def divides(key: str, value: int, whole_key: str, whole: int) -> None:
     if whole % value:
         near = ", ".join(map(str, nearest_divisors(whole, value)))
-        raise ConfigError(f"{whole_key}={whole} is not divisible by {key}={value}; nearest that divide: {near}")
+        raise ConfigError(
+            f"{whole_key}={whole} is not divisible by {key}={value}; nearest {key} that divide it: {near}"
+        )
 
 
 def nearest_divisors(whole: int, value: int) -> list[int]:
@@ -39,22 +53,41 @@ def nearest_divisors(whole: int, value: int) -> list[int]:
     return below + above
 
 
-def known_gpus(cluster: Cluster) -> None:
+def gpus(cluster: Cluster) -> None:
+    for name, gpu in cluster.gpus.items():
+        for key in ("memory_gib", "fp32_tflops", "fp16_tflops", "bf16_tflops", "memory_gb_per_s"):
+            positive(f"cluster.gpus.{name}.{key}", getattr(gpu, key))
+
+
+def node_groups(cluster: Cluster) -> None:
     if not cluster.groups:
-        raise ConfigError(f"cluster {cluster.name!r} has no node groups: give it at least one, cluster.groups.<name>")
+        raise ConfigError(
+            f"cluster.groups of cluster {cluster.name!r} is empty: give it a group, cluster.groups.<name>"
+        )
+    alone = len(cluster.groups) == 1 and all(group.count == 1 for group in cluster.groups.values())
     for name, group in cluster.groups.items():
+        key = f"cluster.groups.{name}"
         if not re.fullmatch(r"[\w.-]+", name):
-            raise ConfigError(f"cluster.groups: {name!r} is not a group name; use letters, digits, '.', '_', '-'")
+            raise ConfigError(f"{key}: {name!r} is not a group name; use letters, digits, '.', '_', '-'")
         if group.gpu not in cluster.gpus:
+            known = ", ".join(cluster.gpus) or "nothing"
+            raise ConfigError(f"{key}.gpu={group.gpu} is not in cluster.gpus, which has: {known}")
+        at_least(f"{key}.count", group.count, 1)
+        if group.gpus_per_node is not None:
+            at_least(f"{key}.gpus_per_node", group.gpus_per_node, 1)
+        elif not alone:
             raise ConfigError(
-                f"cluster.groups.{name}.gpu={group.gpu} is not in cluster.gpus, which has: "
-                f"{', '.join(cluster.gpus) or 'nothing'}"
+                f"{key}.gpus_per_node=null (as many ranks as the plan asks for) needs a cluster of one node; "
+                "give the number of GPUs per node"
             )
-        if group.gpus_per_node is None and (len(cluster.groups) > 1 or group.count > 1):
-            raise ConfigError(
-                f"cluster.groups.{name}.gpus_per_node=null (as many ranks as the plan asks for) needs a cluster "
-                "of one node; give the number of GPUs per node"
-            )
+        for link in ("intra", "inter"):
+            positive(f"{key}.{link}_gbit_per_s", getattr(group, f"{link}_gbit_per_s"))
+            not_negative(f"{key}.{link}_latency_us", getattr(group, f"{link}_latency_us"))
+        for limit in ("cpus_per_task", "time_min"):
+            if (value := getattr(group, limit)) is not None:
+                at_least(f"{key}.{limit}", value, 1)
+        if group.price_per_hour is not None:
+            not_negative(f"{key}.price_per_hour", group.price_per_hour)
 
 
 def batch_divides(parallel: Parallel) -> None:
@@ -63,8 +96,9 @@ def batch_divides(parallel: Parallel) -> None:
     if batch % step:
         near = ", ".join(str(n) for n in (batch // step * step, (batch // step + 1) * step) if n)
         raise ConfigError(
-            f"parallel.global_batch_size={batch} is not divisible by parallel.data * parallel.micro_batch_size = "
-            f"{parallel.data} * {parallel.micro_batch_size} = {step}; nearest that are: {near}"
+            f"parallel.global_batch_size={batch} is not divisible by parallel.data * "
+            f"parallel.micro_batch_size = {parallel.data} * {parallel.micro_batch_size} = {step}; "
+            f"nearest that are: {near}"
         )
 
 
@@ -74,51 +108,62 @@ def partition_fits(experiment: Experiment) -> None:
     stages, total = len(partition.layers), sum(partition.layers)
     if stages != parallel.pipeline:
         raise ConfigError(
-            f"parallel.partition={partition} has {stages} stages, but parallel.pipeline={parallel.pipeline}; "
-            f"use parallel.pipeline={stages} or a partition of {parallel.pipeline} numbers"
+            f"parallel.partition={partition} has {stages} stage{'s' * (stages != 1)}, but "
+            f"parallel.pipeline={parallel.pipeline}; use parallel.pipeline={stages}, or a partition such as "
+            f"{Partition.even(layers, parallel.pipeline)}"
         )
     if total != layers:
         raise ConfigError(
-            f"parallel.partition={partition} has {total} layers ({' + '.join(map(str, partition.layers))}), but "
-            f"model.layers={layers}; nearest that fits: {partition.fitted(layers)}"
+            f"parallel.partition={partition} has {' + '.join(map(str, partition.layers))} = {total} layers, "
+            f"but model.layers={layers}; nearest that fits: {partition.fitted(layers)}"
         )
 
 
 def nodes_exist(experiment: Experiment) -> None:
-    order = experiment.node_order.groups
-    groups = experiment.cluster.groups
-    for name in dict.fromkeys(order):
+    order, groups = experiment.node_order, experiment.cluster.groups
+    for name in dict.fromkeys(order.groups):
         if name not in groups:
             raise ConfigError(
-                f"parallel.node_order={experiment.parallel.node_order} names the node group {name!r}, which "
-                f"cluster {experiment.cluster.name!r} has not; it has: {', '.join(groups)}"
+                f"parallel.node_order={order} names the node group {name!r}, which cluster "
+                f"{experiment.cluster.name!r} has not; it has: {', '.join(groups)}"
             )
-        if order.count(name) > groups[name].count:
+        used, count = order.groups.count(name), groups[name].count
+        if used > count:
             raise ConfigError(
-                f"parallel.node_order={experiment.parallel.node_order} uses {order.count(name)} nodes of group "
-                f"{name!r}, but cluster.groups.{name}.count={groups[name].count}"
+                f"parallel.node_order={order} has {used} nodes of group {name!r}, but "
+                f"cluster.groups.{name}.count={count}; use at most {count}"
             )
 
 
 def ranks_fill_nodes(experiment: Experiment) -> None:
     parallel, ranks = experiment.parallel, experiment.ranks_per_node()
-    gpus = sum(ranks)
-    if parallel.world_size == gpus:
+    available = sum(ranks)
+    if parallel.world_size == available:
         return
-    rest = parallel.tensor * parallel.pipeline
-    ways = []
-    if gpus % rest == 0:
-        ways.append(f"parallel.data={gpus // rest}")
-    if gpus % (parallel.tensor * parallel.data) == 0:
-        ways.append(f"parallel.pipeline={gpus // (parallel.tensor * parallel.data)}")
+    ways = [f"parallel.{key}={value}" for key, value in _sizes_that_fill(experiment, available)]
     if len(set(ranks)) == 1 and parallel.world_size % ranks[0] == 0:
-        ways.append(f"{parallel.world_size // ranks[0]} nodes (cluster.groups.<group>.count, parallel.node_order)")
+        ways.append(f"{parallel.world_size // ranks[0]} nodes (cluster.groups.<group>.count)")
     raise ConfigError(
         f"parallel.tensor * parallel.data * parallel.pipeline = {parallel.tensor} * {parallel.data} * "
-        f"{parallel.pipeline} = {parallel.world_size} ranks, but the {len(ranks)} chosen nodes of cluster "
-        f"{experiment.cluster.name!r} have {gpus} GPUs"
-        + (f"; one of these fits: {'; '.join(ways)}" if ways else "; change one of the three sizes")
+        f"{parallel.pipeline} = {parallel.world_size} ranks, but the chosen nodes of cluster "
+        f"{experiment.cluster.name!r}, {experiment.node_order}, have {available} GPUs"
+        + (f"; one of these fits: {'; '.join(ways)}" if ways else "; change these sizes or the node order")
     )
+
+
+def _sizes_that_fill(experiment: Experiment, ranks: int) -> list[tuple[str, int]]:
+    """The changes of one parallel size that give so many ranks and break no other rule."""
+    ways = []
+    for key in ("tensor", "data", "pipeline"):
+        value, rest = divmod(getattr(experiment.parallel, key) * ranks, experiment.parallel.world_size)
+        if rest or not value:
+            continue
+        try:
+            replace(experiment, parallel=replace(experiment.parallel, **{key: value}))
+        except ConfigError:
+            continue
+        ways.append((key, value))
+    return ways
 
 
 def tensor_fits(experiment: Experiment) -> None:
@@ -129,36 +174,58 @@ def tensor_fits(experiment: Experiment) -> None:
         if per_node is not None and per_node % tensor:
             near = ", ".join(map(str, nearest_divisors(per_node, tensor)))
             raise ConfigError(
-                f"parallel.tensor={tensor} does not fit the nodes of group {name!r} with {per_node} GPUs: a tensor-"
-                f"parallel group must lie inside one node; nearest that fit: {near}"
+                f"parallel.tensor={tensor} does not fit cluster.groups.{name}.gpus_per_node={per_node}: a "
+                f"tensor-parallel group lies inside one node; nearest that fit: {near}"
             )
 
 
+def container_image(container: Container) -> None:
+    if container.kind != "none" and not container.image:
+        raise ConfigError(
+            f"container.kind={container.kind} needs container.image, such as nvcr.io/nvidia/pytorch:23.04-py3"
+        )
+
+
 def learning_rate(train: Train) -> None:
-    decay = train.iterations if train.lr_decay_iterations is None else train.lr_decay_iterations
+    positive("train.lr", train.lr)
     if not 0 <= train.min_lr <= train.lr:
         raise ConfigError(f"train.min_lr={train.min_lr} must be between 0 and train.lr={train.lr}")
+    key = "iterations" if train.lr_decay_iterations is None else "lr_decay_iterations"
+    decay = getattr(train, key)
     if not 0 <= train.lr_warmup_iterations < decay:
         raise ConfigError(
             f"train.lr_warmup_iterations={train.lr_warmup_iterations} must be at least 0 and less than "
-            f"train.lr_decay_iterations={decay}"
+            f"train.{key}={decay}"
         )
-    if not (math.isfinite(train.clip_grad) and train.clip_grad >= 0):
-        raise ConfigError(f"train.clip_grad={train.clip_grad} must be 0 (no clipping) or a positive norm")
+
+
+def optimizer(train: Train) -> None:
+    for key in ("adam_beta1", "adam_beta2"):
+        if not 0 <= (beta := getattr(train, key)) < 1:
+            raise ConfigError(f"train.{key}={beta} must be at least 0 and less than 1")
+    positive("train.adam_eps", train.adam_eps)
+    not_negative("train.weight_decay", train.weight_decay)
+    not_negative("train.clip_grad", train.clip_grad)
 
 
 def split(text: str) -> None:
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) != 3 or not all(re.fullmatch(r"\d+(\.\d+)?", part) for part in parts) or not float(parts[0]):
+    weight = r"\s*[0-9]+(\.[0-9]+)?\s*"
+    if not re.fullmatch(f"{weight},{weight},{weight}", text) or not float(text.split(",")[0]):
         raise ConfigError(
-            f"data.split={text!r} must be three weights for training, validation and test, the first above 0, "
-            "such as '969,30,1'"
+            f"data.split={text!r} must be three weights for training, validation and test, the first above "
+            "0, such as '969,30,1'"
         )
 
 
 def run_name(name: str) -> None:
-    if not name or name.startswith((".", "-")) or "/" in name or "\0" in name or name in ("by_job", "sweeps"):
+    if (
+        not name.isprintable()
+        or not name.strip()
+        or name.startswith((".", "-"))
+        or "/" in name
+        or name in ("by_job", "sweeps")
+    ):
         raise ConfigError(
-            f"name={name!r} cannot name a run folder: it must not be empty, start with '.' or '-', hold '/', or be "
-            "'by_job' or 'sweeps'"
+            f"name={name!r} cannot name a run folder: it must not be empty, start with '.' or '-', hold '/' "
+            "or control characters, or be 'by_job' or 'sweeps'"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Dict, List, Optional, TypeVar, dataclass_transform  # noqa: UP035  (OmegaConf reads these)
+from typing import TypeVar, dataclass_transform
 
 from omegaconf import MISSING
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 def config(cls: type[T]) -> type[T]:
     """A frozen, keyword-only dataclass that Hydra may still compose.
 
-    OmegaConf makes every node of a frozen class read-only before the YAML files and overrides are merged into
-    it, so nothing can be set (hydra issue 724). It looks at the flag, Python at the methods: clearing the flag
-    lets Hydra compose, and the objects stay frozen.
+    OmegaConf makes every node of a frozen class read-only before the YAML files and overrides are merged
+    into it, so nothing can be set (hydra issue 724). It looks at the flag, Python at the methods: clearing
+    the flag lets Hydra compose, and the objects stay frozen.
     """
     frozen = dataclass(kw_only=True, frozen=True)(cls)
     frozen.__dataclass_params__.frozen = False  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ class Gpu:
     fp16_tflops: float = MISSING
     bf16_tflops: float = MISSING
     memory_gb_per_s: float = MISSING
-    profile: Optional[str] = None
+    profile: str | None = None
     """Name of the layer-cost profile that was measured on it, if there is one."""
 
 
@@ -70,17 +70,17 @@ class NodeGroup:
     """Nodes of one kind."""
 
     count: int = 1
-    gpus_per_node: Optional[int] = None
+    gpus_per_node: int | None = None
     """Ranks a node runs. null, for a cluster of one node: as many as the plan asks for."""
     gpu: str = MISSING
     """A key of `cluster.gpus`."""
-    partition: Optional[str] = None
-    gres: Optional[str] = None
-    cpus_per_task: Optional[int] = None
-    account: Optional[str] = None
-    qos: Optional[str] = None
-    constraint: Optional[str] = None
-    time_min: Optional[int] = None
+    partition: str | None = None
+    gres: str | None = None
+    cpus_per_task: int | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    time_min: int | None = None
     """Slurm time limit, minutes; null leaves the partition's own."""
     intra_gbit_per_s: float = MISSING
     """Between two GPUs of a node."""
@@ -88,27 +88,23 @@ class NodeGroup:
     inter_gbit_per_s: float = MISSING
     """Out of a node, shared by its ranks."""
     inter_latency_us: float = MISSING
-    price_per_hour: Optional[float] = None
+    price_per_hour: float | None = None
     """Of one node, US dollars."""
-
-    def __post_init__(self) -> None:
-        rules.at_least("cluster.groups.<group>.count", self.count, 1)
-        if self.gpus_per_node is not None:
-            rules.at_least("cluster.groups.<group>.gpus_per_node", self.gpus_per_node, 1)
 
 
 @config
 class Cluster:
     name: str = MISSING
-    gpus: Dict[str, Gpu] = field(default_factory=dict)  # noqa: UP006
-    groups: Dict[str, NodeGroup] = field(default_factory=dict)  # noqa: UP006
-    environment: Dict[str, str] = field(default_factory=dict)  # noqa: UP006
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    groups: dict[str, NodeGroup] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     """Given to every rank, for example NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME."""
     scratch: str = "/tmp"
     """A folder on each node's own disk."""
 
     def __post_init__(self) -> None:
-        rules.known_gpus(self)
+        rules.gpus(self)
+        rules.node_groups(self)
 
 
 @config
@@ -148,12 +144,12 @@ class Parallel:
     tensor: int = 1
     data: int = 1
     pipeline: int = 1
-    partition: Optional[str] = None
+    partition: str | None = None
     """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible."""
     micro_batch_size: int = 1
     global_batch_size: int = MISSING
     schedule: Schedule = Schedule.one_f_one_b
-    node_order: Optional[str] = None
+    node_order: str | None = None
     """Node groups by node rank, such as hgx+gpu2*7; null: all nodes, in the cluster's order."""
 
     def __post_init__(self) -> None:
@@ -174,10 +170,13 @@ class Parallel:
 @config
 class Container:
     kind: ContainerKind = ContainerKind.none
-    image: Optional[str] = None
-    mounts: List[str] = field(default_factory=list)  # noqa: UP006
+    image: str | None = None
+    mounts: list[str] = field(default_factory=list)
     reload: bool = False
     """Create the container anew although the node has one."""
+
+    def __post_init__(self) -> None:
+        rules.container_image(self)
 
 
 @config
@@ -186,7 +185,7 @@ class Executor:
     het: Het = Het.jobs
     wait: bool = True
     """Local only: follow the run until it ends. false returns as soon as it was started."""
-    master_port: Optional[int] = None
+    master_port: int | None = None
     """null: a free port, which rank 0's node chooses and publishes."""
     time_min: int = 60 * 24
     """Local only: minutes after which the run is ended."""
@@ -204,7 +203,7 @@ class Train:
     lr: float = 1.5e-4
     min_lr: float = 1.0e-5
     lr_warmup_iterations: int = 0
-    lr_decay_iterations: Optional[int] = None
+    lr_decay_iterations: int | None = None
     """Length of warm-up and cosine together; null: all iterations."""
     weight_decay: float = 0.01
     adam_beta1: float = 0.9
@@ -222,6 +221,7 @@ class Train:
         for key in ("iterations", "log_interval", "comm_timeout_s"):
             rules.at_least(f"train.{key}", getattr(self, key), 1)
         rules.learning_rate(self)
+        rules.optimizer(self)
 
 
 @config
@@ -239,6 +239,8 @@ class Data:
 class Profile:
     timeline: bool = True
     """Record when each rank does what (events/rank-*.bin)."""
+    nsys: bool = False
+    """Run the ranks of every node under Nsight Systems, which must be on the node or in its container."""
 
 
 @config
@@ -283,6 +285,5 @@ class Experiment:
         """Ranks of each node, by node rank."""
         groups = [self.cluster.groups[name] for name in self.node_order.groups]
         return tuple(
-            self.parallel.world_size if group.gpus_per_node is None else group.gpus_per_node
-            for group in groups
+            self.parallel.world_size if group.gpus_per_node is None else group.gpus_per_node for group in groups
         )
