@@ -1,0 +1,62 @@
+"""The frame of every page: one file that asks for nothing else, and the pieces that pages share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+"""Content security policy: what stands in the page runs, nothing is fetched or sent."""
+
+
+def static(name: str) -> str:
+    """A file of `reports/static`."""
+    return files("reports").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def page(title: str, body: str, scripts: Sequence[str] = ()) -> str:
+    """A whole page from ready HTML and scripts.
+
+    Args:
+        title: plain text.
+        body: HTML.
+        scripts: JavaScript without `</script`.
+    """
+    code = "".join(f"<script>\n{script}</script>\n" for script in scripts)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{static('page.css')}</style>\n</head>\n"
+        f"<body>\n{body}\n{code}</body>\n</html>\n"
+    )
+
+
+def data(name: str, value: Any) -> str:
+    """A JSON value for scripts to read, safe whatever strings it holds: it has no '<'."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{escape(name)}">{text}</script>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: bool = False) -> str:
+    """A table of plain text."""
+    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    kind = ' class="numeric"' if numeric else ""
+    return f'<div class="scroll"><table{kind}><thead><tr>{heads}</tr></thead><tbody>\n{body}</tbody></table></div>'
+
+
+def bullets(items: Iterable[str]) -> str:
+    """A list of plain text."""
+    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+
+
+def missing(notes: Sequence[str]) -> str:
+    """The box that says what the page could not show; nothing when nothing is missing."""
+    if not notes:
+        return ""
+    return f'<aside class="missing"><h2>Missing from this page</h2>{bullets(notes)}</aside>'

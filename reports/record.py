@@ -1,0 +1,205 @@
+"""What a run folder holds beside events: plan, metrics, configuration, provenance, nodes, errors.
+
+Reading is here; nothing here draws a conclusion. Whatever is not there (yet) becomes a note, for a report is
+also made of runs that are under way or failed. Only `plan.json` is required.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.errors import RunFolderError
+from conf.rundir import RunDir
+from reports.errors import ReportError
+
+
+@dataclass(frozen=True)
+class Rank:
+    rank: int
+    stage: int
+    dp: int
+    tp: int
+    node: str
+
+    @property
+    def label(self) -> str:
+        tensor = f" · tp {self.tp}" if self.tp else ""
+        return f"rank {self.rank} · stage {self.stage} · dp {self.dp}{tensor}"
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    gpu: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The part of `plan.json` that reports use."""
+
+    tensor: int
+    data: int
+    pipeline: int
+    partition: tuple[int, ...]
+    schedule: str
+    micro_batch_size: int
+    global_batch_size: int
+    iterations: int
+    timeline: bool
+    device: str
+    model: Mapping[str, int]
+    nodes: tuple[Node, ...]
+    ranks: tuple[Rank, ...]
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a replica in an iteration."""
+        return self.global_batch_size // (self.data * self.micro_batch_size)
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> Plan:
+        """Takes the content of `plan.json`.
+
+        Raises:
+            ReportError: another version, or a key is missing.
+        """
+        if value.get("version") != 1:
+            raise ReportError(f"plan.json: expected version 1, found {value.get('version')!r}")
+        try:
+            nodes = tuple(
+                Node(name=node["name"], gpu=node["gpu"], ranks=tuple(node["ranks"])) for node in value["nodes"]
+            )
+            return cls(
+                **{key: int(value[key]) for key in ("tensor", "data", "pipeline")},
+                partition=tuple(value["partition"]),
+                schedule=value["schedule"],
+                micro_batch_size=value["micro_batch_size"],
+                global_batch_size=value["global_batch_size"],
+                iterations=value["train"]["iterations"],
+                timeline=value["timeline"],
+                device=value["device"],
+                model=value["model"],
+                nodes=nodes,
+                ranks=tuple(
+                    Rank(
+                        rank=rank["rank"],
+                        stage=rank["stage"],
+                        dp=rank["dp"],
+                        tp=rank["tp"],
+                        node=nodes[rank["node"]].name,
+                    )
+                    for rank in value["ranks"]
+                ),
+            )
+        except KeyError as error:
+            raise ReportError(f"plan.json lacks the key {error}; docs/formats.md lists what it needs") from error
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """One of `errors/rank-*.json`."""
+
+    rank: int
+    node: str
+    type: str
+    message: str
+    symptom: bool
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run, as far as it is on disk."""
+
+    name: str
+    diff: Path
+    """What differed from the commit when the run was submitted."""
+    plan: Plan
+    metrics: tuple[Mapping[str, Any], ...]
+    """Lines of `metrics.jsonl`, by iteration; of an iteration that was run twice, the later line."""
+    config: str
+    overrides: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    node_states: Mapping[str, Mapping[str, Any]]
+    failures: tuple[RankFailure, ...]
+    notes: tuple[str, ...]
+    """What is missing, one sentence each."""
+
+
+def read(run: RunDir) -> Record:
+    """Reads a run folder.
+
+    Raises:
+        ReportError: there is no usable `plan.json`.
+        RunFolderError: `plan.json` is not JSON.
+    """
+    content = run.read_json(run.plan)
+    if content is None:
+        raise ReportError(f"{run.path} has no plan.json, so it is not a run")
+    plan = Plan.parse(content)
+    notes: list[str] = []
+    return Record(
+        name=run.name,
+        diff=run.diff,
+        plan=plan,
+        metrics=_metrics(run.metrics, notes),
+        config=_text(run.config, notes),
+        overrides=tuple(line for line in _text(run.overrides, notes).splitlines() if line),
+        provenance=_json(run, run.provenance, notes),
+        node_states={node.name: _json(run, run.node_state(node.name), notes) for node in plan.nodes},
+        failures=tuple(_failures(run, plan.ranks, notes)),
+        notes=tuple(notes),
+    )
+
+
+def _text(path: Path, notes: list[str]) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        notes.append(f"{path.name} is not there")
+        return ""
+
+
+def _json(run: RunDir, path: Path, notes: list[str]) -> Mapping[str, Any]:
+    try:
+        value = run.read_json(path)
+    except RunFolderError as error:
+        notes.append(str(error))
+        return {}
+    if not isinstance(value, dict):
+        notes.append(f"{path.relative_to(run.path)} " + ("is not there" if value is None else "is not a JSON object"))
+        return {}
+    return value
+
+
+def _metrics(path: Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
+    lines = {}
+    for number, text in enumerate(_text(path, notes).splitlines(), 1):
+        try:
+            line = json.loads(text)
+            lines[int(line["iteration"])] = line
+        except (ValueError, KeyError, TypeError):
+            notes.append(f"{path.name}: line {number} is not a metrics line: {text[:80]!r}; ignored")
+    return tuple(lines[iteration] for iteration in sorted(lines))
+
+
+def _failures(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> list[RankFailure]:
+    """Failures, causes before symptoms, then by time."""
+    found = []
+    for rank in ranks:
+        path = run.rank_error(rank.rank)
+        if path.exists():
+            error = _json(run, path, notes)
+            failure = RankFailure(
+                rank=rank.rank,
+                node=rank.node,
+                type=str(error.get("type", "")),
+                message=str(error.get("message", "")),
+                symptom=bool(error.get("symptom", False)),
+            )
+            found.append((failure.symptom, error.get("unix", 0), failure))
+    return [failure for _, _, failure in sorted(found, key=lambda item: item[:2])]

@@ -1,0 +1,52 @@
+"use strict";
+// How each task looks. Forward is blue and backward orange wherever they are; waiting is pale; the rest has hues that
+// stay apart for the common kinds of colour blindness (after Okabe and Ito). Lanes tell apart what hues cannot.
+
+// top and bottom: within a rank's row, which goes from -0.5 (above) to 0.5 (below).
+const TASKS = {
+  "forward-send": { top: -0.44, bottom: -0.31, light: "#4f9fd0", dark: "#58a6d6" },
+  "backward-send": { top: -0.44, bottom: -0.31, light: "#d8a03c", dark: "#c9963c" },
+  "forward-recv": { top: -0.29, bottom: -0.12, light: "#bcd9ec", dark: "#2f4f66" },
+  "backward-recv": { top: -0.29, bottom: -0.12, light: "#f3d9b8", dark: "#6b4f2a" },
+  "grads-all-reduce": { top: -0.29, bottom: -0.12, light: "#a5549b", dark: "#c07ab6" },
+  "embedding-grads-all-reduce": { top: -0.29, bottom: -0.12, light: "#6d2a66", dark: "#e6b3de" },
+  "forward-compute": { top: -0.1, bottom: 0.26, light: "#0067a5", dark: "#3f9ae0" },
+  "backward-compute": { top: -0.1, bottom: 0.26, light: "#cf5a00", dark: "#ef7d22" },
+  optimizer: { top: -0.1, bottom: 0.26, light: "#00875f", dark: "#1fae83" },
+  "optimizer-clip-main-grad": { top: -0.02, bottom: 0.18, light: "#7fd0b3", dark: "#0c5c44" },
+  "batch-generator": { top: 0.29, bottom: 0.43, light: "#6f7782", dark: "#98a1ad" },
+  "loss-compute": { top: 0.29, bottom: 0.43, light: "#b3a000", dark: "#e2d44a" },
+};
+const OTHER_TASK = { top: 0.29, bottom: 0.43, light: "#444444", dark: "#cccccc" };
+
+const darkScheme = matchMedia("(prefers-color-scheme: dark)");
+
+function taskStyle(name) {
+  return Object.hasOwn(TASKS, name) ? TASKS[name] : OTHER_TASK;
+}
+
+function channels(colour) {
+  return [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+}
+
+function mix(colour, other, share) {
+  const end = channels(other);
+  return channels(colour).map((value, i) => Math.round(value + (end[i] - value) * share));
+}
+
+// The colour of a task, paler from the first micro-batch to the last.
+function shade(name, microBatch, microBatches) {
+  const base = taskStyle(name)[darkScheme.matches ? "dark" : "light"];
+  const share = microBatch < 1 ? 0 : (0.5 * microBatch) / Math.max(microBatches - 1, microBatch);
+  return `rgb(${mix(base, darkScheme.matches ? "#181c22" : "#ffffff", share).join()})`;
+}
+
+// Dark blue over grey to yellow, even in lightness: read alike by everybody and on both backgrounds.
+const SCALE = ["#00204c", "#31446b", "#666970", "#958f78", "#cab969", "#ffe945"];
+
+// Red, green and blue of a share from 0 to 1.
+function scaleColour(share) {
+  const at = share * (SCALE.length - 1);
+  const low = Math.min(Math.floor(at), SCALE.length - 2);
+  return mix(SCALE[low], SCALE[low + 1], at - low);
+}

@@ -1,0 +1,59 @@
+"use strict";
+// The inverse of reports/pack.py: base64 of a zlib stream of byte planes of zigzag-coded integers.
+
+async function unpack(text, layout) {
+  const packed = atob(text);
+  const bytes = new Uint8Array(packed.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = packed.charCodeAt(i);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const planes = new Uint8Array(await new Response(stream).arrayBuffer());
+
+  const columns = {};
+  let at = 0;
+  for (const [name, length, width] of layout) {
+    // Up to three bytes fit an int32 with its sign; more need the 53 bits of a double.
+    const values = width < 4 ? new Int32Array(length) : new Float64Array(length);
+    for (let i = 0; i < length; i++) {
+      let coded = 0;
+      for (let plane = width - 1; plane >= 0; plane--) coded = coded * 256 + planes[at + plane * length + i];
+      values[i] = coded % 2 ? -(coded + 1) / 2 : coded / 2;
+    }
+    columns[name] = values;
+    at += length * width;
+  }
+  return columns;
+}
+
+// Undoes the differences of event_columns and sorts the events by iteration, for one iteration is drawn at a time.
+function assemble(columns, iterations) {
+  const length = columns.name.length;
+  const events = {
+    rank: new Int32Array(length),
+    name: columns.name,
+    iteration: new Int32Array(length), // index into the numbers of the iterations
+    micro_batch: columns.micro_batch,
+    peer: columns.peer,
+    start: new Float64Array(length), // ns from the first event of the run
+    end: new Float64Array(length),
+  };
+  const index = new Map(Array.from(iterations, (number, i) => [number, i]));
+  const counts = new Int32Array(iterations.length + 1);
+  let number = 0;
+  let i = 0;
+  columns.count.forEach((count, rank) => {
+    let before = 0;
+    for (const stop = i + count; i < stop; i++) {
+      number += columns.iteration[i];
+      events.rank[i] = rank;
+      events.iteration[i] = index.get(number);
+      events.start[i] = before + columns.gap[i];
+      events.end[i] = before = events.start[i] + columns.duration[i];
+      counts[events.iteration[i] + 1]++;
+    }
+  });
+  for (let k = 1; k < counts.length; k++) counts[k] += counts[k - 1];
+  events.from = counts.slice(); // events of iteration k: order[from[k]] ... order[from[k + 1] - 1], by rank, then start
+  events.order = new Int32Array(length);
+  for (let k = 0; k < length; k++) events.order[counts[events.iteration[k]]++] = k;
+  return events;
+}

@@ -1,0 +1,162 @@
+"""Figures of a run's timeline: iteration lengths, compute share, bubble, time per stage.
+
+Definitions, used on every page:
+
+- The *length* of an iteration is from the earliest start to the latest end of its events, over all ranks.
+- A rank is *busy* while it computes: the sum of its `forward-compute` and `backward-compute` events.
+- Its *bubble fraction* is 1 - busy / length. It counts all that is not forward or backward computation: waiting,
+  communication that nothing hides, the optimizer.
+- An iteration is *complete* when every rank that has events has at least as many in it as in its median
+  iteration, and *steady* when it is complete and not the first that has events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reports.events import Timeline
+
+FORWARD = ("forward-compute",)
+BACKWARD = ("backward-compute",)
+COMPUTE = FORWARD + BACKWARD
+WAIT = ("forward-recv", "backward-recv")
+SEND = ("forward-send", "backward-send")
+ALL_REDUCE = ("grads-all-reduce", "embedding-grads-all-reduce")
+OPTIMIZER = ("optimizer",)
+"""Without `optimizer-clip-main-grad`, which lies inside it."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Per iteration, and per rank and iteration."""
+
+    names: tuple[str, ...]
+    iterations: NDArray[np.int64]
+    """(n,) numbers of the iterations that have events, ascending."""
+    start_ns: NDArray[np.int64]
+    """(n,) earliest start."""
+    length_ns: NDArray[np.int64]
+    """(n,)."""
+    steady: NDArray[np.bool_]
+    """(n,)."""
+    events: NDArray[np.int64]
+    """(ranks, n) number of events."""
+    total_ns: NDArray[np.float64]
+    """(ranks, names, n) summed duration of the events of a name."""
+
+    def sum_ms(self, names: Sequence[str]) -> NDArray[np.float64]:
+        """(ranks, n) summed duration of the events of these names, ms."""
+        wanted = [index for index, name in enumerate(self.names) if name in names]
+        return np.asarray(self.total_ns[:, wanted].sum(axis=1) / 1e6)
+
+    @property
+    def compute_share(self) -> NDArray[np.float64]:
+        """(ranks, n) busy / length; NaN where the rank has no event."""
+        length_ms = np.maximum(self.length_ns, 1) / 1e6
+        return np.where(self.events > 0, self.sum_ms(COMPUTE) / length_ms, np.nan)
+
+    @property
+    def middle(self) -> int | None:
+        """Index of the steady iteration of median length; without any, of the last iteration."""
+        steady = np.flatnonzero(self.steady)
+        if len(steady):
+            return int(steady[np.argsort(self.length_ns[steady], kind="stable")[(len(steady) - 1) // 2]])
+        return len(self.iterations) - 1 if len(self.iterations) else None
+
+    @property
+    def bubble(self) -> float | None:
+        """Mean bubble fraction of the ranks that have events, each the median over steady iterations."""
+        shares = self.compute_share[self.events.any(axis=1)][:, self.steady]
+        return float(1 - np.median(shares, axis=1).mean()) if shares.size else None
+
+
+def statistics(timeline: Timeline, ranks: int) -> Statistics:
+    """Sums up the events of a run of `ranks` ranks."""
+    events, names = timeline.events, len(timeline.names)
+    numbers, index = np.unique(events["iteration"], return_inverse=True)
+    n = len(numbers)
+    start = np.full(n, np.iinfo(np.int64).max)
+    end = np.full(n, np.iinfo(np.int64).min)
+    np.minimum.at(start, index, events["start_ns"])
+    np.maximum.at(end, index, events["end_ns"])
+    rank = events["rank"].astype(np.int64)
+    count = np.bincount(rank * n + index, minlength=ranks * n).reshape(ranks, n)
+    cell = (rank * names + events["name"]) * n + index
+    duration = events["end_ns"] - events["start_ns"]
+    total = np.bincount(cell, weights=duration, minlength=ranks * names * n).reshape(ranks, names, n)
+    return Statistics(
+        names=timeline.names,
+        iterations=numbers.astype(np.int64),
+        start_ns=start,
+        length_ns=end - start,
+        steady=_complete(count) & (np.arange(n) > 0),
+        events=count.astype(np.int64),
+        total_ns=total.astype(np.float64),
+    )
+
+
+def _complete(count: NDArray[Any]) -> NDArray[np.bool_]:
+    """(n,) from the number of events per rank and iteration, (ranks, n)."""
+    present = count[count.any(axis=1)]
+    if present.size == 0:
+        return np.zeros(count.shape[1], bool)
+    # The larger middle: of two unequal iterations the shorter one is the one that was cut.
+    usual = np.sort(present, axis=1)[:, present.shape[1] // 2]
+    return np.asarray((present >= usual[:, None]).all(axis=0))
+
+
+def ideal_bubble(stages: int, micro_batches: int) -> float:
+    """Bubble fraction of 1F1B with equal stages and free communication: (p-1) / (m+p-1).
+
+    A stage is idle for the time of p-1 of the m+p-1 slots (Narayanan et al., 2021, section 2.2, gives it as a
+    ratio to the computing time, (p-1)/m).
+    """
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Medians over the ranks of a stage and the steady iterations; ms per iteration, shares of its length."""
+
+    stage: int
+    forward_ms: float
+    backward_ms: float
+    wait_ms: float
+    send_ms: float
+    all_reduce_ms: float
+    optimizer_ms: float
+    bubble: float
+
+
+def stage_times(figures: Statistics, stage_of: Sequence[int]) -> list[StageTimes]:
+    """One row per stage that has events in a steady iteration.
+
+    Args:
+        stage_of: the stage of each rank.
+    """
+    rows = []
+    for stage in sorted(set(stage_of)):
+        ranks = [rank for rank, of in enumerate(stage_of) if of == stage and figures.events[rank].any()]
+
+        def median(values: NDArray[np.float64], ranks: list[int] = ranks) -> float:
+            return float(np.median(values[ranks][:, figures.steady]))
+
+        if ranks and figures.steady.any():
+            rows.append(
+                StageTimes(
+                    stage=stage,
+                    forward_ms=median(figures.sum_ms(FORWARD)),
+                    backward_ms=median(figures.sum_ms(BACKWARD)),
+                    wait_ms=median(figures.sum_ms(WAIT)),
+                    send_ms=median(figures.sum_ms(SEND)),
+                    all_reduce_ms=median(figures.sum_ms(ALL_REDUCE)),
+                    optimizer_ms=median(figures.sum_ms(OPTIMIZER)),
+                    bubble=1 - median(figures.compute_share),
+                )
+            )
+    return rows

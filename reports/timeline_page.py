@@ -1,0 +1,78 @@
+"""The page with the events of all ranks; `static/` has the scripts that draw them."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from reports.events import Timeline
+from reports.pack import event_columns, pack
+from reports.page import data, missing, page, static
+from reports.record import Record
+from reports.statistics import Statistics
+
+
+def render(record: Record, timeline: Timeline, figures: Statistics) -> str:
+    """The page `timeline.html` of a run, as HTML."""
+    header = (
+        f'<header><p class="crumbs">tdpp run</p><h1>{escape(record.name)} <small>timeline</small></h1>'
+        '<nav><a href="index.html">← Summary of the run</a></nav></header>'
+    )
+    title = f"Timeline of {record.name} – tdpp"
+    notes = missing([*record.notes, *timeline.notes])
+    if not len(timeline.events):
+        why = "none are there yet" if record.plan.timeline else "profile.timeline=false: the run records none"
+        return page(title, f'{header}<main>{notes}<p class="none">No events: {why}.</p></main>')
+    packed = pack({**event_columns(timeline, len(record.plan.ranks)), **iteration_columns(figures)})
+    body = "\n".join(
+        [
+            header,
+            '<main class="wide">',
+            static("timeline.html"),
+            notes,
+            "</main>",
+            data("run", _facts(record, timeline, figures, packed.layout)),
+            f'<script type="text/plain" id="columns">{packed.text}</script>',
+        ]
+    )
+    scripts = [
+        static(name) for name in ("plotly-basic.min.js", "unpack.js", "colours.js", "overview.js", "timeline.js")
+    ]
+    return page(title, body, scripts)
+
+
+def iteration_columns(figures: Statistics) -> dict[str, Any]:
+    """Per iteration number, start and length; per rank and iteration the compute share in 1/1000, -1 for none."""
+    share = np.nan_to_num(np.rint(figures.compute_share * 1000), nan=-1)
+    origin = figures.start_ns.min()
+    return {
+        "iterations": figures.iterations,
+        "iteration_start": figures.start_ns - origin,
+        "iteration_length": figures.length_ns,
+        "share": share.astype(np.int64).ravel(),
+    }
+
+
+def _facts(
+    record: Record, timeline: Timeline, figures: Statistics, layout: list[tuple[str, int, int]]
+) -> dict[str, Any]:
+    """All that the scripts need beside the columns."""
+    return {
+        "layout": layout,
+        "names": timeline.names,
+        "ranks": [
+            {
+                "label": rank.label,
+                "stage": rank.stage,
+                "dp": rank.dp,
+                "node": rank.node,
+                "host": timeline.hosts.get(rank.rank, ""),
+            }
+            for rank in record.plan.ranks
+        ],
+        "micro_batches": record.plan.micro_batches,
+        "uncertainty_ns": timeline.uncertainty_ns,
+        "open": figures.middle,
+    }

@@ -1,0 +1,284 @@
+"""Makes a run folder as a run would leave it, by simulating 1F1B; every file is as docs/formats.md says."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+RECORD = np.dtype("<u2,<u2,<u4,<i4,<i4,<i8,<i8")
+NAMES = [
+    "clock",
+    "forward-compute",
+    "backward-compute",
+    "forward-send",
+    "forward-recv",
+    "backward-send",
+    "backward-recv",
+    "grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "optimizer",
+    "optimizer-clip-main-grad",
+    "batch-generator",
+    "loss-compute",
+]
+ID = {name: index for index, name in enumerate(NAMES)}
+UNIX_NS = 1_760_000_000_000_000_000
+LATENCY_NS = 120_000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What to simulate. A node has `ranks_per_node` ranks and its own clock."""
+
+    pipeline: int = 2
+    data: int = 1
+    micro_batches: int = 4
+    iterations: int = 3
+    ranks_per_node: int = 4
+    layers: int = 8
+    seed: int = 1
+    clock_skew_ns: int = 40_000_000_000
+    """How far the clock of a node is from that of the node before."""
+    clock_drift: float = 2e-6
+    """Nanoseconds that the clock of a node gains per nanosecond on that of the node before."""
+    gpus: tuple[str, ...] = ("A100", "A10")
+    """Of the first node, and of the others."""
+    overrides: tuple[str, ...] = ("experiment=tiny", "train.iterations=3")
+
+    @property
+    def ranks(self) -> int:
+        return self.pipeline * self.data
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.ranks // self.ranks_per_node)
+
+    def partition(self) -> list[int]:
+        share, rest = divmod(self.layers, self.pipeline)
+        return [share + (stage < rest) for stage in range(self.pipeline)]
+
+
+@dataclass
+class Replay:
+    """Times of one run on rank 0's clock, ns; `records[rank]` are tuples of RECORD."""
+
+    shape: Shape
+    free: list[int] = field(default_factory=list)
+    records: list[list[tuple[int, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.shape.seed)
+        self.free = [5_000_000_000] * self.shape.ranks
+        self.records = [[] for _ in range(self.shape.ranks)]
+
+    def note(self, rank: int, name: str, iteration: int, start: int, end: int, micro_batch: int = -1, peer: int = -1):
+        self.records[rank].append((ID[name], 0, iteration, micro_batch, peer, start, end))
+
+    def work(self, rank: int, name: str, iteration: int, mean_ns: float, micro_batch: int = -1) -> int:
+        """The rank does something as soon as it is free; returns the end."""
+        start = self.free[rank]
+        end = start + int(mean_ns * self.random.lognormvariate(0, 0.05)) + 1
+        self.note(rank, name, iteration, start, end, micro_batch)
+        self.free[rank] = end + self.random.randrange(2_000, 20_000)
+        return end
+
+    def receive(self, rank: int, name: str, iteration: int, sent: int, micro_batch: int, peer: int) -> None:
+        """Waits for what `peer` sends at `sent`, and notes both ends of the transfer."""
+        start = self.free[rank]
+        arrived = max(start, sent + LATENCY_NS) + self.random.randrange(50_000)
+        self.note(rank, name, iteration, start, arrived, micro_batch, peer)
+        handed_over = sent + self.random.randrange(20_000, 90_000)
+        self.note(peer, name.replace("recv", "send"), iteration, sent, handed_over, micro_batch, rank)
+        self.free[rank] = arrived
+
+    def iteration(self, number: int) -> None:
+        shape = self.shape
+        slow = 3.0 if number == 1 else 1.0
+        for dp in range(shape.data):
+            self.replica(number, dp, slow)
+        for stage in range(shape.pipeline):
+            ranks = [stage * shape.data + dp for dp in range(shape.data)]
+            self.together("grads-all-reduce", number, ranks, 9e6)
+        if shape.pipeline > 1:
+            for dp in range(shape.data):
+                ends = [dp, (shape.pipeline - 1) * shape.data + dp]
+                self.together("embedding-grads-all-reduce", number, ends, 4e6)
+        starts = list(self.free)
+        self.together("optimizer-clip-main-grad", number, list(range(shape.ranks)), 1.2e6)
+        for rank in range(shape.ranks):
+            end = self.free[rank] + int(6e6 * self.random.lognormvariate(0, 0.05))
+            self.note(rank, "optimizer", number, starts[rank], end)
+            self.free[rank] = end
+
+    def together(self, name: str, iteration: int, ranks: list[int], mean_ns: float) -> None:
+        end = max(self.free[rank] for rank in ranks) + int(mean_ns * self.random.lognormvariate(0, 0.1))
+        for rank in ranks:
+            self.note(rank, name, iteration, self.free[rank], end)
+            self.free[rank] = end
+
+    def replica(self, iteration: int, dp: int, slow: float) -> None:
+        """One 1F1B iteration of a replica: each stage goes through its actions as soon as their inputs are there."""
+        shape, p, m = self.shape, self.shape.pipeline, self.shape.micro_batches
+        partition = shape.partition()
+        todo = [one_f_one_b(stage, p, m) for stage in range(p)]
+        done: dict[tuple[str, int, int], int] = {}
+        while any(todo):
+            for stage in range(p):
+                rank = stage * shape.data + dp
+                while todo[stage]:
+                    kind, i = todo[stage][0]
+                    source = stage - 1 if kind == "forward" else stage + 1
+                    if 0 <= source < p and (kind, source, i) not in done:
+                        break
+                    todo[stage].pop(0)
+                    if kind == "forward":
+                        self.work(rank, "batch-generator", iteration, 0.3e6, i)
+                    if 0 <= source < p:
+                        sent = done[kind, source, i]
+                        self.receive(rank, f"{kind}-recv", iteration, sent, i, source * shape.data + dp)
+                    cost = (partition[stage] + 0.3) * 2.5e6 * slow * (2 if kind == "backward" else 1)
+                    done[kind, stage, i] = self.work(rank, f"{kind}-compute", iteration, cost, i)
+                    if kind == "forward" and stage == p - 1:
+                        self.work(rank, "loss-compute", iteration, 0.8e6, i)
+
+
+def one_f_one_b(stage: int, stages: int, micro_batches: int) -> list[tuple[str, int]]:
+    warm = min(stages - 1 - stage, micro_batches)
+    actions = [("forward", i) for i in range(warm)]
+    for i in range(micro_batches - warm):
+        actions += [("forward", warm + i), ("backward", i)]
+    return actions + [("backward", i) for i in range(micro_batches - warm, micro_batches)]
+
+
+def plan(shape: Shape, name: str) -> dict:
+    nodes = [f"g{min(node, 1)}-{node}" for node in range(shape.nodes)]
+    return {
+        "version": 1,
+        "run": name,
+        "tensor": 1,
+        "data": shape.data,
+        "pipeline": shape.pipeline,
+        "partition": shape.partition(),
+        "schedule": "one_f_one_b",
+        "micro_batch_size": 1,
+        "global_batch_size": shape.data * shape.micro_batches,
+        "master_port": None,
+        "nodes": [
+            {
+                "name": node,
+                "group": node.split("-")[0],
+                "gpu": shape.gpus[min(index, len(shape.gpus) - 1)],
+                "ranks": [rank for rank in range(shape.ranks) if rank // shape.ranks_per_node == index],
+            }
+            for index, node in enumerate(nodes)
+        ],
+        "ranks": [
+            {
+                "rank": rank,
+                "node": rank // shape.ranks_per_node,
+                "local_rank": rank % shape.ranks_per_node,
+                "stage": rank // shape.data,
+                "dp": rank % shape.data,
+                "tp": 0,
+            }
+            for rank in range(shape.ranks)
+        ],
+        "model": {
+            "layers": shape.layers,
+            "hidden": 1600,
+            "heads": 16,
+            "sequence_length": 1024,
+            "vocab_size": 50257,
+            "padded_vocab_size": 50304,
+        },
+        "train": {"iterations": shape.iterations, "seed": 1234, "log_interval": 1},
+        "data_prefix": "/data/text_document",
+        "data_split": [969, 30, 1],
+        "timeline": True,
+        "device": "cuda",
+    }
+
+
+def event_file(rank: int, shape: Shape, records: list[tuple[int, ...]]) -> bytes:
+    """The event file of a rank, on the clock of its node, with clock records at both ends."""
+    node = rank // shape.ranks_per_node
+    skew, drift = node * shape.clock_skew_ns, 1 + node * shape.clock_drift
+
+    def own(time: int) -> int:
+        return round(time * drift) + skew
+
+    moved = [(*record[:5], own(record[5]), own(record[6])) for record in records]
+    ends = [records[0][5] - 1_000_000, max(record[6] for record in records) + 1_000_000] if records else [0]
+    uncertainty = 0 if node == 0 else 30_000 + 1_000 * node
+    clock = [(ID["clock"], 0, 0, -1, -1, own(time), time) for time in ends]
+    clock = [(*record[:4], uncertainty, *record[5:]) for record in clock]
+    header = {
+        "version": 1,
+        "rank": rank,
+        "stage": rank // shape.data,
+        "dp": rank % shape.data,
+        "tp": 0,
+        "node": f"g{min(node, 1)}-{node}",
+        "host": f"host{node}",
+        "pid": 1000 + rank,
+        "names": NAMES,
+        "monotonic_ns": own(0),
+        "unix_ns": UNIX_NS,
+    }
+    text = json.dumps(header).encode()
+    rows = [clock[0], *sorted(moved, key=lambda record: record[6]), *clock[1:]]
+    return b"TDPPEVT1" + struct.pack("<I", len(text)) + text + np.array(rows, RECORD).tobytes()
+
+
+def make_run(folder: Path, shape: Shape) -> list[list[tuple[int, ...]]]:
+    """Writes the run folder and returns its events by rank, times on rank 0's clock."""
+    for name in ("nodes", "events", "errors", "checkpoints"):
+        (folder / name).mkdir(parents=True)
+    name = f"{folder.parent.name}/{folder.name}"
+    content = plan(shape, name)
+    replay = Replay(shape)
+    metrics = []
+    for number in range(1, shape.iterations + 1):
+        begin = max(replay.free)
+        replay.iteration(number)
+        elapsed = (max(replay.free) - begin) / 1e6
+        metrics.append(
+            {
+                "iteration": number,
+                "unix": (UNIX_NS + max(replay.free)) / 1e9,
+                "consumed_samples": number * content["global_batch_size"],
+                "elapsed_ms": elapsed,
+                "learning_rate": 1.5e-4,
+                "loss": 3 + 7.8 * 0.93**number + replay.random.gauss(0, 0.05),
+                "grad_norm": 2.5,
+                "tokens_per_s": content["global_batch_size"] * 1024 / elapsed * 1e3,
+                "skipped": 0,
+                "nan": 0,
+            }
+        )
+    for rank, records in enumerate(replay.records):
+        (folder / f"events/rank-{rank:05d}.bin").write_bytes(event_file(rank, shape, records))
+    (folder / "plan.json").write_text(json.dumps(content))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    (folder / "config.yaml").write_text(f"name: {folder.parent.name}\ntrain:\n  iterations: {shape.iterations}\n")
+    (folder / "overrides.txt").write_text("".join(line + "\n" for line in shape.overrides))
+    (folder / "provenance.json").write_text(
+        json.dumps(
+            {
+                "commit": "0123456789abcdef0123456789abcdef01234567",
+                "changed": [],
+                "user": "ada",
+                "host": "login1",
+                "versions": {"python": "3.11.7", "torch": "2.7.1"},
+            }
+        )
+    )
+    for node in content["nodes"]:
+        state = {"node": node["name"], "state": "ended", "exit_code": 0, "host": "host"}
+        (folder / f"nodes/{node['name']}.json").write_text(json.dumps(state))
+    return replay.records
