@@ -9,7 +9,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, MissingMandatoryValue
 
 from conf.errors import ConfigError
 from conf.schema import Experiment
@@ -24,10 +24,14 @@ def to_experiment(cfg: DictConfig) -> Experiment:
     """The composed configuration as one checked, frozen object.
 
     Raises:
-        ConfigError: a value is missing, an interpolation leads nowhere, or a rule is broken.
+        ConfigError: a key is unknown, a value is missing, an interpolation leads nowhere, or a rule is broken.
     """
     try:
-        return cast(Experiment, OmegaConf.to_object(cfg))
+        # Hydra's `+key=value` adds a key to any class; a merge of plain values tells that the class has none such.
+        whole = OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.to_container(cfg))
+        return cast(Experiment, OmegaConf.to_object(whole))
+    except ConfigKeyError as error:
+        raise ConfigError(f"{error.full_key} is not a key: 'tdpp launch --cfg job' prints all of them") from error
     except MissingMandatoryValue as error:
         key = error.full_key
         raise ConfigError(f"{key} has no value: give {key}=…, or choose a file that sets it") from error

@@ -84,7 +84,7 @@ class RunDir:
             RunFolderError: there is none, or a name fits several.
         """
         if wanted is not None and cls.is_one(Path(wanted)):
-            return cls(Path(wanted).absolute())
+            return cls(Path(wanted).resolve())
         if wanted is not None and cls.is_one(runs / "by_job" / wanted):
             return cls((runs / "by_job" / wanted).resolve())
         known = list(cls.all(runs))

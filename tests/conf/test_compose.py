@@ -1,0 +1,219 @@
+"""Everything that ships composes to one frozen, checked experiment; what is unknown is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.errors import ConfigCompositionException, MissingConfigException
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from conf.partition import Partition
+from conf.schema import ContainerKind, ExecutorKind, Experiment, Het
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = {
+    group.name: sorted(file.stem for file in group.glob("*.yaml"))
+    for group in sorted((ROOT / "conf").iterdir())
+    if group.is_dir() and any(group.glob("*.yaml"))
+}
+
+
+def read(group: str, choice: str) -> dict:
+    return yaml.safe_load((ROOT / "conf" / group / f"{choice}.yaml").read_text(encoding="utf-8"))
+
+
+def compatible(group: str, choice: str) -> list[str]:
+    """The choice, and what the rest of the default configuration must be for it to fit.
+
+    A cluster wants a plan with as many ranks as it has GPUs, a model a plan without a partition made for another
+    one, a plan a model with as many layers as its partition; a GPU needs a place in the cluster.
+    """
+    if group == "cluster":
+        nodes = read(group, choice)["groups"].values()
+        ranks = sum(node["count"] * (node["gpus_per_node"] or 1) for node in nodes)
+        return [
+            f"cluster={choice}",
+            "parallel=single",
+            f"parallel.data={ranks}",
+            f"parallel.global_batch_size={2 * ranks}",
+        ]
+    if group == "model":
+        return [f"model={choice}", "parallel.partition=null"]
+    if group == "parallel":
+        partition = read(group, choice).get("partition")
+        layers = [f"model.layers={sum(Partition.parse(partition).layers)}"] if partition else []
+        return [f"parallel={choice}", *layers]
+    if group == "gpu":
+        return [f"+gpu@cluster.gpus.another={choice}"]
+    return [f"{group}={choice}"]
+
+
+CHOICES = [(group, choice) for group, choices in SHIPPED.items() for choice in choices]
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
+def test_every_shipped_file_composes_to_an_experiment(group: str, choice: str) -> None:
+    experiment = compose(compatible(group, choice))
+    made = experiment.cluster.gpus["another"] if group == "gpu" else getattr(experiment, group, experiment)
+    plain = {key: value for key, value in read(group, choice).items() if isinstance(value, int | float)}
+    assert {key: getattr(made, key) for key in plain} == plain
+
+
+@pytest.mark.parametrize("group", ["cluster", "model", "experiment"])
+def test_a_file_is_found_by_the_name_it_gives(group: str) -> None:
+    assert [read(group, choice)["name"] for choice in SHIPPED[group]] == SHIPPED[group]
+
+
+@pytest.mark.parametrize(
+    ("group", "kinds"),
+    [("container", [*ContainerKind]), ("executor", [*ExecutorKind])],
+    ids=["container", "executor"],
+)
+def test_every_kind_has_a_file(group: str, kinds: list[str]) -> None:
+    assert {read(group, choice)["kind"] for choice in SHIPPED[group]} == set(kinds)
+
+
+def test_without_overrides_it_is_the_uneven_demo() -> None:
+    default, demo = compose(), compose(["experiment=demo"])
+    assert len(set(default.partition.layers)) > 1
+    assert (default.model, default.parallel, default.cluster) == (demo.model, demo.parallel, demo.cluster)
+    assert default.executor.kind is ExecutorKind.local
+
+
+@pytest.mark.parametrize("partition", ["1-3", "2-2", "3-1"])
+def test_the_demo_can_be_swept_over_its_partitions(partition: str) -> None:
+    assert str(compose(["model=tiny", f"parallel.partition={partition}"]).partition) == partition
+
+
+def test_the_homogeneous_seed_is_the_published_run() -> None:
+    seed = compose(["experiment=seed_a10x8"])
+    assert seed.parallel.world_size == 32
+    assert seed.parallel.micro_batches == 16
+    assert str(seed.partition) == "0-11-8-8-8-8-5-0"
+    assert seed.ranks_per_node() == (4,) * 8
+    assert seed.data.prefix == "xl/my-gpt2_text_document"
+    assert (seed.container.kind, seed.executor.het) == (ContainerKind.enroot, Het.jobs)
+
+
+def test_the_heterogeneous_seed_has_the_a100_node_as_master() -> None:
+    seed = compose(["experiment=seed_a100x1_a10x7"])
+    assert seed.node_order.groups == ("hgx", *("gpu2",) * 7)
+    assert [seed.cluster.groups[name].gres for name in seed.node_order.groups[:2]] == ["gpu:a100:4", "gpu:a10:4"]
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [("small", 354_823_168), ("xl", 1_557_611_200), ("2.7b", 2.7e9), ("6.7b", 6.7e9), ("13b", 13e9)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_model_has_as_many_weights_as_published(model: str, weights: float) -> None:
+    """GPT-2: the published checkpoints, whose heads share the same weights; GPT-3: the rounded names."""
+    rounded = 0.03 if isinstance(weights, float) else 0
+    assert compose([f"model={model}", "parallel.partition=null"]).model.parameters() == pytest.approx(
+        weights, rel=rounded
+    )
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+def test_the_padded_vocabulary_is_divisible_by_the_tensor_size(tensor: int) -> None:
+    model = compose(["model=small", "parallel.partition=null"]).model
+    padded = model.padded_vocab(tensor)
+    assert padded % (tensor * model.vocab_multiple) == 0
+    assert 0 <= padded - model.vocab_size < tensor * model.vocab_multiple
+
+
+def parts(value: object) -> list[tuple[object, str]]:
+    """Every node of the configuration, with the name of one of its fields."""
+    fields = getattr(value, "__dataclass_fields__", {})
+    children = [getattr(value, name) for name in fields]
+    children += [entry for child in children if isinstance(child, dict) for entry in child.values()]
+    own = [(value, next(iter(fields)))] if fields else []
+    return own + [part for child in children for part in parts(child)]
+
+
+def test_nothing_of_an_experiment_can_be_assigned() -> None:
+    found = parts(compose())
+    assert {type(node).__name__ for node, _ in found} >= {"Experiment", "Gpu", "NodeGroup", "Profile"}
+    for node, name in found:
+        with pytest.raises(FrozenInstanceError):
+            setattr(node, name, None)
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "named"),
+    [
+        ("executor.foo=1", ConfigCompositionException, "executor.foo"),
+        ("+executor.foo=1", ConfigError, "executor.foo is not a key"),
+        ("+cluster.groups.local.foo=1", ConfigError, "cluster.groups.local.foo is not a key"),
+        ("+foo=1", ConfigError, "foo is not a key"),
+        ("model=huge", MissingConfigException, "model/huge"),
+        ("train.iterations=many", ConfigCompositionException, "train.iterations=many"),
+        ("container.kind=docker", ConfigCompositionException, "container.kind=docker"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_unknown_key_choice_or_type_is_refused(override: str, error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=re.escape(named)):
+        compose([override])
+
+
+def test_composing_leaves_nothing_behind() -> None:
+    first: Experiment = compose(["train.seed=7"])
+    assert first.train.seed == 7
+    assert compose().train.seed == 1234
+
+
+APP = """
+import hydra
+from conf.compose import register, to_experiment
+register()
+
+@hydra.main(config_path="pkg://conf", config_name="config", version_base="1.3")
+def main(cfg):
+    print("ran", to_experiment(cfg).partition)
+
+main()
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path):
+    script = tmp_path / "app.py"
+    script.write_text(APP, encoding="utf-8")
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def run(*arguments: str) -> tuple[str, list[str]]:
+        done = subprocess.run(
+            [sys.executable, str(script), *arguments],
+            cwd=work, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout, sorted(str(file.relative_to(work)) for file in work.rglob("*") if file.is_file())
+
+    return run
+
+
+def test_hydra_writes_nothing_for_a_run(app) -> None:
+    assert app() == ("ran 1-3\n", [])
+
+
+def test_hydra_writes_one_record_of_a_sweep_below_the_runs(app) -> None:
+    output, files = app("-m", "parallel.partition=1-3,3-1", "runs_dir=elsewhere")
+    assert output == "ran 1-3\nran 3-1\n"
+    assert [Path(file).parts[:2] + Path(file).parts[3:] for file in files] == [("elsewhere", "sweeps", "multirun.yaml")]
+
+
+def test_help_lists_every_group_with_its_choices(app) -> None:
+    output, files = app("--help")
+    for group, choices in SHIPPED.items():
+        assert f"{group}: {', '.join(choices)}" in output.splitlines()
+    assert "usage: tdpp launch" in output
+    assert files == []

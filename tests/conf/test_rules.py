@@ -1,0 +1,242 @@
+"""Every rule of a configuration is told in one message: the keys, the values, what would hold."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from conf.schema import Cluster, Experiment, Gpu, NodeGroup, Parallel
+
+SEED = "experiment=seed_a10x8"
+HET = "experiment=seed_a100x1_a10x7"
+
+BROKEN = {
+    "layers are not the partition's sum": (
+        ["parallel.partition=1-4"],
+        "parallel.partition=1-4 has 1 + 4 = 5 layers, but model.layers=4; nearest that fits: 1-3",
+    ),
+    "a layer short, in a plan with empty stages": (
+        [SEED, "parallel.partition=0-11-8-8-8-8-4-0"],
+        "0 + 11 + 8 + 8 + 8 + 8 + 4 + 0 = 47 layers, but model.layers=48; nearest that fits: 0-12-8-8-8-8-4-0",
+    ),
+    "stages are not the pipeline size": (
+        ["parallel.partition=1-2-1"],
+        "parallel.partition=1-2-1 has 3 stages, but parallel.pipeline=2; "
+        "use parallel.pipeline=3, or a partition such as 2-2",
+    ),
+    "one stage is told in the singular": (["parallel.partition=4"], "parallel.partition=4 has 1 stage, but"),
+    "a partition is numbers and dashes": (
+        ["parallel.partition=2--2"],
+        "parallel.partition='2--2' is not a partition: write the transformer layers of each stage joined by dashes",
+    ),
+    "a partition without limit is not computed": (["parallel.partition=1-99999999999"], "is not a partition"),
+    "ranks are more than the GPUs": (
+        [SEED, "parallel.data=8"],
+        "parallel.tensor * parallel.data * parallel.pipeline = 1 * 8 * 8 = 64 ranks, but the chosen nodes of cluster "
+        "'a10x8', gpu2*8, have 32 GPUs; one of these fits: parallel.data=4; 16 nodes (cluster.groups.<group>.count)",
+    ),
+    "ranks are fewer than the GPUs": (
+        [SEED, "parallel.data=2"],
+        "1 * 2 * 8 = 16 ranks, but the chosen nodes of cluster 'a10x8', gpu2*8, have 32 GPUs; "
+        "one of these fits: parallel.tensor=2; parallel.data=4; 4 nodes",
+    ),
+    "no single size would fill the nodes": (
+        ["cluster.groups.local.gpus_per_node=7"],
+        "1 * 2 * 2 = 4 ranks, but the chosen nodes of cluster 'local', local, have 7 GPUs; "
+        "change these sizes or the node order",
+    ),
+    "master and slave nodes are not all nodes": (
+        [HET, "parallel.node_order=hgx+gpu2*6"],
+        "1 * 4 * 8 = 32 ranks, but the chosen nodes of cluster 'a100x1_a10x7', hgx+gpu2*6, have 28 GPUs",
+    ),
+    "the order has more nodes than the group": (
+        [HET, "parallel.node_order=hgx+gpu2*8"],
+        "parallel.node_order=hgx+gpu2*8 has 8 nodes of group 'gpu2', but cluster.groups.gpu2.count=7; use at most 7",
+    ),
+    "the order names a group that is not there": (
+        [HET, "parallel.node_order=dgx+gpu2*7"],
+        "parallel.node_order=dgx+gpu2*7 names the node group 'dgx', which cluster 'a100x1_a10x7' has not; "
+        "it has: hgx, gpu2",
+    ),
+    "a node order is groups and counts": (
+        [HET, "parallel.node_order=hgx+gpu2*0"],
+        "parallel.node_order='hgx+gpu2*0' is not a node order: 'gpu2*0' is neither a group name nor GROUP*COUNT",
+    ),
+    "the batch is not whole micro-batches": (
+        ["parallel.global_batch_size=18"],
+        "parallel.global_batch_size=18 is not divisible by parallel.data * parallel.micro_batch_size = 2 * 2 = 4; "
+        "nearest that are: 16, 20",
+    ),
+    "the batch is smaller than one micro-batch each": (
+        ["parallel.global_batch_size=3"],
+        "parallel.global_batch_size=3 is not divisible by parallel.data * parallel.micro_batch_size = 2 * 2 = 4; "
+        "nearest that are: 4",
+    ),
+    "tensor does not fit a node": (
+        [SEED, "parallel.tensor=8", "parallel.data=1", "parallel.pipeline=4", "parallel.partition=null"],
+        "parallel.tensor=8 does not fit cluster.groups.gpu2.gpus_per_node=4: a tensor-parallel group lies inside one "
+        "node; nearest that fit: 4",
+    ),
+    "tensor does not divide the heads": (
+        ["parallel.tensor=3"],
+        "model.heads=4 is not divisible by parallel.tensor=3; nearest parallel.tensor that divide it: 2, 4",
+    ),
+    "heads do not divide the hidden size": (
+        ["model.heads=5"],
+        "model.hidden=64 is not divisible by model.heads=5; nearest model.heads that divide it: 4, 8",
+    ),
+    **{
+        f"{key} must be at least 1": ([f"{key}=0"], f"{key}=0 must be at least 1")
+        for key in (
+            "model.layers",
+            "model.heads",
+            "model.vocab_size",
+            "parallel.tensor",
+            "parallel.data",
+            "parallel.pipeline",
+            "parallel.micro_batch_size",
+            "parallel.global_batch_size",
+            "train.iterations",
+            "train.log_interval",
+            "train.comm_timeout_s",
+            "executor.time_min",
+            "cluster.groups.local.count",
+            "cluster.groups.local.gpus_per_node",
+        )
+    },
+    "a port is one that users may open": (
+        ["executor.master_port=80"],
+        "executor.master_port=80 must be between 1024 and 65535",
+    ),
+    "a container has an image": (
+        ["container.kind=enroot"],
+        "container.kind=enroot needs container.image, such as",
+    ),
+    "a group's GPU is in the cluster": (
+        ["cluster.groups.local.gpu=a10"],
+        "cluster.groups.local.gpu=a10 is not in cluster.gpus, which has: cpu",
+    ),
+    "several nodes have a number of GPUs": (
+        ["cluster.groups.local.count=2"],
+        "cluster.groups.local.gpus_per_node=null (as many ranks as the plan asks for) needs a cluster of one node; "
+        "give the number of GPUs per node",
+    ),
+    "a GPU has a speed": (
+        ["cluster.gpus.cpu.fp16_tflops=0"],
+        "cluster.gpus.cpu.fp16_tflops=0.0 must be a number above 0",
+    ),
+    "a link has a bandwidth": (
+        ["cluster.groups.local.inter_gbit_per_s=0"],
+        "cluster.groups.local.inter_gbit_per_s=0.0 must be a number above 0",
+    ),
+    "a latency is not negative": (
+        ["cluster.groups.local.intra_latency_us=-1"],
+        "cluster.groups.local.intra_latency_us=-1.0 must be a number, 0 or above",
+    ),
+    "a price is a number": (
+        ["cluster.groups.local.price_per_hour=nan"],
+        "cluster.groups.local.price_per_hour=nan must be a number, 0 or above",
+    ),
+    "min_lr is not above lr": (
+        ["train.min_lr=0.1"],
+        "train.min_lr=0.1 must be between 0 and train.lr=0.003",
+    ),
+    "lr is a number": (["train.lr=nan"], "train.lr=nan must be a number above 0"),
+    "warm-up ends before the iterations": (
+        ["train.lr_warmup_iterations=50"],
+        "train.lr_warmup_iterations=50 must be at least 0 and less than train.iterations=50",
+    ),
+    "warm-up ends before the decay": (
+        ["train.lr_warmup_iterations=5", "train.lr_decay_iterations=5"],
+        "train.lr_warmup_iterations=5 must be at least 0 and less than train.lr_decay_iterations=5",
+    ),
+    "a beta is below 1": (["train.adam_beta2=1"], "train.adam_beta2=1.0 must be at least 0 and less than 1"),
+    "clipping is not negative": (["train.clip_grad=-1"], "train.clip_grad=-1.0 must be a number, 0 or above"),
+    "a split is three weights": (["data.split='9,1'"], "data.split='9,1' must be three weights"),
+    "a split trains on something": (["data.split='0,1,1'"], "data.split='0,1,1' must be three weights"),
+    "a name is not a path": (["name=a/b"], "name='a/b' cannot name a run folder"),
+    "a name is not an option": (["name='-x'"], "name='-x' cannot name a run folder"),
+    "a name is not the folder of job links": (["name=by_job"], "name='by_job' cannot name a run folder"),
+    "a name is one printable line": (["name='a\tb'"], r"name='a\tb' cannot name a run folder"),
+    "a name is not blank": (["name=' '"], "name=' ' cannot name a run folder"),
+    "a missing value is named": (["data.prefix=???"], "data.prefix has no value: give data.prefix=…"),
+    "a reference that leads nowhere is named": (
+        ["name=${nope}"],
+        "name cannot be resolved: Interpolation key 'nope' not found; give name=…",
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_rule_names_keys_values_and_what_would_hold(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compose(overrides)
+
+
+@pytest.mark.parametrize("name", ["tiny", "two words", 'it\'s "it"', "größe", "2026", "a=b"])
+def test_a_run_may_have_any_name_that_is_a_folder_name(demo: Experiment, name: str) -> None:
+    assert replace(demo, name=name).name == name
+
+
+@pytest.fixture(scope="module")
+def demo() -> Experiment:
+    return compose(["experiment=demo"])
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 4096))
+def test_the_batches_proposed_are_divisible_and_the_nearest(data: int, micro: int, batch: int) -> None:
+    assume(batch % (data * micro))
+    with pytest.raises(ConfigError) as caught:
+        Parallel(data=data, micro_batch_size=micro, global_batch_size=batch)
+    proposed = [int(n) for n in str(caught.value).rpartition(": ")[2].split(", ")]
+    for value in proposed:
+        Parallel(data=data, micro_batch_size=micro, global_batch_size=value)
+    legal = range(data * micro, batch + 2 * data * micro, data * micro)
+    nearest = min(abs(value - batch) for value in legal)
+    assert min(abs(value - batch) for value in proposed) == nearest
+
+
+@given(st.lists(st.integers(0, 20), min_size=2, max_size=2), st.integers(1, 40))
+def test_the_partition_proposed_is_accepted(demo: Experiment, parts: list[int], layers: int) -> None:
+    assume(sum(parts) != layers)
+    parallel = replace(demo.parallel, partition=None)
+    whole = replace(demo, model=replace(demo.model, layers=layers), parallel=parallel)
+    with pytest.raises(ConfigError) as caught:
+        replace(whole, parallel=replace(parallel, partition="-".join(map(str, parts))))
+    proposed = str(caught.value).rpartition("nearest that fits: ")[2]
+    assert replace(whole, parallel=replace(parallel, partition=proposed)).partition.layers
+
+
+@given(
+    st.integers(1, 8), st.integers(1, 8), st.sampled_from((1, 2, 4)), st.integers(1, 8), st.sampled_from((1, 2, 4, 8))
+)
+def test_the_parallel_sizes_proposed_are_accepted(
+    demo: Experiment, data: int, pipeline: int, tensor: int, nodes: int, per_node: int
+) -> None:
+    assume(data * pipeline * tensor != nodes * per_node)
+    group = replace(demo.cluster.groups["local"], count=nodes, gpus_per_node=per_node)
+    cluster = replace(demo.cluster, groups={"local": group})
+    parallel = Parallel(tensor=tensor, data=data, pipeline=pipeline, global_batch_size=840)
+    with pytest.raises(ConfigError) as caught:
+        replace(demo, cluster=cluster, parallel=parallel)
+    for key, value in re.findall(r"parallel\.(\w+)=(\d+)", str(caught.value)):
+        assert replace(demo, cluster=cluster, parallel=replace(parallel, **{key: int(value)}))
+
+
+def test_a_cluster_without_groups_is_refused() -> None:
+    with pytest.raises(ConfigError, match=re.escape("cluster.groups of cluster 'bare' is empty")):
+        Cluster(name="bare")
+
+
+def test_a_group_name_can_be_written_in_a_node_order() -> None:
+    gpu = Gpu(name="G", memory_gib=1, fp32_tflops=1, fp16_tflops=1, bf16_tflops=1, memory_gb_per_s=1)
+    links = {"intra_gbit_per_s": 1, "intra_latency_us": 0, "inter_gbit_per_s": 1, "inter_latency_us": 0}
+    group = NodeGroup(gpus_per_node=1, gpu="g", **links)
+    with pytest.raises(ConfigError, match=re.escape("'a+b' is not a group name")):
+        Cluster(name="c", gpus={"g": gpu}, groups={"a+b": group})
