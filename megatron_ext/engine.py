@@ -82,8 +82,8 @@ class Engine:
         all_reduce(loss, self._groups.data, "all-reduce of the loss")
         if not math.isfinite(loss.item()):
             raise EngineError(
-                f"iteration {iteration}: the loss is {loss.item()}; nothing after it would mean anything. A smaller train.lr, a longer "
-                "train.lr_warmup_iterations or a smaller train.clip_grad may help"
+                f"iteration {iteration}: the loss is {loss.item()}; nothing after it would mean anything. "
+                "A smaller train.lr, a longer train.lr_warmup_iterations or a smaller train.clip_grad may help"
             )
         return StepResult(loss.item(), norm)
 

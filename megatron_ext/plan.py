@@ -132,6 +132,7 @@ def _typed(kind: Type[T], values: Dict[str, Any], path: Path) -> T:
     wanted = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if wanted != set(values):
         raise EngineError(
-            f"{path}: {kind.__name__} needs the keys {sorted(wanted)}, missing {sorted(wanted - set(values))}, unknown {sorted(set(values) - wanted)}"
+            f"{path}: {kind.__name__} needs the keys {sorted(wanted)}; "
+            f"missing {sorted(wanted - set(values))}, unknown {sorted(set(values) - wanted)}"
         )
     return kind(**values)

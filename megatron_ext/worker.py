@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Dict, Iterator, List, Optional
 
+import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: loaded once here, not in every rank)
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from megatron_ext.errors import EngineError, PeerLost
@@ -169,7 +170,8 @@ def _open_store(plan: Plan) -> TCPStore:
         )
     except RuntimeError as error:
         raise EngineError(
-            f"executor.master_port={plan.master_port}: cannot listen there on {host}: {str(error).splitlines()[0]}; choose another port, or null for a free one"
+            f"executor.master_port={plan.master_port}: cannot listen there on {host}: {str(error).splitlines()[0]}; "
+            "choose another port, or null for a free one"
         ) from error
     _write_json(plan.folder / "master.json", {"host": host, "port": store.port})
     return store

@@ -1,0 +1,32 @@
+"""Fixtures for runs of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_ext.indexed_dataset import write_indexed
+from tests.megatron_ext.engine_run import VOCAB, EngineRun, make_run
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Indexed data of random documents, some shorter and some longer than a sequence."""
+    prefix = tmp_path_factory.mktemp("corpus") / "text_document"
+    random = np.random.default_rng(0)
+    lengths = random.integers(3, 90, size=60)
+    write_indexed(prefix, (random.integers(0, VOCAB, n, dtype=np.uint16) for n in lengths), np.dtype(np.uint16))
+    return prefix
+
+
+@pytest.fixture
+def engine_run(tmp_path: Path, corpus: Path) -> Callable[..., EngineRun]:
+    """Makes a run folder of the tiny model with some overrides."""
+
+    def make(*overrides: str) -> EngineRun:
+        return make_run(tmp_path / "run", corpus, *overrides)
+
+    return make

@@ -1,0 +1,83 @@
+"""Runs of the engine with real processes, started as the node agent starts them but without a new Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from conf.compose import compose
+from conf.rundir import RunDir
+from launch.plan import make_plan
+from megatron_ext import worker
+from megatron_ext.plan import Plan
+
+VOCAB = 61
+TINY = (
+    "model.layers=3 model.hidden=32 model.heads=2 model.sequence_length=24 "
+    f"model.vocab_size={VOCAB} model.vocab_multiple=1 train.iterations=4 train.log_interval=1 train.lr=1e-3 "
+    "train.min_lr=1e-5 train.lr_warmup_iterations=1 train.comm_timeout_s=20 train.clip_grad=0.5 "
+    "parallel.global_batch_size=8 parallel.partition=null"
+).split()
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """A run folder that holds only what the engine itself reads and writes."""
+
+    run: RunDir
+    plan: Plan
+
+    def start(self) -> int:
+        """Forks the worker of node 0, with its output in nodes/; returns its pid."""
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            for stream, path in ((1, self.run.node_out("local-0")), (2, self.run.node_err("local-0"))):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # not pytest's
+            code = 1
+            try:
+                code = worker.main([str(self.run.plan), "0"])
+            finally:
+                os._exit(code)
+        return pid
+
+    def go(self) -> int:
+        """Runs to the end; the worker's exit code."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.start(), 0)[1])
+
+    def stderr(self) -> str:
+        return self.run.node_err("local-0").read_text()
+
+    def errors(self) -> list[dict]:
+        return [json.loads(path.read_text()) for path in sorted(self.run.errors.glob("*.json"))]
+
+    def metrics(self) -> list[dict]:
+        return [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
+
+    def losses(self) -> np.ndarray:
+        return np.array([line["loss"] for line in self.metrics()])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Every weight of the final checkpoint, by its file and name."""
+        folder = self.run.checkpoints / (self.run.checkpoints / "latest").read_text().strip()
+        return {
+            f"{path.stem}.{name}": tensor
+            for path in sorted(folder.glob("*.pt"))
+            for name, tensor in torch.load(path)["weights"].items()
+        }
+
+
+def make_run(folder: Path, prefix: Path, *overrides: str) -> EngineRun:
+    """A run folder for the tiny model with some overrides."""
+    run = RunDir(folder)
+    for part in (run.nodes, run.events, run.errors, run.checkpoints):
+        part.mkdir(parents=True)
+    run.write_json(run.plan, make_plan(compose([*TINY, f"data.prefix={prefix}", *overrides]), f"test/{folder.name}"))
+    return EngineRun(run, Plan.read(run.plan))

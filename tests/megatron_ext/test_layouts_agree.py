@@ -1,0 +1,100 @@
+"""Every layout trains the same model: losses and final weights equal a plain single-process loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from megatron_ext.gpt_data import GptSamples
+from megatron_ext.model import Stage, token_loss
+from megatron_ext.optimizer import learning_rate
+from tests.megatron_ext.engine_run import VOCAB, EngineRun, make_run
+
+LAYERS = 3
+
+
+def partitions(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """Every way to lay `layers` out over `stages`, stages without layers included."""
+    if stages == 1:
+        return [(layers,)]
+    return [(first, *rest) for first in range(layers + 1) for rest in partitions(layers - first, stages - 1)]
+
+
+GRID = [
+    (data, stages, "-".join(map(str, partition)), micro)
+    for data, stages, micro in product((1, 2), (1, 2, 3), (1, 4))
+    for partition in partitions(LAYERS, stages)
+] + [(1, 1, "3", 8), (4, 1, "3", 2), (1, 4, "0-2-0-1", 1), (2, 4, "0-1-2-0", 2), (4, 2, "1-2", 1)]
+
+
+@pytest.fixture(scope="module")
+def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+    """Losses and weights of a textbook loop: one module, torch's AdamW and clipping, no code of the engine's step."""
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    one = ["parallel.data=1", "parallel.pipeline=1", "parallel.partition=null", "parallel.micro_batch_size=8"]
+    plan = make_run(folder, corpus, *one).plan
+    train = plan.train
+    model = Stage(plan, 0)
+    named = model.parameters_by_name()
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": train.weight_decay},
+            {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_eps,
+    )
+    samples = GptSamples(str(corpus), plan.data_split, "train", 4 * 8, plan.model.sequence_length, train.seed, VOCAB)
+    losses = []
+    for step in range(train.iterations):
+        tokens = torch.stack([torch.from_numpy(samples.tokens(step * 8 + i)) for i in range(8)])
+        optimizer.zero_grad()
+        loss = token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_grad)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, train)
+        optimizer.step()
+        losses.append(loss.item())
+    return np.array(losses), {name: p.detach() for name, p in named}
+
+
+@pytest.mark.parametrize(
+    ("data", "pipeline", "partition", "micro"), GRID, ids=[f"data{d}-stages{p}-{c}-micro{m}" for d, p, c, m in GRID]
+)
+def test_losses_and_weights_equal_the_single_process(
+    engine_run: Callable[..., EngineRun],
+    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+    data: int,
+    pipeline: int,
+    partition: str,
+    micro: int,
+) -> None:
+    run = engine_run(
+        f"parallel.data={data}",
+        f"parallel.pipeline={pipeline}",
+        f"parallel.partition={partition}",
+        f"parallel.micro_batch_size={micro}",
+    )
+    assert run.go() == 0, run.stderr()
+    losses, weights = reference
+    np.testing.assert_allclose(run.losses(), losses, rtol=0, atol=1e-5)
+    found = run.weights()
+    expected = {_checkpoint_name(name): tensor for name, tensor in weights.items()}
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[name], tensor, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def _checkpoint_name(name: str) -> str:
+    if not name.startswith("layers."):
+        return name
+    _, number, rest = name.split(".", 2)
+    return f"layer-{int(number):05d}.{rest}"

@@ -1,0 +1,158 @@
+"""The engine's smaller parts against figures and definitions that are not its own."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_ext.flat import FlatWeights, _buckets
+from megatron_ext.grid import Grid
+from megatron_ext.log import iteration_line
+from megatron_ext.model import Stage
+from megatron_ext.optimizer import learning_rate
+from megatron_ext.plan import TrainConfig
+from megatron_ext.timeline import MAGIC, NAMES, Recorder
+from tests.megatron_ext.engine_run import make_run
+
+RECORD = np.dtype(
+    [
+        ("name", "<u2"),
+        ("flags", "<u2"),
+        ("iteration", "<u4"),
+        ("micro_batch", "<i4"),
+        ("peer", "<i4"),
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
+    ]
+)
+SEED_TRAIN = TrainConfig(
+    iterations=50,
+    seed=1234,
+    lr=1.5e-4,
+    min_lr=1e-5,
+    lr_warmup_iterations=3200,
+    lr_decay_iterations=320000,
+    weight_decay=0.01,
+    adam_beta1=0.9,
+    adam_beta2=0.999,
+    adam_eps=1e-8,
+    clip_grad=1.0,
+    log_interval=10,
+    checkpoint=False,
+    comm_timeout_s=60,
+)
+
+
+@pytest.mark.parametrize(
+    ("updates", "logged"), [(15, "7.031E-07"), (25, "1.172E-06"), (35, "1.641E-06")], ids=["15", "25", "35"]
+)
+def test_warm_up_gives_the_learning_rates_of_the_published_run(updates: int, logged: str) -> None:
+    assert f"{learning_rate(updates, SEED_TRAIN):.3E}" == logged
+
+
+def test_the_cosine_starts_at_lr_passes_the_middle_and_ends_at_min_lr() -> None:
+    middle = (3200 + 320000) // 2
+    assert learning_rate(3200, SEED_TRAIN) == 1.5e-4
+    assert learning_rate(middle, SEED_TRAIN) == pytest.approx((1.5e-4 + 1e-5) / 2)
+    assert learning_rate(320000, SEED_TRAIN) == learning_rate(400000, SEED_TRAIN) == 1e-5
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 6))
+def test_groups_cover_the_grid_in_megatrons_order(tensor: int, data: int, pipeline: int) -> None:
+    grid = Grid(tensor, data, pipeline)
+    world = tensor * data * pipeline
+    for rank in range(world):
+        stage, dp, tp = grid.coordinates(rank)
+        assert rank == (stage * data + dp) * tensor + tp
+    for groups, differing in ((grid.data_groups(), 1), (grid.pipeline_groups(), 0)):
+        assert sorted(rank for group in groups for rank in group) == list(range(world))
+        for group in groups:
+            places = np.array([grid.coordinates(rank) for rank in group])
+            same = [axis for axis in range(3) if axis != differing]
+            assert (places[:, same] == places[0, same]).all()
+    assert grid.embedding_groups() == ([[g[0], g[-1]] for g in grid.pipeline_groups()] if pipeline > 1 else [])
+
+
+def test_flat_weights_are_views_and_buckets_cover_them_once(tmp_path: Path, corpus: Path) -> None:
+    plan = make_run(tmp_path / "run", corpus, "parallel.data=1", "parallel.pipeline=1", "parallel.partition=3").plan
+    stage = Stage(plan, 0)
+    before = {name: p.detach().clone() for name, p in stage.parameters_by_name()}
+    flat = FlatWeights(stage.parameters_by_name())
+    for name, view in flat.views(flat.weight.data):
+        assert torch.equal(view, before[name])
+    flat.weight.data.zero_()
+    assert all(not p.any() for p in stage.parameters())
+    for size in (1, 1000, 10**9):
+        buckets = _buckets(flat, size)
+        assert [name for _, names in buckets for name in names] == list(flat.slices)
+        assert buckets[0][0].start == 0
+        assert buckets[-1][0].stop == flat.weight.numel()
+        assert all(a.stop == b.start for (a, _), (b, _) in pairwise(buckets))
+
+
+def test_a_log_line_reads_as_megatrons(tmp_path: Path, corpus: Path) -> None:
+    plan = make_run(tmp_path / "run", corpus, "train.iterations=50").plan
+    line = iteration_line(
+        plan,
+        {
+            "iteration": 30,
+            "consumed_samples": 1920,
+            "elapsed_ms": 1423.8,
+            "learning_rate": 7.031e-7,
+            "loss": 10.17721,
+            "grad_norm": 16.666,
+            "skipped": 0,
+            "nan": 0,
+        },
+    )
+    seed = (
+        " iteration       30/      50 | consumed samples:         1920 | elapsed time per iteration (ms): 1423.8 | "
+        "learning rate: 7.031E-07 | global batch size:    64 | lm loss: 1.017721E+01 | loss scale: 262144.0 | "
+        "grad norm: 16.666 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+    )
+    assert line == seed.replace("262144.0", "1.0").replace("size:    64", "size:     8")
+
+
+def test_records_read_back_as_written_and_unflushed_ones_are_all_that_a_crash_loses(
+    tmp_path: Path, corpus: Path
+) -> None:
+    plan = make_run(tmp_path / "run", corpus).plan
+    path = tmp_path / "rank.bin"
+    recorder = Recorder.open(path, plan, plan.ranks[1])
+    recorder.iteration = 7
+    recorder.record("forward-send", 10, 20, micro_batch=3, peer=2)
+    recorder.clock(100, 250, 2**40)
+    recorder.flush()
+    recorder.record("optimizer", 30, 40)
+    raw = path.read_bytes()
+    assert raw.startswith(MAGIC)
+    start = 12 + int.from_bytes(raw[8:12], "little")
+    found = np.frombuffer(raw[start:], RECORD)
+    assert found.tolist() == [
+        (NAMES.index("forward-send"), 0, 7, 3, 2, 10, 20),
+        (NAMES.index("clock"), 0, 7, -1, 2**31 - 1, 100, 250),
+    ]
+    recorder.close()
+    assert len(path.read_bytes()) == len(raw) + RECORD.itemsize
+
+
+def test_a_recorder_without_a_file_writes_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(None)
+    with recorder.span("optimizer"):
+        pass
+    recorder.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_documented_event_names_are_the_recorded_ones() -> None:
+    text = Path("docs/formats.md").read_text()
+    documented = re.search(r"^Names: `([^`]+)`", text, re.M | re.S)
+    assert documented is not None
+    assert set(documented[1].split()) | {"clock"} == set(NAMES)

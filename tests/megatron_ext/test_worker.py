@@ -1,0 +1,149 @@
+"""The worker's promises: exit codes, the first cause told first, and nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron_ext.indexed_dataset import write_indexed
+from tests.megatron_ext.engine_run import EngineRun, make_run
+
+FOUR_RANKS = ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=1")
+LONG = ("train.iterations=100000", "train.log_interval=1")
+
+
+def pids(run: EngineRun) -> dict[int, int]:
+    """Process ids by rank, as published; empty before that."""
+    path = run.run.node_ranks("local-0")
+    return {entry["rank"]: entry["pid"] for entry in json.loads(path.read_text())} if path.exists() else {}
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture
+def long_run(engine_run: Callable[..., EngineRun]) -> Iterator[tuple[EngineRun, int]]:
+    """Four ranks that train until somebody ends them."""
+    run = engine_run(*FOUR_RANKS, *LONG)
+    worker = run.start()
+    wait_for(lambda: len(pids(run)) == 4)
+    yield run, worker
+    for pid in pids(run).values():
+        assert not alive(pid)
+
+
+@pytest.mark.parametrize("when", ["while-starting", "while-training"])
+@pytest.mark.parametrize("rank", range(4))
+def test_a_killed_rank_is_named_first_and_takes_the_others_along(
+    long_run: tuple[EngineRun, int], rank: int, when: str
+) -> None:
+    run, worker = long_run
+    if when == "while-training":
+        wait_for(run.run.metrics.exists)
+    os.kill(pids(run)[rank], signal.SIGKILL)
+    start = time.monotonic()
+    assert ended(worker) == 1
+    assert time.monotonic() - start < 10
+    causes = [error for error in run.errors() if not error["symptom"]]
+    assert [(error["rank"], error["type"]) for error in causes] == [(rank, "Killed")]
+    assert "SIGKILL" in causes[0]["message"]
+    exits = {entry["rank"]: entry["exit_code"] for entry in json.loads(run.run.node_ranks("local-0").read_text())}
+    assert exits[rank] == -signal.SIGKILL
+    assert None not in exits.values()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_told_to_stop_it_ends_its_ranks_and_blames_none(long_run: tuple[EngineRun, int], signum: int) -> None:
+    run, worker = long_run
+    wait_for(run.run.metrics.exists)
+    os.kill(worker, signum)
+    assert ended(worker) == 143
+    assert run.errors() == []
+
+
+def test_a_killed_worker_takes_its_ranks_along(long_run: tuple[EngineRun, int]) -> None:
+    run, worker = long_run
+    wait_for(run.run.metrics.exists)
+    os.kill(worker, signal.SIGKILL)
+    ended(worker)
+    wait_for(lambda: not any(alive(pid) for pid in pids(run).values()), seconds=5)
+
+
+def test_a_stopped_rank_is_given_up_after_the_timeout_and_named_by_who_waited(
+    engine_run: Callable[..., EngineRun],
+) -> None:
+    run = engine_run(
+        "parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-2", *LONG, "train.comm_timeout_s=2"
+    )
+    worker = run.start()
+    wait_for(run.run.metrics.exists)
+    os.kill(pids(run)[1], signal.SIGSTOP)
+    assert ended(worker) == 1
+    (error,) = run.errors()
+    assert (error["rank"], error["type"]) == (0, "PeerLost")
+    assert "rank 1" in error["message"]
+    assert not alive(pids(run)[1])
+
+
+def test_a_taken_port_is_named(engine_run: Callable[..., EngineRun]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        run = engine_run(f"executor.master_port={port}")
+        assert run.go() == 1
+    assert f"error: executor.master_port={port}: cannot listen there" in run.stderr()
+    assert not any(alive(pid) for pid in pids(run).values())
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_iteration_and_rank(
+    engine_run: Callable[..., EngineRun],
+) -> None:
+    run = engine_run(*FOUR_RANKS, "train.lr=1e30", "train.clip_grad=0", "train.iterations=30")
+    assert run.go() == 1
+    causes = [error for error in run.errors() if not error["symptom"]]
+    assert {error["stage"] for error in causes} == {1}
+    assert all("the loss is nan" in error["message"] for error in causes)
+    assert "Traceback" not in run.stderr()
+
+
+def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path) -> None:
+    prefix = tmp_path / "foreign"
+    write_indexed(prefix, [np.full(500, 300, np.uint16)] * 4, np.dtype(np.uint16))
+    run = make_run(tmp_path / "run", prefix)
+    assert run.go() == 1
+    assert "300" in run.stderr()
+    assert "61" in run.stderr()
+
+
+def test_a_checkpoint_folder_that_cannot_be_written_is_named(engine_run: Callable[..., EngineRun]) -> None:
+    run = engine_run("train.iterations=2")
+    run.run.checkpoints.rmdir()
+    run.run.checkpoints.write_text("in the way")
+    assert run.go() == 1
+    assert "checkpoint" in run.stderr()
+    assert "cannot be written" in run.stderr()
+    assert run.run.checkpoints.read_text() == "in the way"
