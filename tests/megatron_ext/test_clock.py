@@ -1,0 +1,56 @@
+"""Clocks of ranks on different hosts are compared with rank 0's."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from megatron_ext import clock
+from megatron_ext.timeline import NAMES, Recorder
+from tests.megatron_ext.engine_run import make_run
+from tests.megatron_ext.test_parts import RECORD
+
+HOSTS = ["a", "a", "b", "c"]
+
+
+def rank_main(rank: int, folder: Path, run: Path, corpus: Path) -> None:
+    plan = make_run(run, corpus, "parallel.data=4", "parallel.pipeline=1").plan
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 4), rank=rank, world_size=4)
+    socket.gethostname = lambda: HOSTS[rank]
+    recorder = Recorder.open(folder / f"{rank}.bin", plan, plan.ranks[rank])
+    clock.align(recorder, torch.device("cpu"))
+    recorder.close()
+    dist.destroy_process_group()
+
+
+def test_every_rank_learns_its_offset_and_how_uncertain_it_is(tmp_path: Path, corpus: Path) -> None:
+    children = []
+    for rank in range(4):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                rank_main(rank, tmp_path, tmp_path / f"run{rank}", corpus)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+    for rank, host in enumerate(HOSTS):
+        raw = (tmp_path / f"{rank}.bin").read_bytes()
+        (record,) = np.frombuffer(raw[12 + int.from_bytes(raw[8:12], "little") :], RECORD)
+        assert NAMES[record["name"]] == "clock"
+        # All ranks share this machine's clock, so the true offset is 0.
+        offset = record["end_ns"] - record["start_ns"]
+        if host == HOSTS[0]:
+            assert (offset, record["peer"]) == (0, 0)
+        else:
+            assert 0 < record["peer"] < 50_000_000
+            assert abs(offset) <= record["peer"]
