@@ -205,12 +205,6 @@ def test_hydra_writes_nothing_for_a_run(app) -> None:
     assert app() == ("ran 1-3\n", [])
 
 
-def test_hydra_writes_one_record_of_a_sweep_below_the_runs(app) -> None:
-    output, files = app("-m", "parallel.partition=1-3,3-1", "runs_dir=elsewhere")
-    assert output == "ran 1-3\nran 3-1\n"
-    assert [Path(file).parts[:2] + Path(file).parts[3:] for file in files] == [("elsewhere", "sweeps", "multirun.yaml")]
-
-
 def test_help_lists_every_group_with_its_choices(app) -> None:
     output, files = app("--help")
     for group, choices in SHIPPED.items():

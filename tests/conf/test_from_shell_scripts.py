@@ -1,0 +1,90 @@
+"""The page for people who come from the shell scripts names every field, and only keys and commands that exist."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from conf.compose import compose
+from conf.schema import Experiment
+from launch.cli import COMMANDS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "from-shell-scripts.md").read_text(encoding="utf-8")
+
+FIELDS = [
+    "HOMOGENEOUS_CLUSTER",
+    "MODEL",
+    "NPROC_PER_NODE",
+    "NNODES",
+    "WORLD_SIZE",
+    "GLOBAL_BATCH_SIZE",
+    "MICRO_BATCH_SIZE",
+    "TENSOR_MP_SIZE",
+    "DP_SIZE",
+    "PIPELINE_MP_SIZE",
+    "PARTITION",
+    "NSYS",
+    "PROFILE",
+    "MASTER_PORT",
+    "RELOAD_CONTAINER",
+]
+"""Of `_00_conf.sh`."""
+
+
+def rows(heading: str) -> list[tuple[str, str]]:
+    """First and second cell of each row of the table below a heading."""
+    section = re.split(r"^## ", TEXT, flags=re.MULTILINE)
+    table = next(part for part in section if part.startswith(heading))
+    cells = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
+    return [(first.strip(), second.strip()) for first, second, _ in cells[2:]]
+
+
+def keys(cls: type, prefix: str = "") -> set[str]:
+    """Every key of the schema; an entry of a dict is `<group>`, as for node groups."""
+    found = set()
+    for name, hint in get_type_hints(cls).items():
+        found.add(prefix + name)
+        nested = [hint, *get_args(hint)]
+        for kind in filter(is_dataclass, nested):
+            between = "" if kind is hint else "<group>."
+            found |= keys(kind, f"{prefix}{name}.{between}")
+    return found
+
+
+MAPPED = [
+    (field, key)
+    for heading in ("`_00_conf.sh`", "`_02_homo_job.sh`")
+    for field, cell in rows(heading)
+    for key in re.findall(r"`([^`]+)`", cell)
+]
+
+
+def test_every_field_of_the_configuration_script_has_its_row_in_order() -> None:
+    assert [field.strip("`") for field, _ in rows("`_00_conf.sh`")] == FIELDS
+
+
+def test_every_field_has_a_key() -> None:
+    assert {field for field, _ in MAPPED} == {field for heading in ("`_00", "`_02") for field, _ in rows(heading)}
+
+
+@pytest.mark.parametrize(("field", "key"), MAPPED, ids=[f"{field} is {key}" for field, key in MAPPED])
+def test_every_key_named_exists(field: str, key: str) -> None:
+    assert key in keys(Experiment)
+
+
+def test_the_keys_of_the_schema_are_those_that_a_configuration_has() -> None:
+    assert {key for key in keys(Experiment) if "." not in key} == {field.name for field in fields(compose())}
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"`tdpp (\w+)", TEXT))))
+def test_every_command_named_exists(command: str) -> None:
+    assert command in COMMANDS
+
+
+@pytest.mark.parametrize("choice", sorted(set(re.findall(r"`((?:experiment|data|model)=\w+)`", TEXT))))
+def test_every_choice_named_composes(choice: str) -> None:
+    assert compose([choice, *(["parallel.partition=null"] if choice.startswith("model") else [])])

@@ -1,0 +1,212 @@
+"""Who may import whom, and what may lie where: the rules that keep the rooms apart."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+
+ROOMS = {
+    "conf": [],
+    "megatron_ext": [],
+    "data_prep": ["conf", "megatron_ext.indexed_dataset", "megatron_ext.index_maps", "megatron_ext.errors"],
+    "fasop": ["conf"],
+    "launch": ["conf"],
+    "reports": ["conf", "fasop"],
+}
+"""What a room may import of the others: whole rooms, or single modules."""
+
+DISPATCHER = "launch/cli.py"
+"""The command line alone knows every room."""
+
+HEAVY = ["torch", "pandas", "plotly"]
+
+TOP_LEVEL = {
+    *ROOMS,
+    *("tests", "docs", "benchmarks", ".ci"),
+    *("pyproject.toml", "constraints.txt", "Makefile", "README.md", "LICENSE", ".gitignore"),
+}
+
+FILES = sorted(str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+RANK_FILES = [file for file in FILES if file.startswith("megatron_ext/")]
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Every module that the file imports, also inside functions and for type checking, as dotted names.
+
+    `from a.b import c` counts as `a.b.c`, for c may be a module.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                assert level == 0, f"line {node.lineno}: a relative import hides the room"
+                yield from (f"{module}.{name.name}" for name in names)
+            case ast.Call(func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module")):
+                argument = node.args[0]
+                assert isinstance(argument, ast.Constant), f"line {node.lineno}: an import nobody can check"
+                yield str(argument.value)
+
+
+def within(module: str, allowed: list[str]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in allowed)
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file != DISPATCHER])
+def test_a_room_imports_only_the_rooms_it_may(file: str) -> None:
+    room = file.split("/")[0]
+    ours = [module for module in imports(ast.parse((ROOT / file).read_text())) if module.split(".")[0] in ROOMS]
+    assert [module for module in ours if not within(module, [room, *ROOMS[room]])] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import a.b, c", ["a.b", "c"]),
+        ("from a import b", ["a.b"]),
+        ("def f():\n    from a.b import c", ["a.b.c"]),
+        ("if TYPE_CHECKING:\n    import a", ["a"]),
+        ("import_module('a.b')", ["a.b"]),
+        ("importlib.import_module('a')", ["a"]),
+    ],
+)
+def test_every_way_to_import_is_seen(source: str, found: list[str]) -> None:
+    assert list(imports(ast.parse(source))) == found
+
+
+@pytest.mark.parametrize("source", ["from . import a", "import_module(name)"])
+def test_an_import_that_cannot_be_checked_is_refused(source: str) -> None:
+    with pytest.raises(AssertionError, match="line 1"):
+        list(imports(ast.parse(source)))
+
+
+@pytest.mark.parametrize("file", RANK_FILES)
+def test_a_rank_needs_only_torch_numpy_and_the_standard_library(file: str) -> None:
+    roots = {module.split(".")[0] for module in imports(ast.parse((ROOT / file).read_text()))}
+    assert roots <= {"megatron_ext", "torch", "numpy"} | sys.stdlib_module_names - {"graphlib", "tomllib", "zoneinfo"}
+
+
+NEWER_THAN_3_8 = {
+    "functools.cache",
+    "itertools.pairwise",
+    "enum.StrEnum",
+    "datetime.UTC",
+    "typing.Annotated",
+    "typing.Concatenate",
+    "typing.ParamSpec",
+    "typing.Self",
+    "typing.TypeAlias",
+    "typing.TypeGuard",
+    "typing.assert_never",
+}
+
+
+def newer_than_3_8(tree: ast.Module) -> Iterator[str]:
+    """What Python 3.8 parses but does not run, or runs otherwise."""
+    annotations = {
+        id(part)
+        for node in ast.walk(tree)
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if annotation is not None
+        for part in ast.walk(annotation)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(value=ast.Name(id="dict" | "list" | "set" | "tuple" | "type" | "frozenset" as name)):
+                if id(node) not in annotations:
+                    yield f"line {node.lineno}: {name}[...] outside an annotation"
+            case ast.Attribute(attr="removeprefix" | "removesuffix" | "bit_count" as name):
+                yield f"line {node.lineno}: .{name}"
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if f"{module}.{name}" in NEWER_THAN_3_8:
+                yield f"line {node.lineno}: {module}.{name}"
+            case ast.ImportFrom(module=module, names=names):
+                for name in names:
+                    if f"{module}.{name.name}" in NEWER_THAN_3_8:
+                        yield f"line {node.lineno}: {module}.{name.name}"
+            case ast.Call(func=ast.Name(id="zip" | "dataclass" as name), keywords=keywords):
+                for keyword in keywords:
+                    if keyword.arg in ("strict", "slots", "kw_only"):
+                        yield f"line {node.lineno}: {name}({keyword.arg}=)"
+
+
+@pytest.mark.parametrize("file", RANK_FILES)
+def test_a_rank_runs_on_python_3_8(file: str) -> None:
+    source = (ROOT / file).read_text()
+    tree = ast.parse(source, file, feature_version=(3, 8))
+    assert list(newer_than_3_8(tree)) == []
+    annotated = any(isinstance(node, ast.AnnAssign | ast.FunctionDef) for node in ast.walk(tree))
+    assert not annotated or "from __future__ import annotations\n" in source, "annotations would be evaluated"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "Sizes = tuple[int, int]",
+        "x.removeprefix('a')",
+        "from functools import cache",
+        "functools.cache(f)",
+        "zip(a, b, strict=True)",
+        "@dataclass(frozen=True, slots=True)\nclass A: ...",
+    ],
+)
+def test_what_python_3_8_cannot_run_is_seen(source: str) -> None:
+    assert len(list(newer_than_3_8(ast.parse(source)))) == 1
+
+
+def loaded_after(code: str) -> set[str]:
+    """Which heavy packages a fresh interpreter has loaded after the code."""
+    report = f"import json, sys; print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_heavy_package_would_be_noticed() -> None:
+    assert loaded_after("import sys; sys.modules['pandas'] = sys") == {"pandas"}
+
+
+@pytest.mark.parametrize("room", ["conf", "launch"])
+def test_a_login_node_loads_no_heavy_package_for(room: str) -> None:
+    modules = [file.removesuffix(".py").replace("/", ".") for file in FILES if file.startswith(f"{room}/")]
+    assert loaded_after("\n".join(f"import {module}" for module in modules)) == set()
+
+
+def test_indexed_data_is_read_and_written_without_torch() -> None:
+    modules = [module for module in ROOMS["data_prep"] if module.startswith("megatron_ext.")]
+    assert loaded_after("\n".join(f"import {module}" for module in modules)) == set()
+
+
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS)], ids=lambda command: " ".join(command) or "tdpp"
+)
+def test_help_answers_without_heavy_packages(command: list[str]) -> None:
+    code = f"""
+from launch.cli import main
+try:
+    code = main({[*command, "--help"]})
+except SystemExit as exit:
+    code = exit.code
+assert not code, code
+"""
+    assert loaded_after(code) == set()
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists() or shutil.which("git") is None, reason="not a git checkout, or no git")
+def test_every_tracked_file_has_its_place() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {name.split("/")[0] for name in listed.split("\0") if name} - TOP_LEVEL == set()
