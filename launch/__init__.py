@@ -1,0 +1,1 @@
+"""Starts runs, watches them, judges them and ends them."""

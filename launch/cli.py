@@ -1,0 +1,90 @@
+"""The console command `tdpp`: finds the command and hands over. It imports nothing before it knows which."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+
+from conf.errors import TdppError
+
+INTERRUPTED = 130
+NO_READER = 141
+WRONG_USAGE = 2
+
+COMMANDS = {
+    "launch": ("launch.app", "start an experiment, or with -m a sweep of them"),
+    "status": ("launch.status", "judge a run: the verdict, then the evidence"),
+    "logs": ("launch.logs", "print what the nodes of a run wrote"),
+    "stop": ("launch.stop", "end a run, and everything that belongs to it"),
+    "runs": ("launch.runs", "list the runs with their verdicts"),
+    "report": ("reports.cli", "show runs as a page"),
+    "data": ("data_prep.cli", "turn text into indexed data, and inspect it"),
+}
+"""By name: the module with the command's `main`, and what the command does."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `tdpp <argv>`; returns its exit code (docs/exit-codes.md)."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+    except TdppError as error:
+        print(f"tdpp: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader, such as head, has seen enough; the rest of stdout goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+    return code
+
+
+def _run(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if argv[0] == "--version":
+        print(f"tdpp {_version()}")
+        return 0
+    verb, *rest = argv
+    if verb not in COMMANDS:
+        print(_unknown(verb), file=sys.stderr)
+        return WRONG_USAGE
+    module = import_module(COMMANDS[verb][0])
+    if verb == "launch":
+        from data_prep.check import check_for_training
+
+        return int(module.main(rest, preflight=check_for_training))
+    if verb == "report":
+        from launch.verdict import judge
+
+        return int(module.main(rest, judge=judge))
+    return int(module.main(rest))
+
+
+def usage() -> str:
+    """The commands, a line each."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    return "\n".join(["usage: tdpp COMMAND ...", "", *lines, "", "tdpp COMMAND --help tells more; tdpp --version."])
+
+
+def _unknown(verb: str) -> str:
+    near = difflib.get_close_matches(verb, COMMANDS, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the commands are: {', '.join(COMMANDS)}"
+    return f"tdpp: error: unknown command {verb!r}; {hint}"
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tdpp")
+    except metadata.PackageNotFoundError:
+        return "(not installed: run from its source tree)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""What `dry_run=true` prints: the plan, and what would be started with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conf.schema import Experiment
+from launch.agent import SCRUBBED, worker_command
+from launch.plan import make_plan, plan_line
+from launch.submit import run_environment
+from launch.table import plain
+
+FOLDER = "<time>-<hash>"
+TOKEN = "<token>"
+"""Stand for what is only known when a run starts."""
+
+
+def dry_run_text(experiment: Experiment, worker: str) -> str:
+    """The ranks, each node's command line with its environment, and plan.json."""
+    name = f"{experiment.name}/{FOLDER}"
+    plan = make_plan(experiment, name)
+    run = Path(experiment.runs_dir).absolute() / name
+    environment = run_environment(plan, experiment.cluster.environment, TOKEN, os.environ)
+    count = len(plan["nodes"])
+    parts = [
+        f"run {name} in {run.parent}",
+        plan_line(plan),
+        _ranks(plan),
+        f"{count} node agent{'s' * (count > 1)}, started by submitit's LocalExecutor; each runs",
+        *(
+            f"  on {node['name']}:\n    {_command(run, rank, worker, environment)}"
+            for rank, node in enumerate(plan["nodes"])
+        ),
+        f"plan.json\n{json.dumps(plan, indent=1)}",
+    ]
+    return "\n\n".join(parts)
+
+
+def _ranks(plan: Mapping[str, Any]) -> str:
+    columns = ("rank", "node", "gpu", "local rank", "stage", "dp", "tp", "layers")
+    rows = []
+    for place in plan["ranks"]:
+        node = plan["nodes"][place["node"]]
+        numbers = [str(place[key]) for key in ("local_rank", "stage", "dp", "tp")]
+        layers = _layers(plan["partition"], place["stage"])
+        rows.append((str(place["rank"]), node["name"], node["gpu"], *numbers, layers))
+    return plain(columns, rows)
+
+
+def _layers(partition: list[int], stage: int) -> str:
+    """What a stage holds: the embedding is on the first, the final norm and the head on the last."""
+    first, count = sum(partition[:stage]), partition[stage]
+    holds = ["embedding"] if stage == 0 else []
+    if count:
+        holds.append(f"layers {first}-{first + count - 1}" if count > 1 else f"layer {first}")
+    if stage == len(partition) - 1:
+        holds.append("norm, head")
+    return ", ".join(holds) or "nothing, passes on"
+
+
+def _command(run: Path, node_rank: int, worker: str, environment: Mapping[str, str]) -> str:
+    """As a shell would run it. Everything else of the environment is inherited."""
+    given = dict(environment) | {"NODE_RANK": str(node_rank)}
+    unset = [word for name in SCRUBBED if name not in given for word in ("-u", name)]
+    settings = [f"{name}={value}" for name, value in given.items()]
+    return shlex.join(["env", *unset, *settings, *worker_command(run, node_rank, worker)])

@@ -1,0 +1,9 @@
+"""What `launch` cannot do, told in one message."""
+
+from __future__ import annotations
+
+from conf.errors import TdppError
+
+
+class LaunchError(TdppError):
+    """A run that cannot be started, watched or stopped."""

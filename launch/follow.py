@@ -1,0 +1,111 @@
+"""Watching a run to its end, and ending it when the watcher is told to end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from conf.rundir import RunDir
+from launch import processes
+from launch.agent import GRACE_S
+from launch.observe import observe
+from launch.stop import stop
+
+LINE_S = 0.2
+"""Between two looks at the logs."""
+LOOK_S = 2.0
+"""Between two looks at the processes, which cost more."""
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt too, as SIGINT does; those that are ignored (nohup) stay so."""
+
+    def interrupt(_signum: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {signum: signal.getsignal(signum) for signum in _ENDING}
+    for signum, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(signum, interrupt)
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def follow(run: RunDir) -> None:
+    """Prints iteration lines on stderr as they come, until no process of the run is left.
+
+    If anything ends this early (Ctrl-C, a closed terminal), the run is stopped first.
+    """
+    try:
+        _watch(run)
+        _tidy(run)
+    except BaseException:
+        for signum in _ENDING:
+            signal.signal(signum, signal.SIG_IGN)
+        _say(f"stopping {run.name} …")
+        stop(run)
+        _say(f"stopped {run.name}; nothing of it runs any more")
+        raise
+
+
+def _watch(run: RunDir) -> None:
+    names = [node["name"] for node in run.read_json(run.plan)["nodes"]]
+    logs = [Log(run.node_out(name)) for name in names]
+    next_look = time.monotonic()
+    over = False
+    while not over:
+        time.sleep(LINE_S)
+        states = [run.read_json(run.node_state(name)) for name in names]
+        over = all(state is not None and state["state"] == "ended" for state in states)
+        if not over and time.monotonic() > next_look:
+            over = observe(run).over
+            next_look = time.monotonic() + LOOK_S
+        for log in logs:
+            for line in log.new_lines():
+                if line.startswith(" iteration "):
+                    print(line, file=sys.stderr, flush=True)
+
+
+def _tidy(run: RunDir) -> None:
+    """The last agents and submitit's controller are on their way out; what is not, is ended."""
+    token = run.read_json(run.jobs)["token"]
+    if processes.wait_until_gone(token, GRACE_S):
+        processes.terminate(token, 1.0)
+
+
+class Log:
+    """A text file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_lines(self) -> list[str]:
+        """The lines completed since the last call; none while there is no file."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+
+def _say(text: str) -> None:
+    """A message to somebody who may have closed the terminal."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        return

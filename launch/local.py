@@ -1,0 +1,96 @@
+"""Runs on this machine, through submitit's LocalExecutor: one controller process, one task per node of the plan."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from launch.agent import NodeAgent
+from launch.errors import LaunchError
+from launch.processes import TOKEN
+
+SIGNAL_DELAY_S = 10
+"""submitit warns the tasks (SIGUSR2) this long before the time limit, and kills them at it."""
+_HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+def check_port(port: int | None) -> None:
+    """Raises LaunchError if something listens on the port by which the ranks are to meet."""
+    if port is None:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise LaunchError(
+                f"executor.master_port={port} cannot be used on this machine ({error.strerror}); choose another "
+                "port, or null for a free one"
+            ) from error
+
+
+def start(agent: NodeAgent, token: str, nodes: int, time_min: int) -> None:
+    """Starts `nodes` node agents, which outlive this process and its terminal; jobs.json then names their job.
+
+    Raises:
+        LaunchError: submitit could not start them.
+    """
+    import submitit  # before the fork, so that it is not imported there each time
+
+    run = agent.run
+
+    def submit() -> None:
+        os.environ[TOKEN] = token
+        executor = submitit.LocalExecutor(run.submitit)
+        executor.update_parameters(
+            tasks_per_node=nodes, timeout_min=time_min, signal_delay_s=SIGNAL_DELAY_S, gpus_per_node=0
+        )
+        job = executor.submit(agent)
+        entry = {"id": job.job_id, "pid": int(job.job_id), "nodes": list(range(nodes))}
+        run.write_json(run.jobs, {"token": token, "executor": "local", "jobs": [entry]})
+
+    log = run.submitit / "controller.log"
+    if _detached(submit, str(log)) != 0:
+        told = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise LaunchError(f"the run could not be started: {told[-1] if told else 'its controller left no message'}")
+
+
+def _detached(action: Callable[[], None], log: str) -> int:
+    """Does `action` in a forked child with a session and streams of its own; returns its exit code, 0 or 1.
+
+    What the child starts therefore has no terminal that could end it, holds no pipe of the caller open, and is
+    not stopped half-way by the caller's Ctrl-C. submitit itself starts its controller as a plain child.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    try:
+        child = os.fork()
+        if child == 0:
+            _act(action, log)
+        _, status = os.waitpid(child, 0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _act(action: Callable[[], None], log: str) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream, target in enumerate((null, out, out)):
+            os.dup2(target, stream)
+        for signum in _HELD:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+        action()
+        code = 0
+    except BaseException:  # noqa: BLE001  (the parent reads it from the log and tells)
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)

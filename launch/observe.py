@@ -1,0 +1,168 @@
+"""What can be seen of a run, on disk and among the processes of this machine; judged in `launch.verdict`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.rundir import RunDir
+from launch import processes
+from launch.agent import SILENCE_S
+
+TAIL_BYTES = 64 * 1024
+"""Of metrics.jsonl: some 200 logged iterations, enough for the pace."""
+START_S = 5.0
+"""A run without a process counts as lost after this time; before, it is still being started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node as its agent last told. `state` is `absent` before it has told anything."""
+
+    name: str
+    state: str = "absent"
+    alive: bool
+    """Whether its agent lives, or, while absent, may still come."""
+    pid: int | None = None
+    exit_code: int | None = None
+    """Of the worker; negative for a signal."""
+    stopped: str | None = None
+    """Name of the signal by which it was told to end."""
+    seen_unix: float = 0.0
+    """Its end, or its last sign of life."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state == "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankError:
+    """errors/rank-*.json; `symptom` if the rank only lost another one."""
+
+    rank: int
+    stage: int
+    dp: int
+    tp: int
+    node: str
+    unix: float
+    type: str
+    message: str
+    symptom: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iteration:
+    """One line of metrics.jsonl. `elapsed_ms` is the mean per iteration since the line before."""
+
+    iteration: int
+    unix: float
+    elapsed_ms: float
+    loss: float
+    nan: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A run at one moment."""
+
+    plan: dict[str, Any]
+    now_unix: float
+    created_unix: float
+    stop_unix: float | None
+    """When it was asked to stop."""
+    nodes: tuple[Node, ...]
+    errors: tuple[RankError, ...]
+    """By time."""
+    log: tuple[Iteration, ...]
+    """The last logged iterations."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come: every node has ended or is lost."""
+        return all(node.ended or not node.alive for node in self.nodes)
+
+    @property
+    def iterations(self) -> int:
+        return int(self.plan["train"]["iterations"])
+
+
+def observe(run: RunDir, now: float | None = None) -> Observation:
+    """Looks at everything once. `now` is in seconds since 1970.
+
+    Raises:
+        RunFolderError: a file of the run is not what it should be.
+    """
+    now = time.time() if now is None else now
+    plan = run.read_json(run.plan)
+    created = run.plan.stat().st_mtime
+    names = [node["name"] for node in plan["nodes"]]
+    states = {name: run.read_json(run.node_state(name)) for name in names}
+    living: set[int] | None = None
+    if not all(state and state["state"] == "ended" for state in states.values()) and _is_here(run):
+        # Processes first: one that ends in between is then seen by what it left, not taken for lost.
+        living = processes.find(run.read_json(run.jobs)["token"])
+        states = {name: run.read_json(run.node_state(name)) for name in names}
+    request = run.read_json(run.stop_request)
+    return Observation(
+        plan=plan,
+        now_unix=now,
+        created_unix=created,
+        stop_unix=request["unix"] if request else None,
+        nodes=tuple(_node(name, states[name], living, now, created) for name in names),
+        errors=tuple(sorted(map(_error, map(run.read_json, _error_files(run))), key=lambda error: error.unix)),
+        log=read_log(run.metrics),
+    )
+
+
+def read_log(path: Path) -> tuple[Iteration, ...]:
+    """The last lines of metrics.jsonl; a line that is still being written is left out."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return ()
+    whole = lines[1 if size > TAIL_BYTES else 0 : -1]
+    return tuple(_iteration(json.loads(line)) for line in whole)
+
+
+def _error_files(run: RunDir) -> list[Path]:
+    return sorted(run.errors.glob("rank-*.json"))
+
+
+def _is_here(run: RunDir) -> bool:
+    """Whether the run's processes are this user's and on this machine, so that they can be looked for."""
+    origin = run.read_json(run.provenance)
+    return bool(origin and origin["host"] == socket.gethostname() and run.path.stat().st_uid == os.getuid())
+
+
+def _node(name: str, state: Any, living: set[int] | None, now: float, created: float) -> Node:
+    """`living` are the run's processes if they can be seen; otherwise signs of life must do."""
+    if state is None:
+        patience = START_S if living is not None else SILENCE_S
+        return Node(name=name, alive=bool(living) or now - created < patience, seen_unix=created)
+    alive = state["pid"] in living if living is not None else now - state["beat_unix"] < SILENCE_S
+    return Node(
+        name=name,
+        state=state["state"],
+        alive=alive and state["state"] != "ended",
+        pid=state["pid"],
+        exit_code=state["exit_code"],
+        stopped=state["stopped"],
+        seen_unix=state["ended_unix"] or state["beat_unix"],
+    )
+
+
+def _error(content: Any) -> RankError:
+    return RankError(**{name: content[name] for name in RankError.__dataclass_fields__})
+
+
+def _iteration(content: Any) -> Iteration:
+    return Iteration(**{name: content[name] for name in Iteration.__dataclass_fields__})

@@ -1,0 +1,94 @@
+"""From an experiment to plan.json: which rank stands where, and all that it is told (docs/formats.md)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from itertools import accumulate
+from typing import Any
+
+from conf.schema import Experiment
+
+VERSION = 1
+
+
+def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
+    """The content of plan.json. A relative `data.prefix` is taken from the current folder.
+
+    Ranks lie in Megatron's order, tensor fastest, then data, then pipeline, and fill the nodes one after another.
+    """
+    parallel, model, train = experiment.parallel, experiment.model, experiment.train
+    names = node_names(experiment)
+    counts = experiment.ranks_per_node()
+    first_ranks = [0, *accumulate(counts)]
+    decay = train.iterations if train.lr_decay_iterations is None else train.lr_decay_iterations
+    gpus = [_gpu_name(experiment, group) for group in experiment.node_order.groups]
+    return {
+        "version": VERSION,
+        "run": run_name,
+        "tensor": parallel.tensor,
+        "data": parallel.data,
+        "pipeline": parallel.pipeline,
+        "partition": list(experiment.partition.layers),
+        "schedule": str(parallel.schedule),
+        "micro_batch_size": parallel.micro_batch_size,
+        "global_batch_size": parallel.global_batch_size,
+        "master_port": experiment.executor.master_port,
+        "nodes": [
+            {"name": name, "group": group, "gpu": gpu, "ranks": list(range(first, first + count))}
+            for name, group, gpu, first, count in zip(
+                names, experiment.node_order.groups, gpus, first_ranks, counts, strict=False
+            )
+        ],
+        "ranks": [
+            {
+                "rank": first + local_rank,
+                "node": node,
+                "local_rank": local_rank,
+                "stage": (first + local_rank) // (parallel.tensor * parallel.data),
+                "dp": (first + local_rank) // parallel.tensor % parallel.data,
+                "tp": (first + local_rank) % parallel.tensor,
+            }
+            for node, (first, count) in enumerate(zip(first_ranks, counts, strict=False))
+            for local_rank in range(count)
+        ],
+        "model": {
+            "layers": model.layers,
+            "hidden": model.hidden,
+            "heads": model.heads,
+            "sequence_length": model.sequence_length,
+            "vocab_size": model.vocab_size,
+            "padded_vocab_size": model.padded_vocab(parallel.tensor),
+        },
+        "train": asdict(train) | {"lr_decay_iterations": decay},
+        "data_prefix": os.path.abspath(experiment.data.prefix),  # noqa: PTH100  (resolves '..', follows no link)
+        "data_split": [float(weight) for weight in experiment.data.split.split(",")],
+        "timeline": experiment.profile.timeline,
+        "device": "cpu" if set(gpus) == {"CPU"} else "cuda",
+    }
+
+
+def node_names(experiment: Experiment) -> list[str]:
+    """`<group>-<index>` by node rank; the index counts the nodes of a group."""
+    seen: dict[str, int] = {}
+    names = []
+    for group in experiment.node_order.groups:
+        index = seen.get(group, 0)
+        seen[group] = index + 1
+        names.append(f"{group}-{index}")
+    return names
+
+
+def plan_line(plan: dict[str, Any]) -> str:
+    """The plan in one line."""
+    nodes = plan["nodes"]
+    return (
+        f"tensor {plan['tensor']} x data {plan['data']} x pipeline {plan['pipeline']}, partition "
+        f"{'-'.join(map(str, plan['partition']))}, micro-batch {plan['micro_batch_size']}, global batch "
+        f"{plan['global_batch_size']}, {len(plan['ranks'])} ranks on {len(nodes)} node{'s' * (len(nodes) > 1)}"
+    )
+
+
+def _gpu_name(experiment: Experiment, group: str) -> str:
+    cluster = experiment.cluster
+    return cluster.gpus[cluster.groups[group].gpu].name

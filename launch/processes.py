@@ -1,0 +1,71 @@
+"""The processes of a run on this machine.
+
+Every process that belongs to a run has `TDPP_RUN_TOKEN=<token>` in the environment it was started with, which no
+other process has and which it cannot lose; a process id alone could by now be somebody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from launch.errors import LaunchError
+
+TOKEN = "TDPP_RUN_TOKEN"
+_KILL_ROUNDS = 10
+
+
+def find(token: str, node_rank: int | None = None) -> set[int]:
+    """Ids of this user's living processes of the run, or only of a node's worker; without the caller itself."""
+    wanted = {f"{TOKEN}={token}".encode()} | (set() if node_rank is None else {f"NODE_RANK={node_rank}".encode()})
+    own, user = os.getpid(), os.getuid()
+    found = set()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == own:
+            continue
+        try:
+            if entry.stat().st_uid == user and wanted.issubset(Path(entry.path, "environ").read_bytes().split(b"\0")):
+                found.add(int(entry.name))
+        except OSError:  # ended meanwhile, or a process that hides its environment: none of ours does
+            continue
+    return found
+
+
+def wait_until_gone(token: str, seconds: float) -> set[int]:
+    """Waits until no process of the run lives, at most `seconds`; returns those that still do."""
+    until = time.monotonic() + seconds
+    while (living := find(token)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return living
+
+
+def terminate(token: str, grace_s: float) -> set[int]:
+    """Asks every process of the run to end (SIGTERM), kills (SIGKILL) those that live on after `grace_s`.
+
+    Returns the ids of the processes that it ended, one way or the other.
+
+    Raises:
+        LaunchError: some could not even be killed.
+    """
+    ended = find(token)
+    send(ended, signal.SIGTERM)
+    living = wait_until_gone(token, grace_s)
+    for _ in range(_KILL_ROUNDS):
+        if not living:
+            return ended
+        ended |= living
+        send(living, signal.SIGKILL)  # again each round: one of them may have started another meanwhile
+        living = wait_until_gone(token, 1.0)
+    raise LaunchError(f"processes {sorted(living)} of the run do not end, even when killed; look at them with ps")
+
+
+def send(pids: Iterable[int], signum: signal.Signals) -> None:
+    """Sends a signal to those of the processes that still exist."""
+    for pid in pids:
+        try:
+            os.kill(pid, signum)
+        except ProcessLookupError:
+            continue

@@ -1,0 +1,261 @@
+"""What is to be thought of a run: a state, the rule that led to it, a reason, the evidence.
+
+`decide` looks at an `Observation` only. Its rules, in this order: a cause of failure (a rank's own error, a worker
+that died, a lost agent), the earliest first; stopped by request; ended from outside; errors whose cause nobody
+recorded; a loss that is not finite; success, which takes both the exit codes and the last iteration in the log; pace.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from conf.rundir import RunDir
+from launch.observe import Node, Observation, RankError, observe
+from launch.plan import plan_line
+
+STALL_LINES = 5
+"""A run stalls when no line came for as long as this many usually take, and at least for `STALL_S`."""
+STALL_S = 30.0
+
+
+class State(StrEnum):
+    starting = "starting"
+    running = "running"
+    succeeded = "succeeded"
+    failed = "failed"
+    stopped = "stopped"
+    lost = "lost"
+    stalled = "stalled"
+    incomplete = "incomplete"
+    not_finite = "not finite"
+
+
+EXIT_CODES = {
+    State.starting: 0,
+    State.running: 0,
+    State.succeeded: 0,
+    State.failed: 1,
+    State.stopped: 3,
+    State.lost: 4,
+    State.stalled: 5,
+    State.incomplete: 6,
+    State.not_finite: 7,
+}
+"""docs/exit-codes.md explains them. 2 is a wrong command line, 130 an interrupted launcher."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement, and what it rests on, line by line."""
+
+    state: State
+    rule: str
+    reason: str
+    evidence: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.state]
+
+
+def judge(run: RunDir, now: float | None = None) -> Verdict:
+    """Looks at a run and decides. `now` is in seconds since 1970.
+
+    Raises:
+        RunFolderError: a file of the run is not what it should be.
+    """
+    return decide(observe(run, now))
+
+
+def decide(seen: Observation) -> Verdict:
+    state, rule, reason = next(
+        finding
+        for rule in (_failure, _stop, _ended_from_outside, _symptoms, _not_finite, _success, _pace, _progress)
+        if (finding := rule(seen)) is not None
+    )
+    return Verdict(state, rule, reason, tuple(_evidence(seen)))
+
+
+Finding = tuple[State, str, str]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something that can have brought a run down by itself."""
+
+    unix: float
+    finding: Finding
+
+
+def _failure(seen: Observation) -> Finding | None:
+    causes = _causes(seen)
+    return causes[0].finding if causes else None
+
+
+def _causes(seen: Observation) -> list[Cause]:
+    """By time; nothing that followed a request to stop is one."""
+    found = [
+        Cause(error.unix, (State.failed, "rank-failed", f"{_place(error)} {_what(error)}"))
+        for error in seen.errors
+        if not error.symptom
+    ]
+    told_of = {error.node for error in seen.errors}
+    for node in seen.nodes:
+        finding = _node_failure(node, node.name in told_of)
+        if finding is not None:
+            found.append(Cause(node.seen_unix, finding))
+    until = math.inf if seen.stop_unix is None else seen.stop_unix
+    return sorted((cause for cause in found if cause.unix <= until), key=lambda cause: cause.unix)
+
+
+def _node_failure(node: Node, ranks_told: bool) -> Finding | None:
+    """What went wrong with a node itself. If its ranks told of errors, a plain exit code follows from them."""
+    if node.ended:
+        if node.stopped or not node.exit_code:
+            return None
+        if node.exit_code < 0:
+            name = _signal(-node.exit_code)
+            return State.failed, "worker-killed", f"the worker of node {node.name} was killed by {name}"
+        if ranks_told:
+            return None
+        reason = f"the worker of node {node.name} ended with {node.exit_code}: see nodes/{node.name}.err"
+        return State.failed, "worker-failed", reason
+    if node.alive:
+        return None
+    if node.state == "absent":
+        return (
+            State.lost,
+            "never-started",
+            f"node {node.name} was never started, and nothing is left to start it",
+        )
+    return State.lost, "agent-lost", f"the agent of node {node.name} (process {node.pid}) is gone and left no result"
+
+
+def _stop(seen: Observation) -> Finding | None:
+    if seen.stop_unix is None or _has_finished(seen):
+        return None
+    if not seen.over:
+        return State.running, "stopping", "asked to stop, and on its way out"
+    return State.stopped, "stopped", "ended on request"
+
+
+def _ended_from_outside(seen: Observation) -> Finding | None:
+    """Every node that ended badly was told to; were one not, the others would only have followed it."""
+    bad = [node for node in seen.nodes if node.ended and node.exit_code]
+    if not bad or not all(node.stopped for node in bad):
+        return None
+    first = min(bad, key=lambda node: node.seen_unix)
+    if first.stopped == signal.SIGUSR2.name:
+        return State.failed, "time-limit", "the time limit was reached; give executor.time_min more minutes"
+    reason = f"node {first.name} was told to end by {first.stopped}, which was not 'tdpp stop'"
+    return State.failed, "ended-from-outside", reason
+
+
+def _symptoms(seen: Observation) -> Finding | None:
+    """Ranks that lost others, and nobody knows why."""
+    if not seen.errors or seen.stop_unix is not None:
+        return None
+    first = seen.errors[0]
+    return State.failed, "rank-lost-another", f"{_place(first)} {_what(first)}; no rank recorded the cause"
+
+
+def _not_finite(seen: Observation) -> Finding | None:
+    if not seen.log:
+        return None
+    last = seen.log[-1]
+    if math.isfinite(last.loss) and not last.nan:
+        return None
+    return State.not_finite, "loss-not-finite", f"the loss of iteration {last.iteration} is {last.loss}"
+
+
+def _success(seen: Observation) -> Finding | None:
+    if not all(node.ended and node.exit_code == 0 for node in seen.nodes):
+        return None
+    if _has_finished(seen):
+        ranks = len(seen.plan["ranks"])
+        reason = f"all {ranks} ranks ended well, and iteration {seen.iterations} of {seen.iterations} is in the log"
+        return State.succeeded, "finished", reason
+    last = seen.log[-1].iteration if seen.log else 0
+    reason = f"all ranks ended with 0, but the log ends at iteration {last} of {seen.iterations}"
+    return State.incomplete, "iterations-missing", reason
+
+
+def _has_finished(seen: Observation) -> bool:
+    well = all(node.ended and node.exit_code == 0 for node in seen.nodes)
+    return well and bool(seen.log) and seen.log[-1].iteration == seen.iterations
+
+
+def _pace(seen: Observation) -> Finding | None:
+    if not seen.log or seen.log[-1].iteration == seen.iterations:
+        return None
+    age = seen.now_unix - seen.log[-1].unix
+    usual = median_ms(seen) / 1e3 * int(seen.plan["train"]["log_interval"])
+    if age < max(STALL_S, STALL_LINES * usual):
+        return None
+    reason = f"no iteration was logged for {age:.0f} s; usually one line takes {usual:.1f} s"
+    return State.stalled, "no-progress", reason
+
+
+def _progress(seen: Observation) -> Finding:
+    if any(node.state == "running" for node in seen.nodes):
+        return State.running, "running", f"{len(seen.plan['ranks'])} ranks at work"
+    return State.starting, "starting", f"waiting for {len(seen.nodes)} nodes to start"
+
+
+def median_ms(seen: Observation) -> float:
+    """Milliseconds per iteration, the median of the logged lines; the first, which warms up, only if it is alone."""
+    lines = seen.log[1:] or seen.log
+    return statistics.median(line.elapsed_ms for line in lines)
+
+
+def _evidence(seen: Observation) -> Iterator[str]:
+    yield f"plan: {plan_line(seen.plan)}"
+    if seen.log:
+        last = seen.log[-1]
+        yield (
+            f"iteration: {last.iteration} of {seen.iterations}, loss {last.loss:.4f}, {median_ms(seen):.1f} ms per "
+            f"iteration (median), logged {_ago(seen.now_unix - last.unix)}"
+        )
+    else:
+        yield f"iteration: none of {seen.iterations} logged yet"
+    for node in seen.nodes:
+        if node.ended:
+            told = f", told to end by {node.stopped}" if node.stopped else ""
+            yield f"node {node.name}: ended with {node.exit_code}{told}"
+        else:
+            sign = "" if node.alive else ", but no process of it lives"
+            yield f"node {node.name}: {node.state}{sign}"
+    for cause in _causes(seen)[1:]:
+        yield f"later: {cause.finding[2]}"
+    symptoms = sum(error.symptom for error in seen.errors)
+    if symptoms:
+        yield f"{symptoms} rank{'s' * (symptoms > 1)} failed only because another one was lost"
+
+
+def _place(error: RankError) -> str:
+    return f"rank {error.rank} (stage {error.stage}, dp {error.dp}, tp {error.tp}, node {error.node})"
+
+
+def _what(error: RankError) -> str:
+    if error.type == "Killed":
+        return f"was {error.message}"
+    first, *more = error.message.strip().splitlines() or [""]
+    return f"failed with {error.type}: {first}{' …' if more else ''}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
