@@ -169,6 +169,8 @@ def _sizes_that_fill(experiment: Experiment, ranks: int) -> list[tuple[str, int]
 def tensor_fits(experiment: Experiment) -> None:
     tensor = experiment.parallel.tensor
     divides("parallel.tensor", tensor, "model.heads", experiment.model.heads)
+    if experiment.parallel.sequence_parallel:
+        divides("parallel.tensor", tensor, "model.sequence_length", experiment.model.sequence_length)
     for name in dict.fromkeys(experiment.node_order.groups):
         per_node = experiment.cluster.groups[name].gpus_per_node
         if per_node is not None and per_node % tensor:

@@ -146,6 +146,8 @@ class Parallel:
     pipeline: int = 1
     partition: str | None = None
     """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible."""
+    sequence_parallel: bool = False
+    """Share the sequence over the tensor group outside its parallel regions: less memory for the same messages."""
     micro_batch_size: int = 1
     global_batch_size: int = MISSING
     schedule: Schedule = Schedule.one_f_one_b

@@ -30,6 +30,7 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         "data": parallel.data,
         "pipeline": parallel.pipeline,
         "partition": list(experiment.partition.layers),
+        "sequence_parallel": parallel.sequence_parallel,
         "schedule": str(parallel.schedule),
         "micro_batch_size": parallel.micro_batch_size,
         "global_batch_size": parallel.global_batch_size,

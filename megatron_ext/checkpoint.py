@@ -7,21 +7,24 @@ import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Dict
+from typing import Dict, Iterator, List, Tuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.comm import barrier
+from megatron_ext.comm import barrier, told
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
 from megatron_ext.plan import Place, Plan
+from megatron_ext.tensor_parallel import TensorGroup, shard_of
 
-Parts = Dict[str, Dict[str, Dict[str, Tensor]]]
+Part = Dict[str, Dict[str, Tensor]]
+"""{"weights" | "adam_m" | "adam_v": {parameter of the part: the whole tensor}}."""
 
 
-def parts(engine: Engine) -> Parts:
-    """{part: {"weights" | "adam_m" | "adam_v": {parameter: tensor}}} of this rank's stage.
+def parts(engine: Engine) -> Iterator[Tuple[str, Part]]:
+    """The parts of the model that this rank's stage holds, one at a time; all ranks of a tensor group call it together.
 
     The head's copy of the tied embedding is left out: the first stage has it.
     """
@@ -32,14 +35,29 @@ def parts(engine: Engine) -> Parts:
         "adam_m": state.get("exp_avg", torch.zeros_like(flat.weight.data)),
         "adam_v": state.get("exp_avg_sq", torch.zeros_like(flat.weight.data)),
     }
-    found: Parts = {}
-    for kind, tensor in kinds.items():
-        for name, view in flat.views(tensor):
-            if name == "head.word":
-                continue
-            part, parameter = _place(name)
-            found.setdefault(part, {}).setdefault(kind, {})[parameter] = view.detach().cpu().clone()
-    return found
+    names: Dict[str, List[str]] = {}
+    for name in flat.slices:
+        if name != "head.word":
+            names.setdefault(_place(name)[0], []).append(name)
+    for part, members in names.items():
+        yield (
+            part,
+            {
+                kind: {_place(name)[1]: _whole(name, flat.view(name, tensor), engine.tensor) for name in members}
+                for kind, tensor in kinds.items()
+            },
+        )
+
+
+def _whole(name: str, share: Tensor, group: TensorGroup) -> Tensor:
+    """A parameter put together from the shares of a tensor group, on the CPU."""
+    shard = shard_of(name)
+    if shard is None or group.size == 1:
+        return share.detach().cpu().clone()
+    shares = [torch.empty_like(share) for _ in range(group.size)]
+    with told("gathering the checkpoint"):
+        dist.all_gather(shares, share.contiguous(), group=group.group)
+    return shard.whole(shares).cpu()
 
 
 def save(folder: Path, iteration: int, plan: Plan, place: Place, engine: Engine) -> Path:
@@ -56,8 +74,9 @@ def save(folder: Path, iteration: int, plan: Plan, place: Place, engine: Engine)
             partial.mkdir(parents=True)
         barrier("starting the checkpoint")
         if place.dp == 0:
-            for part, content in parts(engine).items():
-                _write(partial / f"{part}.pt", content)
+            for part, content in parts(engine):
+                if place.tp == 0:
+                    _write(partial / f"{part}.pt", content)
         barrier("writing the checkpoint")
         if place.rank == 0:
             meta = {
@@ -77,7 +96,7 @@ def save(folder: Path, iteration: int, plan: Plan, place: Place, engine: Engine)
     return final
 
 
-def _place(name: str) -> "tuple[str, str]":
+def _place(name: str) -> Tuple[str, str]:
     """The file and the name within it of a parameter."""
     if name.startswith("layers."):
         _, number, parameter = name.split(".", 2)

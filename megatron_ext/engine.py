@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from functools import partial
+from typing import List, NamedTuple, Optional
 
 import torch
+from torch import Tensor
 
 from megatron_ext.comm import all_reduce
 from megatron_ext.errors import EngineError
@@ -17,6 +19,7 @@ from megatron_ext.model import Stage
 from megatron_ext.optimizer import Optimizer
 from megatron_ext.plan import Place, Plan
 from megatron_ext.schedule import actions
+from megatron_ext.tensor_parallel import TensorGroup, shard_of, vocab_cross_entropy
 from megatron_ext.timeline import Recorder
 
 BUCKET_BYTES = 16 * 2**20
@@ -42,20 +45,25 @@ class Engine:
         self._samples = samples
         self._recorder = recorder
         self._device = torch.device(plan.device)
-        self.stage = Stage(plan, place.stage).to(self._device)
+        self.tensor = TensorGroup(plan.tensor, place.tp, groups.tensor, plan.sequence_parallel)
+        self.stage = Stage(plan, place.stage, self.tensor).to(self._device)
         self.flat = FlatWeights(self.stage.parameters_by_name())
         self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES)
-        self.optimizer = Optimizer(
-            self.flat, plan.train, groups.pipeline, self.stage.tied_word if self.stage.last else None
-        )
+        self._whole = [p for name, p in self.stage.parameters_by_name() if shard_of(name) is None]
+        """Weights that every rank of the tensor group has."""
+        tied = self.stage.tied_word
+        copies = [tied] if tied is not None and self.stage.last else []
+        self.optimizer = Optimizer(self.flat, plan.train, groups.model, copies + (self._whole if place.tp > 0 else []))
         pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
+        outside = self.tensor.positions(plan.model.sequence_length)
         self._executor = Executor(
             self.stage,
             pipeline[place.stage - 1] if not self.stage.first else None,
             pipeline[place.stage + 1] if not self.stage.last else None,
-            (plan.micro_batch_size, plan.model.sequence_length, plan.model.hidden),
+            (plan.micro_batch_size, outside.stop - outside.start, plan.model.hidden),
             self._device,
             recorder,
+            partial(vocab_cross_entropy, vocab_size=plan.model.vocab_size, tensor=self.tensor),
         )
         self._actions = actions(plan.schedule, place.stage, plan.pipeline, plan.micro_batches)
 
@@ -67,13 +75,11 @@ class Engine:
             PeerLost: another rank is gone.
         """
         self._recorder.iteration = iteration
-        with self._recorder.span("batch-generator"):
-            batch = self._samples.batch(
-                iteration, self._place.dp, self._plan.data, self._plan.micro_batch_size, self._plan.global_batch_size
-            )
-            micro_batches = torch.from_numpy(batch).to(self._device)
         loss = self._executor.run(
-            self._actions, list(micro_batches), 1.0 / (self._plan.micro_batches * self._plan.data), self._reducer.arm
+            self._actions,
+            self._batch(iteration),
+            1.0 / (self._plan.micro_batches * self._plan.data),
+            self._reducer.arm,
         )
         self._reduce_gradients()
         norm = self.optimizer.step(iteration - 1, self._recorder)
@@ -87,11 +93,29 @@ class Engine:
             )
         return StepResult(loss.item(), norm)
 
+    def _batch(self, iteration: int) -> List[Optional[Tensor]]:
+        """This replica's micro-batches, where the stage has a use for them."""
+        plan = self._plan
+        if not (self.stage.first or self.stage.last):
+            return [None] * plan.micro_batches
+        with self._recorder.span("batch-generator"):
+            samples = self._samples.batch(
+                iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size
+            )
+            return list(torch.from_numpy(samples).to(self._device))
+
     def _reduce_gradients(self) -> None:
-        """First over the replicas, then, for the tied embedding, over first and last stage."""
+        """Over the replicas; then what the ranks of a tensor group, or first and last stage, have in common."""
         if self._groups.data is not None:
             with self._recorder.span("grads-all-reduce"):
                 self._reducer.finish()
+        if self._plan.sequence_parallel and self._whole:
+            with self._recorder.span("layernorm-grads-all-reduce"):
+                common = torch.cat([p.grad.flatten() for p in self._whole if p.grad is not None])
+                all_reduce(common, self._groups.tensor, "all-reduce of the norms' gradients")
+                for parameter, total in zip(self._whole, torch.split(common, [p.numel() for p in self._whole])):
+                    assert parameter.grad is not None
+                    parameter.grad.copy_(total.view_as(parameter.grad))
         tied = self.stage.tied_word
         if tied is not None:
             assert tied.grad is not None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from megatron_ext.comm import Inbox, Outbox
-from megatron_ext.model import Stage, token_loss
+from megatron_ext.model import Stage
 from megatron_ext.schedule import Action, Kind
 from megatron_ext.timeline import Recorder
 
@@ -24,13 +24,16 @@ class Executor:
         activation_shape: Tuple[int, int, int],
         device: torch.device,
         recorder: Recorder,
+        loss: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
         """`previous` and `following` are the ranks of the neighbouring stages, None at the ends.
 
-        `activation_shape` is [micro-batch, sequence, hidden] of what stages send to each other.
+        `activation_shape` is [micro-batch, sequence, hidden] of what stages send to each other. `loss` takes the
+        last stage's output and the labels [micro-batch, sequence].
         """
         self._stage = stage
         self._recorder = recorder
+        self._loss = loss
         self._previous = previous
         self._following = following
         self._inbox = {
@@ -48,19 +51,19 @@ class Executor:
         self._held: Dict[int, Tuple[Tensor, Tensor]] = {}
         self._input: Dict[int, Tensor] = {}
         self._gradient: Dict[int, Tensor] = {}
-        self._loss: List[Tensor] = []
+        self._losses: List[Tensor] = []
 
     def run(
         self,
         actions: Sequence[Action],
-        micro_batches: Sequence[Tensor],
+        micro_batches: Sequence[Optional[Tensor]],
         loss_factor: float,
         before_last_backward: Callable[[], None],
     ) -> Optional[Tensor]:
         """One iteration. `micro_batches[m]` is [micro-batch, sequence + 1] tokens: inputs and, shifted, labels.
 
-        The loss of each micro-batch is multiplied by `loss_factor` before its backward pass. Returns the sum of
-        those products on the last stage, else None.
+        Only the first and the last stage look at them. The loss of each micro-batch is multiplied by `loss_factor`
+        before its backward pass. Returns the sum of those products on the last stage, else None.
         """
         for kind, inbox in self._inbox.items():
             if inbox is not None:
@@ -84,17 +87,22 @@ class Executor:
         for outbox in self._outbox.values():
             if outbox is not None:
                 outbox.flush()
-        losses, self._loss = self._loss, []
+        losses, self._losses = self._losses, []
         return torch.stack(losses).sum() if losses else None
 
-    def _forward(self, m: int, tokens: Tensor, loss_factor: float) -> None:
-        entered = tokens[:, :-1] if self._stage.first else self._input.pop(m).requires_grad_()
+    def _forward(self, m: int, tokens: Optional[Tensor], loss_factor: float) -> None:
+        if self._stage.first:
+            assert tokens is not None
+            entered = tokens[:, :-1]
+        else:
+            entered = self._input.pop(m).requires_grad_()
         with self._recorder.span("forward-compute", m):
             left = self._stage(entered)
         if self._stage.last:
+            assert tokens is not None
             with self._recorder.span("loss-compute", m):
-                left = token_loss(left, tokens[:, 1:]) * loss_factor
-            self._loss.append(left.detach())
+                left = self._loss(left, tokens[:, 1:]) * loss_factor
+            self._losses.append(left.detach())
         self._held[m] = (entered, left)
 
     def _backward(self, m: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -38,10 +38,9 @@ class FlatWeights:
             parameter.grad = self.grad[here].view(parameter.shape)
             start = here.stop
 
-    def views(self, flat: Tensor) -> Iterator[Tuple[str, Tensor]]:
-        """The part of a tensor laid out like `weight` that belongs to each parameter."""
-        for name, here in self.slices.items():
-            yield name, flat[here].view(self.shapes[name])
+    def view(self, name: str, flat: Tensor) -> Tensor:
+        """The part of a tensor laid out like `weight` that belongs to the parameter `name`."""
+        return flat[self.slices[name]].view(self.shapes[name])
 
 
 class GradientReducer:

@@ -33,12 +33,20 @@ class Grid:
         """Ranks with the same weights: they all-reduce gradients."""
         return self.ranks.transpose(0, 2, 1).reshape(-1, self.data).tolist()
 
+    def tensor_groups(self) -> List[List[int]]:
+        """Ranks that share layers."""
+        return self.ranks.reshape(-1, self.tensor).tolist()
+
+    def model_groups(self) -> List[List[int]]:
+        """All ranks of each replica, which together have the whole model."""
+        return self.ranks.transpose(1, 0, 2).reshape(self.data, -1).tolist()
+
     def pipeline_groups(self) -> List[List[int]]:
-        """The stages of each replica, first to last."""
+        """Ranks that hand activations to each other, first stage to last."""
         return self.ranks.transpose(1, 2, 0).reshape(-1, self.pipeline).tolist()
 
     def embedding_groups(self) -> List[List[int]]:
-        """First and last stage of each replica: both hold the tied embedding. None with one stage."""
+        """First and last of each pipeline: both hold the tied embedding. None with one stage."""
         return [[group[0], group[-1]] for group in self.pipeline_groups()] if self.pipeline > 1 else []
 
 
@@ -46,8 +54,9 @@ class Grid:
 class Groups:
     """This rank's process groups; None where it is alone or not a member."""
 
+    tensor: dist.ProcessGroup | None
     data: dist.ProcessGroup | None
-    pipeline: dist.ProcessGroup | None
+    model: dist.ProcessGroup | None
     embedding: dist.ProcessGroup | None
 
     @classmethod
@@ -64,7 +73,8 @@ class Groups:
             return own
 
         return cls(
+            tensor=mine(grid.tensor_groups()),
             data=mine(grid.data_groups()),
-            pipeline=mine(grid.pipeline_groups()),
+            model=mine(grid.model_groups()),
             embedding=mine(grid.embedding_groups()),
         )

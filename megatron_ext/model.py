@@ -1,4 +1,4 @@
-"""The GPT-2 family, cut into pipeline stages.
+"""The GPT-2 family, cut into pipeline stages and, inside a stage, over a tensor group.
 
 A stage is [embedding] + transformer layers + [final norm and head]; it may have no layer at all. Parameters
 are named and initialised by their place in the whole model, so every cut gives the same weights.
@@ -15,70 +15,91 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from megatron_ext.plan import ModelConfig, Plan
+from megatron_ext.tensor_parallel import TensorGroup, shard_of, vocab_embedding
 
 
 class Embedding(nn.Module):
     """Token plus position embedding."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
         super().__init__()
-        self.word = nn.Parameter(torch.empty(config.padded_vocab_size, config.hidden))
+        self.tensor = tensor
+        self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
         self.position = nn.Parameter(torch.empty(config.sequence_length, config.hidden))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [batch, sequence] -> [batch, sequence, hidden]."""
-        return F.embedding(tokens, self.word) + self.position[: tokens.shape[1]]
+        return vocab_embedding(tokens, self.word, self.tensor) + self.position[self.tensor.positions(tokens.shape[1])]
 
 
 class TransformerLayer(nn.Module):
-    """Pre-norm attention and MLP, as in GPT-2; no dropout, so that a run does not depend on its layout."""
+    """Pre-norm attention and MLP, as in GPT-2; no dropout, so that a run does not depend on its layout.
 
-    def __init__(self, config: ModelConfig) -> None:
+    A tensor group shares the attention's heads and the MLP's inner width.
+    """
+
+    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.tensor = tensor
+        self.heads = config.heads // tensor.size
+        width, inner = config.hidden // tensor.size, 4 * config.hidden // tensor.size
         self.attention_norm = nn.LayerNorm(config.hidden)
-        self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
-        self.attention_out = nn.Linear(config.hidden, config.hidden)
+        self.qkv = nn.Linear(config.hidden, 3 * width)
+        self.attention_out = nn.Linear(width, config.hidden)
         self.mlp_norm = nn.LayerNorm(config.hidden)
-        self.mlp_in = nn.Linear(config.hidden, 4 * config.hidden)
-        self.mlp_out = nn.Linear(4 * config.hidden, config.hidden)
+        self.mlp_in = nn.Linear(config.hidden, inner)
+        self.mlp_out = nn.Linear(inner, config.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] -> the same."""
-        batch, sequence, hidden = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(batch, sequence, 3, self.heads, hidden // self.heads)
+        x = x + self._attention(self.tensor.enter(self.attention_norm(x)))
+        return x + self._mlp(self.tensor.enter(self.mlp_norm(x)))
+
+    def _attention(self, x: Tensor) -> Tensor:
+        batch, sequence, _ = x.shape
+        qkv = self.qkv(x).view(batch, sequence, 3, self.heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, sequence, hidden))
-        mlp: Tensor = self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
-        return x + mlp
+        return self._joined(self.attention_out, attended.transpose(1, 2).reshape(batch, sequence, -1))
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        return self._joined(self.mlp_out, F.gelu(self.mlp_in(x), approximate="tanh"))
+
+    def _joined(self, linear: nn.Linear, x: Tensor) -> Tensor:
+        """A linear layer whose input is shared out: partial products are summed, then the bias added once."""
+        if self.tensor.size == 1:
+            return F.linear(x, linear.weight, linear.bias)
+        return self.tensor.leave(F.linear(x, linear.weight)) + linear.bias
 
 
 class Head(nn.Module):
     """Final norm and logits, through the word embedding of the first stage (tied)."""
 
-    def __init__(self, config: ModelConfig, word: Optional[nn.Parameter]) -> None:
+    def __init__(self, config: ModelConfig, tensor: TensorGroup, word: Optional[nn.Parameter]) -> None:
         super().__init__()
+        self.tensor = tensor
         self.norm = nn.LayerNorm(config.hidden)
-        self.word = nn.Parameter(torch.empty(config.padded_vocab_size, config.hidden)) if word is None else word
+        if word is None:
+            word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
+        self.word = word
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, hidden] -> logits [batch, sequence, padded vocabulary]."""
-        return F.linear(self.norm(x), self.word)
+        """[batch, sequence, hidden] -> logits [batch, sequence, padded vocabulary / tensor size]."""
+        return F.linear(self.tensor.enter(self.norm(x)), self.word)
 
 
 class Stage(nn.Module):
-    """The part of the model that one pipeline stage holds."""
+    """The part of the model that one pipeline stage holds, or a rank's share of it."""
 
-    def __init__(self, plan: Plan, stage: int) -> None:
+    def __init__(self, plan: Plan, stage: int, tensor: TensorGroup) -> None:
         super().__init__()
         self.first = stage == 0
         self.last = stage == plan.pipeline - 1
-        self.embedding = Embedding(plan.model) if self.first else None
-        self.layers = nn.ModuleDict({str(i): TransformerLayer(plan.model) for i in plan.layers_of(stage)})
+        self.embedding = Embedding(plan.model, tensor) if self.first else None
+        self.layers = nn.ModuleDict({str(i): TransformerLayer(plan.model, tensor) for i in plan.layers_of(stage)})
         own_word = self.embedding.word if self.embedding is not None else None
-        self.head = Head(plan.model, own_word) if self.last else None
-        self._initialise(plan)
+        self.head = Head(plan.model, tensor, own_word) if self.last else None
+        self._initialise(plan, tensor)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (first stage) or activations in; activations or (last stage) logits out."""
@@ -105,24 +126,27 @@ class Stage(nn.Module):
         return None if holder is None else holder.word
 
     @torch.no_grad()
-    def _initialise(self, plan: Plan) -> None:
+    def _initialise(self, plan: Plan, tensor: TensorGroup) -> None:
         """Normal(0, 0.02), the layers' output projections scaled by 1/sqrt(2 layers) (GPT-2, section 2.3)."""
         scaled = 0.02 / math.sqrt(2 * plan.model.layers)
         for name, parameter in self.parameters_by_name():
             if parameter.dim() == 1:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
                 continue
+            shard = shard_of(name)
+            shape = list(parameter.shape)
+            if shard is not None:
+                shape[shard.dim] *= tensor.size
+            # The vocabulary's padding, which depends on the tensor size, must not shift the numbers drawn.
+            drawn = [plan.model.vocab_size, *shape[1:]] if name.endswith("word") else shape
             source = torch.Generator().manual_seed(_seed(plan.train.seed, name))
             std = scaled if "_out." in name else 0.02
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=source))
+            whole = torch.zeros(shape)
+            whole[: drawn[0]] = torch.empty(drawn).normal_(0.0, std, generator=source)
+            parameter.copy_(whole if shard is None else shard.part(whole, tensor.size, tensor.rank))
 
 
 def _seed(seed: int, name: str) -> int:
     """One random stream per parameter of the whole model; both copies of the tied embedding share one."""
     whole = "embedding.word" if name == "head.word" else name
     return (seed % 2**31 << 32) | zlib.crc32(whole.encode())
-
-
-def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy in fp32. logits [batch, sequence, vocabulary], labels [batch, sequence]."""
-    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import List, Optional
 
 import torch
 import torch.distributed as dist
@@ -32,14 +32,18 @@ class Optimizer:
         self,
         flat: FlatWeights,
         train: TrainConfig,
-        pipeline: Optional[dist.ProcessGroup],
-        shared_word: Optional[nn.Parameter],
+        model: Optional[dist.ProcessGroup],
+        counted_elsewhere: List[nn.Parameter],
     ) -> None:
-        """`shared_word` is a weight whose gradient another stage of the pipeline counts, if there is one."""
+        """`model` is the group of all ranks of this replica.
+
+        `counted_elsewhere` are those of this rank's weights of which another rank of the group has a copy, and
+        counts it in the norm.
+        """
         self._flat = flat
         self._train = train
-        self._pipeline = pipeline
-        self._counted_elsewhere = shared_word
+        self._model = model
+        self._counted_elsewhere = counted_elsewhere
         # Biases and norms do not decay; Adam itself is given none, so that its state stays one flat tensor.
         self._decaying = [p.data for p in flat.parameters.values() if p.dim() > 1]
         self.adam = torch.optim.Adam(
@@ -67,9 +71,10 @@ class Optimizer:
         return norm
 
     def _norm(self) -> float:
-        """Norm over all stages; replicas hold equal gradients, and the tied embedding counts once."""
+        """Norm over the whole model; replicas hold equal gradients, and each weight counts once."""
         square = torch.linalg.vector_norm(self._flat.grad, dtype=torch.float64).square()
-        if self._counted_elsewhere is not None and self._counted_elsewhere.grad is not None:
-            square -= torch.linalg.vector_norm(self._counted_elsewhere.grad, dtype=torch.float64).square()
-        all_reduce(square, self._pipeline, "all-reduce of the gradient norm")
+        for weight in self._counted_elsewhere:
+            assert weight.grad is not None
+            square -= torch.linalg.vector_norm(weight.grad, dtype=torch.float64).square()
+        all_reduce(square, self._model, "all-reduce of the gradient norm")
         return float(square.clamp(min=0.0).sqrt())

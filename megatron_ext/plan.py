@@ -81,6 +81,7 @@ class Plan:
     data: int
     pipeline: int
     partition: List[int]
+    sequence_parallel: bool
     schedule: str
     micro_batch_size: int
     global_batch_size: int

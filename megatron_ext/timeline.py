@@ -27,6 +27,7 @@ NAMES = (
     "backward-send",
     "backward-recv",
     "grads-all-reduce",
+    "layernorm-grads-all-reduce",
     "embedding-grads-all-reduce",
     "optimizer",
     "optimizer-clip-main-grad",

@@ -18,6 +18,7 @@ from megatron_ext.log import iteration_line
 from megatron_ext.model import Stage
 from megatron_ext.optimizer import learning_rate
 from megatron_ext.plan import TrainConfig
+from megatron_ext.tensor_parallel import TensorGroup
 from megatron_ext.timeline import MAGIC, NAMES, Recorder
 from tests.megatron_ext.engine_run import make_run
 
@@ -82,11 +83,11 @@ def test_groups_cover_the_grid_in_megatrons_order(tensor: int, data: int, pipeli
 
 def test_flat_weights_are_views_and_buckets_cover_them_once(tmp_path: Path, corpus: Path) -> None:
     plan = make_run(tmp_path / "run", corpus, "parallel.data=1", "parallel.pipeline=1", "parallel.partition=3").plan
-    stage = Stage(plan, 0)
+    stage = Stage(plan, 0, TensorGroup())
     before = {name: p.detach().clone() for name, p in stage.parameters_by_name()}
     flat = FlatWeights(stage.parameters_by_name())
-    for name, view in flat.views(flat.weight.data):
-        assert torch.equal(view, before[name])
+    for name in before:
+        assert torch.equal(flat.view(name, flat.weight.data), before[name])
     flat.weight.data.zero_()
     assert all(not p.any() for p in stage.parameters())
     for size in (1, 1000, 10**9):

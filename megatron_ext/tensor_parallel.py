@@ -1,0 +1,203 @@
+"""Tensor parallelism after Shoeybi et al. 2019, and sequence parallelism after Korthikanti et al. 2022.
+
+Between the layers every rank of a tensor group holds the same activations [batch, sequence, hidden] or, with
+sequence parallelism, its share of the sequence. `enter` and `leave` are the two ends of a parallel region.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from megatron_ext.comm import told
+
+
+class Shard(NamedTuple):
+    """How a parameter is cut: along `dim`, which consists of `blocks` equal blocks that are each cut."""
+
+    dim: int
+    blocks: int
+
+    def part(self, whole: Tensor, size: int, rank: int) -> Tensor:
+        """The share of `rank` out of `size`."""
+        return torch.cat([block.chunk(size, self.dim)[rank] for block in whole.chunk(self.blocks, self.dim)], self.dim)
+
+    def whole(self, parts: List[Tensor]) -> Tensor:
+        """Puts the shares of all ranks together again."""
+        pieces = [part.chunk(self.blocks, self.dim) for part in parts]
+        return torch.cat([piece[block] for block in range(self.blocks) for piece in pieces], self.dim)
+
+
+_SHARDS = {
+    "word": Shard(0, 1),
+    "qkv.weight": Shard(0, 3),
+    "qkv.bias": Shard(0, 3),
+    "attention_out.weight": Shard(1, 1),
+    "mlp_in.weight": Shard(0, 1),
+    "mlp_in.bias": Shard(0, 1),
+    "mlp_out.weight": Shard(1, 1),
+}
+
+
+def shard_of(name: str) -> Optional[Shard]:
+    """How the parameter of this name in the model is cut; None: every rank of a tensor group has it whole."""
+    parts = name.split(".")
+    return _SHARDS.get(parts[-1]) or _SHARDS.get(".".join(parts[-2:]))
+
+
+class TensorGroup(NamedTuple):
+    """A rank's tensor group: its size, this rank's number in it, and whether it shares the sequence."""
+
+    size: int = 1
+    rank: int = 0
+    group: Optional[dist.ProcessGroup] = None
+    sequence_parallel: bool = False
+
+    def enter(self, x: Tensor) -> Tensor:
+        """From outside into a parallel region: the whole sequence on every rank, whose gradients are summed."""
+        if self.size == 1:
+            return x
+        return _Gather.apply(x, self) if self.sequence_parallel else _Copy.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Out of a parallel region: the sum of all ranks' partial results."""
+        if self.size == 1:
+            return x
+        return _Scatter.apply(x, self) if self.sequence_parallel else _Reduce.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def positions(self, sequence: int) -> slice:
+        """This rank's share of the sequence outside parallel regions."""
+        if not self.sequence_parallel:
+            return slice(0, sequence)
+        share = sequence // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+
+class _Copy(Function):
+    """Identity; sums the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
+        ctx.tensor = tensor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        return _sum(gradient, ctx.tensor), None
+
+
+class _Reduce(Function):
+    """Sums; identity for the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
+        return _sum(x, tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        return gradient, None
+
+
+class _Gather(Function):
+    """[batch, sequence / size, …] -> [batch, sequence, …]; sums and scatters the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
+        ctx.tensor = tensor
+        return _gather(x, tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        return _sum_scatter(gradient, ctx.tensor), None
+
+
+class _Scatter(Function):
+    """[batch, sequence, …] -> the sum's share [batch, sequence / size, …]; gathers the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
+        ctx.tensor = tensor
+        return _sum_scatter(x, tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        return _gather(gradient, ctx.tensor), None
+
+
+def _sum(x: Tensor, tensor: TensorGroup) -> Tensor:
+    total = x.clone()
+    with told("all-reduce of the tensor group"):
+        dist.all_reduce(total, group=tensor.group)
+    return total
+
+
+def _gather(x: Tensor, tensor: TensorGroup) -> Tensor:
+    x = x.contiguous()
+    shares = [torch.empty_like(x) for _ in range(tensor.size)]
+    with told("all-gather of the tensor group"):
+        dist.all_gather(shares, x, group=tensor.group)
+    return torch.cat(shares, 1)
+
+
+def _sum_scatter(x: Tensor, tensor: TensorGroup) -> Tensor:
+    shares = [share.contiguous() for share in x.chunk(tensor.size, 1)]
+    if x.is_cuda:
+        own = torch.empty_like(shares[0])
+        with told("reduce-scatter of the tensor group"):
+            dist.reduce_scatter(own, shares, group=tensor.group)
+        return own
+    return _sum(x, tensor).chunk(tensor.size, 1)[tensor.rank].contiguous()  # gloo has no reduce-scatter
+
+
+def vocab_embedding(tokens: Tensor, word: Tensor, tensor: TensorGroup) -> Tensor:
+    """tokens [batch, sequence], word [padded vocabulary / size, hidden] -> embeddings as outside parallel regions."""
+    if tensor.size == 1:
+        return F.embedding(tokens, word)
+    first = tensor.rank * word.shape[0]
+    elsewhere = (tokens < first) | (tokens >= first + word.shape[0])
+    own = F.embedding((tokens - first).masked_fill(elsewhere, 0), word)
+    return tensor.leave(own.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
+def vocab_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, tensor: TensorGroup) -> Tensor:
+    """Mean cross-entropy in fp32 over the first `vocab_size` classes; the vocabulary's padding takes no part.
+
+    logits [batch, sequence, padded vocabulary / size], labels [batch, sequence].
+    """
+    share = logits.shape[-1]
+    first = tensor.rank * share
+    logits = logits[..., : max(0, min(share, vocab_size - first))].float()
+    if tensor.size == 1:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    losses: Tensor = _VocabCrossEntropy.apply(logits, labels - first, tensor)  # type: ignore[no-untyped-call]
+    return losses.mean()
+
+
+class _VocabCrossEntropy(Function):
+    """Cross-entropy of logits whose classes lie on the ranks of a tensor group (a label elsewhere is out of range)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, tensor: TensorGroup) -> Tensor:
+        classes = logits.shape[-1]
+        largest = logits.amax(-1) if classes else logits.new_full(labels.shape, -torch.inf)
+        with told("all-reduce of the tensor group"):
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=tensor.group)
+        exponentials = (logits - largest.unsqueeze(-1)).exp()
+        elsewhere = (labels < 0) | (labels >= classes)
+        index = labels.masked_fill(elsewhere, 0).unsqueeze(-1)
+        target = logits.gather(-1, index).squeeze(-1) - largest if classes else torch.zeros_like(largest)
+        sums = _sum(torch.stack([exponentials.sum(-1), target.masked_fill(elsewhere, 0.0)]), tensor)
+        ctx.save_for_backward(exponentials / sums[0].unsqueeze(-1), index, elsewhere)
+        return sums[0].log() - sums[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, None]:
+        probabilities, index, elsewhere = ctx.saved_tensors
+        if probabilities.shape[-1]:
+            probabilities.scatter_add_(-1, index, -(~elsewhere).to(probabilities.dtype).unsqueeze(-1))
+        return probabilities * gradient.unsqueeze(-1), None, None
