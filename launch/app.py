@@ -14,7 +14,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -150,12 +150,16 @@ def _errors_raised() -> Iterator[None]:
 def hydra_message(error: BaseException) -> str:
     """What Hydra and OmegaConf say about a configuration, without their advice for their own developers."""
     said = [str(error), *([str(error.__cause__)] if isinstance(error.__cause__, OmegaConfBaseException) else [])]
-    lines = []
+    lines = (
+        [f"{error.override}: is not KEY=VALUE as Hydra reads it"] if isinstance(error, OverrideParseException) else []
+    )
     for line in "\n".join(said).splitlines():
         if line.startswith("Config search path"):
             break
         if line.strip() and not _NOISE.match(line):
             lines.append(line)
+    if lines[0].startswith("Could not override"):
+        lines.append("'tdpp launch --cfg job' prints every key")
     return "\n".join(lines)
 
 

@@ -107,7 +107,7 @@ def _causes(seen: Observation) -> list[Cause]:
     told_of = {error.node for error in seen.errors}
     for node in seen.nodes:
         finding = _node_failure(node, node.name in told_of)
-        if finding is not None:
+        if finding is not None and (node.ended or seen.stop_unix is None):  # a stop may kill agents
             found.append(Cause(node.seen_unix, finding))
     until = math.inf if seen.stop_unix is None else seen.stop_unix
     return sorted((cause for cause in found if cause.unix <= until), key=lambda cause: cause.unix)

@@ -1,0 +1,80 @@
+"""The console command: quick help, true exit codes, one message for what a user can mend."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from conf.errors import TdppError
+from launch import cli
+from tests.launch.live import ENVIRONMENT
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["--version"]], ids=" ".join)
+def test_help_imports_none_of_the_heavy_packages(argv: list[str]) -> None:
+    code = f"""
+import sys
+from launch.cli import main
+assert main({argv!r}) == 0
+print(sorted({{"hydra", "omegaconf", "torch", "submitit", "numpy", "rich"}} & set(sys.modules)))
+"""
+    told = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_lists_every_command_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for command in ("launch", "status", "logs", "stop", "runs", "report", "data"):
+        assert sum(line.startswith(f"  {command} ") for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "told"), [("lanch", "did you mean launch?"), ("xyzzy", "the commands are: launch, status")]
+)
+def test_an_unknown_command_names_the_nearest(word: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([word]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"tdpp: error: unknown command {word!r}; {told}")
+
+
+def fails_with(error: BaseException) -> SimpleNamespace:
+    def main(argv: list[str]) -> int:
+        raise error
+
+    return SimpleNamespace(main=main)
+
+
+def test_an_error_of_ours_is_one_line_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = TdppError("key=1 is wrong")
+    error.exit_code = 9
+    monkeypatch.setitem(sys.modules, "launch.runs", fails_with(error))
+    assert cli.main(["runs"]) == 9
+    assert capsys.readouterr() == ("", "tdpp: error: key=1 is wrong\n")
+
+
+def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "launch.runs", fails_with(KeyboardInterrupt()))
+    assert cli.main(["runs"]) == 130
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "launch.runs", fails_with(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["runs"])
+
+
+def test_a_reader_that_closes_early_is_no_fault(tmp_path: Path) -> None:
+    code = "from launch.cli import main; import sys; sys.exit(main())"
+    command = f"{sys.executable} -c '{code}' --help; echo $? >{tmp_path}/code"
+    told = subprocess.run(f"({command}) 2>{tmp_path}/err | :", shell=True, env=ENVIRONMENT, check=False)
+    assert told.returncode == 0
+    assert (tmp_path / "err").read_text() == ""
+    assert (tmp_path / "code").read_text() in ("141\n", "0\n")  # 0 if the reader was still there

@@ -1,0 +1,127 @@
+"""`tdpp status`, `logs` and `runs` on runs that really ran."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from conf.errors import TdppError
+from conf.rundir import RunDir
+from launch import cli
+from launch.follow import follow
+from launch.table import plain
+from tests.launch.live import TWO_NODES, start
+
+
+@pytest.fixture
+def finished(runs: Path) -> RunDir:
+    run = start(runs, *TWO_NODES)
+    follow(run)
+    return run
+
+
+@pytest.fixture
+def failed(runs: Path) -> RunDir:
+    run = start(runs, "+cluster.environment.FAIL_RANK=1")
+    follow(run)
+    return run
+
+
+def test_status_tells_the_verdict_first_then_the_evidence(failed: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert cli.main(["status", str(failed.path)]) == 1
+    verdict, *evidence = capsys.readouterr().out.splitlines()
+    assert verdict.startswith(f"{failed.name}: failed, rank 1 (stage 0, dp 1, tp 0, node local-0) failed with Runtime")
+    assert evidence[0].startswith("  plan: tensor 1 x data 2 x pipeline 2, partition 1-3")
+    assert "    1 x [rank 1] error: out of luck (local-0)" in evidence
+
+
+def test_status_as_json_says_the_same(failed: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert cli.main(["status", "--json", str(failed.path)]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["run"], told["state"], told["rule"], told["exit_code"]) == (failed.name, "failed", "rank-failed", 1)
+    assert [error["rank"] for error in told["errors"] if not error["symptom"]] == [1]
+    assert told["stderr"] == [{"text": "[rank 1] error: out of luck", "count": 1, "nodes": ["local-0"]}]
+
+
+def test_json_has_no_nan(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start(runs, "+cluster.environment.NAN=1")
+    follow(run)
+    capsys.readouterr()
+    assert cli.main(["status", "--json", str(run.path)]) == 7
+    told = json.loads(capsys.readouterr().out, parse_constant=lambda constant: pytest.fail(constant))
+    assert told["loss"] is None
+
+
+def test_the_latest_run_is_meant_by_default(
+    finished: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(finished.runs.parent)
+    capsys.readouterr()
+    assert cli.main(["status"]) == 0
+    assert capsys.readouterr().out.startswith(f"{finished.name}: succeeded")
+
+
+def test_a_run_is_found_by_its_job(finished: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    job = finished.read_json(finished.jobs)["jobs"][0]["id"]
+    capsys.readouterr()
+    assert cli.main(["status", job, "--runs-dir", str(finished.runs)]) == 0
+    assert capsys.readouterr().out.startswith(f"{finished.name}: succeeded")
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "stop"])
+def test_without_runs_there_is_a_message(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([command]) == 1
+    assert "there are no runs in" in capsys.readouterr().err
+
+
+def test_logs_are_those_of_the_nodes(finished: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert cli.main(["logs", str(finished.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "local-0: NODE_RANK: 0"
+    assert sum(line.startswith("local-1:  iteration ") for line in lines) == 6
+    assert cli.main(["logs", str(finished.path), "--node", "local-1"]) == 0
+    assert capsys.readouterr().out == finished.node_out("local-1").read_text()
+
+
+def test_logs_of_an_unknown_node_name_the_known_ones(finished: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["logs", str(finished.path), "--node", "x"]) == 1
+    assert "has the nodes local-0, local-1" in capsys.readouterr().err
+
+
+def test_logs_are_followed_to_the_end(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = start(runs, "train.iterations=20")
+    assert cli.main(["logs", "-f", str(run.path)]) == 0
+    assert capfd.readouterr().out == run.node_out("local-0").read_text()
+    assert "      20/      20" in run.node_out("local-0").read_text()
+    follow(run)
+
+
+def test_runs_lists_every_run_in_a_line(finished: RunDir, failed: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert cli.main(["runs", "--runs-dir", str(finished.runs)]) == 0
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["run", "verdict", "iteration", "loss", "ms/iteration"]
+    assert sorted(row.split()[:3] for row in rows) == sorted(
+        [[finished.name, "succeeded", "6/6"], [failed.name, "failed", rows[-1].split()[2]]]
+    )
+    assert cli.main(["runs", "--json", "--runs-dir", str(finished.runs)]) == 0
+    assert [run["state"] for run in json.loads(capsys.readouterr().out)] == ["succeeded", "failed"]
+
+
+def test_a_table_without_rows_has_its_heading() -> None:
+    assert plain(("a", "bb"), []) == "a  bb"
+
+
+def test_columns_are_aligned() -> None:
+    assert plain(("a", "b"), [("long", "x"), ("s", "yy")]) == "a     b\nlong  x\ns     yy"

@@ -1,0 +1,118 @@
+"""Whichever process of a run dies: the verdict names it first, and nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from conf.rundir import RunDir
+from launch import processes
+from launch.follow import follow
+from launch.verdict import State, judge
+from tests.launch.live import FOREVER, TWO_NODES, agents, controller, ranks, start, token, wait_for, workers
+
+AT_ONCE_S = 5
+
+
+def end(run: RunDir) -> None:
+    """Follows the run to its end, which must come soon and leave nothing."""
+    begun = time.monotonic()
+    follow(run)
+    assert time.monotonic() - begun < AT_ONCE_S
+    assert processes.find(token(run)) == set()
+
+
+@pytest.mark.parametrize("when", ["at-start", "mid-run"])
+@pytest.mark.parametrize("rank", [0, 3], ids=["first-rank", "last-rank"])
+def test_a_killed_rank_is_named_with_its_place_and_signal(runs: Path, rank: int, when: str) -> None:
+    run = start(runs, *FOREVER)
+    wait_for(lambda: len(ranks(run)) == 4)
+    if when == "mid-run":
+        wait_for(run.metrics.exists)
+    os.kill(ranks(run)[rank], signal.SIGKILL)
+    end(run)
+    verdict = judge(run)
+    assert (verdict.state, verdict.rule) == (State.failed, "rank-failed")
+    place = run.read_json(run.plan)["ranks"][rank]
+    expected = f"rank {rank} (stage {place['stage']}, dp {place['dp']}, tp 0, node local-0) was killed by SIGKILL"
+    assert verdict.reason == expected
+
+
+def test_a_rank_that_raises_comes_before_those_that_only_lost_it(runs: Path) -> None:
+    run = start(runs, *FOREVER, *TWO_NODES, "+cluster.environment.FAIL_RANK=3")
+    end(run)
+    verdict = judge(run)
+    assert verdict.state == State.failed
+    assert verdict.reason == "rank 3 (stage 1, dp 1, tp 0, node local-1) failed with RuntimeError: out of luck …"
+    assert any("failed only because another one was lost" in line for line in verdict.evidence)
+
+
+VICTIMS = {
+    "worker": (workers, {"worker-killed"}),
+    "agent": (agents, {"agent-lost", "never-started"}),
+    "controller": (lambda run: [controller(run)], {"ended-from-outside", "never-started"}),
+}
+"""How to find it, and which rules may judge its death: the second only before a node has told anything."""
+
+
+@pytest.mark.parametrize("when", ["at-start", "mid-run"])
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_killed_helper_process_ends_the_run(
+    runs: Path, victim: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, rules = VICTIMS[victim]
+    monkeypatch.setattr("launch.observe.START_S", 1.0)
+    run = start(runs, *FOREVER)
+    wait_for(lambda: find(run))
+    if when == "mid-run":
+        wait_for(run.metrics.exists)
+    os.kill(find(run)[0], signal.SIGKILL)
+    end(run)
+    verdict = judge(run)
+    assert verdict.rule in (rules - {"never-started"} if when == "mid-run" else rules)
+    assert verdict.exit_code in (1, 4)
+
+
+def test_a_failed_node_takes_the_others_along(runs: Path) -> None:
+    run = start(runs, *FOREVER, *TWO_NODES)
+    wait_for(lambda: len(workers(run)) == 2 and run.metrics.exists())
+    victim = next(pid for pid in workers(run) if ranks(run)[0] in children(pid))
+    os.kill(victim, signal.SIGKILL)
+    end(run)
+    assert judge(run).reason == "the worker of node local-0 was killed by SIGKILL"
+    assert run.read_json(run.node_state("local-1"))["stopped"] == "SIGTERM"
+
+
+def test_the_time_limit_is_told_as_such(runs: Path) -> None:
+    run = start(runs, *FOREVER, *TWO_NODES)
+    wait_for(lambda: run.metrics.exists() and run.node_state("local-1").exists())
+    for pid in agents(run):
+        os.kill(pid, signal.SIGUSR2)  # what submitit sends 10 s before the limit
+    end(run)
+    verdict = judge(run)
+    assert (verdict.state, verdict.rule) == (State.failed, "time-limit")
+    assert "executor.time_min" in verdict.reason
+
+
+def test_submitits_own_cancel_ends_a_worker_that_does_not_listen(runs: Path) -> None:
+    run = start(runs, *FOREVER, "+cluster.environment.DEAF=1")
+    wait_for(run.metrics.exists)
+    os.kill(controller(run), signal.SIGINT)
+    end(run)
+    state = run.read_json(run.node_state("local-0"))
+    assert (state["state"], state["stopped"], state["exit_code"]) == ("ended", "SIGINT", -signal.SIGKILL)
+    assert judge(run).rule == "ended-from-outside"
+
+
+def test_a_process_that_left_the_workers_group_is_ended_with_it(runs: Path) -> None:
+    run = start(runs, "+cluster.environment.STRAY=1")
+    end(run)
+    assert judge(run).state == State.succeeded
+
+
+def children(pid: int) -> set[int]:
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}

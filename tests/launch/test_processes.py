@@ -1,0 +1,74 @@
+"""Processes are recognised by the token of their run, whatever else they are, and ended for certain."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from launch import processes
+
+TOKEN = "0123abcd"
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"], env={"TDPP_RUN_TOKEN": TOKEN, "NODE_RANK": "1"}, start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_is_found_by_the_whole_token(sleeper: subprocess.Popen[bytes]) -> None:
+    assert processes.find(TOKEN) == {sleeper.pid}
+    assert processes.find(TOKEN[:-1]) == set()
+
+
+def test_a_process_is_found_by_its_node(sleeper: subprocess.Popen[bytes]) -> None:
+    assert processes.find(TOKEN, node_rank=1) == {sleeper.pid}
+    assert processes.find(TOKEN, node_rank=11) == set()
+
+
+def test_the_dead_are_not_found_before_their_parent_waits(sleeper: subprocess.Popen[bytes]) -> None:
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.find(TOKEN) == set()
+
+
+def test_terminate_asks_first() -> None:
+    polite = subprocess.Popen(
+        ["bash", "-c", "trap 'exit 7' TERM; echo; while :; do sleep 0.02; done"],
+        env={"TDPP_RUN_TOKEN": TOKEN, "PATH": os.environ["PATH"]},
+        stdout=subprocess.PIPE,
+    )
+    assert polite.stdout is not None
+    polite.stdout.readline()
+    assert polite.pid in processes.terminate(TOKEN, grace_s=5)
+    assert polite.wait() == 7
+    polite.stdout.close()
+
+
+def test_terminate_kills_what_does_not_listen() -> None:
+    deaf = subprocess.Popen(
+        ["bash", "-c", "trap '' TERM; echo; sleep 60"],
+        env={"TDPP_RUN_TOKEN": TOKEN, "PATH": os.environ["PATH"]},
+        stdout=subprocess.PIPE,
+    )
+    assert deaf.stdout is not None
+    deaf.stdout.readline()
+    begun = time.monotonic()
+    assert deaf.pid in processes.terminate(TOKEN, grace_s=0.2)
+    assert deaf.wait() == -signal.SIGKILL
+    assert time.monotonic() - begun < 2
+    assert processes.find(TOKEN) == set()
+    deaf.stdout.close()
+
+
+def test_a_signal_to_a_process_that_has_gone_is_no_error(sleeper: subprocess.Popen[bytes]) -> None:
+    sleeper.kill()
+    sleeper.wait()
+    processes.send([sleeper.pid], signal.SIGTERM)

@@ -1,0 +1,116 @@
+"""A run that is to end does, at every moment of its life, and says so."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from conf.rundir import RunDir
+from launch import processes, stop
+from launch.follow import follow
+from launch.observe import observe
+from launch.verdict import State, judge
+from tests.launch.live import ENVIRONMENT, FOREVER, TDPP, TWO_NODES, agents, done, start, tdpp, token, wait_for, workers
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        lambda run: None,
+        lambda run: wait_for(lambda: agents(run)),
+        lambda run: wait_for(lambda: workers(run)),
+        lambda run: wait_for(run.metrics.exists),
+    ],
+    ids=["just-submitted", "agent-starting", "worker-starting", "running"],
+)
+def test_stop_ends_a_run_at_any_moment(runs: Path, moment, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start(runs, *FOREVER, *TWO_NODES)
+    moment(run)
+    assert stop.main([str(run.path)]) == 0
+    assert processes.find(token(run)) == set()
+    assert "stopped" in capsys.readouterr().out
+    verdict = judge(run)
+    assert (verdict.state, verdict.exit_code) == (State.stopped, 3)
+
+
+def test_stop_finds_the_processes_of_a_submission_that_was_cut_off(runs: Path) -> None:
+    run = start(runs, *FOREVER)
+    run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": []})
+    assert stop.stop(run) > 0
+    assert processes.find(token(run)) == set()
+
+
+def test_stop_leaves_a_run_alone_that_has_ended(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start(runs)
+    follow(run)
+    assert stop.main([run.name, "--runs-dir", str(runs)]) == 0
+    assert "has ended already: succeeded" in capsys.readouterr().out
+    assert not run.stop_request.exists()
+
+
+def test_a_failure_before_the_stop_stays_a_failure(runs: Path) -> None:
+    run = start(runs, *FOREVER, "+cluster.environment.FAIL_RANK=0")
+    wait_for(lambda: run.rank_error(0).exists())
+    stop.stop(run)
+    assert judge(run).state == State.failed
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
+def test_an_interrupted_launcher_stops_its_run(runs: Path, signum: signal.Signals) -> None:
+    launcher = tdpp("launch", *FOREVER, "train.log_interval=1", cwd=runs.parent)
+    wait_for(lambda: list(runs.glob("tiny/*/metrics.jsonl")))
+    os.killpg(launcher.pid, signum)
+    out, err = launcher.communicate(timeout=20)
+    run = RunDir.find(runs, None)
+    assert launcher.returncode == 130
+    assert processes.find(token(run)) == set()
+    assert f"stopped {run.name}" in err
+    assert "Traceback" not in err
+    assert out == f"{run.name}: stopped, ended on request\n"
+
+
+def test_an_interrupt_during_submission_leaves_nothing(runs: Path) -> None:
+    launcher = tdpp("launch", *FOREVER, cwd=runs.parent)
+    wait_for(lambda: list(runs.glob("tiny/*")))
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=20)
+    assert launcher.returncode == 130
+    left = list(RunDir.all(runs))
+    assert [judge(run).state for run in left] in ([], [State.stopped])
+    assert not any(processes.find(token(run)) for run in left)
+
+
+def test_a_run_that_is_not_followed_outlives_the_launcher_and_its_terminal(runs: Path) -> None:
+    terminal, ours = pty.openpty()
+    launcher = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *TDPP, "launch", "executor.wait=false", "train.iterations=60"],
+        cwd=runs.parent,
+        env=ENVIRONMENT,
+        stdin=ours,
+        stdout=ours,
+        stderr=ours,
+    )
+    os.close(ours)
+    assert launcher.wait(timeout=20) == 0
+    os.close(terminal)
+    run = RunDir.find(runs, None)
+    assert not observe(run).over
+    wait_for(lambda: observe(run).over)
+    assert judge(run).state == State.succeeded
+
+
+def test_a_run_that_is_not_followed_keeps_no_pipe_of_the_launcher(runs: Path) -> None:
+    begun = time.monotonic()
+    launcher = done("launch", "executor.wait=false", *FOREVER, cwd=runs.parent)
+    assert launcher.returncode == 0
+    assert time.monotonic() - begun < 10
+    run = RunDir.find(runs, None)
+    assert launcher.stdout.startswith(f"{run.name}: starting")
+    assert not observe(run).over
+    stop.stop(run)

@@ -1,0 +1,242 @@
+"""The rules by which a run is judged, each on a run folder made for it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from conf.rundir import RunDir
+from launch.observe import SILENCE_S, observe
+from launch.plan import make_plan
+from launch.verdict import EXIT_CODES, State, decide, judge, median_ms
+from tests.launch.live import TWO_NODES
+
+NOW = 1_000_000.0
+ITERATIONS = 50
+
+
+@dataclass
+class Node:
+    """nodes/<node>.json, by default of a node at work."""
+
+    state: str = "running"
+    exit_code: int | None = None
+    stopped: str | None = None
+    beat: float = NOW - 1
+    ended: float | None = None
+
+
+OK = Node("ended", 0, ended=NOW - 5)
+
+
+def ended(code: int, stopped: str | None = None, at: float = NOW - 5) -> Node:
+    return Node("ended", code, stopped, ended=at)
+
+
+@dataclass
+class Error:
+    """errors/rank-*.json."""
+
+    rank: int
+    unix: float
+    type: str = "RuntimeError"
+    message: str = "boom"
+    symptom: bool = False
+
+
+@dataclass
+class Case:
+    """A run of two nodes with two ranks each, on a machine that this one cannot look into."""
+
+    nodes: list[Node | None] = field(default_factory=lambda: [Node(), Node()])
+    errors: list[Error] = field(default_factory=list)
+    last: int = 0
+    """The last logged iteration; there is a line for every fifth, one second each."""
+    age: float = 1.0
+    """Seconds since the last line."""
+    loss: float = 4.0
+    stop: float | None = None
+    created: float = NOW - 600
+
+    def make(self, path: Path) -> RunDir:
+        run = RunDir(path)
+        for folder in (run.nodes, run.errors):
+            folder.mkdir(parents=True)
+        plan = make_plan(compose([*TWO_NODES, "train.iterations=50", "train.log_interval=5"]), "tiny/run")
+        run.config.touch()
+        run.write_json(run.plan, plan)
+        os.utime(run.plan, (self.created, self.created))
+        run.write_json(run.provenance, {"host": f"not-{socket.gethostname()}"})
+        run.write_json(run.jobs, {"token": "t", "executor": "local", "jobs": []})
+        for rank, (place, node) in enumerate(zip(plan["nodes"], self.nodes, strict=True)):
+            if node is not None:
+                self._write_node(run, place["name"], rank, node)
+        for error in self.errors:
+            place = plan["ranks"][error.rank]
+            node = plan["nodes"][place["node"]]["name"]
+            run.write_json(run.rank_error(error.rank), place | vars(error) | {"node": node, "traceback": ""})
+        lines = range(5, self.last + 1, 5)
+        run.metrics.write_text("".join(self._line(iteration) for iteration in lines))
+        if self.stop is not None:
+            run.write_json(run.stop_request, {"unix": self.stop})
+        return run
+
+    def _write_node(self, run: RunDir, name: str, rank: int, node: Node) -> None:
+        content = {"node": name, "node_rank": rank, "host": "there", "pid": 1, "started_unix": 0, "state": node.state}
+        content |= {"beat_unix": node.beat, "ended_unix": node.ended, "exit_code": node.exit_code}
+        run.write_json(run.node_state(name), content | {"stopped": node.stopped})
+
+    def _line(self, iteration: int) -> str:
+        unix = NOW - self.age - (self.last - iteration)
+        values = {"iteration": iteration, "unix": unix, "elapsed_ms": 200.0, "loss": self.loss, "nan": 0}
+        return json.dumps(values) + "\n"
+
+
+CASES = {
+    "all-ended-well-and-the-last-iteration-is-logged": (
+        Case([OK, OK], last=50),
+        State.succeeded, "all 4 ranks ended well, and iteration 50 of 50 is in the log",
+    ),
+    "exit-code-0-is-not-enough": (
+        Case([OK, OK], last=45),
+        State.incomplete, "the log ends at iteration 45 of 50",
+    ),
+    "exit-code-0-without-a-log": (Case([OK, OK]), State.incomplete, "the log ends at iteration 0 of 50"),
+    "the-last-iteration-is-not-enough": (
+        Case([OK, ended(1)], last=50),
+        State.failed, "the worker of node local-1 ended with 1: see nodes/local-1.err",
+    ),
+    "at-work": (Case(last=20), State.running, "4 ranks at work"),
+    "the-last-iteration-is-logged-but-the-checkpoint-takes-long": (
+        Case(last=50, age=500), State.running, "4 ranks at work"
+    ),
+    "nothing-told-yet": (Case([None, None], created=NOW - 2), State.starting, "waiting for 2 nodes"),
+    "never-told-anything": (
+        Case([None, None], created=NOW - SILENCE_S - 1), State.lost, "node local-0 was never started"
+    ),
+    "one-node-never-told-anything": (
+        Case([Node(), None]), State.lost, "node local-1 was never started"
+    ),
+    "silent": (
+        Case([Node(), Node(beat=NOW - SILENCE_S - 1)], last=20), State.lost, "the agent of node local-1"
+    ),
+    "a-rank-raised": (
+        Case([ended(1), ended(143, "SIGTERM")], [Error(1, NOW - 9, message="boom\ndetail")], last=20),
+        State.failed, "rank 1 (stage 0, dp 1, tp 0, node local-0) failed with RuntimeError: boom …",
+    ),
+    "a-rank-raised-and-the-others-still-end": (
+        Case([Node(), Node()], [Error(1, NOW - 1)], last=20), State.failed, "rank 1 "
+    ),
+    "the-earliest-of-several-causes": (
+        Case([ended(1), ended(1)], [Error(0, NOW - 8), Error(3, NOW - 9)]), State.failed, "rank 3 "
+    ),
+    "symptoms-may-be-written-first": (
+        Case([ended(1), ended(1)], [Error(0, NOW - 9, "PeerLost", symptom=True), Error(3, NOW - 8)]),
+        State.failed, "rank 3 ",
+    ),
+    "only-symptoms": (
+        Case([ended(1), ended(1)], [Error(0, NOW - 9, "PeerLost", "lost rank 2", symptom=True)]),
+        State.failed, "the worker of node local-1 ended with 1",
+    ),
+    "only-symptoms-on-every-node": (
+        Case([ended(1), ended(1)], [Error(r, NOW - 9 + r, "PeerLost", "gone", symptom=True) for r in (0, 2)]),
+        State.failed, "rank 0 (stage 0, dp 0, tp 0, node local-0) failed with PeerLost: gone; no rank recorded the cause",
+    ),
+    "a-rank-was-killed": (
+        Case([ended(1), ended(1)], [Error(2, NOW - 9, "Killed", "killed by SIGKILL")]),
+        State.failed, "rank 2 (stage 1, dp 0, tp 0, node local-1) was killed by SIGKILL",
+    ),
+    "a-worker-was-killed-before-the-ranks-noticed": (
+        Case([ended(-9, at=NOW - 8), ended(1)], [Error(2, NOW - 7, "PeerLost", symptom=True)]),
+        State.failed, "the worker of node local-0 was killed by SIGKILL",
+    ),
+    "a-worker-was-killed-by-a-signal-without-a-name": (
+        Case([ended(-200), ended(143, "SIGTERM")]), State.failed, "killed by signal 200"
+    ),
+    "a-worker-that-was-told-to-end-is-no-cause": (
+        Case([ended(-9, "SIGTERM", NOW - 8), ended(1, at=NOW - 7)]), State.failed, "the worker of node local-1"
+    ),
+    "a-lost-agent-explains-the-symptoms": (
+        Case([Node(beat=NOW - 99), ended(1, at=NOW - 90)], [Error(2, NOW - 91, "PeerLost", symptom=True)]),
+        State.lost, "the agent of node local-0 (process 1) is gone",
+    ),
+    "stopped": (Case([ended(143, "SIGTERM")] * 2, last=20, stop=NOW - 9), State.stopped, "ended on request"),
+    "stopping": (Case([ended(143, "SIGTERM"), Node()], last=20, stop=NOW - 9), State.running, "asked to stop"),
+    "stopped-but-its-agents-had-to-be-killed": (
+        Case([Node(beat=NOW - 99)] * 2, stop=NOW - 98), State.stopped, "ended on request"
+    ),
+    "stopped-before-it-started": (Case([None, None], stop=NOW - 100), State.stopped, "ended on request"),
+    "it-failed-before-it-was-stopped": (
+        Case([ended(1), ended(143, "SIGTERM")], [Error(0, NOW - 10)], stop=NOW - 9), State.failed, "rank 0 "
+    ),
+    "errors-after-the-stop-follow-from-it": (
+        Case([ended(1)] * 2, [Error(0, NOW - 8)], stop=NOW - 9), State.stopped, "ended on request"
+    ),
+    "it-had-finished-when-it-was-stopped": (Case([OK, OK], last=50, stop=NOW - 4), State.succeeded, "all 4 ranks"),
+    "ended-by-somebody-else": (
+        Case([ended(143, "SIGTERM", NOW - 6), ended(143, "SIGTERM")]),
+        State.failed, "node local-0 was told to end by SIGTERM, which was not 'tdpp stop'",
+    ),
+    "time-limit": (Case([ended(143, "SIGUSR2")] * 2, last=20), State.failed, "executor.time_min"),
+    "loss-not-a-number": (Case(last=20, loss=math.nan), State.not_finite, "the loss of iteration 20 is nan"),
+    "loss-infinite-at-the-end": (Case([OK, OK], last=50, loss=math.inf), State.not_finite, "iteration 50 is inf"),
+    "stalled": (Case(last=20, age=31), State.stalled, "no iteration was logged for 31 s; usually one line takes 1.0 s"),
+    "slow-but-not-stalled": (Case(last=20, age=29), State.running, "4 ranks at work"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "state", "reason"), CASES.values(), ids=CASES.keys())
+def test_a_run_is_judged(tmp_path: Path, case: Case, state: State, reason: str) -> None:
+    verdict = judge(case.make(tmp_path / "run"), NOW)
+    assert verdict.state == state
+    assert reason in verdict.reason
+
+
+def test_a_slow_runs_pace_sets_its_own_limit(tmp_path: Path) -> None:
+    seen = observe(Case(last=20, age=60).make(tmp_path / "run"), NOW)
+    slow = replace(seen, log=tuple(replace(line, elapsed_ms=4_000.0) for line in seen.log))
+    assert decide(seen).state == State.stalled
+    assert decide(slow).state == State.running
+
+
+def test_the_evidence_counts_symptoms_and_names_later_causes(tmp_path: Path) -> None:
+    errors = [Error(0, NOW - 9), Error(3, NOW - 8), Error(1, NOW - 7, symptom=True), Error(2, NOW - 7, symptom=True)]
+    verdict = judge(Case([ended(1), ended(1)], errors, last=20).make(tmp_path / "run"), NOW)
+    assert "2 ranks failed only because another one was lost" in verdict.evidence
+    assert any(line.startswith("later: rank 3 ") for line in verdict.evidence)
+    assert "iteration: 20 of 50, loss 4.0000, 200.0 ms per iteration (median), logged 1 s ago" in verdict.evidence
+
+
+def test_the_first_line_does_not_count_for_the_pace(tmp_path: Path) -> None:
+    seen = observe(Case(last=20).make(tmp_path / "run"), NOW)
+    warm_up = replace(seen.log[0], elapsed_ms=9_999.0)
+    assert median_ms(replace(seen, log=(warm_up, *seen.log[1:]))) == 200.0
+    assert median_ms(replace(seen, log=(warm_up,))) == 9_999.0
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    run = Case(last=20).make(tmp_path / "run")
+    with run.metrics.open("a") as file:
+        file.write('{"iteration": 25, "un')
+    assert [line.iteration for line in observe(run, NOW).log] == [5, 10, 15, 20]
+
+
+def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
+    run = Case(last=5000).make(tmp_path / "run")
+    log = observe(run, NOW).log
+    assert log[-1].iteration == 5000
+    assert 100 < len(log) < 1000
+
+
+def test_every_state_has_an_exit_code_and_the_documentation_tells_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text()
+    for state in State:
+        rows = [row.split("|") for row in page.splitlines() if row.startswith("|")]
+        assert [int(row[1]) for row in rows if state in row[2].strip().split(", ")] == [EXIT_CODES[state]]
