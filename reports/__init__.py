@@ -1,0 +1,1 @@
+"""Pages about runs, made from what is in their folders."""

@@ -186,8 +186,8 @@ def _stages(plan: Plan, figures: Statistics) -> str:
     return (
         table(head, rows, numeric=True)
         + '<p class="note">Per iteration; medians over the ranks of a stage and '
-        + f"{_plural(int(figures.steady.sum()), 'steady iteration')} (complete, and not the first). Sends run beside "
-        + f"computation. {escape(BUBBLE)} With equal stages and free communication 1F1B has (p−1)/(m+p−1) = "
+        + f"{_plural(int(figures.steady.sum()), 'steady iteration')} (complete, and not the first). "
+        + f"{escape(BUBBLE)} With equal stages and free communication 1F1B has (p−1)/(m+p−1) = "
         + f"{plan.pipeline - 1}/{plan.micro_batches + plan.pipeline - 1} = {ideal:.1%}.</p>"
     )
 

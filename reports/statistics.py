@@ -6,8 +6,8 @@ Definitions, used on every page:
 - A rank is *busy* while it computes: the sum of its `forward-compute` and `backward-compute` events.
 - Its *bubble fraction* is 1 - busy / length. It counts all that is not forward or backward computation: waiting,
   communication that nothing hides, the optimizer.
-- An iteration is *complete* when every rank that has events has at least as many in it as in its median
-  iteration, and *steady* when it is complete and not the first that has events.
+- An iteration is *complete* when every rank that has events in any has at least as many in this one as in the
+  median of those where it has some, and *steady* when it is complete and not the first that has events.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _complete(count: NDArray[Any]) -> NDArray[np.bool_]:
     if present.size == 0:
         return np.zeros(count.shape[1], bool)
     # The larger middle: of two unequal iterations the shorter one is the one that was cut.
-    usual = np.sort(present, axis=1)[:, present.shape[1] // 2]
+    usual = np.array([np.sort(row[row > 0])[np.count_nonzero(row) // 2] for row in present])
     return np.asarray((present >= usual[:, None]).all(axis=0))
 
 

@@ -2,22 +2,29 @@
 // How each task looks. Forward is blue and backward orange wherever they are; waiting is pale; the rest has hues that
 // stay apart for the common kinds of colour blindness (after Okabe and Ito). Lanes tell apart what hues cannot.
 
+const LANES = ["communication", "computation", "data and loss"]; // from above to below
+
 // top and bottom: within a rank's row, which goes from -0.5 (above) to 0.5 (below).
+const SEND = { lane: LANES[0], top: -0.44, bottom: -0.31 };
+const RECEIVE = { lane: LANES[0], top: -0.29, bottom: -0.12 };
+const COMPUTE = { lane: LANES[1], top: -0.1, bottom: 0.26 };
+const INSIDE = { lane: LANES[1], top: -0.02, bottom: 0.18 };
+const DATA = { lane: LANES[2], top: 0.29, bottom: 0.43 };
 const TASKS = {
-  "forward-send": { top: -0.44, bottom: -0.31, light: "#4f9fd0", dark: "#58a6d6" },
-  "backward-send": { top: -0.44, bottom: -0.31, light: "#d8a03c", dark: "#c9963c" },
-  "forward-recv": { top: -0.29, bottom: -0.12, light: "#bcd9ec", dark: "#2f4f66" },
-  "backward-recv": { top: -0.29, bottom: -0.12, light: "#f3d9b8", dark: "#6b4f2a" },
-  "grads-all-reduce": { top: -0.29, bottom: -0.12, light: "#a5549b", dark: "#c07ab6" },
-  "embedding-grads-all-reduce": { top: -0.29, bottom: -0.12, light: "#6d2a66", dark: "#e6b3de" },
-  "forward-compute": { top: -0.1, bottom: 0.26, light: "#0067a5", dark: "#3f9ae0" },
-  "backward-compute": { top: -0.1, bottom: 0.26, light: "#cf5a00", dark: "#ef7d22" },
-  optimizer: { top: -0.1, bottom: 0.26, light: "#00875f", dark: "#1fae83" },
-  "optimizer-clip-main-grad": { top: -0.02, bottom: 0.18, light: "#7fd0b3", dark: "#0c5c44" },
-  "batch-generator": { top: 0.29, bottom: 0.43, light: "#6f7782", dark: "#98a1ad" },
-  "loss-compute": { top: 0.29, bottom: 0.43, light: "#b3a000", dark: "#e2d44a" },
+  "forward-send": { ...SEND, light: "#4f9fd0", dark: "#58a6d6" },
+  "backward-send": { ...SEND, light: "#d8a03c", dark: "#c9963c" },
+  "forward-recv": { ...RECEIVE, light: "#bcd9ec", dark: "#2f4f66" },
+  "backward-recv": { ...RECEIVE, light: "#f3d9b8", dark: "#6b4f2a" },
+  "grads-all-reduce": { ...RECEIVE, light: "#a5549b", dark: "#c07ab6" },
+  "embedding-grads-all-reduce": { ...RECEIVE, light: "#6d2a66", dark: "#e6b3de" },
+  "forward-compute": { ...COMPUTE, light: "#0067a5", dark: "#3f9ae0" },
+  "backward-compute": { ...COMPUTE, light: "#cf5a00", dark: "#ef7d22" },
+  optimizer: { ...COMPUTE, light: "#00875f", dark: "#1fae83" },
+  "optimizer-clip-main-grad": { ...INSIDE, light: "#7fd0b3", dark: "#0c5c44" },
+  "batch-generator": { ...DATA, light: "#6f7782", dark: "#98a1ad" },
+  "loss-compute": { ...DATA, light: "#b3a000", dark: "#e2d44a" },
 };
-const OTHER_TASK = { top: 0.29, bottom: 0.43, light: "#444444", dark: "#cccccc" };
+const OTHER_TASK = { ...DATA, light: "#444444", dark: "#cccccc" };
 
 const darkScheme = matchMedia("(prefers-color-scheme: dark)");
 
@@ -34,7 +41,7 @@ function mix(colour, other, share) {
   return channels(colour).map((value, i) => Math.round(value + (end[i] - value) * share));
 }
 
-// The colour of a task, paler from the first micro-batch to the last.
+// The colour of a task, fainter from the first micro-batch to the last.
 function shade(name, microBatch, microBatches) {
   const base = taskStyle(name)[darkScheme.matches ? "dark" : "light"];
   const share = microBatch < 1 ? 0 : (0.5 * microBatch) / Math.max(microBatches - 1, microBatch);

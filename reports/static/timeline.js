@@ -5,14 +5,21 @@ const MOST_BARS = 6000; // more would make the page slow; beyond it short neighb
 const ROWS_AT_ONCE = 48;
 const ROW_PIXELS = [22, 56]; // least and most
 const MARGIN = 168; // pixels for the labels of ranks, as in the style sheet for the overview
-const LEGEND_ENTRY = 225;
 const ROW_FOR_NUMBERS = 30; // pixels, from which a bar has room for the number of its micro-batch
 
 const run = JSON.parse(document.getElementById("run").textContent);
-const view = { iteration: run.open, stage: "", node: "", dp: "" };
+const view = {
+  iteration: run.open, // index
+  times: null, // ns from and to of a zoom; null: the whole iteration
+  rows: null, // first and last row of a zoom; null: from the first, as many as fit
+  stage: "",
+  node: "",
+  dp: "",
+  hidden: new Set(), // indices of names
+};
 let events;
 let columns;
-let shown = { bars: 0, events: 0, inIteration: 0 };
+let shown; // what barsInView found for the drawing on the page
 
 const element = (id) => document.getElementById(id);
 const ms = (ns) => (ns / 1e6).toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
@@ -31,11 +38,14 @@ function barsInView(rows, [from, to], [top, bottom], pixel) {
   const rowOf = new Map(rows.map((rank, row) => [rank, row]));
   const origin = columns.iteration_start[view.iteration];
   const inView = [];
+  const seen = new Set();
   let inIteration = 0;
   for (let at = events.from[view.iteration]; at < events.from[view.iteration + 1]; at++) {
     const i = events.order[at];
     const row = rowOf.get(events.rank[i]);
     if (row === undefined) continue;
+    seen.add(row);
+    if (view.hidden.has(events.name[i])) continue;
     inIteration++;
     const start = events.start[i] - origin;
     const end = events.end[i] - origin;
@@ -45,7 +55,7 @@ function barsInView(rows, [from, to], [top, bottom], pixel) {
   for (let gap = pixel; bars.length > MOST_BARS && gap < 2 * (to - from); gap *= 2) bars = merged(inView, gap);
   const byName = run.names.map(() => []);
   for (const bar of bars) byName[events.name[bar.i]].push(bar);
-  return { byName, bars: bars.length, events: inView.length, inIteration };
+  return { byName, bars: bars.length, events: inView.length, inIteration, silent: rows.length - seen.size };
 }
 
 function merged(bars, gap) {
@@ -81,7 +91,7 @@ function hoverText(bar) {
   return `<b>${name}</b><br>${where}${microBatch}${peer}<br>${times}`;
 }
 
-// One trace of bars per name, always all of them, so that the legend stays as it is.
+// One trace of bars per name, in the order of the names, so that what lies inside another task is drawn over it.
 function traces(byName, pixel, numbered) {
   const cached = new Map();
   return run.names.map((name, index) => {
@@ -99,7 +109,6 @@ function traces(byName, pixel, numbered) {
     return {
       type: "bar",
       orientation: "h",
-      name: plain(name),
       base: bars.map((bar) => bar.start / 1e6),
       x: bars.map((bar) => (bar.end - bar.start) / 1e6),
       y: bars.map((bar) => bar.row + (style.top + style.bottom) / 2),
@@ -112,12 +121,11 @@ function traces(byName, pixel, numbered) {
       insidetextanchor: "middle",
       textangle: 0,
       textfont: { size: 10 },
-      showlegend: true,
     };
   });
 }
 
-function layout(rows, times, visible, above, height) {
+function layout(rows, times, [top, bottom], height) {
   const css = getComputedStyle(document.documentElement);
   const colour = (name) => css.getPropertyValue(name).trim();
   const bands = rows.flatMap((rank, row) =>
@@ -131,17 +139,16 @@ function layout(rows, times, visible, above, height) {
     hovermode: "closest",
     dragmode: "zoom",
     height,
-    margin: { l: MARGIN, r: 12, t: above, b: 4 },
+    margin: { l: MARGIN, r: 12, t: 28, b: 4 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: colour("--text") },
     hoverlabel: { align: "left", bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: colour("--text") } },
-    legend: { orientation: "h", x: 0, xref: "container", xanchor: "left", y: 1, yref: "container", yanchor: "top", entrywidth: LEGEND_ENTRY - 40, traceorder: "normal" },
+    showlegend: false,
     shapes: bands,
-    uirevision: "always",
-    xaxis: { side: "top", range: times.map((ns) => ns / 1e6), ticksuffix: " ms", gridcolor: colour("--line"), zeroline: false, uirevision: Math.random() },
+    xaxis: { side: "top", range: times.map((ns) => ns / 1e6), ticksuffix: " ms", gridcolor: colour("--line"), zeroline: false },
     yaxis: {
-      range: [visible[1] + 0.5, visible[0] - 0.5],
+      range: [bottom + 0.5, top - 0.5],
       fixedrange: rows.length <= ROWS_AT_ONCE,
       tickvals: rows.map((_, row) => row),
       ticktext: rows.map((rank) => run.ranks[rank].label),
@@ -150,35 +157,33 @@ function layout(rows, times, visible, above, height) {
       tickcolor: "rgba(0,0,0,0)",
       showgrid: false,
       zeroline: false,
-      uirevision: Math.random(),
     },
   };
 }
 
-// Draws; times and visible rows are those of a zoom, or else all.
-async function draw(times, visible) {
+async function draw() {
   const rows = chosenRanks();
-  times ??= [0, columns.iteration_length[view.iteration]];
-  visible ??= [0, Math.min(rows.length, ROWS_AT_ONCE) - 1];
   const atOnce = Math.max(Math.min(rows.length, ROWS_AT_ONCE), 1);
+  const times = view.times ?? [0, columns.iteration_length[view.iteration]];
+  const visible = view.rows ?? [0, atOnce - 1];
   const rowPixels = Math.min(Math.max((innerHeight - 340) / atOnce, ROW_PIXELS[0]), ROW_PIXELS[1]);
   const width = element("timeline").clientWidth;
-  const legendRows = Math.ceil(run.names.length / Math.max(Math.floor(width / LEGEND_ENTRY), 1));
-  const above = 40 + 19 * legendRows;
   const pixel = (times[1] - times[0]) / Math.max(width - MARGIN, 200);
   shown = barsInView(rows, times, visible, pixel);
   const numbered = rowPixels >= ROW_FOR_NUMBERS;
-  await Plotly.react("timeline", traces(shown.byName, pixel, numbered), layout(rows, times, visible, above, above + rowPixels * atOnce + 4), {
+  await Plotly.react("timeline", traces(shown.byName, pixel, numbered), layout(rows, times, visible, 32 + rowPixels * atOnce), {
     displaylogo: false,
     responsive: true,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    doubleClick: "autosize",
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "resetScale2d"],
   });
+  updateLegend();
   drawOverview(rows, columns.iterations, columns.share);
   markIteration(view.iteration, columns.iterations.length);
-  say();
+  say(rows.length, visible);
 }
 
-function say() {
+function say(rows, [top, bottom]) {
   const number = columns.iterations[view.iteration];
   const parts = [
     `iteration ${number} of ${columns.iterations.at(-1)}`,
@@ -187,6 +192,9 @@ function say() {
   ];
   if (shown.events < shown.inIteration) parts.push(`${shown.events.toLocaleString("en")} in view`);
   if (shown.bars < shown.events) parts.push(`drawn as ${shown.bars.toLocaleString("en")} bars; zoom in to see each`);
+  if (shown.silent) parts.push(`${shown.silent} of ${rows} ranks have no events in it`);
+  const ranks = Math.round(Math.min(bottom, rows - 1) - Math.max(top, 0)) + 1;
+  if (ranks < rows) parts.push(`${ranks} of ${rows} ranks in view; drag with Shift for the others, or filter`);
   parts.push(`clocks of ranks agree within ${(run.uncertainty_ns / 1e3).toLocaleString("en")} µs`);
   element("said").textContent = parts.join(" · ");
   element("iteration").value = number;
@@ -196,23 +204,58 @@ function say() {
 
 function show(iteration) {
   view.iteration = Math.min(Math.max(iteration, 0), columns.iterations.length - 1);
+  view.times = null;
   return draw();
 }
 
 // After a zoom: draw what came into view, with as much detail as fits it.
 function zoomed(change) {
   if (!Object.keys(change).some((key) => /^[xy]axis\.(range|autorange)/.test(key))) return;
-  const { xaxis, yaxis } = element("timeline")._fullLayout;
-  const all = change["xaxis.autorange"] || change["yaxis.autorange"];
-  if (all) draw();
-  else draw(xaxis.range.map((time) => time * 1e6), [yaxis.range[1] + 0.5, yaxis.range[0] - 0.5]);
+  const { xaxis, yaxis } = element("timeline").layout;
+  view.times = change["xaxis.autorange"] ? null : xaxis.range.map((time) => time * 1e6);
+  view.rows = change["yaxis.autorange"] || yaxis.fixedrange ? null : [yaxis.range[1] + 0.5, yaxis.range[0] - 0.5];
+  draw();
 }
 
-function fillFilter(key, all) {
+// A button per task, under the lane it is in; a click hides or shows it.
+function makeLegend() {
+  const lanes = Map.groupBy(run.names.keys(), (name) => taskStyle(run.names[name]).lane);
+  const groups = LANES.filter((lane) => lanes.has(lane)).map((lane) => {
+    const group = document.createElement("fieldset");
+    const title = document.createElement("legend");
+    title.textContent = lane;
+    group.append(title, ...lanes.get(lane).map(legendEntry));
+    return group;
+  });
+  element("legend").replaceChildren(...groups);
+}
+
+function legendEntry(name) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = run.names[name];
+  button.value = name;
+  button.addEventListener("click", () => {
+    if (!view.hidden.delete(name)) view.hidden.add(name);
+    draw();
+  });
+  return button;
+}
+
+function updateLegend() {
+  for (const button of element("legend").querySelectorAll("button")) {
+    const name = Number(button.value);
+    button.setAttribute("aria-pressed", !view.hidden.has(name));
+    button.style.setProperty("--task", shade(run.names[name], -1, 0));
+  }
+}
+
+function fillFilter(key) {
   const values = [...new Set(run.ranks.map((rank) => String(rank[key])))];
-  element(key).replaceChildren(new Option(all, ""), ...values.map((value) => new Option(value, value)));
+  element(key).replaceChildren(new Option("all", ""), ...values.map((value) => new Option(value, value)));
   element(key).addEventListener("change", () => {
     view[key] = element(key).value;
+    view.rows = null;
     draw();
   });
 }
@@ -220,9 +263,8 @@ function fillFilter(key, all) {
 async function main() {
   columns = await unpack(element("columns").textContent, run.layout);
   events = assemble(columns, columns.iterations);
-  fillFilter("stage", "all");
-  fillFilter("node", "all");
-  fillFilter("dp", "all");
+  ["stage", "node", "dp"].forEach(fillFilter);
+  makeLegend();
   element("iteration").min = columns.iterations[0];
   element("iteration").max = columns.iterations.at(-1);
   element("iteration").addEventListener("change", () => {

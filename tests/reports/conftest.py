@@ -1,0 +1,64 @@
+"""A real browser, offline, that fails a test on any console error and on any request but for the page itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, sync_playwright
+
+CHROMIUM = Path("/usr/bin/chromium")
+INSTALL = "apt-get update && apt-get install -y chromium"
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+Opener = Callable[..., Page]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        message = f"{CHROMIUM} is missing; install it with: {INSTALL}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Opener]:
+    """Opens a file as a user with a laptop does; keyword arguments go to the browser context."""
+    contexts, complaints, requested, opened = [], [], [], []
+
+    def on_request(request: Request) -> None:
+        if not request.url.startswith("blob:") and not request.url.startswith("data:"):
+            requested.append(request.url)
+
+    def opener(path: Path, **options: str) -> Page:
+        context = browser.new_context(offline=True, viewport={"width": 1440, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", on_request)
+        page.goto(path.as_uri())
+        opened.append(path.as_uri())
+        return page
+
+    yield opener
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert requested == opened

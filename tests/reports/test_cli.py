@@ -1,0 +1,195 @@
+"""`tdpp report` writes both pages, of runs in any state, and says what they lack."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from conf.errors import RunFolderError
+from reports.cli import main
+from reports.errors import ReportError
+from tests.reports.synthetic import Shape, make_run
+
+SHAPE = Shape(pipeline=2, data=1, micro_batches=2, iterations=4)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(folder, SHAPE)
+    return folder
+
+
+def text(page: Path) -> str:
+    """What a page says, without scripts, styles and tags."""
+    content = re.sub(r"<(script|style).*?</\1>", "", page.read_text(), flags=re.DOTALL)
+    return unescape(re.sub(r"<[^>]+>", " ", content))
+
+
+def report(run: Path, judge=None) -> tuple[str, str]:
+    """Makes the pages; returns what they say, first the summary."""
+    assert main([str(run), "--runs-dir", str(run.parent.parent)], judge) == 0
+    return text(run / "report/index.html"), text(run / "report/timeline.html")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    state: str = "failed"
+    rule: str = "rank-error"
+    exit_code: int = 1
+    reason: str = "Rank 1 <ran> out of memory."
+    evidence: tuple[str, ...] = ("errors/rank-00001.json", "exit code 1")
+
+
+def test_it_prints_the_paths_of_both_pages_the_summary_first(run: Path, capsys):
+    main(["--runs-dir", str(run.parent.parent)])
+    assert capsys.readouterr().out.splitlines() == [
+        str(run / "report/index.html"),
+        str(run / "report/timeline.html"),
+    ]
+
+
+def test_a_whole_run_lacks_nothing(run: Path, capsys):
+    summary, timeline = report(run)
+    assert "Missing" not in summary + timeline
+    assert capsys.readouterr().err == ""
+
+
+def test_the_summary_begins_with_the_verdict_of_the_judge(run: Path):
+    judged = []
+    summary, _ = report(run, lambda folder: judged.append(folder.name) or Judgement())
+    assert judged == ["tiny/20260101-000000-aaaa"]
+    verdict = ["failed", "Rank 1 <ran> out of memory.", "errors/rank-00001.json", "rule rank-error · exit code 1"]
+    places = [summary.index(part) for part in [*verdict, "Iteration"]]
+    assert places == sorted(places)
+
+
+def test_without_a_judge_there_is_no_verdict(run: Path):
+    assert "exit code" not in report(run)[0]
+
+
+def test_the_summary_has_the_plan_the_figures_and_the_submitted_configuration(run: Path):
+    summary, _ = report(run)
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for part in (
+        "2 ranks = 2 pipeline stages × 1 data-parallel replicas × 1 tensor-parallel, on 1 node (1 × A100)",
+        "8 transformer layers are cut 4-4",
+        "4 of 4",
+        f"{metrics[-1]['loss']:.4f}",
+        f"{sorted(line['elapsed_ms'] for line in metrics[1:])[1]:,.1f} ms",
+        "(p−1)/(m+p−1) = 1/3 = 33.3%",
+        "experiment=tiny",
+        "iterations: 4",
+        "versions.torch",
+        "git checkout 0123456789abcdef0123456789abcdef01234567\ntdpp launch experiment=tiny train.iterations=3",
+    ):
+        assert part in summary
+
+
+def test_changed_sources_are_part_of_how_to_reproduce(run: Path):
+    provenance = json.loads((run / "provenance.json").read_text())
+    (run / "provenance.json").write_text(json.dumps({**provenance, "changed": [" M conf/schema.py"]}))
+    assert f"git apply {run / 'diff.patch'}" in report(run)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("metrics.jsonl", "metrics.jsonl is not there"),
+        ("provenance.json", "provenance.json is not there"),
+        ("overrides.txt", "overrides.txt is not there"),
+        ("nodes/g0-0.json", "nodes/g0-0.json is not there"),
+        ("events/rank-00001.bin", "no event file of rank 1"),
+    ],
+    ids=lambda value: value.split("/")[-1] if "." in value and " " not in value else "",
+)
+def test_a_file_that_is_not_there_is_said_on_both_pages_and_on_stderr(run: Path, capsys, name: str, note: str):
+    (run / name).unlink()
+    summary, timeline = report(run)
+    assert note in summary
+    assert note in timeline
+    assert f"tiny/20260101-000000-aaaa: {note}\n" in capsys.readouterr().err
+
+
+def test_a_metrics_line_cut_short_is_said_and_the_others_count(run: Path):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join(lines[:2]) + "\n" + lines[2][:30])
+    summary, _ = report(run)
+    assert "2 of 4" in summary
+    assert 'line 3 is not a metrics line: \'{"iteration": 3' in summary
+
+
+def test_a_run_that_just_began_has_pages_without_figures(run: Path):
+    for rank in range(2):
+        (run / f"events/rank-{rank:05d}.bin").unlink()
+    (run / "metrics.jsonl").unlink()
+    summary, timeline = report(run)
+    assert "0 of 4" in summary
+    assert "no event file of ranks 0-1" in summary
+    assert "nothing to draw yet" in summary
+    assert "No events: none are there yet." in timeline
+
+
+def test_a_run_within_its_first_iteration_says_that_there_is_no_steady_one(run: Path, tmp_path: Path):
+    young = tmp_path / "young/tiny/20260101-000000-bbbb"
+    make_run(young, Shape(iterations=1))
+    summary, _ = report(young)
+    assert "no complete iteration after the first in the events yet" in summary
+
+
+def test_a_run_that_records_no_events_is_not_missing_them(run: Path):
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps({**plan, "timeline": False}))
+    summary, timeline = report(run)
+    assert "Missing" not in summary
+    assert "profile.timeline=false: the run records none" in timeline
+
+
+def test_failed_ranks_are_listed_causes_before_symptoms(run: Path):
+    for rank, (symptom, unix) in enumerate([(True, 1.0), (False, 2.0)]):
+        error = {"rank": rank, "unix": unix, "type": "OSError", "message": f"disk <{rank}>", "symptom": symptom}
+        (run / f"errors/rank-{rank:05d}.json").write_text(json.dumps(error))
+    summary, _ = report(run)
+    assert summary.index("disk <1>") < summary.index("disk <0>")
+
+
+def test_what_comes_from_a_run_cannot_end_a_script_or_begin_a_tag(tmp_path: Path):
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!--"
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, Shape(iterations=2, overrides=(f"name={hostile}",)))
+    plan = (run / "plan.json").read_text().replace('"g0-0"', json.dumps(hostile))
+    (run / "plan.json").write_text(plan)
+    (run / "metrics.jsonl").write_text(hostile + "\n")
+    (run / "config.yaml").write_text(hostile)
+    (run / "errors/rank-00000.json").write_text(json.dumps({"message": hostile, "type": hostile}))
+    main([str(run)], lambda _: Judgement(reason=hostile, evidence=(hostile,), state=hostile, rule=hostile))
+    for page in ("index.html", "timeline.html"):
+        content = (run / "report" / page).read_text()
+        assert "alert(1)</script>" not in content
+        assert "<img" not in content
+        assert "<!--" not in content.replace("<!--[", "")
+
+
+def test_a_run_that_cannot_be_found_is_an_error(tmp_path: Path):
+    with pytest.raises(RunFolderError, match="there are no runs in"):
+        main(["--runs-dir", str(tmp_path)])
+
+
+def test_a_plan_of_another_version_is_an_error(run: Path):
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps({**plan, "version": 2}))
+    with pytest.raises(ReportError, match="expected version 1, found 2"):
+        main([str(run)])
+
+
+def test_the_command_line_can_be_imported_without_torch_or_pandas():
+    code = "import sys, reports.cli; print(sorted({'torch', 'pandas', 'plotly', 'launch'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

@@ -1,0 +1,109 @@
+"""Lengths, shares and bubbles are what their definitions say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reports.events import EVENT, NAMES, Timeline
+from reports.statistics import ideal_bubble, stage_times, statistics
+
+MS = 1_000_000
+
+
+def timeline(*events: tuple[int, str, int, int, int]) -> Timeline:
+    """From (rank, name, iteration, start ms, end ms)."""
+    rows = [(rank, NAMES.index(name), n, -1, -1, start * MS, end * MS) for rank, name, n, start, end in events]
+    return Timeline(np.sort(np.array(rows, EVENT), order=["rank", "start_ns"]), NAMES, {}, 0, ())
+
+
+def one_iteration(number: int, start: int) -> list[tuple[int, str, int, int, int]]:
+    """100 ms: rank 0 computes 60 ms of them, rank 1 30 ms."""
+    return [
+        (0, "forward-compute", number, start, start + 20),
+        (0, "backward-recv", number, start + 20, start + 50),
+        (0, "backward-compute", number, start + 50, start + 90),
+        (0, "optimizer", number, start + 90, start + 98),
+        (0, "optimizer-clip-main-grad", number, start + 90, start + 92),
+        (1, "forward-recv", number, start + 1, start + 20),
+        (1, "forward-compute", number, start + 20, start + 30),
+        (1, "backward-compute", number, start + 30, start + 50),
+        (1, "grads-all-reduce", number, start + 50, start + 100),
+    ]
+
+
+def whole_run() -> list[tuple[int, str, int, int, int]]:
+    """Four iterations."""
+    return [event for number, start in ((1, 0), (2, 200), (3, 300), (4, 400)) for event in one_iteration(number, start)]
+
+
+RUN = timeline(*whole_run())
+
+
+def test_length_is_from_the_first_start_to_the_last_end_over_all_ranks():
+    figures = statistics(RUN, 2)
+    assert figures.iterations.tolist() == [1, 2, 3, 4]
+    assert figures.length_ns.tolist() == [100 * MS] * 4
+
+
+def test_compute_share_is_forward_and_backward_over_the_length():
+    assert statistics(RUN, 2).compute_share == pytest.approx(np.array([[0.6] * 4, [0.3] * 4]))
+
+
+def test_a_rank_without_events_has_no_share_and_does_not_count_in_the_bubble():
+    figures = statistics(RUN, 3)
+    assert np.isnan(figures.compute_share[2]).all()
+    assert figures.bubble == pytest.approx(1 - 0.45)
+
+
+def test_the_first_iteration_is_not_steady():
+    assert statistics(RUN, 2).steady.tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("lost", [1, 4], ids=["one-event", "most-of-a-rank"])
+def test_an_iteration_that_lacks_events_is_not_steady(lost: int):
+    assert statistics(timeline(*whole_run()[:-lost]), 2).steady.tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("last", [1, 2], ids=["cut-in-the-first-half", "cut-in-the-middle"])
+def test_only_iterations_that_every_rank_ended_are_steady(last: int):
+    kept = [event for event in whole_run() if event[0] == 0 or event[2] <= last]
+    figures = statistics(timeline(*kept), 2)
+    assert figures.steady.tolist() == [False, last >= 2, False, False]
+    assert all(np.isfinite(row.bubble) for row in stage_times(figures, [0, 1]))
+
+
+def test_without_events_nothing_is_known():
+    figures = statistics(timeline(), 2)
+    assert figures.middle is None
+    assert figures.bubble is None
+    assert stage_times(figures, [0, 1]) == []
+
+
+def test_the_middle_iteration_is_the_steady_one_of_median_length():
+    slower = [(0, "batch-generator", number, start, start + 1) for number, start in ((3, 290), (4, 380), (2, 195))]
+    figures = statistics(timeline(*whole_run(), *slower), 2)
+    assert figures.length_ns.tolist() == [100 * MS, 105 * MS, 110 * MS, 120 * MS]
+    assert figures.iterations[figures.middle] == 3
+
+
+def test_without_a_steady_iteration_the_page_opens_at_the_last():
+    figures = statistics(timeline(*one_iteration(1, 0)), 2)
+    assert not figures.steady.any()
+    assert figures.middle == 0
+
+
+def test_a_stage_has_medians_of_each_kind_of_time():
+    first, second = stage_times(statistics(RUN, 2), [0, 1])
+    assert (first.forward_ms, first.backward_ms, first.wait_ms, first.optimizer_ms) == (20, 40, 30, 8)
+    assert first.bubble == pytest.approx(0.4)
+    assert (second.wait_ms, second.all_reduce_ms, second.send_ms) == (19, 50, 0)
+    assert second.bubble == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 4), (8, 16), (4, 2)], ids=str)
+def test_the_ideal_bubble_is_that_of_unit_slots(stages: int, micro_batches: int):
+    # Every forward and backward pass takes one slot: the last stage ends its m pairs after p-1 forwards, and p-1
+    # backwards follow; so of 2m + 2(p-1) slots each stage works in 2m.
+    slots = 2 * micro_batches + 2 * (stages - 1)
+    assert ideal_bubble(stages, micro_batches) == pytest.approx(1 - 2 * micro_batches / slots)

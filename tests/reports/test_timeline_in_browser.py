@@ -1,0 +1,321 @@
+"""The timeline page as a user sees it, in Debian's Chromium, offline."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page
+
+from reports.cli import main
+from reports.events import RECORD, Timeline, read_run
+from reports.statistics import statistics
+from tests.reports.conftest import Opener
+from tests.reports.synthetic import Shape, make_run
+
+SHAPE = Shape(pipeline=2, data=2, micro_batches=4, iterations=5, ranks_per_node=2)
+BARS = "#timeline .barlayer .point"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report") / "runs/tiny/20260101-000000-aaaa"
+    make_run(folder, SHAPE)
+    main([str(folder)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def timeline(run: Path) -> Timeline:
+    return events_of(run, SHAPE.ranks)
+
+
+def events_of(run: Path, ranks: int) -> Timeline:
+    return read_run({rank: run / f"events/rank-{rank:05d}.bin" for rank in range(ranks)})
+
+
+@pytest.fixture
+def page(run: Path, open_page: Opener) -> Page:
+    return ready(open_page(run / "report/timeline.html"))
+
+
+def ready(page: Page) -> Page:
+    page.wait_for_selector("body[data-ready]")
+    return page
+
+
+def drawn_after(page: Page, action) -> None:
+    """Does something and waits until Plotly has drawn its effect."""
+    page.evaluate(
+        """void (drawn = new Promise((done, fail) => {
+            element("timeline").once("plotly_afterplot", done);
+            setTimeout(() => fail(new Error("nothing was drawn")), 10_000);
+        }))"""
+    )
+    action()
+    page.evaluate("drawn")
+
+
+def until(page: Page, condition: str) -> None:
+    """Waits for a condition in the page; its content policy keeps Playwright from doing so by itself."""
+    deadline = time.monotonic() + 10
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
+
+
+def events_in(timeline: Timeline, iteration: int, ranks: range | list[int] = range(SHAPE.ranks)) -> int:
+    events = timeline.events
+    return int(((events["iteration"] == iteration) & np.isin(events["rank"], ranks)).sum())
+
+
+def iteration(page: Page) -> int:
+    return int(page.input_value("#iteration"))
+
+
+def test_it_opens_at_the_steady_iteration_of_median_length_with_a_bar_per_event(page: Page, timeline: Timeline):
+    figures = statistics(timeline, SHAPE.ranks)
+    steady = sorted(figures.length_ns[1:])
+    assert iteration(page) > 1
+    assert figures.length_ns[iteration(page) - 1] == steady[(len(steady) - 1) // 2]
+    assert page.locator(BARS).count() == events_in(timeline, iteration(page))
+
+
+def test_the_page_holds_exactly_the_events_of_the_run(page: Page, timeline: Timeline):
+    held = page.evaluate(
+        """Object.fromEntries(["rank", "name", "iteration", "micro_batch", "peer", "start", "end"].map(
+            (key) => [key, Array.from(events[key])]))"""
+    )
+    numbers = page.evaluate("Array.from(columns.iterations)")
+    names = page.evaluate("run.names")
+    known, origin = timeline.events, timeline.events["start_ns"].min()
+    assert [names[name] for name in held["name"]] == [timeline.names[name] for name in known["name"]]
+    assert [numbers[index] for index in held["iteration"]] == known["iteration"].tolist()
+    for key in ("rank", "micro_batch", "peer"):
+        assert held[key] == known[key].tolist()
+    assert held["start"] == (known["start_ns"] - origin).tolist()
+    assert held["end"] == (known["end_ns"] - origin).tolist()
+
+
+def test_bars_lie_where_their_events_do(page: Page, timeline: Timeline):
+    shown = iteration(page)
+    events = timeline.events[timeline.events["iteration"] == shown]
+    origin = events["start_ns"].min()
+    traces = page.evaluate(
+        "element('timeline').data.map(({base, x, y}, name) => ({name: run.names[name], base, x, y: y.map(Math.round)}))"
+    )
+    found = Counter(
+        (trace["name"], row, round(base * 1e6), round(length * 1e6))
+        for trace in traces
+        for base, length, row in zip(trace["base"], trace["x"], trace["y"], strict=True)
+    )
+    assert found == Counter(
+        (timeline.names[event["name"]], event["rank"], event["start_ns"] - origin, event["end_ns"] - event["start_ns"])
+        for event in events
+    )
+
+
+def test_next_previous_and_a_number_choose_the_iteration(page: Page, timeline: Timeline):
+    start = iteration(page)
+    drawn_after(page, lambda: page.click("#next" if start < 5 else "#previous"))
+    assert abs(iteration(page) - start) == 1
+    drawn_after(page, lambda: page.click("#previous" if start < 5 else "#next"))
+    assert iteration(page) == start
+    drawn_after(page, lambda: (page.fill("#iteration", "1"), page.press("#iteration", "Enter")))
+    assert page.inner_text("#said").startswith("iteration 1 of 5 ·")
+    assert page.is_disabled("#previous")
+    assert page.locator(BARS).count() == events_in(timeline, 1)
+    drawn_after(page, lambda: (page.fill("#iteration", "99"), page.press("#iteration", "Enter")))
+    assert iteration(page) == 5
+    assert page.is_disabled("#next")
+
+
+def test_a_click_on_the_overview_goes_to_that_iteration(page: Page):
+    box = page.locator("#overview").bounding_box()
+    for wanted in (4, 2):
+        x = box["width"] * (wanted - 0.5) / SHAPE.iterations
+        drawn_after(page, lambda x=x: page.locator("#overview").click(position={"x": x, "y": box["height"] / 8}))
+        assert iteration(page) == wanted
+    assert page.inner_text("#overview-cell").startswith("rank 0 · stage 0 · dp 0 · iteration 2: ")
+
+
+def test_the_overview_has_the_compute_share_of_every_rank_and_iteration(page: Page, timeline: Timeline):
+    share = statistics(timeline, SHAPE.ranks).compute_share
+    assert page.evaluate("Array.from(columns.share)") == np.rint(share * 1000).ravel().tolist()
+    colours = page.evaluate(
+        "Array.from(element('overview').getContext('2d').getImageData(0, 0, columns.iterations.length, 4).data)"
+    )
+    light = np.array(colours).reshape(SHAPE.ranks, SHAPE.iterations, 4)[:, :, :3].sum(axis=2)
+    order = np.argsort(share, axis=None)
+    assert (np.diff(light.ravel()[order]) >= 0).all()
+
+
+def test_hovering_tells_all_about_an_event(page: Page, timeline: Timeline):
+    bar = page.evaluate(
+        """(() => {
+          const plot = element("timeline"), index = run.names.indexOf("forward-recv");
+          const {base, x, y} = plot.data[index];
+          const widest = x.indexOf(Math.max(...x));
+          const {xaxis, yaxis} = plot._fullLayout, box = plot.getBoundingClientRect();
+          return {row: Math.round(y[widest]), base: base[widest], length: x[widest],
+            left: box.left + xaxis._offset + xaxis.d2p(base[widest] + x[widest] / 2),
+            top: box.top + yaxis._offset + yaxis.d2p(y[widest])};
+        })()"""
+    )
+    page.mouse.move(bar["left"], bar["top"])
+    page.wait_for_selector("#timeline .hovertext")
+    lines = page.locator("#timeline .hovertext tspan.line").all_text_contents()
+    events = timeline.events[timeline.events["iteration"] == iteration(page)]
+    event = min(
+        (e for e in events if e["rank"] == bar["row"] and timeline.names[e["name"]] == "forward-recv"),
+        key=lambda e: abs(e["start_ns"] - events["start_ns"].min() - bar["base"] * 1e6),
+    )
+    rank = bar["row"]
+    assert lines == [
+        "forward-recv",
+        f"rank {rank} · stage {rank // 2} · data-parallel {rank % 2}",
+        f"node g{rank // 2}-{rank // 2} (host{rank // 2})",
+        f"iteration {event['iteration']} · micro-batch {event['micro_batch']}",
+        f"peer rank {event['peer']}",
+        f"start {bar['base']:.3f} ms",
+        f"duration {bar['length']:.3f} ms",
+    ]
+
+
+def test_ranks_are_labelled_with_stage_and_replica(page: Page):
+    labels = page.locator("#timeline .ytick text").all_text_contents()
+    assert sorted(labels) == [f"rank {rank} · stage {rank // 2} · dp {rank % 2}" for rank in range(4)]
+
+
+def test_a_click_on_the_legend_hides_a_task_and_it_stays_hidden_in_the_next_iteration(page: Page, timeline: Timeline):
+    before = page.locator(BARS).count()
+    forward = 16  # 4 ranks of 4 micro-batches
+    drawn_after(page, page.get_by_role("button", name="forward-compute", pressed=True).click)
+    assert page.locator(BARS).count() == before - forward
+    drawn_after(page, lambda: (page.fill("#iteration", "1"), page.press("#iteration", "Enter")))
+    assert page.locator(BARS).count() == events_in(timeline, 1) - forward
+    drawn_after(page, page.get_by_role("button", name="forward-compute", pressed=False).click)
+    assert page.locator(BARS).count() == events_in(timeline, 1)
+
+
+@pytest.mark.parametrize(
+    ("choice", "ranks"),
+    [
+        pytest.param({"#stage": "1"}, [2, 3], id="stage"),
+        pytest.param({"#node": "g0-0"}, [0, 1], id="node"),
+        pytest.param({"#dp": "1"}, [1, 3], id="replica"),
+        pytest.param({"#stage": "0", "#dp": "1"}, [1], id="stage-and-replica"),
+        pytest.param({"#stage": "0", "#node": "g1-1"}, [], id="none-fits"),
+    ],
+)
+def test_filters_leave_the_ranks_that_fit(page: Page, timeline: Timeline, choice: dict[str, str], ranks: list[int]):
+    for selector, value in choice.items():
+        drawn_after(page, lambda selector=selector, value=value: page.select_option(selector, value))
+    assert page.locator(BARS).count() == events_in(timeline, iteration(page), ranks)
+    labels = page.locator("#timeline .ytick text").all_text_contents()
+    assert sorted(int(label.split()[1]) for label in labels) == ranks
+
+
+def test_zooming_draws_only_what_is_in_view_and_a_double_click_shows_all_again(page: Page, timeline: Timeline):
+    whole = page.locator(BARS).count()
+    box = page.locator("#timeline .nsewdrag").first.bounding_box()
+
+    def drag() -> None:
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20, steps=4)
+        page.mouse.up()
+
+    drag()
+    until(page, "shown.events < shown.inIteration")
+    low, high = page.evaluate("element('timeline')._fullLayout.xaxis.range")
+    events = timeline.events[timeline.events["iteration"] == iteration(page)]
+    start, end = ((events[key] - events["start_ns"].min()) / 1e6 for key in ("start_ns", "end_ns"))
+    until(page, f"document.querySelectorAll('{BARS}').length < {whole}")
+    assert page.locator(BARS).count() == int(((end >= low) & (start <= high)).sum())
+    assert "in view" in page.inner_text("#said")
+    page.mouse.dblclick(box["x"] + box["width"] * 0.5, box["y"] + 20)
+    until(page, f"document.querySelectorAll('{BARS}').length == {whole}")
+
+
+def test_a_dark_scheme_gets_dark_colours_without_a_reload(page: Page):
+    def background() -> int:
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in colour[4:-1].split(","))
+
+    def fill() -> str:
+        return page.evaluate(f"document.querySelector('{BARS} path').style.fill")
+
+    light, light_fill = background(), fill()
+    drawn_after(page, lambda: page.emulate_media(color_scheme="dark"))
+    assert background() < 100 < 700 < light
+    assert fill() != light_fill
+
+
+def test_the_pages_link_to_each_other(page: Page, run: Path):
+    links = page.locator("nav a").evaluate_all("(all) => all.map((one) => one.href)")
+    assert links == [(run / "report/index.html").as_uri()]
+
+
+def test_the_summary_opens_and_links_to_the_timeline(run: Path, open_page: Opener):
+    page = open_page(run / "report/index.html", color_scheme="dark")
+    assert page.locator("svg[aria-label^=Loss] circle").count() == SHAPE.iterations
+    links = page.locator("nav a").evaluate_all("(all) => all.map((one) => one.href)")
+    assert links == [(run / "report/timeline.html").as_uri()]
+
+
+def test_hostile_names_are_shown_as_they_are(tmp_path: Path, open_page: Opener):
+    hostile = "</script><b>x</b><img src=x onerror=alert(1)>"
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, SHAPE)
+    plan = run / "plan.json"
+    plan.write_text(plan.read_text().replace('"g0-0"', json.dumps(hostile)))
+    path = run / "events/rank-00000.bin"
+    content = path.read_bytes()
+    (length,) = struct.unpack_from("<I", content, 8)
+    header = json.loads(content[12 : 12 + length])
+    header["names"][header["names"].index("batch-generator")] = hostile
+    text = json.dumps(header).encode()
+    path.write_bytes(content[:8] + struct.pack("<I", len(text)) + text + content[12 + length :])
+    main([str(run)])
+    page = ready(open_page(run / "report/timeline.html"))
+    assert hostile in page.locator("#legend button").all_inner_texts()
+    assert hostile in page.locator("#node option").all_inner_texts()
+    assert page.locator("main img, main b").count() == 0
+
+
+def test_more_events_than_can_be_drawn_become_bars_that_tell_how_many(tmp_path: Path, open_page: Opener):
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, Shape(pipeline=1, micro_batches=2, iterations=2))
+    path = run / "events/rank-00000.bin"
+    many = np.zeros(50_000, RECORD)
+    many["name"], many["iteration"], many["peer"] = 1, 3, -1
+    many["start_ns"] = 10**12 + np.arange(len(many)) * 1_000_000
+    many["end_ns"] = many["start_ns"] + 900_000
+    with path.open("ab") as file:
+        file.write(many.tobytes())
+    main([str(run)])
+    page = ready(open_page(run / "report/timeline.html"))
+    drawn_after(page, lambda: (page.fill("#iteration", "3"), page.press("#iteration", "Enter")))
+    bars = page.evaluate("element('timeline').data.flatMap((trace) => trace.hovertext)")
+    assert 0 < len(bars) <= page.evaluate("MOST_BARS")
+    assert sum(int(bar.removeprefix("<b>").split(" × ")[0]) for bar in bars) == len(many)
+
+
+def test_a_run_with_ranks_that_have_no_events_still_shows_the_others(tmp_path: Path, open_page: Opener):
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, SHAPE)
+    (run / "events/rank-00002.bin").unlink()
+    cut = run / "events/rank-00001.bin"
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    main([str(run)])
+    page = ready(open_page(run / "report/timeline.html"))
+    assert page.locator(BARS).count() == events_in(events_of(run, SHAPE.ranks), iteration(page))
+    assert "no event file of rank 2" in page.inner_text(".missing")
+    drawn_after(page, lambda: (page.fill("#iteration", "5"), page.press("#iteration", "Enter")))
+    assert "2 of 4 ranks have no events in it" in page.inner_text("#said")
