@@ -31,6 +31,24 @@ class Schedule(StrEnum):
     one_f_one_b = "one_f_one_b"
 
 
+class Recompute(StrEnum):
+    """Which activations are computed again in the backward pass, to save their memory."""
+
+    none = "none"
+    selective = "selective"
+    """The attention's core."""
+    full = "full"
+    """All but each layer's input."""
+
+
+class Precision(StrEnum):
+    """Number format of the model's weights and activations; optimizer state and gradient sums are always fp32."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
 class ContainerKind(StrEnum):
     none = "none"
     enroot = "enroot"
@@ -148,6 +166,9 @@ class Parallel:
     """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible."""
     sequence_parallel: bool = False
     """Share the sequence over the tensor group outside its parallel regions: less memory for the same messages."""
+    recompute: Recompute = Recompute.none
+    sharded_optimizer: bool = False
+    """Each replica keeps the optimizer state of its share of the weights only (ZeRO stage 1)."""
     micro_batch_size: int = 1
     global_batch_size: int = MISSING
     schedule: Schedule = Schedule.one_f_one_b
@@ -213,6 +234,9 @@ class Train:
     adam_eps: float = 1.0e-8
     clip_grad: float = 1.0
     """Largest norm of the gradient over all ranks; 0 does not clip."""
+    precision: Precision = Precision.fp32
+    compile: bool = False
+    """Compile the transformer layers with torch.compile."""
     log_interval: int = 10
     checkpoint: bool = True
     """Save the final weights and optimizer state."""

@@ -31,6 +31,8 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         "pipeline": parallel.pipeline,
         "partition": list(experiment.partition.layers),
         "sequence_parallel": parallel.sequence_parallel,
+        "recompute": str(parallel.recompute),
+        "sharded_optimizer": parallel.sharded_optimizer,
         "schedule": str(parallel.schedule),
         "micro_batch_size": parallel.micro_batch_size,
         "global_batch_size": parallel.global_batch_size,

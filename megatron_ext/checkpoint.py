@@ -23,18 +23,12 @@ Part = Dict[str, Dict[str, Tensor]]
 """{"weights" | "adam_m" | "adam_v": {parameter of the part: the whole tensor}}."""
 
 
-def parts(engine: Engine) -> Iterator[Tuple[str, Part]]:
+def parts(engine: Engine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Part]]:
     """The parts of the model that this rank's stage holds, one at a time; all ranks of a tensor group call it together.
 
-    The head's copy of the tied embedding is left out: the first stage has it.
+    `state` is the optimizer's. The head's copy of the tied embedding is left out: the first stage has it.
     """
     flat = engine.flat
-    state = engine.optimizer.adam.state.get(flat.weight, {})
-    kinds = {
-        "weights": flat.weight.data,
-        "adam_m": state.get("exp_avg", torch.zeros_like(flat.weight.data)),
-        "adam_v": state.get("exp_avg_sq", torch.zeros_like(flat.weight.data)),
-    }
     names: Dict[str, List[str]] = {}
     for name in flat.slices:
         if name != "head.word":
@@ -44,7 +38,7 @@ def parts(engine: Engine) -> Iterator[Tuple[str, Part]]:
             part,
             {
                 kind: {_place(name)[1]: _whole(name, flat.view(name, tensor), engine.tensor) for name in members}
-                for kind, tensor in kinds.items()
+                for kind, tensor in state.items()
             },
         )
 
@@ -73,8 +67,9 @@ def save(folder: Path, iteration: int, plan: Plan, place: Place, engine: Engine)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         barrier("starting the checkpoint")
+        state = engine.optimizer.state()
         if place.dp == 0:
-            for part, content in parts(engine):
+            for part, content in parts(engine, state):
                 if place.tp == 0:
                     _write(partial / f"{part}.pt", content)
         barrier("writing the checkpoint")

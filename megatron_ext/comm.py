@@ -29,10 +29,10 @@ def told(what: str) -> Iterator[None]:
 class Inbox:
     """Receives a known number of equal-shaped tensors from one rank, always one ahead."""
 
-    def __init__(self, peer: int, shape: Tuple[int, ...], device: torch.device, what: str) -> None:
+    def __init__(self, peer: int, like: Tensor, what: str) -> None:
+        """`like` has the shape, number format and device of the messages."""
         self._peer = peer
-        self._shape = shape
-        self._device = device
+        self._like = like
         self._what = f"{what} from rank {peer}"
         self._left = 0
         self._posted: Optional[Tuple[Tensor, dist.Work]] = None
@@ -54,7 +54,7 @@ class Inbox:
 
     def _post(self) -> None:
         if self._left and self._posted is None:
-            tensor = torch.empty(self._shape, device=self._device)
+            tensor = torch.empty_like(self._like)
             with told(self._what):
                 work = dist.irecv(tensor, self._peer)
             assert work is not None

@@ -12,12 +12,14 @@ from torch import Tensor
 from megatron_ext.comm import all_reduce
 from megatron_ext.errors import EngineError
 from megatron_ext.executor import Executor
-from megatron_ext.flat import FlatWeights, GradientReducer
+from megatron_ext.flat import FlatWeights
 from megatron_ext.gpt_data import GptSamples
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.model import Stage
-from megatron_ext.optimizer import Optimizer
+from megatron_ext.optimizer import DataGroup, Optimizer
 from megatron_ext.plan import Place, Plan
+from megatron_ext.precision import DTYPES
+from megatron_ext.reduce import GradientReducer
 from megatron_ext.schedule import actions
 from megatron_ext.tensor_parallel import TensorGroup, shard_of, vocab_cross_entropy
 from megatron_ext.timeline import Recorder
@@ -33,6 +35,9 @@ class StepResult(NamedTuple):
     """Mean over the global batch; nan on all but the last stage."""
     grad_norm: float
     """Norm of the whole model's gradient before clipping."""
+    loss_scale: float
+    skipped: bool
+    """Whether an overflow under fp16's loss scale kept the weights as they were."""
 
 
 class Engine:
@@ -47,21 +52,30 @@ class Engine:
         self._device = torch.device(plan.device)
         self.tensor = TensorGroup(plan.tensor, place.tp, groups.tensor, plan.sequence_parallel)
         self.stage = Stage(plan, place.stage, self.tensor).to(self._device)
-        self.flat = FlatWeights(self.stage.parameters_by_name())
+        dtype = DTYPES[plan.train.precision]
+        self.flat = FlatWeights(self.stage.parameters_by_name(), dtype)
         self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES)
-        self._whole = [p for name, p in self.stage.parameters_by_name() if shard_of(name) is None]
-        """Weights that every rank of the tensor group has."""
+        self._common = [self.flat.gradient(p) for name, p in self.stage.parameters_by_name() if shard_of(name) is None]
+        """Gradients of the weights that every rank of the tensor group has."""
         tied = self.stage.tied_word
-        copies = [tied] if tied is not None and self.stage.last else []
-        self.optimizer = Optimizer(self.flat, plan.train, groups.model, copies + (self._whole if place.tp > 0 else []))
+        self._tied = None if tied is None else self.flat.gradient(tied)
+        copies = [self._tied] if self._tied is not None and self.stage.last else []
+        self.optimizer = Optimizer(
+            self.flat,
+            plan.train,
+            groups.model,
+            DataGroup(plan.data, place.dp, groups.data),
+            plan.sharded_optimizer,
+            copies + (self._common if place.tp > 0 else []),
+        )
         pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
         outside = self.tensor.positions(plan.model.sequence_length)
+        shape = (plan.micro_batch_size, outside.stop - outside.start, plan.model.hidden)
         self._executor = Executor(
             self.stage,
             pipeline[place.stage - 1] if not self.stage.first else None,
             pipeline[place.stage + 1] if not self.stage.last else None,
-            (plan.micro_batch_size, outside.stop - outside.start, plan.model.hidden),
-            self._device,
+            torch.empty(shape, dtype=dtype, device=self._device),
             recorder,
             partial(vocab_cross_entropy, vocab_size=plan.model.vocab_size, tensor=self.tensor),
         )
@@ -71,27 +85,25 @@ class Engine:
         """Trains on the global batch of `iteration` (from 1).
 
         Raises:
-            EngineError: the loss is not finite.
+            EngineError: the loss or the gradient is not finite, and not because of fp16's loss scale.
             PeerLost: another rank is gone.
         """
         self._recorder.iteration = iteration
+        scale = self.optimizer.scaler.scale
+        self._reducer.begin(self._plan.micro_batches)
         loss = self._executor.run(
-            self._actions,
-            self._batch(iteration),
-            1.0 / (self._plan.micro_batches * self._plan.data),
-            self._reducer.arm,
+            self._actions, self._batch(iteration), scale / (self._plan.micro_batches * self._plan.data)
         )
+        if loss is not None and not math.isfinite(loss.item()):
+            raise _not_finite(iteration, "loss", loss.item() / scale)
         self._reduce_gradients()
-        norm = self.optimizer.step(iteration - 1, self._recorder)
-        if loss is None:
-            return StepResult(math.nan, norm)
-        all_reduce(loss, self._groups.data, "all-reduce of the loss")
-        if not math.isfinite(loss.item()):
-            raise EngineError(
-                f"iteration {iteration}: the loss is {loss.item()}; nothing after it would mean anything. "
-                "A smaller train.lr, a longer train.lr_warmup_iterations or a smaller train.clip_grad may help"
-            )
-        return StepResult(loss.item(), norm)
+        norm = self.optimizer.step(self._recorder)
+        if loss is not None:
+            all_reduce(loss, self._groups.data, "all-reduce of the loss")
+        skipped = not math.isfinite(norm)
+        if skipped and not self.optimizer.scaler.dynamic:
+            raise _not_finite(iteration, "gradient's norm", norm)
+        return StepResult(math.nan if loss is None else loss.item() / scale, norm, scale, skipped)
 
     def _batch(self, iteration: int) -> List[Optional[Tensor]]:
         """This replica's micro-batches, where the stage has a use for them."""
@@ -109,15 +121,20 @@ class Engine:
         if self._groups.data is not None:
             with self._recorder.span("grads-all-reduce"):
                 self._reducer.finish()
-        if self._plan.sequence_parallel and self._whole:
+        if self._plan.sequence_parallel and self._common:
             with self._recorder.span("layernorm-grads-all-reduce"):
-                common = torch.cat([p.grad.flatten() for p in self._whole if p.grad is not None])
-                all_reduce(common, self._groups.tensor, "all-reduce of the norms' gradients")
-                for parameter, total in zip(self._whole, torch.split(common, [p.numel() for p in self._whole])):
-                    assert parameter.grad is not None
-                    parameter.grad.copy_(total.view_as(parameter.grad))
-        tied = self.stage.tied_word
-        if tied is not None:
-            assert tied.grad is not None
+                together = torch.cat([gradient.flatten() for gradient in self._common])
+                all_reduce(together, self._groups.tensor, "all-reduce of the norms' gradients")
+                sizes = [gradient.numel() for gradient in self._common]
+                for gradient, total in zip(self._common, torch.split(together, sizes)):
+                    gradient.copy_(total.view_as(gradient))
+        if self._tied is not None:
             with self._recorder.span("embedding-grads-all-reduce"):
-                all_reduce(tied.grad, self._groups.embedding, "all-reduce of the embedding's gradient")
+                all_reduce(self._tied, self._groups.embedding, "all-reduce of the embedding's gradient")
+
+
+def _not_finite(iteration: int, what: str, value: float) -> EngineError:
+    return EngineError(
+        f"iteration {iteration}: the {what} is {value}; nothing after it would mean anything. "
+        "A smaller train.lr, a longer train.lr_warmup_iterations or a smaller train.clip_grad may help"
+    )

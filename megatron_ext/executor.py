@@ -21,14 +21,13 @@ class Executor:
         stage: Stage,
         previous: Optional[int],
         following: Optional[int],
-        activation_shape: Tuple[int, int, int],
-        device: torch.device,
+        activations: Tensor,
         recorder: Recorder,
         loss: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
         """`previous` and `following` are the ranks of the neighbouring stages, None at the ends.
 
-        `activation_shape` is [micro-batch, sequence, hidden] of what stages send to each other. `loss` takes the
+        `activations` is like what stages send to each other, [micro-batch, sequence, hidden]. `loss` takes the
         last stage's output and the labels [micro-batch, sequence].
         """
         self._stage = stage
@@ -37,12 +36,8 @@ class Executor:
         self._previous = previous
         self._following = following
         self._inbox = {
-            Kind.RECV_FORWARD: Inbox(previous, activation_shape, device, "activations")
-            if previous is not None
-            else None,
-            Kind.RECV_BACKWARD: Inbox(following, activation_shape, device, "gradients")
-            if following is not None
-            else None,
+            Kind.RECV_FORWARD: Inbox(previous, activations, "activations") if previous is not None else None,
+            Kind.RECV_BACKWARD: Inbox(following, activations, "gradients") if following is not None else None,
         }
         self._outbox = {
             Kind.SEND_FORWARD: Outbox(following, "activations") if following is not None else None,
@@ -58,7 +53,6 @@ class Executor:
         actions: Sequence[Action],
         micro_batches: Sequence[Optional[Tensor]],
         loss_factor: float,
-        before_last_backward: Callable[[], None],
     ) -> Optional[Tensor]:
         """One iteration. `micro_batches[m]` is [micro-batch, sequence + 1] tokens: inputs and, shifted, labels.
 
@@ -68,10 +62,7 @@ class Executor:
         for kind, inbox in self._inbox.items():
             if inbox is not None:
                 inbox.expect(sum(action.kind is kind for action in actions))
-        last_backward = max(i for i, action in enumerate(actions) if action.kind is Kind.BACKWARD)
-        for i, (kind, m) in enumerate(actions):
-            if i == last_backward:
-                before_last_backward()
+        for kind, m in actions:
             if kind is Kind.FORWARD:
                 self._forward(m, micro_batches[m], loss_factor)
             elif kind is Kind.BACKWARD:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
+from megatron_ext.engine import StepResult
 from megatron_ext.optimizer import learning_rate
 from megatron_ext.plan import Plan
 
@@ -15,7 +16,7 @@ def iteration_line(plan: Plan, metrics: Dict[str, Any]) -> str:
     """One line in Megatron's format from one object of metrics.jsonl."""
     return (
         " iteration {:8d}/{:8d} | consumed samples: {:12d} | elapsed time per iteration (ms): {:.1f} | "
-        "learning rate: {:.3E} | global batch size: {:5d} | lm loss: {:.6E} | loss scale: 1.0 | grad norm: {:.3f} | "
+        "learning rate: {:.3E} | global batch size: {:5d} | lm loss: {:.6E} | loss scale: {:.1f} | grad norm: {:.3f} | "
         "number of skipped iterations: {:3d} | number of nan iterations: {:3d} |"
     ).format(
         metrics["iteration"],
@@ -25,6 +26,7 @@ def iteration_line(plan: Plan, metrics: Dict[str, Any]) -> str:
         metrics["learning_rate"],
         plan.global_batch_size,
         metrics["loss"],
+        metrics["loss_scale"],
         metrics["grad_norm"],
         metrics["skipped"],
         metrics["nan"],
@@ -37,32 +39,37 @@ class TrainingLog:
     def __init__(self, plan: Plan, path: Path) -> None:
         self._plan = plan
         self._path = path
-        self._losses = 0.0
-        self._count = 0
+        self._losses: List[float] = []
+        self._skipped = 0
         self._since = time.monotonic()
 
-    def add(self, iteration: int, loss: float, grad_norm: float) -> None:
-        """Notes a finished iteration."""
-        self._losses += loss
-        self._count += 1
+    def add(self, iteration: int, result: StepResult, updates: int) -> None:
+        """Notes a finished iteration, after which the weights had had so many updates."""
+        if result.skipped:
+            self._skipped += 1
+        else:
+            self._losses.append(result.loss)
         train = self._plan.train
         if iteration % train.log_interval and iteration != train.iterations:
             return
         now = time.monotonic()
-        seconds = (now - self._since) / self._count
+        seconds = (now - self._since) / (len(self._losses) + self._skipped)
+        tokens_per_s = self._plan.global_batch_size * self._plan.model.sequence_length / seconds
         metrics = {
             "iteration": iteration,
             "unix": time.time(),
             "consumed_samples": iteration * self._plan.global_batch_size,
             "elapsed_ms": seconds * 1e3,
-            "learning_rate": learning_rate(iteration, train),
-            "loss": self._losses / self._count,
-            "grad_norm": grad_norm,
-            "tokens_per_s": self._plan.global_batch_size * self._plan.model.sequence_length / seconds,
-            "skipped": 0,
+            "learning_rate": learning_rate(updates, train),
+            "loss": sum(self._losses) / max(1, len(self._losses)),
+            "loss_scale": result.loss_scale,
+            "grad_norm": result.grad_norm,
+            "tokens_per_s": tokens_per_s,
+            "tflops_per_rank": tokens_per_s * self._plan.model.flops_per_token() / self._plan.world_size / 1e12,
+            "skipped": self._skipped,
             "nan": 0,
         }
         print(iteration_line(self._plan, metrics), flush=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
-        self._losses, self._count, self._since = 0.0, 0, now
+        self._losses, self._skipped, self._since = [], 0, now

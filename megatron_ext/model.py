@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from megatron_ext.linear import WeightGradients, linear
 from megatron_ext.plan import ModelConfig, Plan
 from megatron_ext.tensor_parallel import TensorGroup, shard_of, vocab_embedding
 
@@ -38,9 +40,13 @@ class TransformerLayer(nn.Module):
     A tensor group shares the attention's heads and the MLP's inner width.
     """
 
-    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
+    def __init__(self, config: ModelConfig, tensor: TensorGroup, recompute: str) -> None:
+        """`recompute` is "none", "selective" (the attention's core) or "full"."""
         super().__init__()
         self.tensor = tensor
+        self.recompute = recompute
+        self.later: Optional[WeightGradients] = None
+        """Where weight gradients are put off to, under a schedule that splits the backward pass."""
         self.heads = config.heads // tensor.size
         width, inner = config.hidden // tensor.size, 4 * config.hidden // tensor.size
         self.attention_norm = nn.LayerNorm(config.hidden)
@@ -52,24 +58,39 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] -> the same."""
+        return _again(self._forward, x) if self.recompute == "full" else self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
         x = x + self._attention(self.tensor.enter(self.attention_norm(x)))
         return x + self._mlp(self.tensor.enter(self.mlp_norm(x)))
 
     def _attention(self, x: Tensor) -> Tensor:
-        batch, sequence, _ = x.shape
-        qkv = self.qkv(x).view(batch, sequence, 3, self.heads, -1)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        qkv = linear(x, self.qkv.weight, self.qkv.bias, self.later)
+        attended = _again(self._core, qkv) if self.recompute == "selective" else self._core(qkv)
+        return self._joined(self.attention_out, attended)
+
+    def _core(self, qkv: Tensor) -> Tensor:
+        """[batch, sequence, 3 x heads x width] -> [batch, sequence, heads x width]."""
+        batch, sequence, _ = qkv.shape
+        query, key, value = qkv.view(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self._joined(self.attention_out, attended.transpose(1, 2).reshape(batch, sequence, -1))
+        return attended.transpose(1, 2).reshape(batch, sequence, -1)
 
     def _mlp(self, x: Tensor) -> Tensor:
-        return self._joined(self.mlp_out, F.gelu(self.mlp_in(x), approximate="tanh"))
+        inner = linear(x, self.mlp_in.weight, self.mlp_in.bias, self.later)
+        return self._joined(self.mlp_out, F.gelu(inner, approximate="tanh"))
 
-    def _joined(self, linear: nn.Linear, x: Tensor) -> Tensor:
+    def _joined(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """A linear layer whose input is shared out: partial products are summed, then the bias added once."""
         if self.tensor.size == 1:
-            return F.linear(x, linear.weight, linear.bias)
-        return self.tensor.leave(F.linear(x, linear.weight)) + linear.bias
+            return linear(x, layer.weight, layer.bias, self.later)
+        return self.tensor.leave(linear(x, layer.weight, None, self.later)) + layer.bias
+
+
+def _again(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`function(x)`, computed once more in the backward pass instead of kept."""
+    y: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+    return y
 
 
 class Head(nn.Module):
@@ -96,10 +117,15 @@ class Stage(nn.Module):
         self.first = stage == 0
         self.last = stage == plan.pipeline - 1
         self.embedding = Embedding(plan.model, tensor) if self.first else None
-        self.layers = nn.ModuleDict({str(i): TransformerLayer(plan.model, tensor) for i in plan.layers_of(stage)})
+        self.layers = nn.ModuleDict(
+            {str(i): TransformerLayer(plan.model, tensor, plan.recompute) for i in plan.layers_of(stage)}
+        )
         own_word = self.embedding.word if self.embedding is not None else None
         self.head = Head(plan.model, tensor, own_word) if self.last else None
         self._initialise(plan, tensor)
+        if plan.train.compile:
+            for layer in self.layers.values():
+                layer.forward = torch.compile(layer.forward)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (first stage) or activations in; activations or (last stage) logits out."""

@@ -3,78 +3,168 @@
 from __future__ import annotations
 
 import math
-from typing import List, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from megatron_ext.comm import all_reduce
+from megatron_ext.comm import all_reduce, told
 from megatron_ext.flat import FlatWeights
 from megatron_ext.plan import TrainConfig
+from megatron_ext.precision import LossScaler
 from megatron_ext.timeline import Recorder
 
 
-def learning_rate(step: int, train: TrainConfig) -> float:
-    """Linear warm-up from 0, then a cosine down to `min_lr`, as Megatron's scheduler has it after `step` updates."""
-    if train.lr_warmup_iterations > 0 and step <= train.lr_warmup_iterations:
-        return train.lr * step / train.lr_warmup_iterations
-    if step >= train.lr_decay_iterations:
+def learning_rate(updates: int, train: TrainConfig) -> float:
+    """Linear warm-up from 0, then a cosine down to `min_lr`: what Megatron's scheduler has after `updates`."""
+    if train.lr_warmup_iterations > 0 and updates <= train.lr_warmup_iterations:
+        return train.lr * updates / train.lr_warmup_iterations
+    if updates >= train.lr_decay_iterations:
         return train.min_lr
-    done = (step - train.lr_warmup_iterations) / (train.lr_decay_iterations - train.lr_warmup_iterations)
+    done = (updates - train.lr_warmup_iterations) / (train.lr_decay_iterations - train.lr_warmup_iterations)
     return train.min_lr + (train.lr - train.min_lr) * 0.5 * (math.cos(math.pi * done) + 1.0)
 
 
+class DataGroup(NamedTuple):
+    """A rank's data-parallel group: its size, and this rank's number in it."""
+
+    size: int
+    rank: int
+    group: Optional[dist.ProcessGroup]
+
+
 class Optimizer:
-    """Steps the flat weights of one stage; all replicas and stages call it together."""
+    """Steps the flat weights of one rank; all ranks call it together.
+
+    With a sharded optimizer a replica keeps fp32 weights and Adam's moments of its share only, and the replicas
+    hand each other their updated weights (Rajbhandari et al. 2020, stage 1).
+    """
 
     def __init__(
         self,
         flat: FlatWeights,
         train: TrainConfig,
         model: Optional[dist.ProcessGroup],
-        counted_elsewhere: List[nn.Parameter],
+        data: DataGroup,
+        sharded: bool,
+        counted_elsewhere: List[Tensor],
     ) -> None:
         """`model` is the group of all ranks of this replica.
 
-        `counted_elsewhere` are those of this rank's weights of which another rank of the group has a copy, and
-        counts it in the norm.
+        `counted_elsewhere` are gradients, part of the flat one, of weights of which another rank of that group has
+        a copy, and counts it in the norm.
         """
         self._flat = flat
         self._train = train
         self._model = model
+        self._data = data if sharded else DataGroup(1, 0, None)
         self._counted_elsewhere = counted_elsewhere
+        self._own = self._share(self._data.rank)
+        self._is_weight = flat.weight.dtype == torch.float32 and not sharded
+        """Whether the optimizer steps the model's weights themselves, not a copy in fp32."""
+        self._master = nn.Parameter(flat.weight if self._is_weight else flat.initial[self._own].clone())
+        self._master.grad = flat.grad[self._own]
+        flat.initial = torch.empty(0)
         # Biases and norms do not decay; Adam itself is given none, so that its state stays one flat tensor.
-        self._decaying = [p.data for p in flat.parameters.values() if p.dim() > 1]
-        self.adam = torch.optim.Adam(
-            [flat.weight], lr=0.0, betas=(train.adam_beta1, train.adam_beta2), eps=train.adam_eps
+        self._decaying = [
+            self._master.data[max(here.start, self._own.start) - self._own.start : here.stop - self._own.start]
+            for name, here in flat.slices.items()
+            if flat.parameters[name].dim() > 1 and here.start < self._own.stop and here.stop > self._own.start
+        ]
+        self._adam = torch.optim.Adam(
+            [self._master],
+            lr=0.0,
+            betas=(train.adam_beta1, train.adam_beta2),
+            eps=train.adam_eps,
+            fused=flat.weight.is_cuda,
         )
+        self.scaler = LossScaler.of(train.precision)
+        self.updates = 0
+        """Updates made so far; skipped iterations make none."""
 
-    def step(self, updates_before: int, recorder: Recorder) -> float:
-        """Clips and updates, with the learning rate that follows `updates_before` updates; zeroes the gradients.
+    def step(self, recorder: Recorder) -> float:
+        """Clips, updates and zeroes the gradients, which carry the loss scale.
 
-        Returns the norm of the whole model's gradient before clipping, which is not finite if a gradient is
-        not; then nothing is updated.
+        Returns the norm of the whole model's gradient before clipping. If it is not finite nothing is updated.
         """
+        scale = self.scaler.scale
         with recorder.span("optimizer"):
             with recorder.span("optimizer-clip-main-grad"):
-                norm = self._norm()
-                if self._train.clip_grad and norm > self._train.clip_grad:
-                    self._flat.grad.mul_(self._train.clip_grad / (norm + 1e-6))
-            if math.isfinite(norm) and self._flat.weight.numel():
-                lr = learning_rate(updates_before, self._train)
-                for weight in self._decaying:
-                    weight.mul_(1.0 - lr * self._train.weight_decay)
-                self.adam.param_groups[0]["lr"] = lr
-                self.adam.step()
+                norm = self._norm() / scale
+                clip = self._train.clip_grad
+                factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+                if factor != scale and math.isfinite(norm):
+                    self._flat.grad[self._own].mul_(factor / scale)
+            if math.isfinite(norm):
+                self._update()
+                self.updates += 1
+            self.scaler.update(math.isfinite(norm))
             self._flat.grad.zero_()
         return norm
+
+    def state(self) -> Dict[str, Tensor]:
+        """Weights and Adam's moments of all parameters of the rank in fp32, laid out as the flat weights.
+
+        All replicas call it together.
+        """
+        moments = self._adam.state.get(self._master, {})
+        nothing = torch.zeros_like(self._master.data)
+        own = {
+            "weights": self._master.data,
+            "adam_m": moments.get("exp_avg", nothing),
+            "adam_v": moments.get("exp_avg_sq", nothing),
+        }
+        return {kind: self._gather(share) for kind, share in own.items()}
+
+    def load(self, state: Dict[str, Tensor], updates: int) -> None:
+        """Takes over what `state` gave, in this or another layout."""
+        self._master.data.copy_(state["weights"][self._own])
+        self._adam.state[self._master] = {
+            "step": torch.tensor(float(updates), device=self._master.device if self._flat.weight.is_cuda else "cpu"),
+            "exp_avg": state["adam_m"][self._own].to(self._master),
+            "exp_avg_sq": state["adam_v"][self._own].to(self._master),
+        }
+        self.updates = updates
+        self._hand_out()
+
+    def _update(self) -> None:
+        if self._master.numel():
+            lr = learning_rate(self.updates, self._train)
+            for weight in self._decaying:
+                weight.mul_(1.0 - lr * self._train.weight_decay)
+            self._adam.param_groups[0]["lr"] = lr
+            self._adam.step()
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Gives the model the updated weights: this rank's own, and from the others theirs."""
+        if self._is_weight:
+            return
+        own = self._master.data.to(self._flat.weight.dtype)
+        self._flat.weight.copy_(self._gather(own))
+
+    def _gather(self, own: Tensor) -> Tensor:
+        """The shares of all replicas, one after another."""
+        if self._data.size == 1:
+            return own
+        lengths = [self._share(rank).stop - self._share(rank).start for rank in range(self._data.size)]
+        padded = torch.zeros(max(lengths), dtype=own.dtype, device=own.device)
+        padded[: own.numel()] = own
+        shares = [torch.empty_like(padded) for _ in lengths]
+        with told("all-gather of the sharded optimizer"):
+            dist.all_gather(shares, padded, group=self._data.group)
+        return torch.cat([share[:length] for share, length in zip(shares, lengths)])
+
+    def _share(self, rank: int) -> slice:
+        """The slice of the flat weights that a replica steps."""
+        total = self._flat.weight.numel()
+        return slice(total * rank // self._data.size, total * (rank + 1) // self._data.size)
 
     def _norm(self) -> float:
         """Norm over the whole model; replicas hold equal gradients, and each weight counts once."""
         square = torch.linalg.vector_norm(self._flat.grad, dtype=torch.float64).square()
-        for weight in self._counted_elsewhere:
-            assert weight.grad is not None
-            square -= torch.linalg.vector_norm(weight.grad, dtype=torch.float64).square()
+        for gradient in self._counted_elsewhere:
+            square -= torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
         all_reduce(square, self._model, "all-reduce of the gradient norm")
         return float(square.clamp(min=0.0).sqrt())

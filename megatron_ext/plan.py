@@ -25,6 +25,15 @@ class ModelConfig:
     vocab_size: int
     padded_vocab_size: int
 
+    def flops_per_token(self) -> float:
+        """Floating-point operations of forward and backward pass for one token, without recomputation.
+
+        Narayanan et al. 2021, section 5.1, with 3 passes' worth of operations instead of 4.
+        """
+        hidden, sequence = self.hidden, self.sequence_length
+        layer = 72 * hidden**2 * (1 + sequence / (6 * hidden))
+        return self.layers * layer + 6 * hidden * self.vocab_size
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -41,6 +50,8 @@ class TrainConfig:
     adam_beta2: float
     adam_eps: float
     clip_grad: float
+    precision: str
+    compile: bool
     log_interval: int
     checkpoint: bool
     comm_timeout_s: int
@@ -82,6 +93,8 @@ class Plan:
     pipeline: int
     partition: List[int]
     sequence_parallel: bool
+    recompute: str
+    sharded_optimizer: bool
     schedule: str
     micro_batch_size: int
     global_batch_size: int

@@ -41,7 +41,7 @@ def train(plan: Plan, place: Place, store: Store) -> None:
     for iteration in range(1, plan.train.iterations + 1):
         result = engine.step(iteration)
         if log is not None:
-            log.add(iteration, result.loss, result.grad_norm)
+            log.add(iteration, result, engine.optimizer.updates)
         if iteration % plan.train.log_interval == 0:
             recorder.flush()
     clock.align(recorder, torch.device(plan.device))

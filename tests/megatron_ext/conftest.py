@@ -26,7 +26,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_run(tmp_path: Path, corpus: Path) -> Callable[..., EngineRun]:
     """Makes a run folder of the tiny model with some overrides."""
 
-    def make(*overrides: str) -> EngineRun:
-        return make_run(tmp_path / "run", corpus, *overrides)
+    def make(*overrides: str, name: str = "run") -> EngineRun:
+        return make_run(tmp_path / name, corpus, *overrides)
 
     return make

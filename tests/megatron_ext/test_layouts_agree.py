@@ -34,10 +34,14 @@ class Layout(NamedTuple):
     partition: str
     micro_batch_size: int
     sequence_parallel: bool = False
+    recompute: str = "none"
+    sharded_optimizer: bool = False
 
     def __str__(self) -> str:
-        sequence = "-sequence" if self.sequence_parallel else ""
-        return f"t{self.tensor}-d{self.data}-p{self.pipeline}-{self.partition}-micro{self.micro_batch_size}{sequence}"
+        options = "-sequence" * self.sequence_parallel + "-sharded" * self.sharded_optimizer
+        if self.recompute != "none":
+            options += f"-recompute-{self.recompute}"
+        return f"t{self.tensor}-d{self.data}-p{self.pipeline}-{self.partition}-micro{self.micro_batch_size}{options}"
 
 
 GRID = [
@@ -55,6 +59,13 @@ GRID = [
     *(Layout(2, 2, 2, partition, 2, sequence) for partition, sequence in product(("1-2", "0-3"), (False, True))),
     Layout(2, 1, 3, "0-3-0", 1, True),
     Layout(4, 1, 2, "2-1", 2, True),
+    Layout(1, 1, 1, "3", 4, recompute="full"),
+    Layout(1, 1, 1, "3", 4, recompute="selective"),
+    Layout(1, 2, 2, "1-2", 1, recompute="full", sharded_optimizer=True),
+    Layout(1, 4, 1, "3", 2, sharded_optimizer=True),
+    Layout(1, 2, 3, "0-3-0", 1, sharded_optimizer=True),
+    Layout(2, 2, 2, "1-2", 2, True, "full", True),
+    Layout(2, 1, 2, "2-1", 2, False, "selective", True),
 ]
 
 

@@ -12,12 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ext.flat import FlatWeights, _buckets
+from megatron_ext.flat import FlatWeights
 from megatron_ext.grid import Grid
 from megatron_ext.log import iteration_line
 from megatron_ext.model import Stage
 from megatron_ext.optimizer import learning_rate
 from megatron_ext.plan import TrainConfig
+from megatron_ext.precision import LossScaler
+from megatron_ext.reduce import buckets
 from megatron_ext.tensor_parallel import TensorGroup
 from megatron_ext.timeline import MAGIC, NAMES, Recorder
 from tests.megatron_ext.engine_run import make_run
@@ -45,6 +47,8 @@ SEED_TRAIN = TrainConfig(
     adam_beta2=0.999,
     adam_eps=1e-8,
     clip_grad=1.0,
+    precision="fp32",
+    compile=False,
     log_interval=10,
     checkpoint=False,
     comm_timeout_s=60,
@@ -85,17 +89,17 @@ def test_flat_weights_are_views_and_buckets_cover_them_once(tmp_path: Path, corp
     plan = make_run(tmp_path / "run", corpus, "parallel.data=1", "parallel.pipeline=1", "parallel.partition=3").plan
     stage = Stage(plan, 0, TensorGroup())
     before = {name: p.detach().clone() for name, p in stage.parameters_by_name()}
-    flat = FlatWeights(stage.parameters_by_name())
+    flat = FlatWeights(stage.parameters_by_name(), torch.float32)
     for name in before:
-        assert torch.equal(flat.view(name, flat.weight.data), before[name])
-    flat.weight.data.zero_()
+        assert torch.equal(flat.view(name, flat.weight), before[name])
+    flat.weight.zero_()
     assert all(not p.any() for p in stage.parameters())
     for size in (1, 1000, 10**9):
-        buckets = _buckets(flat, size)
-        assert [name for _, names in buckets for name in names] == list(flat.slices)
-        assert buckets[0][0].start == 0
-        assert buckets[-1][0].stop == flat.weight.numel()
-        assert all(a.stop == b.start for (a, _), (b, _) in pairwise(buckets))
+        found = buckets(flat, size)
+        assert [name for _, names in found for name in names] == list(flat.slices)
+        assert found[0][0].start == 0
+        assert found[-1][0].stop == flat.weight.numel()
+        assert all(a.stop == b.start for (a, _), (b, _) in pairwise(found))
 
 
 def test_a_log_line_reads_as_megatrons(tmp_path: Path, corpus: Path) -> None:
@@ -108,6 +112,7 @@ def test_a_log_line_reads_as_megatrons(tmp_path: Path, corpus: Path) -> None:
             "elapsed_ms": 1423.8,
             "learning_rate": 7.031e-7,
             "loss": 10.17721,
+            "loss_scale": 262144.0,
             "grad_norm": 16.666,
             "skipped": 0,
             "nan": 0,
@@ -118,7 +123,7 @@ def test_a_log_line_reads_as_megatrons(tmp_path: Path, corpus: Path) -> None:
         "learning rate: 7.031E-07 | global batch size:    64 | lm loss: 1.017721E+01 | loss scale: 262144.0 | "
         "grad norm: 16.666 | number of skipped iterations:   0 | number of nan iterations:   0 |"
     )
-    assert line == seed.replace("262144.0", "1.0").replace("size:    64", "size:     8")
+    assert line == seed.replace("size:    64", "size:     8")
 
 
 def test_records_read_back_as_written_and_unflushed_ones_are_all_that_a_crash_loses(
@@ -157,3 +162,30 @@ def test_the_documented_event_names_are_the_recorded_ones() -> None:
     documented = re.search(r"^Names: `([^`]+)`", text, re.M | re.S)
     assert documented is not None
     assert set(documented[1].split()) | {"clock"} == set(NAMES)
+
+
+def test_the_loss_scale_falls_as_in_the_published_run() -> None:
+    scaler = LossScaler.of("fp16")
+    for _ in range(15):
+        scaler.update(finite=False)
+    assert scaler.scale == 262144.0
+
+
+def test_the_loss_scale_grows_after_a_thousand_good_iterations_and_regains_its_patience() -> None:
+    scaler = LossScaler.of("fp16")
+    scaler.scale, scaler.patience = 1024.0, 0
+    for _ in range(1000):
+        assert scaler.scale == 1024.0
+        scaler.update(finite=True)
+    assert scaler.scale == 2048.0
+    scaler.update(finite=False)
+    assert scaler.scale == 2048.0
+    scaler.update(finite=False)
+    assert scaler.scale == 1024.0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_without_fp16_there_is_no_loss_scale(precision: str) -> None:
+    scaler = LossScaler.of(precision)
+    scaler.update(finite=False)
+    assert scaler.scale == 1.0

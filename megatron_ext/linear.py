@@ -1,0 +1,70 @@
+"""A linear layer whose weight gradient can be computed later than its input gradient.
+
+Zero-bubble schedules split the backward pass: the part that the previous stage waits for comes first, and the
+weight gradients fill time in which the rank would wait (Qi et al. 2023).
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Tuple
+
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+
+class WeightGradients:
+    """Keeps the weight gradients' computations of one rank until they are asked for."""
+
+    def __init__(self, add: Callable[[nn.Parameter, Tensor], None]) -> None:
+        """`add` takes a parameter and one micro-batch's gradient of it."""
+        self._add = add
+        self._waiting: Dict[Hashable, List[Tuple[nn.Parameter, Tensor, Tensor]]] = {}
+        self._key: Optional[Hashable] = None
+
+    @contextmanager
+    def defer(self, key: Hashable) -> Iterator[None]:
+        """Backward passes in this block leave the weight gradients of linear layers to `run(key)`."""
+        self._key = key
+        self._waiting[key] = []
+        try:
+            yield
+        finally:
+            self._key = None
+
+    def run(self, key: Hashable) -> None:
+        """Computes what was left under `key`."""
+        for weight, x, gradient in self._waiting.pop(key):
+            self._add(weight, gradient.t() @ x)
+
+    def take(self, weight: nn.Parameter, x: Tensor, gradient: Tensor) -> bool:
+        """Whether the gradient was put off; x [rows, in], gradient [rows, out]."""
+        if self._key is None:
+            return False
+        self._waiting[self._key].append((weight, x, gradient))
+        return True
+
+
+def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], later: Optional[WeightGradients]) -> Tensor:
+    """`x @ weight.T + bias`; with `later`, the weight's gradient may be put off by it."""
+    if later is None:
+        return F.linear(x, weight, bias)
+    y: Tensor = _Linear.apply(x, weight, later)  # type: ignore[no-untyped-call]
+    return y if bias is None else y + bias
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, later: WeightGradients) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.later = later
+        ctx.weight = weight
+        return F.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, Optional[Tensor], None]:
+        x, weight = ctx.saved_tensors
+        rows, columns = gradient.flatten(0, -2), x.flatten(0, -2)
+        put_off = ctx.later.take(ctx.weight, columns, rows)
+        return gradient @ weight, None if put_off else rows.t() @ columns, None
