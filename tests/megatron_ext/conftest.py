@@ -14,11 +14,11 @@ from tests.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Indexed data of random documents, some shorter and some longer than a sequence."""
+    """Indexed data of random walks, which a model can learn; some are shorter and some longer than a sequence."""
     prefix = tmp_path_factory.mktemp("corpus") / "text_document"
     random = np.random.default_rng(0)
-    lengths = random.integers(3, 90, size=60)
-    write_indexed(prefix, (random.integers(0, VOCAB, n, dtype=np.uint16) for n in lengths), np.dtype(np.uint16))
+    walks = (random.integers(1, 4, size=n).cumsum() % VOCAB for n in random.integers(3, 90, size=60))
+    write_indexed(prefix, (walk.astype(np.uint16) for walk in walks), np.dtype(np.uint16))
     return prefix
 
 
