@@ -9,17 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 
-CHROMIUM = Path("/usr/bin/chromium")
-INSTALL = "apt-get update && apt-get install -y chromium"
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+from tests.reports.chromium import ARGUMENTS, CHROMIUM, INSTALL
 
 Opener = Callable[..., Page]
 
