@@ -1,0 +1,85 @@
+"""The training samples of a GPT model, in Megatron's order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Sequence, Union
+
+import numpy as np
+
+from megatron_ext.errors import DataError
+from megatron_ext.index_maps import build_or_load, split_documents
+from megatron_ext.indexed_dataset import IndexedDataset
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SPLITS = ("train", "valid", "test")
+
+
+class GptSamples:
+    """The `samples` samples of one split of the indexed dataset `prefix`, each of `sequence_length + 1` tokens.
+
+    `split` has the weights of `SPLITS`, `name` is one of these. The order follows from `seed`; the index maps lie
+    beside the data (see `megatron_ext.index_maps`).
+
+    Raises:
+        DataError: the data or their index maps cannot be used, or the split has too few tokens for one sample.
+    """
+
+    def __init__(
+        self,
+        prefix: Union[str, Path],
+        split: Sequence[float],
+        name: str,
+        samples: int,
+        sequence_length: int,
+        seed: int,
+        vocab_size: int,
+    ) -> None:
+        self._data = IndexedDataset(prefix)
+        documents = split_documents(split, len(self._data))[SPLITS.index(name)]
+        self._maps = build_or_load(prefix, self._data, documents, name, samples, sequence_length, seed)
+        self._samples = samples
+        self._sequence_length = sequence_length
+        self._vocab_size = vocab_size
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def tokens(self, sample: int) -> NDArray[np.int64]:
+        """[sequence_length + 1]: the token ids of one sample; the last is only predicted, the first only read.
+
+        Raises:
+            DataError: an id is not in the vocabulary.
+        """
+        if not 0 <= sample < self._samples:
+            raise IndexError(f"sample {sample} of {self._samples}")
+        row = int(self._maps.shuffle_idx[sample])
+        (first, start), (last, end) = self._maps.sample_idx[row : row + 2].tolist()
+        pieces = [self._data[document] for document in self._maps.doc_idx[first : last + 1].tolist()]
+        pieces[-1] = pieces[-1][: end + 1]
+        pieces[0] = pieces[0][start:]
+        tokens = np.concatenate(pieces).astype(np.int64)
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self._vocab_size:
+            raise DataError(
+                f"{self._data.bin}: sample {sample} has token id {low if low < 0 else high}, but "
+                f"model.vocab_size={self._vocab_size} allows 0 to {self._vocab_size - 1}; the data were prepared with "
+                "another tokenizer: set model.vocab_size to that tokenizer's, or prepare the data anew"
+            )
+        return tokens
+
+    def batch(
+        self, iteration: int, dp: int, data: int, micro_batch_size: int, global_batch_size: int
+    ) -> NDArray[np.int64]:
+        """[micro-batches, micro_batch_size, sequence_length + 1]: the share of replica `dp` of `data`.
+
+        It belongs to the global batch of `iteration` (from 1), the samples that follow those of the one before.
+        Replicas take micro-batches in turn, as in Megatron: together they have the same global batch whatever `data`
+        and `micro_batch_size` are; their product divides `global_batch_size`.
+        """
+        first = (iteration - 1) * global_batch_size
+        own = np.arange(first, first + global_batch_size).reshape(-1, data, micro_batch_size)[:, dp]
+        samples = np.stack([self.tokens(sample) for sample in own.ravel().tolist()])
+        return samples.reshape(own.shape + (self._sequence_length + 1,))

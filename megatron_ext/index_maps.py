@@ -1,0 +1,208 @@
+"""Megatron's index maps: in which order the training samples come, and where each one lies.
+
+The documents, once per epoch and shuffled, are laid end to end; sample i is the `sequence_length + 1` tokens from
+token `i * sequence_length` on, so that each sample ends with the token the next one begins with; the samples are
+shuffled too. The maps equal those of Megatron-LM's GPT dataset bit for bit and have the names its version 2 gave them.
+As there, a document is a sequence of the indexed dataset: GPT data have one sequence per document.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, List, NamedTuple, NoReturn, Sequence, Union
+
+import numpy as np
+
+from megatron_ext.errors import DataError
+from megatron_ext.indexed_dataset import IndexedDataset, data_file, replacing
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class IndexMaps(NamedTuple):
+    """Sample k of training is the tokens between rows `shuffle_idx[k]` and `shuffle_idx[k] + 1` of `sample_idx`."""
+
+    doc_idx: NDArray[np.int32]
+    """[epochs * documents]: document numbers in the order they are laid end to end."""
+    sample_idx: NDArray[np.int32]
+    """[samples + 1, 2]: index into `doc_idx` and token offset in that document, where each sample begins."""
+    shuffle_idx: NDArray[np.uint32]
+    """[samples]: rows of `sample_idx` in training order."""
+
+
+class Layout(NamedTuple):
+    """How many times the documents are gone through for a number of samples."""
+
+    epochs: int
+    samples: int
+    """All that fit into the epochs: at least those asked for."""
+    shuffled_together: int
+    """The first so many samples are shuffled among themselves, the rest, of the last epoch, likewise."""
+
+    @property
+    def separate_last_epoch(self) -> bool:
+        return self.shuffled_together < self.samples
+
+
+def layout(tokens: int, samples: int, sequence_length: int) -> Layout:
+    """The fewest epochs of `tokens` tokens that hold `samples` samples.
+
+    Where less than 80 % of the last epoch is needed, it is shuffled apart: every document then comes in each of the
+    epochs before, and only the rest of the samples is a choice.
+    """
+    epochs = -(-(samples * sequence_length + 1) // tokens)
+    total = (epochs * tokens - 1) // sequence_length
+    before_last = ((epochs - 1) * tokens - 1) // sequence_length
+    in_one = (tokens - 1) // sequence_length
+    separate = epochs > 1 and samples - before_last < int(0.80 * in_one)
+    return Layout(epochs, total, before_last if separate else total)
+
+
+def split_documents(weights: Sequence[float], documents: int) -> List[range]:
+    """The document numbers of training, validation and test, in proportion to their weights.
+
+    Each share is rounded to whole documents; the first makes up for what that adds or loses, as in Megatron.
+    """
+    total = float(sum(weights))
+    counts = [round(weight / total * float(documents)) for weight in weights]
+    counts[0] -= sum(counts) - documents
+    return [range(end - count, end) for count, end in zip(counts, np.cumsum(counts).tolist())]
+
+
+def require_one_sample(data: IndexedDataset, documents: range, name: str, sequence_length: int) -> None:
+    """Raises `DataError` when `documents`, the split called `name`, do not have the tokens of one sample."""
+    tokens = int(data.lengths[documents.start : documents.stop].sum(dtype=np.int64))
+    if tokens <= sequence_length:
+        raise DataError(
+            f"{data.bin}: the {name} split has {tokens} tokens in {len(documents)} of {len(data)} documents, but one "
+            f"sample takes {sequence_length + 1} (model.sequence_length={sequence_length} and one to predict); use "
+            f"more data, shorter sequences, or a data.split that gives {name} more documents"
+        )
+
+
+def compute(lengths: NDArray[np.int32], documents: range, samples: int, sequence_length: int, seed: int) -> IndexMaps:
+    """The maps for at least `samples` samples of `documents`; `lengths` (tokens) are those of all documents.
+
+    Pure and deterministic; time and memory are linear in documents and samples.
+    """
+    tokens = int(lengths[documents.start : documents.stop].sum(dtype=np.int64))
+    plan = layout(tokens, samples, sequence_length)
+    random = np.random.RandomState(seed)
+    one_epoch = np.arange(documents.start, documents.stop, dtype=np.int32)
+    doc_idx = np.tile(one_epoch, plan.epochs)
+    if plan.separate_last_epoch:
+        random.shuffle(doc_idx[: -len(documents)])
+        random.shuffle(doc_idx[-len(documents) :])
+    else:
+        random.shuffle(doc_idx)
+    dtypes = _dtypes(len(doc_idx), plan.samples)
+    sample_idx = sample_starts(lengths[doc_idx], plan.samples, sequence_length).astype(dtypes[1])
+    shuffle_idx = np.arange(plan.samples, dtype=dtypes[2])
+    random.shuffle(shuffle_idx[: plan.shuffled_together])
+    if plan.separate_last_epoch:
+        random.shuffle(shuffle_idx[plan.shuffled_together :])
+    return IndexMaps(doc_idx, sample_idx, shuffle_idx)
+
+
+def sample_starts(lengths: NDArray[np.int32], samples: int, sequence_length: int) -> NDArray[np.int64]:
+    """Where the samples begin in documents of these `lengths` laid end to end: the map `sample_idx`.
+
+    Row i is the document that holds token `i * sequence_length` and where in it; counting how many such tokens lie
+    before the end of each document finds them all in linear time.
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts_before_end = -(-ends // sequence_length)
+    document = np.repeat(np.arange(len(lengths)), np.diff(starts_before_end, prepend=0))[: samples + 1]
+    offset = np.arange(samples + 1) * sequence_length - (ends - lengths)[document]
+    document[0] = 0  # Megatron begins with the first document, even an empty one.
+    return np.stack([document, offset], axis=1)
+
+
+def map_files(prefix: Union[str, Path], name: str, samples: int, sequence_length: int, seed: int) -> List[Path]:
+    """The three files of `IndexMaps`, in its order."""
+    stem = f"_{name}_indexmap_{samples}ns_{sequence_length}sl_{seed}s_"
+    return [data_file(prefix, f"{stem}{field}.npy") for field in IndexMaps._fields]
+
+
+def build_or_load(
+    prefix: Union[str, Path],
+    data: IndexedDataset,
+    documents: range,
+    name: str,
+    samples: int,
+    sequence_length: int,
+    seed: int,
+) -> IndexMaps:
+    """The memory-mapped maps, built if one of their files is not there.
+
+    Processes that build at the same time do no harm: each file appears whole, and all write the same bytes. Let one
+    rank call this before the others, so that the work is done once.
+
+    Raises:
+        DataError: the split has too few tokens; the files cannot be written or read, or are not of this data.
+    """
+    require_one_sample(data, documents, name, sequence_length)
+    files = map_files(prefix, name, samples, sequence_length, seed)
+    if not all(file.exists() for file in files):
+        for file, content in zip(files, compute(data.lengths, documents, samples, sequence_length, seed)):
+            with replacing(file) as opened:
+                np.save(opened, content)
+    maps = IndexMaps(*(_load(file) for file in files))
+    _check(maps, files, data, documents, samples, sequence_length)
+    return maps
+
+
+def _dtypes(entries: int, samples: int) -> List[np.dtype[Any]]:
+    """Of the three maps, for `entries` entries of `doc_idx`; Megatron widens two where 32 bits would not do."""
+    wide_entries = entries > np.iinfo(np.int32).max
+    wide_samples = samples >= np.iinfo(np.uint32).max - 1
+    chosen = (np.int32, np.int64 if wide_entries else np.int32, np.int64 if wide_samples else np.uint32)
+    return [np.dtype(kind) for kind in chosen]
+
+
+def _load(file: Path) -> NDArray[Any]:
+    try:
+        loaded: NDArray[Any] = np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{file}: this index map cannot be read ({error}); delete it, it will be built anew") from error
+    return loaded
+
+
+def _check(
+    maps: IndexMaps, files: List[Path], data: IndexedDataset, documents: range, samples: int, sequence_length: int
+) -> None:
+    """Maps of other data, or of another split, have the same file name: what they hold must fit this data.
+
+    Raises:
+        DataError: it does not.
+    """
+    tokens = int(data.lengths[documents.start : documents.stop].sum(dtype=np.int64))
+    plan = layout(tokens, samples, sequence_length)
+    shapes = ((plan.epochs * len(documents),), (plan.samples + 1, 2), (plan.samples,))
+    for found, file, shape, dtype in zip(maps, files, shapes, _dtypes(shapes[0][0], plan.samples)):
+        if found.shape != shape or found.dtype != dtype:
+            _misfit(file, f"{dtype.name} {list(shape)}", f"{found.dtype.name} {list(found.shape)}")
+    low, high = int(maps.doc_idx.min()), int(maps.doc_idx.max())
+    if low < documents.start or high >= documents.stop:
+        _misfit(files[0], f"documents {documents.start} to {documents.stop - 1}", f"{low} to {high}")
+    times = np.bincount(maps.doc_idx - documents.start, minlength=len(documents))
+    if bool(np.any(times != plan.epochs)):
+        wrong = int(np.argmax(times != plan.epochs))
+        _misfit(files[0], f"document {documents[wrong]} {plan.epochs} times", f"{times[wrong]} times")
+    starts = sample_starts(data.lengths[maps.doc_idx], plan.samples, sequence_length)
+    differs = np.any(maps.sample_idx != starts, axis=1)
+    if bool(differs.any()):
+        wrong = int(np.argmax(differs))
+        _misfit(files[1], f"sample {wrong} to begin at {starts[wrong].tolist()}", f"{maps.sample_idx[wrong].tolist()}")
+    seen = np.zeros(plan.samples, bool)
+    seen[maps.shuffle_idx[maps.shuffle_idx < plan.samples]] = True
+    if not seen.all():
+        _misfit(files[2], f"every sample of {plan.samples} once", f"no sample {int(np.argmin(seen))}")
+
+
+def _misfit(file: Path, expected: str, found: str) -> NoReturn:
+    raise DataError(
+        f"{file}: this index map was made for other data or another split: expected {expected}, found {found}; "
+        "delete it, it will be built anew"
+    )
