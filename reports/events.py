@@ -50,6 +50,7 @@ NAMES = (
     "forward-send",
     "backward-send",
     "grads-all-reduce",
+    "layernorm-grads-all-reduce",
     "embedding-grads-all-reduce",
     "optimizer",
     "optimizer-clip-main-grad",
@@ -82,7 +83,7 @@ class Timeline:
     events: NDArray[Any]
     """(events,) of EVENT, sorted by rank, then start; times in ns on rank 0's monotonic clock."""
     names: tuple[str, ...]
-    """What `events["name"]` indexes: known names in the order of NAMES, then others."""
+    """What `events["name"]` indexes, each of at least one event: those in NAMES in its order, then others."""
     hosts: Mapping[int, str]
     """Host of each rank that has a file."""
     uncertainty_ns: int
@@ -187,7 +188,7 @@ def read_run(paths: Mapping[int, Path]) -> Timeline:
 def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
     """Joins the events of all ranks on rank 0's clock; a rank that cannot be placed there becomes a note."""
     said = list(notes)
-    found = {name for file in files for name in file.names if name != CLOCK}
+    found = {file.names[index] for file in files for index in np.unique(file.records["name"])}
     names = tuple([name for name in NAMES if name in found] + sorted(found - set(NAMES)))
     first = next((file for file in files if file.rank == 0), None)
     parts = []
@@ -204,7 +205,7 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
             continue
         part = np.zeros(len(moved), EVENT)
         part["rank"] = file.rank
-        part["name"] = np.array([_index(names, name) for name in file.names]).astype("<u2")[moved["name"]]
+        part["name"] = np.array([_index(names, name) for name in file.names], "<i8")[moved["name"]]
         for key in ("iteration", "micro_batch", "peer", "start_ns", "end_ns"):
             part[key] = moved[key]
         parts.append(part[np.argsort(part["start_ns"], kind="stable")])

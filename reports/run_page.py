@@ -7,6 +7,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from html import escape
 from statistics import median
 from typing import Any
@@ -204,8 +205,10 @@ def _reproduce(record: Record) -> str:
     steps = []
     if provenance.get("commit"):
         steps.append(shlex.join(["git", "checkout", str(provenance["commit"])]))
-        if provenance.get("changed"):
+        changed = [str(line) for line in provenance.get("changed") or ()]
+        if any(line[:2] != "??" for line in changed):
             steps.append(shlex.join(["git", "apply", str(record.diff)]))
+        steps += [f"# not in the patch, for git did not track it: {line[3:]}" for line in changed if line[:2] == "??"]
     steps.append(shlex.join(["tdpp", "launch", *record.overrides]))
     known = table(("what", "value"), rows) if rows else '<p class="none">no provenance is known</p>'
     return f'<pre class="command">{escape(chr(10).join(steps))}</pre>{known}'
@@ -216,6 +219,10 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _flat(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        yield key, ", ".join(map(str, value))
+    elif key == "unix":
+        yield "time", datetime.fromtimestamp(value, UTC).isoformat(" ", "seconds")
     else:
         yield key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

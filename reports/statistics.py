@@ -26,7 +26,7 @@ BACKWARD = ("backward-compute",)
 COMPUTE = FORWARD + BACKWARD
 WAIT = ("forward-recv", "backward-recv")
 SEND = ("forward-send", "backward-send")
-ALL_REDUCE = ("grads-all-reduce", "embedding-grads-all-reduce")
+ALL_REDUCE = ("grads-all-reduce", "layernorm-grads-all-reduce", "embedding-grads-all-reduce")
 OPTIMIZER = ("optimizer",)
 """Without `optimizer-clip-main-grad`, which lies inside it."""
 

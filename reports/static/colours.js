@@ -16,6 +16,7 @@ const TASKS = {
   "forward-recv": { ...RECEIVE, light: "#bcd9ec", dark: "#2f4f66" },
   "backward-recv": { ...RECEIVE, light: "#f3d9b8", dark: "#6b4f2a" },
   "grads-all-reduce": { ...RECEIVE, light: "#a5549b", dark: "#c07ab6" },
+  "layernorm-grads-all-reduce": { ...RECEIVE, light: "#c98bc2", dark: "#8f4f86" },
   "embedding-grads-all-reduce": { ...RECEIVE, light: "#6d2a66", dark: "#e6b3de" },
   "forward-compute": { ...COMPUTE, light: "#0067a5", dark: "#3f9ae0" },
   "backward-compute": { ...COMPUTE, light: "#cf5a00", dark: "#ef7d22" },

@@ -195,7 +195,8 @@ function say(rows, [top, bottom]) {
   if (shown.silent) parts.push(`${shown.silent} of ${rows} ranks have no events in it`);
   const ranks = Math.round(Math.min(bottom, rows - 1) - Math.max(top, 0)) + 1;
   if (ranks < rows) parts.push(`${ranks} of ${rows} ranks in view; drag with Shift for the others, or filter`);
-  parts.push(`clocks of ranks agree within ${(run.uncertainty_ns / 1e3).toLocaleString("en")} µs`);
+  const apart = `clocks of ranks agree within ${(run.uncertainty_ns / 1e3).toLocaleString("en")} µs`;
+  parts.push(run.uncertainty_ns ? apart : "all ranks on one clock");
   element("said").textContent = parts.join(" · ");
   element("iteration").value = number;
   element("previous").disabled = view.iteration === 0;

@@ -270,6 +270,7 @@ def make_run(folder: Path, shape: Shape) -> list[list[tuple[int, ...]]]:
     (folder / "provenance.json").write_text(
         json.dumps(
             {
+                "unix": UNIX_NS / 1e9,
                 "commit": "0123456789abcdef0123456789abcdef01234567",
                 "changed": [],
                 "user": "ada",

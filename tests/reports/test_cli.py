@@ -95,8 +95,9 @@ def test_the_summary_has_the_plan_the_figures_and_the_submitted_configuration(ru
 
 def test_changed_sources_are_part_of_how_to_reproduce(run: Path):
     provenance = json.loads((run / "provenance.json").read_text())
-    (run / "provenance.json").write_text(json.dumps({**provenance, "changed": [" M conf/schema.py"]}))
-    assert f"git apply {run / 'diff.patch'}" in report(run)[0]
+    (run / "provenance.json").write_text(json.dumps({**provenance, "changed": [" M conf/schema.py", "?? new.py"]}))
+    summary, _ = report(run)
+    assert f"git apply {run / 'diff.patch'}\n# not in the patch, for git did not track it: new.py\n" in summary
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,12 @@ def test_a_file_that_is_not_there_is_said_on_both_pages_and_on_stderr(run: Path,
     assert note in summary
     assert note in timeline
     assert f"tiny/20260101-000000-aaaa: {note}\n" in capsys.readouterr().err
+
+
+def test_a_patch_without_tracked_changes_is_not_to_be_applied(run: Path):
+    provenance = json.loads((run / "provenance.json").read_text())
+    (run / "provenance.json").write_text(json.dumps({**provenance, "changed": ["?? new.py"]}))
+    assert "git apply" not in report(run)[0]
 
 
 def test_a_metrics_line_cut_short_is_said_and_the_others_count(run: Path):

@@ -128,6 +128,7 @@ def test_next_previous_and_a_number_choose_the_iteration(page: Page, timeline: T
     assert iteration(page) == start
     drawn_after(page, lambda: (page.fill("#iteration", "1"), page.press("#iteration", "Enter")))
     assert page.inner_text("#said").startswith("iteration 1 of 5 ·")
+    assert page.inner_text("#said").endswith("clocks of ranks agree within 31 µs")
     assert page.is_disabled("#previous")
     assert page.locator(BARS).count() == events_in(timeline, 1)
     drawn_after(page, lambda: (page.fill("#iteration", "99"), page.press("#iteration", "Enter")))
