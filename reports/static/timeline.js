@@ -281,6 +281,7 @@ async function main() {
   element("overview").addEventListener("click", (event) => show(overviewCell(event, chosenRanks().length, columns.iterations.length)[1]));
   element("overview").addEventListener("mousemove", (event) => {
     const rows = chosenRanks();
+    if (!rows.length) return;
     const [row, column] = overviewCell(event, rows.length, columns.iterations.length);
     const share = columns.share[rows[row] * columns.iterations.length + column];
     const text = share < 0 ? "no events" : `${(share / 10).toFixed(1)} %`;
@@ -290,4 +291,7 @@ async function main() {
   document.body.dataset.ready = "yes";
 }
 
-main();
+main().catch((error) => {
+  element("said").textContent = `The timeline cannot be drawn: ${error.message}. It needs Chrome 117, Firefox 119, Safari 17.4 or newer.`;
+  throw error;
+});

@@ -217,6 +217,7 @@ def test_a_click_on_the_legend_hides_a_task_and_it_stays_hidden_in_the_next_iter
 def test_filters_leave_the_ranks_that_fit(page: Page, timeline: Timeline, choice: dict[str, str], ranks: list[int]):
     for selector, value in choice.items():
         drawn_after(page, lambda selector=selector, value=value: page.select_option(selector, value))
+    page.hover("#overview")
     assert page.locator(BARS).count() == events_in(timeline, iteration(page), ranks)
     labels = page.locator("#timeline .ytick text").all_text_contents()
     assert sorted(int(label.split()[1]) for label in labels) == ranks
