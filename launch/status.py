@@ -20,6 +20,8 @@ from launch.verdict import Verdict, decide, median_ms
 STDERR_BYTES = 256 * 1024
 """Of each node's stderr, its end."""
 SHOWN = 5
+WIDTH = 160
+"""Of a line of stderr that is shown."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,10 +44,14 @@ def as_text(run: RunDir, verdict: Verdict, found: Sequence[Complaint]) -> str:
     lines = [f"{run.name}: {verdict.state}, {verdict.reason}", *(f"  {line}" for line in verdict.evidence)]
     if found:
         lines.append("  stderr, warnings left out:")
-        lines += [f"    {c.count} x {c.text} ({', '.join(c.nodes)})" for c in found[:SHOWN]]
+        lines += [f"    {c.count} x {_shortened(c.text)} ({', '.join(c.nodes)})" for c in found[:SHOWN]]
     if len(found) > SHOWN:
         lines.append(f"    and {len(found) - SHOWN} other lines: tdpp logs --err {run.name}")
     return "\n".join(lines)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
 
 
 def as_json(run: RunDir, seen: Observation, verdict: Verdict, found: Sequence[Complaint]) -> dict[str, Any]:

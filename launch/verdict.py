@@ -152,7 +152,9 @@ def _ended_from_outside(seen: Observation) -> Finding | None:
     first = min(bad, key=lambda node: node.seen_unix)
     if first.stopped == signal.SIGUSR2.name:
         return State.failed, "time-limit", "the time limit was reached; give executor.time_min more minutes"
-    reason = f"node {first.name} was told to end by {first.stopped}, which was not 'tdpp stop'"
+    reason = (
+        f"node {first.name} was ended by {first.stopped} from outside: by somebody, or because its parent process died"
+    )
     return State.failed, "ended-from-outside", reason
 
 

@@ -62,6 +62,12 @@ def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.01)
 
 
+def wait_until_running(run: RunDir) -> None:
+    """Until every rank of every node is there and an iteration is logged."""
+    count = len(run.read_json(run.plan)["ranks"])
+    wait_for(lambda: len(ranks(run)) == count and run.metrics.exists())
+
+
 def token(run: RunDir) -> str:
     return run.read_json(run.jobs)["token"]
 

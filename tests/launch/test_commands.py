@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from conf.errors import TdppError
 from conf.rundir import RunDir
 from launch import cli
 from launch.follow import follow

@@ -13,16 +13,27 @@ from conf.rundir import RunDir
 from launch import processes
 from launch.follow import follow
 from launch.verdict import State, judge
-from tests.launch.live import FOREVER, TWO_NODES, agents, controller, ranks, start, token, wait_for, workers
+from tests.launch.live import (
+    FOREVER,
+    TWO_NODES,
+    agents,
+    controller,
+    ranks,
+    start,
+    token,
+    wait_for,
+    wait_until_running,
+    workers,
+)
 
-AT_ONCE_S = 5
+SOON_S = 20
 
 
 def end(run: RunDir) -> None:
     """Follows the run to its end, which must come soon and leave nothing."""
     begun = time.monotonic()
     follow(run)
-    assert time.monotonic() - begun < AT_ONCE_S
+    assert time.monotonic() - begun < SOON_S
     assert processes.find(token(run)) == set()
 
 
@@ -32,7 +43,7 @@ def test_a_killed_rank_is_named_with_its_place_and_signal(runs: Path, rank: int,
     run = start(runs, *FOREVER)
     wait_for(lambda: len(ranks(run)) == 4)
     if when == "mid-run":
-        wait_for(run.metrics.exists)
+        wait_until_running(run)
     os.kill(ranks(run)[rank], signal.SIGKILL)
     end(run)
     verdict = judge(run)
@@ -69,7 +80,7 @@ def test_a_killed_helper_process_ends_the_run(
     run = start(runs, *FOREVER)
     wait_for(lambda: find(run))
     if when == "mid-run":
-        wait_for(run.metrics.exists)
+        wait_until_running(run)
     os.kill(find(run)[0], signal.SIGKILL)
     end(run)
     verdict = judge(run)
@@ -79,7 +90,7 @@ def test_a_killed_helper_process_ends_the_run(
 
 def test_a_failed_node_takes_the_others_along(runs: Path) -> None:
     run = start(runs, *FOREVER, *TWO_NODES)
-    wait_for(lambda: len(workers(run)) == 2 and run.metrics.exists())
+    wait_until_running(run)
     victim = next(pid for pid in workers(run) if ranks(run)[0] in children(pid))
     os.kill(victim, signal.SIGKILL)
     end(run)
@@ -89,7 +100,7 @@ def test_a_failed_node_takes_the_others_along(runs: Path) -> None:
 
 def test_the_time_limit_is_told_as_such(runs: Path) -> None:
     run = start(runs, *FOREVER, *TWO_NODES)
-    wait_for(lambda: run.metrics.exists() and run.node_state("local-1").exists())
+    wait_until_running(run)
     for pid in agents(run):
         os.kill(pid, signal.SIGUSR2)  # what submitit sends 10 s before the limit
     end(run)
@@ -100,7 +111,7 @@ def test_the_time_limit_is_told_as_such(runs: Path) -> None:
 
 def test_submitits_own_cancel_ends_a_worker_that_does_not_listen(runs: Path) -> None:
     run = start(runs, *FOREVER, "+cluster.environment.DEAF=1")
-    wait_for(run.metrics.exists)
+    wait_until_running(run)
     os.kill(controller(run), signal.SIGINT)
     end(run)
     state = run.read_json(run.node_state("local-0"))
@@ -110,6 +121,9 @@ def test_submitits_own_cancel_ends_a_worker_that_does_not_listen(runs: Path) -> 
 
 def test_a_process_that_left_the_workers_group_is_ended_with_it(runs: Path) -> None:
     run = start(runs, "+cluster.environment.STRAY=1")
+    state = run.node_state("local-0")
+    wait_for(lambda: state.exists() and run.read_json(state)["state"] == "ended")
+    assert processes.find(token(run), node_rank=0) == set()
     end(run)
     assert judge(run).state == State.succeeded
 

@@ -16,7 +16,20 @@ from launch import processes, stop
 from launch.follow import follow
 from launch.observe import observe
 from launch.verdict import State, judge
-from tests.launch.live import ENVIRONMENT, FOREVER, TDPP, TWO_NODES, agents, done, start, tdpp, token, wait_for, workers
+from tests.launch.live import (
+    ENVIRONMENT,
+    FOREVER,
+    TDPP,
+    TWO_NODES,
+    agents,
+    done,
+    start,
+    tdpp,
+    token,
+    wait_for,
+    wait_until_running,
+    workers,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +38,7 @@ from tests.launch.live import ENVIRONMENT, FOREVER, TDPP, TWO_NODES, agents, don
         lambda run: None,
         lambda run: wait_for(lambda: agents(run)),
         lambda run: wait_for(lambda: workers(run)),
-        lambda run: wait_for(run.metrics.exists),
+        wait_until_running,
     ],
     ids=["just-submitted", "agent-starting", "worker-starting", "running"],
 )
