@@ -47,18 +47,22 @@ def _ranks(plan: Mapping[str, Any]) -> str:
     for place in plan["ranks"]:
         node = plan["nodes"][place["node"]]
         numbers = [str(place[key]) for key in ("local_rank", "stage", "dp", "tp")]
-        layers = _layers(plan["partition"], place["stage"])
+        layers = _layers(plan["partition"], plan["pipeline"], place["stage"])
         rows.append((str(place["rank"]), node["name"], node["gpu"], *numbers, layers))
     return plain(columns, rows)
 
 
-def _layers(partition: list[int], stage: int) -> str:
-    """What a stage holds: the embedding is on the first, the final norm and the head on the last."""
-    first, count = sum(partition[:stage]), partition[stage]
+def _layers(partition: list[int], pipeline: int, stage: int) -> str:
+    """What a stage holds; of several chunks it has part `stage`, `stage + pipeline` and so on of the model.
+
+    The embedding is on the first stage, the final norm and the head are on the last.
+    """
     holds = ["embedding"] if stage == 0 else []
-    if count:
-        holds.append(f"layers {first}-{first + count - 1}" if count > 1 else f"layer {first}")
-    if stage == len(partition) - 1:
+    for part in range(stage, len(partition), pipeline):
+        first, count = sum(partition[:part]), partition[part]
+        if count:
+            holds.append(f"layers {first}-{first + count - 1}" if count > 1 else f"layer {first}")
+    if stage == pipeline - 1:
         holds.append("norm, head")
     return ", ".join(holds) or "nothing, passes on"
 

@@ -15,6 +15,7 @@ from conf.errors import RunFolderError, TdppError
 from conf.rundir import RunDir
 from conf.schema import Experiment
 from launch.app import main
+from launch.dry_run import _layers
 from launch.errors import LaunchError
 from launch.follow import follow
 from launch.submit import submit
@@ -74,6 +75,19 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(
     assert f"-u -m {WORKER} '{tmp_path}/runs/tiny/<time>-<hash>/plan.json' 0" in out
     plans = [json.loads("{" + text.partition("\n}")[0] + "}") for text in out.split("plan.json\n{")[1:]]
     assert [plan["micro_batch_size"] for plan in plans] == ([1, 2] if sweep else [2])
+
+
+@pytest.mark.parametrize(
+    ("partition", "pipeline", "told"),
+    [
+        ([1, 3], 2, ["embedding, layer 0", "layers 1-3, norm, head"]),
+        ([0, 4, 0, 0], 4, ["embedding", "layers 0-3", "nothing, passes on", "norm, head"]),
+        ([1, 2, 0, 1], 2, ["embedding, layer 0", "layers 1-2, layer 3, norm, head"]),
+    ],
+    ids=["two-stages", "stages-without-layers", "two-chunks"],
+)
+def test_a_dry_run_tells_what_each_stage_holds(partition: list[int], pipeline: int, told: list[str]) -> None:
+    assert [_layers(partition, pipeline, stage) for stage in range(pipeline)] == told
 
 
 def test_a_sweep_reports_every_combination_and_goes_on_after_a_bad_one(

@@ -1,0 +1,50 @@
+"""The engine's own worker under a node agent: what the stand-in stands for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.compose import compose
+from conf.rundir import RunDir
+from launch import processes
+from launch.follow import follow
+from launch.submit import submit
+from launch.verdict import State, judge
+from megatron_ext.indexed_dataset import write_indexed
+from tests.launch.live import no_data_needed, ranks, token, wait_for
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("corpus") / "text_document"
+    random = np.random.default_rng(0)
+    write_indexed(prefix, (random.integers(0, 257, 200, dtype=np.uint16) for _ in range(200)), np.dtype(np.uint16))
+    return prefix
+
+
+def start(runs: Path, corpus: Path, iterations: int) -> RunDir:
+    settings = [f"runs_dir={runs}", f"data.prefix={corpus}", f"train.iterations={iterations}", "train.log_interval=1"]
+    settings += ["train.lr_warmup_iterations=0", "parallel.global_batch_size=4", "model.sequence_length=32"]
+    return submit(compose(settings), settings, no_data_needed)
+
+
+def test_it_trains_to_the_end(runs: Path, corpus: Path) -> None:
+    run = start(runs, corpus, 3)
+    follow(run)
+    assert judge(run).state == State.succeeded
+
+
+def test_its_killed_rank_is_named_first(runs: Path, corpus: Path) -> None:
+    run = start(runs, corpus, 100_000)
+    wait_for(run.metrics.exists, 30)
+    os.kill(ranks(run)[2], signal.SIGKILL)
+    follow(run)
+    verdict = judge(run)
+    assert (verdict.state, verdict.rule) == (State.failed, "rank-failed")
+    assert verdict.reason.startswith("rank 2 (stage 1, dp 0, tp 0, node local-0) was killed by SIGKILL")
+    assert processes.find(token(run)) == set()
