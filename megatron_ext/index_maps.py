@@ -97,7 +97,7 @@ def compute(lengths: NDArray[np.int32], documents: range, samples: int, sequence
     else:
         random.shuffle(doc_idx)
     dtypes = _dtypes(len(doc_idx), plan.samples)
-    sample_idx = sample_starts(lengths[doc_idx], plan.samples, sequence_length).astype(dtypes[1])
+    sample_idx = sample_starts(lengths[doc_idx], sequence_length).astype(dtypes[1])
     shuffle_idx = np.arange(plan.samples, dtype=dtypes[2])
     random.shuffle(shuffle_idx[: plan.shuffled_together])
     if plan.separate_last_epoch:
@@ -105,7 +105,7 @@ def compute(lengths: NDArray[np.int32], documents: range, samples: int, sequence
     return IndexMaps(doc_idx, sample_idx, shuffle_idx)
 
 
-def sample_starts(lengths: NDArray[np.int32], samples: int, sequence_length: int) -> NDArray[np.int64]:
+def sample_starts(lengths: NDArray[np.int32], sequence_length: int) -> NDArray[np.int64]:
     """Where the samples begin in documents of these `lengths` laid end to end: the map `sample_idx`.
 
     Row i is the document that holds token `i * sequence_length` and where in it; counting how many such tokens lie
@@ -113,8 +113,8 @@ def sample_starts(lengths: NDArray[np.int32], samples: int, sequence_length: int
     """
     ends = np.cumsum(lengths, dtype=np.int64)
     starts_before_end = -(-ends // sequence_length)
-    document = np.repeat(np.arange(len(lengths)), np.diff(starts_before_end, prepend=0))[: samples + 1]
-    offset = np.arange(samples + 1) * sequence_length - (ends - lengths)[document]
+    document = np.repeat(np.arange(len(lengths)), np.diff(starts_before_end, prepend=0))
+    offset = np.arange(len(document)) * sequence_length - (ends - lengths)[document]
     document[0] = 0  # Megatron begins with the first document, even an empty one.
     return np.stack([document, offset], axis=1)
 
@@ -190,7 +190,7 @@ def _check(
     if bool(np.any(times != plan.epochs)):
         wrong = int(np.argmax(times != plan.epochs))
         _misfit(files[0], f"document {documents[wrong]} {plan.epochs} times", f"{times[wrong]} times")
-    starts = sample_starts(data.lengths[maps.doc_idx], plan.samples, sequence_length)
+    starts = sample_starts(data.lengths[maps.doc_idx], sequence_length)
     differs = np.any(maps.sample_idx != starts, axis=1)
     if bool(differs.any()):
         wrong = int(np.argmax(differs))
