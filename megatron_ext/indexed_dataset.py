@@ -249,17 +249,20 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with partial.open("xb", buffering=1 << 20) as file:
-            yield file
-            sync(file)
-        partial.replace(path)
+        file = partial.open("xb", buffering=1 << 20)
+        try:
+            with file:
+                yield file
+                sync(file)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise DataError(
             f"{path}: cannot be written ({error.strerror or error}); choose a folder that you may write to and that "
             "has room"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def sync(file: BinaryIO) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +34,19 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Within this block even root may not write everywhere. Use relative paths: the folders above may be closed."""
+    if os.getuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 @pytest.fixture
@@ -157,6 +172,31 @@ def test_damaged_data_are_refused_with_what_was_expected_and_found(prefix: Path,
         IndexedDataset(prefix)
 
 
+def test_an_index_cut_at_any_byte_is_refused(prefix: Path) -> None:
+    idx = data_file(prefix, ".idx")
+    whole = idx.read_bytes()
+    for size in range(len(whole)):
+        idx.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"_text\.idx: expected .* found "):
+            IndexedDataset(prefix)
+
+
+@given(at=st.integers(0, 101), value=st.integers(0, 255))
+def test_an_index_with_any_byte_changed_is_refused_or_tells_the_same_tokens(
+    tmp_path_factory: pytest.TempPathFactory, at: int, value: int
+) -> None:
+    """Two changes cannot be told from a sound index: another dtype of the same width, other document boundaries."""
+    prefix = tmp_path_factory.mktemp("changed") / "text"
+    write_indexed(prefix, [np.arange(3), np.arange(0), np.arange(10, 15)], U16)
+    overwrite(".idx", at, bytes([value]))(prefix)
+    try:
+        data = IndexedDataset(prefix)
+    except DataError as error:
+        assert re.search(r"text\.(idx|bin): .*expected .*found", str(error))
+    else:
+        assert [data[i].tolist() for i in range(len(data))] == [[0, 1, 2], [], [10, 11, 12, 13, 14]]
+
+
 def test_damage_is_found_in_every_block(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexed_dataset, "BLOCK", 2)
     overwrite(".idx", OFFSETS + 16, b"\2")(prefix)
@@ -187,6 +227,23 @@ def test_a_full_disk_leaves_nothing_under_the_final_names(tmp_path: Path, room: 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone/data\.idx: cannot be written \(No such file or directory\)"):
         write_indexed(tmp_path / "gone" / "data", [], U16)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("taken/data", "Not a directory"), ("n" * 240, "File name too long"), ("locked/data", "Permission denied")],
+    ids=["below a file", "a name too long", "in a folder of others"],
+)
+def test_a_place_that_cannot_take_the_files_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").touch()
+    (tmp_path / "locked").mkdir(mode=0o555)
+    tmp_path.chmod(0o555)
+    with ordinary_user(), pytest.raises(DataError, match=rf"{name}\.idx: cannot be written \({reason}\); choose a"):
+        write_indexed(name, [np.arange(3)], U16)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["locked", "taken"]
 
 
 @pytest.mark.parametrize("ids", [[0, 65536], [-1, 5]], ids=str)
