@@ -14,16 +14,22 @@ from launch.table import plain
 from tests.launch.live import TWO_NODES, start
 
 
-@pytest.fixture
-def finished(runs: Path) -> RunDir:
-    run = start(runs, *TWO_NODES)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("commands") / "runs"
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path) -> RunDir:
+    run = start(folder, *TWO_NODES)
     follow(run)
     return run
 
 
-@pytest.fixture
-def failed(runs: Path) -> RunDir:
-    run = start(runs, "+cluster.environment.FAIL_RANK=1")
+@pytest.fixture(scope="module")
+def failed(folder: Path, finished: RunDir) -> RunDir:
+    """Later than `finished`."""
+    run = start(folder, "+cluster.environment.FAIL_RANK=1")
     follow(run)
     return run
 
@@ -56,12 +62,11 @@ def test_json_has_no_nan(runs: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_latest_run_is_meant_by_default(
-    finished: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failed: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(finished.runs.parent)
-    capsys.readouterr()
-    assert cli.main(["status"]) == 0
-    assert capsys.readouterr().out.startswith(f"{finished.name}: succeeded")
+    monkeypatch.chdir(failed.runs.parent)
+    assert cli.main(["status"]) == 1
+    assert capsys.readouterr().out.startswith(f"{failed.name}: failed")
 
 
 def test_a_run_is_found_by_its_job(finished: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,15 +109,19 @@ def test_logs_are_followed_to_the_end(runs: Path, capfd: pytest.CaptureFixture[s
 
 
 def test_runs_lists_every_run_in_a_line(finished: RunDir, failed: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
     assert cli.main(["runs", "--runs-dir", str(finished.runs)]) == 0
     heading, *rows = capsys.readouterr().out.splitlines()
     assert heading.split() == ["run", "verdict", "iteration", "loss", "ms/iteration"]
-    assert sorted(row.split()[:3] for row in rows) == sorted(
-        [[finished.name, "succeeded", "6/6"], [failed.name, "failed", rows[-1].split()[2]]]
-    )
+    told = {row.split()[0]: row.split()[1] for row in rows}
+    assert told == {finished.name: "succeeded", failed.name: "failed"}
+
+
+def test_runs_as_json_are_objects_as_in_status(
+    finished: RunDir, failed: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["runs", "--json", "--runs-dir", str(finished.runs)]) == 0
-    assert [run["state"] for run in json.loads(capsys.readouterr().out)] == ["succeeded", "failed"]
+    told = {run["run"]: (run["state"], run["iteration"]) for run in json.loads(capsys.readouterr().out)}
+    assert told == {finished.name: ("succeeded", 6), failed.name: ("failed", told[failed.name][1])}
 
 
 def test_a_table_without_rows_has_its_heading() -> None:

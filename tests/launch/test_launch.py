@@ -184,9 +184,8 @@ def test_a_submission_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert everything(tmp_path) == ["runs"]
 
 
-@pytest.mark.parametrize("name", ["with space", "it's", 'a "b"', "한글", "$HOME", "a;b"])
-def test_a_folder_may_have_any_name(runs: Path, name: str) -> None:
-    folder = runs / name
+def test_a_folder_may_have_any_name(runs: Path) -> None:
+    folder = runs / 'with space, it\'s "한글";\n$HOME `x` #'
     run = submit(replace(compose(SHORT), runs_dir=str(folder)), [], no_data_needed, WORKER)
     follow(run)
     assert judge(run).state == State.succeeded
