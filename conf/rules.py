@@ -102,11 +102,41 @@ def batch_divides(parallel: Parallel) -> None:
         )
 
 
+def chunks_fit(parallel: Parallel) -> None:
+    """A schedule of one's own may have any number of chunks."""
+    chunks, pipeline = parallel.chunks, parallel.pipeline
+    interleaved = parallel.schedule == "interleaved"
+    if chunks > 1 and pipeline == 1:
+        raise ConfigError(
+            f"parallel.chunks={chunks} needs parallel.pipeline of at least 2, not {pipeline}: one stage holds the "
+            "whole model; use parallel.chunks=1"
+            + (" and another parallel.schedule, such as one_f_one_b" if interleaved else "")
+        )
+    if parallel.schedule_file is not None:
+        return
+    if interleaved and chunks == 1:
+        raise ConfigError(
+            f"parallel.schedule=interleaved needs parallel.chunks of at least 2, not {chunks}; use parallel.chunks=2, "
+            "or parallel.schedule=one_f_one_b"
+        )
+    if chunks > 1 and not interleaved:
+        raise ConfigError(
+            f"parallel.chunks={chunks} needs parallel.schedule=interleaved, not {parallel.schedule}, which has one "
+            "chunk on a stage; use that, or parallel.chunks=1"
+        )
+
+
 def partition_fits(experiment: Experiment) -> None:
     parallel, layers = experiment.parallel, experiment.model.layers
     partition = experiment.partition
     stages, total = len(partition.layers), sum(partition.layers)
-    if stages != parallel.pipeline:
+    if parallel.chunks > 1 and stages != parallel.virtual_stages:
+        raise ConfigError(
+            f"parallel.partition={partition} has {stages} part{'s' * (stages != 1)}, but parallel.pipeline * "
+            f"parallel.chunks = {parallel.pipeline} * {parallel.chunks} = {parallel.virtual_stages}; use a partition "
+            f"such as {Partition.even(layers, parallel.virtual_stages)}"
+        )
+    if stages != parallel.virtual_stages:
         raise ConfigError(
             f"parallel.partition={partition} has {stages} stage{'s' * (stages != 1)}, but "
             f"parallel.pipeline={parallel.pipeline}; use parallel.pipeline={stages}, or a partition such as "

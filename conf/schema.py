@@ -28,7 +28,16 @@ def config(cls: type[T]) -> type[T]:
 
 
 class Schedule(StrEnum):
+    """In which order a stage takes its forward and backward passes (megatron_ext/schedule.py)."""
+
+    gpipe = "gpipe"
+    """All forward, then all backward."""
     one_f_one_b = "one_f_one_b"
+    """In turn; a stage holds no more micro-batches than stages follow it, and its own."""
+    interleaved = "interleaved"
+    """In turn over several chunks of the model on a stage: a smaller bubble for more messages and memory."""
+    zb_h1 = "zb_h1"
+    """1F1B with the weight gradients where it would wait: a smaller bubble, no stage holds more than the first."""
 
 
 class Recompute(StrEnum):
@@ -163,7 +172,10 @@ class Parallel:
     data: int = 1
     pipeline: int = 1
     partition: str | None = None
-    """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible."""
+    """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible.
+
+    With several chunks first those of every stage's chunk 0, then of chunk 1, and so on.
+    """
     sequence_parallel: bool = False
     """Share the sequence over the tensor group outside its parallel regions: less memory for the same messages."""
     recompute: Recompute = Recompute.none
@@ -172,17 +184,27 @@ class Parallel:
     micro_batch_size: int = 1
     global_batch_size: int = MISSING
     schedule: Schedule = Schedule.one_f_one_b
+    chunks: int = 1
+    """Parts of the model that each stage holds, 2 or more with the schedule `interleaved`."""
+    schedule_file: str | None = None
+    """A schedule of your own, which runs instead of `schedule` (docs/formats.md)."""
     node_order: str | None = None
     """Node groups by node rank, such as hgx+gpu2*7; null: all nodes, in the cluster's order."""
 
     def __post_init__(self) -> None:
-        for key in ("tensor", "data", "pipeline", "micro_batch_size", "global_batch_size"):
+        for key in ("tensor", "data", "pipeline", "micro_batch_size", "global_batch_size", "chunks"):
             rules.at_least(f"parallel.{key}", getattr(self, key), 1)
         rules.batch_divides(self)
+        rules.chunks_fit(self)
 
     @property
     def world_size(self) -> int:
         return self.tensor * self.data * self.pipeline
+
+    @property
+    def virtual_stages(self) -> int:
+        """Parts of the model: chunk c of stage s is number c * pipeline + s."""
+        return self.pipeline * self.chunks
 
     @property
     def micro_batches(self) -> int:
@@ -296,9 +318,9 @@ class Experiment:
 
     @property
     def partition(self) -> Partition:
-        """Layers per stage, as asked for or even."""
+        """Layers per virtual stage, as asked for or even."""
         if self.parallel.partition is None:
-            return Partition.even(self.model.layers, self.parallel.pipeline)
+            return Partition.even(self.model.layers, self.parallel.virtual_stages)
         return Partition.parse(self.parallel.partition)
 
     @property

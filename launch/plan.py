@@ -29,11 +29,13 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         "tensor": parallel.tensor,
         "data": parallel.data,
         "pipeline": parallel.pipeline,
+        "chunks": parallel.chunks,
         "partition": list(experiment.partition.layers),
         "sequence_parallel": parallel.sequence_parallel,
         "recompute": str(parallel.recompute),
         "sharded_optimizer": parallel.sharded_optimizer,
         "schedule": str(parallel.schedule),
+        "schedule_file": parallel.schedule_file and os.path.abspath(parallel.schedule_file),  # noqa: PTH100
         "micro_batch_size": parallel.micro_batch_size,
         "global_batch_size": parallel.global_batch_size,
         "master_port": experiment.executor.master_port,

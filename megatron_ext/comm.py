@@ -2,12 +2,16 @@
 
 gloo sends are rendezvous (the receiver must have posted its receive), so receives are posted before they
 are needed and sends are waited for late.
+
+What comes from a rank in one group comes in the order in which it was sent: nothing else tells messages apart, for
+nccl has no tags. So each direction of each kind of message has a group of its own (`Groups` of `megatron_ext.grid`);
+a receive that nccl has posted ahead then holds up no send either.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Iterator, List, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -26,14 +30,22 @@ def told(what: str) -> Iterator[None]:
         raise PeerLost(f"{what} failed: {reason}") from error
 
 
+class Peer(NamedTuple):
+    """The other end of a channel."""
+
+    rank: int
+    group: Optional[dist.ProcessGroup]
+    """In which these two ranks send nothing else, and nothing the other way."""
+
+
 class Inbox:
     """Receives a known number of equal-shaped tensors from one rank, always one ahead."""
 
-    def __init__(self, peer: int, like: Tensor, what: str) -> None:
+    def __init__(self, peer: Peer, like: Tensor, what: str) -> None:
         """`like` has the shape, number format and device of the messages."""
-        self._peer = peer
+        self.peer = peer
         self._like = like
-        self._what = f"{what} from rank {peer}"
+        self._what = f"{what} from rank {peer.rank}"
         self._left = 0
         self._posted: Optional[Tuple[Tensor, dist.Work]] = None
 
@@ -56,7 +68,7 @@ class Inbox:
         if self._left and self._posted is None:
             tensor = torch.empty_like(self._like)
             with told(self._what):
-                work = dist.irecv(tensor, self._peer)
+                work = dist.irecv(tensor, self.peer.rank, self.peer.group)
             assert work is not None
             self._posted = (tensor, work)
             self._left -= 1
@@ -65,16 +77,16 @@ class Inbox:
 class Outbox:
     """Sends to one rank without waiting; keeps the tensors alive until `flush`."""
 
-    def __init__(self, peer: int, what: str) -> None:
-        self._peer = peer
-        self._what = f"{what} to rank {peer}"
+    def __init__(self, peer: Peer, what: str) -> None:
+        self.peer = peer
+        self._what = f"{what} to rank {peer.rank}"
         self._pending: List[Tuple[Tensor, dist.Work]] = []
 
     def put(self, tensor: Tensor) -> None:
         """Starts sending."""
         tensor = tensor.contiguous()
         with told(self._what):
-            work = dist.isend(tensor, self._peer)
+            work = dist.isend(tensor, self.peer.rank, self.peer.group)
         assert work is not None
         self._pending.append((tensor, work))
 

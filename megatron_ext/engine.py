@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import List, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
+from megatron_ext import schedule_check
 from megatron_ext.comm import all_reduce
 from megatron_ext.errors import EngineError
-from megatron_ext.executor import Executor
+from megatron_ext.executor import Executor, neighbours
 from megatron_ext.flat import FlatWeights
 from megatron_ext.gpt_data import GptSamples
 from megatron_ext.grid import Grid, Groups
+from megatron_ext.linear import WeightGradients
 from megatron_ext.model import Stage
 from megatron_ext.optimizer import DataGroup, Optimizer
 from megatron_ext.plan import Place, Plan
 from megatron_ext.precision import DTYPES
 from megatron_ext.reduce import GradientReducer
-from megatron_ext.schedule import actions
+from megatron_ext.schedule import Actions, Kind, schedule
 from megatron_ext.tensor_parallel import TensorGroup, shard_of, vocab_cross_entropy
 from megatron_ext.timeline import Recorder
 
@@ -51,15 +54,20 @@ class Engine:
         self._recorder = recorder
         self._device = torch.device(plan.device)
         self.tensor = TensorGroup(plan.tensor, place.tp, groups.tensor, plan.sequence_parallel)
-        self.stage = Stage(plan, place.stage, self.tensor).to(self._device)
+        self._stages = [
+            Stage(plan, chunk * plan.pipeline + place.stage, self.tensor).to(self._device)
+            for chunk in range(plan.chunks)
+        ]
+        named = [pair for stage in self._stages for pair in stage.parameters_by_name()]
         dtype = DTYPES[plan.train.precision]
-        self.flat = FlatWeights(self.stage.parameters_by_name(), dtype)
+        self.flat = FlatWeights(named, dtype)
         self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES)
-        self._common = [self.flat.gradient(p) for name, p in self.stage.parameters_by_name() if shard_of(name) is None]
+        self._common = [self.flat.gradient(p) for name, p in named if shard_of(name) is None]
         """Gradients of the weights that every rank of the tensor group has."""
-        tied = self.stage.tied_word
-        self._tied = None if tied is None else self.flat.gradient(tied)
-        copies = [self._tied] if self._tied is not None and self.stage.last else []
+        tied = [stage.tied_word for stage in self._stages if stage.tied_word is not None]
+        self._tied = [self.flat.gradient(word) for word in tied]
+        """At most one: the first and the last stage are on different ranks where they share the embedding."""
+        copies = self._tied if self._stages[-1].last else []
         self.optimizer = Optimizer(
             self.flat,
             plan.train,
@@ -68,18 +76,22 @@ class Engine:
             plan.sharded_optimizer,
             copies + (self._common if place.tp > 0 else []),
         )
+        self._actions = _actions(plan, place.stage)
+        later = WeightGradients(self.flat.add)
+        if any(action.kind is Kind.BACKWARD_WEIGHT for action in self._actions):
+            for stage in self._stages:
+                stage.put_off(later)
         pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
         outside = self.tensor.positions(plan.model.sequence_length)
         shape = (plan.micro_batch_size, outside.stop - outside.start, plan.model.hidden)
         self._executor = Executor(
-            self.stage,
-            pipeline[place.stage - 1] if not self.stage.first else None,
-            pipeline[place.stage + 1] if not self.stage.last else None,
+            self._stages,
+            neighbours(pipeline, place.stage, plan.chunks, groups),
             torch.empty(shape, dtype=dtype, device=self._device),
+            later,
             recorder,
             partial(vocab_cross_entropy, vocab_size=plan.model.vocab_size, tensor=self.tensor),
         )
-        self._actions = actions(plan.schedule, place.stage, plan.pipeline, plan.micro_batches)
 
     def step(self, iteration: int) -> StepResult:
         """Trains on the global batch of `iteration` (from 1).
@@ -108,7 +120,7 @@ class Engine:
     def _batch(self, iteration: int) -> List[Optional[Tensor]]:
         """This replica's micro-batches, where the stage has a use for them."""
         plan = self._plan
-        if not (self.stage.first or self.stage.last):
+        if not (self._stages[0].first or self._stages[-1].last):
             return [None] * plan.micro_batches
         with self._recorder.span("batch-generator"):
             samples = self._samples.batch(
@@ -128,9 +140,18 @@ class Engine:
                 sizes = [gradient.numel() for gradient in self._common]
                 for gradient, total in zip(self._common, torch.split(together, sizes)):
                     gradient.copy_(total.view_as(gradient))
-        if self._tied is not None:
+        for gradient in self._tied:
             with self._recorder.span("embedding-grads-all-reduce"):
-                all_reduce(self._tied, self._groups.embedding, "all-reduce of the embedding's gradient")
+                all_reduce(gradient, self._groups.embedding, "all-reduce of the embedding's gradient")
+
+
+def _actions(plan: Plan, stage: int) -> Actions:
+    """What the ranks of a stage do in an iteration."""
+    if plan.schedule_file is None:
+        stages = schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
+    else:
+        stages = schedule_check.read(Path(plan.schedule_file), plan.pipeline, plan.chunks, plan.micro_batches)
+    return stages[stage]
 
 
 def _not_finite(iteration: int, what: str, value: float) -> EngineError:

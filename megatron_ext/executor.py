@@ -1,4 +1,4 @@
-"""Runs a schedule: takes the actions of one stage in their order, whatever they are."""
+"""Runs a schedule: takes the actions of one rank in their order, whatever they are."""
 
 from __future__ import annotations
 
@@ -7,45 +7,78 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from megatron_ext.comm import Inbox, Outbox
+from megatron_ext.comm import Inbox, Outbox, Peer
+from megatron_ext.grid import Groups
+from megatron_ext.linear import WeightGradients
 from megatron_ext.model import Stage
 from megatron_ext.schedule import Action, Kind
 from megatron_ext.timeline import Recorder
 
+Key = Tuple[int, int]
+"""A micro-batch in a chunk."""
+
+
+def neighbours(ranks: Sequence[int], stage: int, chunks: int, groups: Groups) -> Dict[Kind, Peer]:
+    """With whom a stage exchanges each kind of message; a kind that it never exchanges is missing.
+
+    `ranks` are the pipeline's, by stage. With several chunks the last stage is followed by the first.
+    """
+    peers: Dict[Kind, Peer] = {}
+    last = len(ranks) - 1
+    if stage > 0 or chunks > 1:
+        previous = ranks[stage - 1]
+        peers[Kind.RECV_FORWARD] = Peer(previous, groups.forward if stage > 0 else groups.forward_wrap)
+        peers[Kind.SEND_BACKWARD] = Peer(previous, groups.backward if stage > 0 else groups.backward_wrap)
+    if stage < last or chunks > 1:
+        following = ranks[(stage + 1) % len(ranks)]
+        peers[Kind.SEND_FORWARD] = Peer(following, groups.forward if stage < last else groups.forward_wrap)
+        peers[Kind.RECV_BACKWARD] = Peer(following, groups.backward if stage < last else groups.backward_wrap)
+    return peers
+
 
 class Executor:
-    """One stage's forward and backward passes, and the messages to its neighbours."""
+    """The forward and backward passes of one rank's chunks, and the messages to its neighbours.
+
+    A message has no label: the k-th receive of a kind takes the k-th message that the neighbour sent, which is the
+    right one in every schedule that `megatron_ext.schedule` makes or `megatron_ext.schedule_check` lets pass.
+    Sends and the next receive of each kind go on while the rank computes; only a receive can make it wait.
+    """
 
     def __init__(
         self,
-        stage: Stage,
-        previous: Optional[int],
-        following: Optional[int],
+        stages: Sequence[Stage],
+        peers: Dict[Kind, Peer],
         activations: Tensor,
+        later: WeightGradients,
         recorder: Recorder,
         loss: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        """`previous` and `following` are the ranks of the neighbouring stages, None at the ends.
+        """`stages` are the rank's chunks, `peers` what `neighbours` gives.
 
-        `activations` is like what stages send to each other, [micro-batch, sequence, hidden]. `loss` takes the
-        last stage's output and the labels [micro-batch, sequence].
+        `activations` is like what stages send to each other, [micro-batch, sequence, hidden]. `later` is where the
+        chunks' layers leave what a backward pass of the inputs alone puts off. `loss` takes the last stage's output
+        and the labels [micro-batch, sequence].
         """
-        self._stage = stage
+        self._stages = stages
+        self._later = later
         self._recorder = recorder
         self._loss = loss
-        self._previous = previous
-        self._following = following
-        self._inbox = {
-            Kind.RECV_FORWARD: Inbox(previous, activations, "activations") if previous is not None else None,
-            Kind.RECV_BACKWARD: Inbox(following, activations, "gradients") if following is not None else None,
+        self._inboxes = {
+            kind: Inbox(peers[kind], activations, what)
+            for kind, what in ((Kind.RECV_FORWARD, "activations"), (Kind.RECV_BACKWARD, "gradients"))
+            if kind in peers
         }
-        self._outbox = {
-            Kind.SEND_FORWARD: Outbox(following, "activations") if following is not None else None,
-            Kind.SEND_BACKWARD: Outbox(previous, "gradients") if previous is not None else None,
+        self._outboxes = {
+            kind: Outbox(peers[kind], what)
+            for kind, what in ((Kind.SEND_FORWARD, "activations"), (Kind.SEND_BACKWARD, "gradients"))
+            if kind in peers
         }
-        self._held: Dict[int, Tuple[Tensor, Tensor]] = {}
-        self._input: Dict[int, Tensor] = {}
-        self._gradient: Dict[int, Tensor] = {}
+        self._entered: Dict[Key, Tensor] = {}
+        self._left: Dict[Key, Tensor] = {}
+        self._gradient_left: Dict[Key, Tensor] = {}
+        """Of what left the chunk, as received."""
+        self._gradient_entered: Dict[Key, Tensor] = {}
+        """Of what entered it, to be sent."""
         self._losses: List[Tensor] = []
 
     def run(
@@ -56,62 +89,66 @@ class Executor:
     ) -> Optional[Tensor]:
         """One iteration. `micro_batches[m]` is [micro-batch, sequence + 1] tokens: inputs and, shifted, labels.
 
-        Only the first and the last stage look at them. The loss of each micro-batch is multiplied by `loss_factor`
-        before its backward pass. Returns the sum of those products on the last stage, else None.
+        Only the model's first and last stage look at them. The loss of each micro-batch is multiplied by
+        `loss_factor` before its backward pass. Returns the sum of those products on the last stage, else None.
         """
-        for kind, inbox in self._inbox.items():
-            if inbox is not None:
-                inbox.expect(sum(action.kind is kind for action in actions))
-        for kind, m in actions:
+        for kind, inbox in self._inboxes.items():
+            inbox.expect(sum(action.kind is kind for action in actions))
+        for kind, m, chunk in actions:
+            key = m, chunk
             if kind is Kind.FORWARD:
-                self._forward(m, micro_batches[m], loss_factor)
+                self._forward(key, micro_batches[m], loss_factor)
             elif kind is Kind.BACKWARD:
-                self._backward(m)
+                self._backward(kind, key)
+            elif kind is Kind.BACKWARD_INPUT:
+                with self._later.defer(key):
+                    self._backward(kind, key)
+            elif kind is Kind.BACKWARD_WEIGHT:
+                with self._recorder.span(kind.value, m):
+                    self._later.run(key)
             elif kind is Kind.RECV_FORWARD:
-                self._input[m] = self._receive(kind, m, self._previous)
+                self._entered[key] = self._receive(kind, m).requires_grad_()
             elif kind is Kind.RECV_BACKWARD:
-                self._gradient[m] = self._receive(kind, m, self._following)
+                self._gradient_left[key] = self._receive(kind, m)
             elif kind is Kind.SEND_FORWARD:
-                self._send(kind, m, self._following, self._held[m][1].detach())
+                self._send(kind, m, self._left[key].detach())
             else:
-                self._send(kind, m, self._previous, self._gradient.pop(m))
-        for outbox in self._outbox.values():
-            if outbox is not None:
-                outbox.flush()
+                self._send(kind, m, self._gradient_entered.pop(key))
+        for outbox in self._outboxes.values():
+            outbox.flush()
         losses, self._losses = self._losses, []
         return torch.stack(losses).sum() if losses else None
 
-    def _forward(self, m: int, tokens: Optional[Tensor], loss_factor: float) -> None:
-        if self._stage.first:
+    def _forward(self, key: Key, tokens: Optional[Tensor], loss_factor: float) -> None:
+        m, chunk = key
+        stage = self._stages[chunk]
+        if stage.first:
             assert tokens is not None
-            entered = tokens[:, :-1]
-        else:
-            entered = self._input.pop(m).requires_grad_()
+            self._entered[key] = tokens[:, :-1]
         with self._recorder.span("forward-compute", m):
-            left = self._stage(entered)
-        if self._stage.last:
+            left = stage(self._entered[key])
+        if stage.last:
             assert tokens is not None
             with self._recorder.span("loss-compute", m):
                 left = self._loss(left, tokens[:, 1:]) * loss_factor
             self._losses.append(left.detach())
-        self._held[m] = (entered, left)
+        self._left[key] = left
 
-    def _backward(self, m: int) -> None:
-        entered, left = self._held.pop(m)
-        with self._recorder.span("backward-compute", m):
-            torch.autograd.backward([left], [None if self._stage.last else self._gradient.pop(m)])
-        if not self._stage.first:
+    def _backward(self, kind: Kind, key: Key) -> None:
+        m, chunk = key
+        entered, left = self._entered.pop(key), self._left.pop(key)
+        with self._recorder.span(kind.value, m):
+            torch.autograd.backward([left], [self._gradient_left.pop(key, None)])
+        if not self._stages[chunk].first:
             assert entered.grad is not None
-            self._gradient[m] = entered.grad
+            self._gradient_entered[key] = entered.grad
 
-    def _receive(self, kind: Kind, m: int, peer: Optional[int]) -> Tensor:
-        inbox = self._inbox[kind]
-        assert inbox is not None and peer is not None
-        with self._recorder.span(kind.value, m, peer):
+    def _receive(self, kind: Kind, m: int) -> Tensor:
+        inbox = self._inboxes[kind]
+        with self._recorder.span(kind.value, m, inbox.peer.rank):
             return inbox.take()
 
-    def _send(self, kind: Kind, m: int, peer: Optional[int], tensor: Tensor) -> None:
-        outbox = self._outbox[kind]
-        assert outbox is not None and peer is not None
-        with self._recorder.span(kind.value, m, peer):
+    def _send(self, kind: Kind, m: int, tensor: Tensor) -> None:
+        outbox = self._outboxes[kind]
+        with self._recorder.span(kind.value, m, outbox.peer.rank):
             outbox.put(tensor)

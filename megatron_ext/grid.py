@@ -58,9 +58,17 @@ class Groups:
     data: dist.ProcessGroup | None
     model: dist.ProcessGroup | None
     embedding: dist.ProcessGroup | None
+    forward: dist.ProcessGroup | None
+    """Activations, from a stage to the next one."""
+    backward: dist.ProcessGroup | None
+    """Gradients, from a stage to the one before."""
+    forward_wrap: dist.ProcessGroup | None
+    """Activations, from the last stage to the first one's next chunk: with two stages, the way of the gradients."""
+    backward_wrap: dist.ProcessGroup | None
+    """Gradients, from the first stage to the last one's previous chunk."""
 
     @classmethod
-    def make(cls, grid: Grid, timeout: timedelta) -> Groups:
+    def make(cls, grid: Grid, chunks: int, timeout: timedelta) -> Groups:
         """Makes all groups of the grid; every rank must call it, for each group needs all ranks' consent."""
 
         def mine(rank_lists: List[List[int]]) -> dist.ProcessGroup | None:
@@ -72,9 +80,14 @@ class Groups:
                         own = group
             return own
 
+        ends = grid.embedding_groups() if chunks > 1 else []
         return cls(
             tensor=mine(grid.tensor_groups()),
             data=mine(grid.data_groups()),
             model=mine(grid.model_groups()),
             embedding=mine(grid.embedding_groups()),
+            forward=mine(grid.pipeline_groups()),
+            backward=mine(grid.pipeline_groups()),
+            forward_wrap=mine(ends),
+            backward_wrap=mine(ends),
         )

@@ -7,6 +7,7 @@ weight gradients fill time in which the rank would wait (Qi et al. 2023).
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Tuple
 
 from torch import Tensor, nn
@@ -38,33 +39,34 @@ class WeightGradients:
         for weight, x, gradient in self._waiting.pop(key):
             self._add(weight, gradient.t() @ x)
 
-    def take(self, weight: nn.Parameter, x: Tensor, gradient: Tensor) -> bool:
-        """Whether the gradient was put off; x [rows, in], gradient [rows, out]."""
+    def take(self, weight: nn.Parameter, x: Tensor, gradient: Tensor) -> None:
+        """Computes a weight gradient, now or later; x [rows, in], gradient [rows, out]."""
         if self._key is None:
-            return False
-        self._waiting[self._key].append((weight, x, gradient))
-        return True
+            self._add(weight, gradient.t() @ x)
+        else:
+            self._waiting[self._key].append((weight, x, gradient))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], later: Optional[WeightGradients]) -> Tensor:
-    """`x @ weight.T + bias`; with `later`, the weight's gradient may be put off by it."""
+    """`x @ weight.T + bias`; with `later`, the weight's gradient is left to it."""
     if later is None:
         return F.linear(x, weight, bias)
-    y: Tensor = _Linear.apply(x, weight, later)  # type: ignore[no-untyped-call]
+    assert isinstance(weight, nn.Parameter)
+    y: Tensor = _Linear.apply(x, weight.detach(), partial(later.take, weight))  # type: ignore[no-untyped-call]
     return y if bias is None else y + bias
 
 
 class _Linear(Function):
+    """Autograd sees the weight only detached: a gradient of None would still count as one that has arrived."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, later: WeightGradients) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, take: Callable[[Tensor, Tensor], None]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.later = later
-        ctx.weight = weight
+        ctx.take = take
         return F.linear(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, Optional[Tensor], None]:
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, None]:
         x, weight = ctx.saved_tensors
-        rows, columns = gradient.flatten(0, -2), x.flatten(0, -2)
-        put_off = ctx.later.take(ctx.weight, columns, rows)
-        return gradient @ weight, None if put_off else rows.t() @ columns, None
+        ctx.take(x.flatten(0, -2), gradient.flatten(0, -2))
+        return gradient @ weight, None, None

@@ -110,15 +110,18 @@ class Head(nn.Module):
 
 
 class Stage(nn.Module):
-    """The part of the model that one pipeline stage holds, or a rank's share of it."""
+    """The part of the model that one virtual pipeline stage holds, or a rank's share of it.
 
-    def __init__(self, plan: Plan, stage: int, tensor: TensorGroup) -> None:
+    Virtual stage `c * pipeline + s` is chunk `c` of stage `s`.
+    """
+
+    def __init__(self, plan: Plan, virtual_stage: int, tensor: TensorGroup) -> None:
         super().__init__()
-        self.first = stage == 0
-        self.last = stage == plan.pipeline - 1
+        self.first = virtual_stage == 0
+        self.last = virtual_stage == plan.pipeline * plan.chunks - 1
         self.embedding = Embedding(plan.model, tensor) if self.first else None
         self.layers = nn.ModuleDict(
-            {str(i): TransformerLayer(plan.model, tensor, plan.recompute) for i in plan.layers_of(stage)}
+            {str(i): TransformerLayer(plan.model, tensor, plan.recompute) for i in plan.layers_of(virtual_stage)}
         )
         own_word = self.embedding.word if self.embedding is not None else None
         self.head = Head(plan.model, tensor, own_word) if self.last else None
@@ -142,6 +145,12 @@ class Stage(nn.Module):
         shared one is `embedding.word`.
         """
         return list(self.named_parameters())
+
+    def put_off(self, later: WeightGradients) -> None:
+        """Lets a backward pass leave the layers' weight gradients to `later`."""
+        for layer in self.layers.values():
+            assert isinstance(layer, TransformerLayer)
+            layer.later = later
 
     @property
     def tied_word(self) -> Optional[nn.Parameter]:

@@ -91,11 +91,13 @@ class Plan:
     tensor: int
     data: int
     pipeline: int
+    chunks: int
     partition: List[int]
     sequence_parallel: bool
     recompute: str
     sharded_optimizer: bool
     schedule: str
+    schedule_file: Optional[str]
     micro_batch_size: int
     global_batch_size: int
     master_port: Optional[int]
@@ -136,10 +138,10 @@ class Plan:
         """Micro-batches of one replica in one iteration."""
         return self.global_batch_size // (self.data * self.micro_batch_size)
 
-    def layers_of(self, stage: int) -> range:
-        """Global numbers of the transformer layers of `stage`."""
-        first = sum(self.partition[:stage])
-        return range(first, first + self.partition[stage])
+    def layers_of(self, virtual_stage: int) -> range:
+        """Global numbers of the transformer layers of a virtual stage."""
+        first = sum(self.partition[:virtual_stage])
+        return range(first, first + self.partition[virtual_stage])
 
 
 def _typed(kind: Type[T], values: Dict[str, Any], path: Path) -> T:

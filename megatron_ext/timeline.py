@@ -22,6 +22,8 @@ NAMES = (
     "clock",
     "forward-compute",
     "backward-compute",
+    "backward-input-compute",
+    "backward-weight-compute",
     "forward-send",
     "forward-recv",
     "backward-send",

@@ -30,7 +30,7 @@ def train(plan: Plan, place: Place, store: Store) -> None:
             world_size=plan.world_size,
             timeout=timeout,
         )
-        groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), timeout)
+        groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, timeout)
     path = plan.folder / "events" / f"rank-{place.rank:05d}.bin"
     recorder = Recorder.open(path, plan, place) if plan.timeline else Recorder(None)
     samples = _samples(plan, place)

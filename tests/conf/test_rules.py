@@ -31,6 +31,26 @@ BROKEN = {
         "use parallel.pipeline=3, or a partition such as 2-2",
     ),
     "one stage is told in the singular": (["parallel.partition=4"], "parallel.partition=4 has 1 stage, but"),
+    "parts are not the stages times the chunks": (
+        ["parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=1-3"],
+        "parallel.partition=1-3 has 2 parts, but parallel.pipeline * parallel.chunks = 2 * 2 = 4; "
+        "use a partition such as 1-1-1-1",
+    ),
+    "an interleaved schedule has several chunks": (
+        ["parallel.schedule=interleaved"],
+        "parallel.schedule=interleaved needs parallel.chunks of at least 2, not 1; use parallel.chunks=2, "
+        "or parallel.schedule=one_f_one_b",
+    ),
+    "another schedule has one chunk": (
+        ["parallel.schedule=zb_h1", "parallel.chunks=2", "parallel.partition=null"],
+        "parallel.chunks=2 needs parallel.schedule=interleaved, not zb_h1, which has one chunk on a stage; "
+        "use that, or parallel.chunks=1",
+    ),
+    "one stage has one chunk": (
+        ["parallel.schedule=interleaved", "parallel.chunks=2", "parallel.pipeline=1", "parallel.partition=null"],
+        "parallel.chunks=2 needs parallel.pipeline of at least 2, not 1: one stage holds the whole model; "
+        "use parallel.chunks=1 and another parallel.schedule, such as one_f_one_b",
+    ),
     "a partition is numbers and dashes": (
         ["parallel.partition=2--2"],
         "parallel.partition='2--2' is not a partition: write the transformer layers of each stage joined by dashes",
@@ -100,6 +120,7 @@ BROKEN = {
             "parallel.tensor",
             "parallel.data",
             "parallel.pipeline",
+            "parallel.chunks",
             "parallel.micro_batch_size",
             "parallel.global_batch_size",
             "train.iterations",
@@ -227,6 +248,16 @@ def test_the_parallel_sizes_proposed_are_accepted(
         replace(demo, cluster=cluster, parallel=parallel)
     for key, value in re.findall(r"parallel\.(\w+)=(\d+)", str(caught.value)):
         assert replace(demo, cluster=cluster, parallel=replace(parallel, **{key: int(value)}))
+
+
+def test_a_schedule_of_ones_own_may_have_chunks() -> None:
+    own = ["parallel.schedule_file=mine.json", "parallel.chunks=2", "parallel.partition=0-2-1-1"]
+    assert compose(own).partition.layers == (0, 2, 1, 1)
+
+
+def test_an_even_partition_counts_the_chunks() -> None:
+    chunks = ["parallel.schedule=interleaved", "parallel.chunks=3", "parallel.partition=null", "model.layers=8"]
+    assert compose(chunks).partition.layers == (2, 2, 1, 1, 1, 1)
 
 
 def test_a_cluster_without_groups_is_refused() -> None:

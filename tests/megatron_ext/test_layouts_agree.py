@@ -36,11 +36,15 @@ class Layout(NamedTuple):
     sequence_parallel: bool = False
     recompute: str = "none"
     sharded_optimizer: bool = False
+    schedule: str = "one_f_one_b"
+    chunks: int = 1
 
     def __str__(self) -> str:
         options = "-sequence" * self.sequence_parallel + "-sharded" * self.sharded_optimizer
         if self.recompute != "none":
             options += f"-recompute-{self.recompute}"
+        if self.schedule != "one_f_one_b":
+            options += f"-{self.schedule}"
         return f"t{self.tensor}-d{self.data}-p{self.pipeline}-{self.partition}-micro{self.micro_batch_size}{options}"
 
 
@@ -66,6 +70,24 @@ GRID = [
     Layout(1, 2, 3, "0-3-0", 1, sharded_optimizer=True),
     Layout(2, 2, 2, "1-2", 2, True, "full", True),
     Layout(2, 1, 2, "2-1", 2, False, "selective", True),
+    *(
+        Layout(*sizes, schedule=schedule)
+        for schedule in ("gpipe", "zb_h1")
+        for sizes in ((1, 1, 1, "3", 2), (1, 2, 2, "1-2", 1), (1, 1, 4, "0-2-0-1", 1), (1, 1, 4, "1-1-1-0", 4))
+    ),
+    Layout(2, 2, 2, "2-1", 1, True, "full", True, schedule="zb_h1"),
+    Layout(2, 1, 2, "1-2", 2, schedule="zb_h1"),
+    *(
+        Layout(*sizes, schedule="interleaved", chunks=chunks)
+        for *sizes, chunks in (
+            (1, 1, 2, "1-1-1-0", 1, 2),
+            (1, 2, 2, "0-2-0-0-1-0", 1, 3),
+            (1, 1, 3, "1-0-0-1-1-0", 1, 2),
+            (1, 1, 3, "0-1-0-2-0-0", 4, 2),
+            (1, 1, 4, "0-0-1-0-1-0-1-0", 8, 2),
+        )
+    ),
+    Layout(2, 2, 2, "1-0-1-1", 1, True, "selective", True, schedule="interleaved", chunks=2),
 ]
 
 
