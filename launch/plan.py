@@ -69,6 +69,7 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         "data_prefix": os.path.abspath(experiment.data.prefix),  # noqa: PTH100  (resolves '..', follows no link)
         "data_split": [float(weight) for weight in experiment.data.split.split(",")],
         "timeline": experiment.profile.timeline,
+        "nsys": experiment.profile.nsys,
         "device": "cpu" if set(gpus) == {"CPU"} else "cuda",
     }
 

@@ -108,6 +108,7 @@ class Plan:
     data_prefix: str
     data_split: List[float]
     timeline: bool
+    nsys: bool
     device: str
 
     @classmethod

@@ -40,6 +40,29 @@ _INDEX = {name: index for index, name in enumerate(NAMES)}
 _LARGEST_UNCERTAINTY_NS = 2**31 - 1
 
 
+def open_events(path: Path, plan: Plan, place: Place) -> BinaryIO:
+    """Starts the event file of a rank: everything up to the first record."""
+    header = json.dumps(
+        {
+            "version": 1,
+            "rank": place.rank,
+            "stage": place.stage,
+            "dp": place.dp,
+            "tp": place.tp,
+            "node": plan.nodes[place.node].name,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "names": NAMES,
+            "monotonic_ns": time.monotonic_ns(),
+            "unix_ns": time.time_ns(),
+        }
+    ).encode()
+    file = path.open("wb")
+    file.write(MAGIC + struct.pack("<I", len(header)) + header)
+    file.flush()
+    return file
+
+
 class Recorder:
     """Appends fixed-size records to the event file of one rank; with no file it records nothing."""
 
@@ -49,33 +72,13 @@ class Recorder:
         self.iteration = 0
         """Iteration that the next records belong to, from 1."""
 
-    @classmethod
-    def open(cls, path: Path, plan: Plan, place: Place) -> Recorder:
-        """Starts the event file of a rank."""
-        header = json.dumps(
-            {
-                "version": 1,
-                "rank": place.rank,
-                "stage": place.stage,
-                "dp": place.dp,
-                "tp": place.tp,
-                "node": plan.nodes[place.node].name,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "names": NAMES,
-                "monotonic_ns": time.monotonic_ns(),
-                "unix_ns": time.time_ns(),
-            }
-        ).encode()
-        file = path.open("wb")
-        file.write(MAGIC + struct.pack("<I", len(header)) + header)
-        file.flush()
-        return cls(file)
-
     def record(self, name: str, start_ns: int, end_ns: int, micro_batch: int = -1, peer: int = -1) -> None:
         """Notes one event; times are `time.monotonic_ns`."""
+        self._append(name, self.iteration, start_ns, end_ns, micro_batch, peer)
+
+    def _append(self, name: str, iteration: int, start_ns: int, end_ns: int, micro_batch: int, peer: int) -> None:
         if self._file is not None:
-            self._buffer += RECORD.pack(_INDEX[name], 0, self.iteration, micro_batch, peer, start_ns, end_ns)
+            self._buffer += RECORD.pack(_INDEX[name], 0, iteration, micro_batch, peer, start_ns, end_ns)
 
     @contextmanager
     def span(self, name: str, micro_batch: int = -1, peer: int = -1) -> Iterator[None]:

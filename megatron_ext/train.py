@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext import checkpoint, clock
+from megatron_ext import checkpoint, clock, memory
 from megatron_ext.comm import told
+from megatron_ext.cuda_timeline import CudaRecorder
 from megatron_ext.engine import Engine
+from megatron_ext.errors import EngineError
 from megatron_ext.gpt_data import GptSamples
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.log import TrainingLog
 from megatron_ext.plan import Place, Plan
-from megatron_ext.timeline import Recorder
+from megatron_ext.software import same_software
+from megatron_ext.timeline import Recorder, open_events
 
 
 def train(plan: Plan, place: Place, store: Store) -> None:
     """Joins the other ranks at `store` and trains until the last iteration."""
     torch.set_num_threads(1)
+    device = _device(plan, place)
     timeout = timedelta(seconds=plan.train.comm_timeout_s)
     with told("meeting the other ranks"):
         dist.init_process_group(
-            "nccl" if plan.device == "cuda" else "gloo",
+            "nccl" if device.type == "cuda" else "gloo",
             store=store,
             rank=place.rank,
             world_size=plan.world_size,
             timeout=timeout,
         )
         groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, timeout)
-    path = plan.folder / "events" / f"rank-{place.rank:05d}.bin"
-    recorder = Recorder.open(path, plan, place) if plan.timeline else Recorder(None)
-    samples = _samples(plan, place)
-    engine = Engine(plan, place, groups, samples, recorder)
-    clock.align(recorder, torch.device(plan.device))
+    same_software(device)
+    recorder = _recorder(plan, place)
+    engine = Engine(plan, place, groups, _samples(plan, place), recorder)
+    clock.align(recorder, device)
     is_last = place.rank == plan.world_size - 1
     log = TrainingLog(plan, plan.folder / "metrics.jsonl") if is_last else None
     for iteration in range(1, plan.train.iterations + 1):
@@ -44,13 +48,38 @@ def train(plan: Plan, place: Place, store: Store) -> None:
             log.add(iteration, result, engine.optimizer.updates)
         if iteration % plan.train.log_interval == 0:
             recorder.flush()
-    clock.align(recorder, torch.device(plan.device))
+        if iteration == min(plan.train.log_interval, plan.train.iterations):
+            memory.report(plan, place, iteration)
+    clock.align(recorder, device)
     recorder.close()
+    memory.report(plan, place, plan.train.iterations)
     if plan.train.checkpoint:
         final = checkpoint.save(plan.folder / "checkpoints", plan.train.iterations, plan, place, engine)
         if is_last:
             print(f"checkpoint saved: {final}", flush=True)
     dist.destroy_process_group()
+
+
+def _device(plan: Plan, place: Place) -> torch.device:
+    """The device of a rank, made the current one."""
+    if plan.device == "cpu":
+        return torch.device("cpu")
+    seen = torch.cuda.device_count()
+    if place.local_rank >= seen:
+        node = plan.nodes[place.node]
+        raise EngineError(
+            f"node {node.name} ({node.gpu}): {len(node.ranks)} ranks want a GPU each, but torch {torch.__version__} "
+            f"sees {seen} there (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
+        )
+    torch.cuda.set_device(place.local_rank)
+    return torch.device("cuda", place.local_rank)
+
+
+def _recorder(plan: Plan, place: Place) -> Recorder:
+    if not plan.timeline:
+        return Recorder(None)
+    file = open_events(plan.folder / "events" / f"rank-{place.rank:05d}.bin", plan, place)
+    return CudaRecorder(file, plan.nsys) if plan.device == "cuda" else Recorder(file)
 
 
 def _samples(plan: Plan, place: Place) -> GptSamples:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_ext import clock
-from megatron_ext.timeline import NAMES, Recorder
+from megatron_ext.timeline import NAMES, Recorder, open_events
 from tests.megatron_ext.engine_run import make_run
 from tests.megatron_ext.test_parts import RECORD
 
@@ -24,7 +24,7 @@ def rank_main(rank: int, folder: Path, run: Path, corpus: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 4), rank=rank, world_size=4)
     socket.gethostname = lambda: HOSTS[rank]
-    recorder = Recorder.open(folder / f"{rank}.bin", plan, plan.ranks[rank])
+    recorder = Recorder(open_events(folder / f"{rank}.bin", plan, plan.ranks[rank]))
     clock.align(recorder, torch.device("cpu"))
     recorder.close()
     dist.destroy_process_group()

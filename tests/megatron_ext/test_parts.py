@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +21,9 @@ from megatron_ext.optimizer import learning_rate
 from megatron_ext.plan import TrainConfig
 from megatron_ext.precision import LossScaler
 from megatron_ext.reduce import buckets
+from megatron_ext.software import difference
 from megatron_ext.tensor_parallel import TensorGroup
-from megatron_ext.timeline import MAGIC, NAMES, Recorder
+from megatron_ext.timeline import MAGIC, NAMES, Recorder, open_events
 from tests.megatron_ext.engine_run import make_run
 
 RECORD = np.dtype(
@@ -131,7 +133,7 @@ def test_records_read_back_as_written_and_unflushed_ones_are_all_that_a_crash_lo
 ) -> None:
     plan = make_run(tmp_path / "run", corpus).plan
     path = tmp_path / "rank.bin"
-    recorder = Recorder.open(path, plan, plan.ranks[1])
+    recorder = Recorder(open_events(path, plan, plan.ranks[1]))
     recorder.iteration = 7
     recorder.record("forward-send", 10, 20, micro_batch=3, peer=2)
     recorder.clock(100, 250, 2**40)
@@ -189,3 +191,29 @@ def test_without_fp16_there_is_no_loss_scale(precision: str) -> None:
     scaler = LossScaler.of(precision)
     scaler.update(finite=False)
     assert scaler.scale == 1.0
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ([("a", "torch 2.1"), ("b", "torch 2.1")], ""),
+        ([("a", "torch 2.1"), ("b", "torch 2.2"), ("a", "torch 2.1")], "torch 2.1 on a; torch 2.2 on b"),
+    ],
+    ids=["same", "different"],
+)
+def test_hosts_with_another_torch_are_named(found: list[tuple[str, str]], message: str) -> None:
+    assert message in difference(found)
+    assert bool(message) == bool(difference(found))
+
+
+def test_each_rank_tells_its_memory(tmp_path: Path, corpus: Path) -> None:
+    run = make_run(tmp_path / "run", corpus, "parallel.data=2", "parallel.pipeline=1")
+    assert run.go() == 0, run.stderr()
+    for rank in range(2):
+        content = json.loads((run.run.path / "memory" / f"rank-{rank:05d}.json").read_text())
+        assert content["iteration"] == 4
+        assert 50 < content["mib"]["max_resident"] < 2000
+        assert (
+            f"[Rank {rank}] (after 1 iterations) memory (MB) | max resident: "
+            in run.run.node_out("local-0").read_text()
+        )

@@ -1,0 +1,245 @@
+"""python benchmarks/gpu_training.py MODEL [--results FILE]: tokens/s on one GPU, ours beside two plain loops.
+
+All three train the same GPT-2 in bf16 on the same batches: our engine (one rank, started as a node agent starts it), a
+textbook loop with torch.compile in the manner of nanoGPT, and Hugging Face's GPT2LMHeadModel with torch's fused AdamW.
+Needs torch and numpy only (and transformers for its loop), so that it runs on a bare GPU node. MFU counts model
+operations (`ModelConfig.flops_per_token`) against the dense bf16 peak given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from megatron_ext.indexed_dataset import write_indexed
+from megatron_ext.plan import ModelConfig
+
+MODELS = {
+    "gpt2-124m": ModelConfig(12, 768, 12, 1024, 50257, 50304),
+    "small": ModelConfig(24, 1024, 16, 1024, 50257, 50304),
+    "xl": ModelConfig(48, 1600, 16, 1024, 50257, 50304),
+    "xl-25heads": ModelConfig(48, 1600, 25, 1024, 50257, 50304),
+}
+WARM_UP, ITERATIONS = 5, 15
+
+
+def ours(model: ModelConfig, micro: int, micro_batches: int, options: dict[str, object]) -> dict[str, float]:
+    """Runs our engine in a process of its own; median of its own log lines after the warm-up."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder)
+        for part in ("nodes", "events", "errors", "checkpoints"):
+            (run / part).mkdir()
+        random = np.random.default_rng(0)
+        samples = (WARM_UP + ITERATIONS) * micro * micro_batches
+        tokens = random.integers(0, model.vocab_size, (samples + 8) * model.sequence_length, dtype=np.uint16)
+        write_indexed(run / "data", np.split(tokens, 8), np.dtype(np.uint16))
+        plan = {
+            "version": 1,
+            "run": "benchmark",
+            "tensor": 1,
+            "data": 1,
+            "pipeline": 1,
+            "chunks": 1,
+            "partition": [model.layers],
+            "sequence_parallel": False,
+            "recompute": "none",
+            "sharded_optimizer": False,
+            "schedule": "one_f_one_b",
+            "micro_batch_size": micro,
+            "global_batch_size": micro * micro_batches,
+            "master_port": None,
+            "nodes": [{"name": "local-0", "group": "local", "gpu": "GPU", "ranks": [0]}],
+            "ranks": [{"rank": 0, "node": 0, "local_rank": 0, "stage": 0, "dp": 0, "tp": 0}],
+            "model": vars(model),
+            "train": {
+                "iterations": WARM_UP + ITERATIONS,
+                "seed": 1,
+                "lr": 1e-4,
+                "min_lr": 1e-5,
+                "lr_warmup_iterations": 2,
+                "lr_decay_iterations": 1000,
+                "weight_decay": 0.01,
+                "adam_beta1": 0.9,
+                "adam_beta2": 0.999,
+                "adam_eps": 1e-8,
+                "clip_grad": 1.0,
+                "precision": "bf16",
+                "compile": True,
+                "log_interval": 1,
+                "checkpoint": False,
+                "comm_timeout_s": 600,
+            },
+            "data_prefix": str(run / "data"),
+            "data_split": [1, 0, 0],
+            "timeline": True,
+            "nsys": False,
+            "device": "cuda",
+        }
+        train = plan["train"]
+        assert isinstance(train, dict)
+        for key, value in options.items():
+            (train if key in train else plan)[key] = value
+        (run / "plan.json").write_text(json.dumps(plan))
+        root = Path(__file__).resolve().parents[1]
+        command = [sys.executable, "-m", "megatron_ext.worker", str(run / "plan.json"), "0"]
+        result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise SystemExit(result.stdout[-2000:] + result.stderr[-4000:])
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        memory = json.loads((run / "memory" / "rank-00000.json").read_text())["mib"]
+        return {
+            "tokens_per_s": statistics.median(line["tokens_per_s"] for line in lines[WARM_UP:]),
+            "gib": memory["max_allocated"] / 1024,
+            "loss": lines[-1]["loss"],
+        }
+
+
+class PlainBlock(nn.Module):
+    """A GPT-2 block as in the textbooks."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.heads = model.heads
+        self.norm1, self.norm2 = nn.LayerNorm(model.hidden), nn.LayerNorm(model.hidden)
+        self.qkv, self.out = nn.Linear(model.hidden, 3 * model.hidden), nn.Linear(model.hidden, model.hidden)
+        self.up, self.down = nn.Linear(model.hidden, 4 * model.hidden), nn.Linear(4 * model.hidden, model.hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, h = x.shape
+        q, k, v = (t.view(b, s, self.heads, -1).transpose(1, 2) for t in self.qkv(self.norm1(x)).split(h, 2))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(b, s, h))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class PlainGpt(nn.Module):
+    """GPT-2 with tied embeddings that returns the loss."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.word = nn.Embedding(model.padded_vocab_size, model.hidden)
+        self.position = nn.Embedding(model.sequence_length, model.hidden)
+        self.blocks = nn.ModuleList(PlainBlock(model) for _ in range(model.layers))
+        self.norm = nn.LayerNorm(model.hidden)
+        nn.init.normal_(self.word.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        x = self.word(inputs) + self.position.weight[: inputs.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.word.weight)
+        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+
+
+def plain(model: ModelConfig, micro: int, micro_batches: int) -> dict[str, float]:
+    """nanoGPT's recipe: fp32 weights, bf16 autocast, torch.compile of the whole model, fused AdamW, TF32 matmuls."""
+    torch.set_float32_matmul_precision("high")
+    module = torch.compile(PlainGpt(model).cuda())
+    return _loop(module, lambda tokens: module(tokens), model, micro, micro_batches, autocast=True)
+
+
+def hugging_face(model: ModelConfig, micro: int, micro_batches: int) -> dict[str, float]:
+    """Hugging Face's GPT-2, bf16 autocast, sdpa attention, fused AdamW, compiled as its documentation advises."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=model.padded_vocab_size,
+        n_positions=model.sequence_length,
+        n_embd=model.hidden,
+        n_layer=model.layers,
+        n_head=model.heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
+    torch.set_float32_matmul_precision("high")
+    module = torch.compile(GPT2LMHeadModel(config).cuda())
+
+    def loss(tokens: torch.Tensor) -> torch.Tensor:
+        logits = module(tokens[:, :-1]).logits
+        return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+    return _loop(module, loss, model, micro, micro_batches, autocast=True)
+
+
+def _loop(
+    module: nn.Module,
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    model: ModelConfig,
+    micro: int,
+    micro_batches: int,
+    autocast: bool,
+) -> dict[str, float]:
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(WARM_UP + ITERATIONS):
+        start = time.perf_counter()
+        for _ in range(micro_batches):
+            tokens = torch.randint(0, model.vocab_size, (micro, model.sequence_length + 1), device="cuda")
+            with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+                value = loss(tokens) / micro_batches
+            value.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        last = value.item() * micro_batches
+        seconds.append(time.perf_counter() - start)
+    tokens_per_s = micro * micro_batches * model.sequence_length / statistics.median(seconds[WARM_UP:])
+    gib = torch.cuda.max_memory_allocated() / 2**30
+    del optimizer, module
+    gc.collect()
+    torch.cuda.empty_cache()
+    return {"tokens_per_s": tokens_per_s, "gib": gib, "loss": last}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--micro", type=int, default=8, help="samples per micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--peak-tflops", type=float, default=989.0, help="dense bf16 peak of the GPU")
+    parser.add_argument("--only", choices=["ours", "plain", "hugging_face"])
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=JSON", help="of our plan, such as compile=false"
+    )
+    parser.add_argument("--results", type=Path)
+    arguments = parser.parse_args()
+    model = MODELS[arguments.model]
+    options = {item.split("=", 1)[0]: json.loads(item.split("=", 1)[1]) for item in arguments.set}
+    loops = {
+        "ours": lambda: ours(model, arguments.micro, arguments.micro_batches, options),
+        "plain": lambda: plain(model, arguments.micro, arguments.micro_batches),
+        "hugging_face": lambda: hugging_face(model, arguments.micro, arguments.micro_batches),
+    }
+    found = {"model": arguments.model, "micro": arguments.micro, "micro_batches": arguments.micro_batches}
+    found |= {"gpu": torch.cuda.get_device_name() if arguments.only != "ours" else "", "torch": torch.__version__}
+    for name, loop in loops.items():
+        if arguments.only in (None, name):
+            result = loop()
+            result["mfu"] = result["tokens_per_s"] * model.flops_per_token() / (arguments.peak_tflops * 1e12)
+            found[name] = result
+            print(name, json.dumps(result), flush=True)
+    if arguments.results:
+        with arguments.results.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
