@@ -125,7 +125,7 @@ class _Node:
         self._told = told
         self._plan: dict[str, Any] = agent.run.read_json(agent.run.plan)
         self._name: str = self._plan["nodes"][node_rank]["name"]
-        self._peers = [_Peer(agent.run, n["name"]) for n in self._plan["nodes"] if n["name"] != self._name]
+        self._peers = [Peer(agent.run, n["name"]) for n in self._plan["nodes"] if n["name"] != self._name]
         self._state: dict[str, Any] = {
             "node": self._name,
             "node_rank": node_rank,
@@ -203,7 +203,7 @@ class _Node:
         self._next_beat = time.monotonic() + BEAT_S
 
 
-class _Peer:
+class Peer:
     """Another node of the run, as its state file tells. Its beats are timed by this node's clock."""
 
     def __init__(self, run: RunDir, name: str) -> None:

@@ -28,10 +28,11 @@ from launch.agent import WORKER
 from launch.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.follow import follow, interruptible
+from launch.observe import observe
 from launch.runs import COLUMNS, run_row
 from launch.submit import Preflight, check_supported, submit
 from launch.table import print_table
-from launch.verdict import judge
+from launch.verdict import decide, judge
 
 _NOISE = re.compile(r"To append to your config use|See https?://|\s*(full_key|object_type|reference_type)[:=]")
 CONFIG_FOLDER = Path(conf.__file__).resolve().parent
@@ -158,7 +159,7 @@ def hydra_message(error: BaseException) -> str:
             break
         if line.strip() and not _NOISE.match(line):
             lines.append(line)
-    if lines[0].startswith("Could not override"):
+    if "Could not override" in str(error):
         lines.append("'tdpp launch --cfg job' prints every key")
     return "\n".join(lines)
 
@@ -192,9 +193,10 @@ def _tell_sweep(outcomes: Sequence[Outcome]) -> int:
         if outcome.dry_run is not None:
             print(f"# {' '.join(outcome.overrides)}\n{outcome.dry_run}\n")
         if outcome.run is not None:
-            name, *rest = run_row(outcome.run)
+            seen = observe(outcome.run)
+            name, *rest = run_row(outcome.run.name, seen)
             rows.append([name, " ".join(outcome.overrides), *rest])
-            wrong = wrong or judge(outcome.run).exit_code != 0
+            wrong = wrong or decide(seen).exit_code != 0
     if rows:
         print_table([COLUMNS[0], "overrides", *COLUMNS[1:]], rows)
     sys.stdout.flush()

@@ -47,12 +47,12 @@ def _ranks(plan: Mapping[str, Any]) -> str:
     for place in plan["ranks"]:
         node = plan["nodes"][place["node"]]
         numbers = [str(place[key]) for key in ("local_rank", "stage", "dp", "tp")]
-        layers = _layers(plan["partition"], plan["pipeline"], place["stage"])
+        layers = stage_contents(plan["partition"], plan["pipeline"], place["stage"])
         rows.append((str(place["rank"]), node["name"], node["gpu"], *numbers, layers))
     return plain(columns, rows)
 
 
-def _layers(partition: list[int], pipeline: int, stage: int) -> str:
+def stage_contents(partition: list[int], pipeline: int, stage: int) -> str:
     """What a stage holds; of several chunks it has part `stage`, `stage + pipeline` and so on of the model.
 
     The embedding is on the first stage, the final norm and the head are on the last.

@@ -82,8 +82,8 @@ def _act(action: Callable[[], None], log: str) -> NoReturn:
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for stream, target in enumerate((null, out, out)):
-            os.dup2(target, stream)
+        for stream, source in enumerate((null, out, out)):
+            os.dup2(source, stream)
         for signum in _HELD:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)

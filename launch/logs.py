@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 
@@ -25,21 +26,20 @@ def main(argv: Sequence[str]) -> int:
         raise LaunchError(f"--node {arguments.node}: the run {run.name} has the nodes {', '.join(names)}")
     chosen = names if arguments.node is None else [arguments.node]
     logs = {name: Log(run.node_err(name) if arguments.err else run.node_out(name)) for name in chosen}
+    over, next_look = not arguments.follow, time.monotonic()
     while True:
-        # Looked at before the logs are read, so that nothing written before the end is missed.
-        over = not arguments.follow or observe(run).over
-        until = time.monotonic() + LOOK_S
-        while True:
-            _print_new(logs)
-            if over or time.monotonic() > until:
-                break
-            time.sleep(LINE_S)
+        if not over and time.monotonic() >= next_look:
+            # Before the logs are read, so that nothing written until the end is missed.
+            over, next_look = observe(run).over, time.monotonic() + LOOK_S
+        _print_new(logs)
         if over:
             return 0
+        time.sleep(LINE_S)
 
 
 def _print_new(logs: dict[str, Log]) -> None:
     """With the node's name before each line, where there are several."""
     for name, log in logs.items():
         for line in log.new_lines():
-            print(f"{name}: {line}" if len(logs) > 1 else line, flush=True)
+            print(f"{name}: {line}" if len(logs) > 1 else line)
+    sys.stdout.flush()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.errors import RunFolderError
 from conf.rundir import RunDir
 from launch import processes
 from launch.agent import SILENCE_S
@@ -108,6 +109,7 @@ def observe(run: RunDir, now: float | None = None) -> Observation:
         # Processes first: one that ends in between is then seen by what it left, not taken for lost.
         living = processes.find(run.read_json(run.jobs)["token"])
         states = {name: run.read_json(run.node_state(name)) for name in names}
+    errors = (_error(run.read_json(path)) for path in run.errors.glob("rank-*.json"))
     request = run.read_json(run.stop_request)
     return Observation(
         plan=plan,
@@ -115,7 +117,9 @@ def observe(run: RunDir, now: float | None = None) -> Observation:
         created_unix=created,
         stop_unix=request["unix"] if request else None,
         nodes=tuple(_node(name, states[name], living, now, created) for name in names),
-        errors=tuple(sorted(map(_error, map(run.read_json, _error_files(run))), key=lambda error: error.unix)),
+        errors=tuple(
+            sorted(map(_error, map(run.read_json, run.errors.glob("rank-*.json"))), key=lambda error: error.unix)
+        ),
         log=read_log(run.metrics),
     )
 
@@ -130,11 +134,10 @@ def read_log(path: Path) -> tuple[Iteration, ...]:
     except FileNotFoundError:
         return ()
     whole = lines[1 if size > TAIL_BYTES else 0 : -1]
-    return tuple(_iteration(json.loads(line)) for line in whole)
-
-
-def _error_files(run: RunDir) -> list[Path]:
-    return sorted(run.errors.glob("rank-*.json"))
+    try:
+        return tuple(_iteration(json.loads(line)) for line in whole)
+    except (ValueError, KeyError) as error:
+        raise RunFolderError(f"{path} holds a line that is no logged iteration: {error}") from error
 
 
 def _is_here(run: RunDir) -> bool:

@@ -28,7 +28,7 @@ def provenance() -> dict[str, Any]:
         "commit": None if commit is None else commit.strip(),
         "changed": None if changed is None else changed.splitlines(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
-        "user": _user(),
+        "user": user_name(),
         "host": socket.gethostname(),
         "cwd": str(Path.cwd()),
         "command": shlex.join(sys.orig_argv),
@@ -62,7 +62,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _user() -> str | None:
+def user_name() -> str | None:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in some containers

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from conf.rundir import RunDir
 from launch.arguments import add_runs_dir
-from launch.observe import observe
+from launch.observe import Observation, observe
 from launch.status import as_json
 from launch.table import print_table
 from launch.verdict import decide, median_ms
@@ -26,16 +26,15 @@ def main(argv: Sequence[str]) -> int:
         seen = [(run, observe(run)) for run in runs]
         print(json.dumps([as_json(run, observation, decide(observation), ()) for run, observation in seen]))
     else:
-        print_table(COLUMNS, [run_row(run) for run in runs])
+        print_table(COLUMNS, [run_row(run.name, observe(run)) for run in runs])
     return 0
 
 
-def run_row(run: RunDir) -> list[str]:
+def run_row(name: str, seen: Observation) -> list[str]:
     """The cells of `COLUMNS` for a run."""
-    seen = observe(run)
     last = seen.log[-1] if seen.log else None
     return [
-        run.name,
+        name,
         str(decide(seen).state),
         f"{last.iteration if last else 0}/{seen.iterations}",
         f"{last.loss:.4f}" if last else "-",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import signal
 import socket
 import time
@@ -14,6 +13,7 @@ from launch import processes
 from launch.agent import GRACE_S
 from launch.arguments import add_run, chosen_run
 from launch.observe import observe
+from launch.provenance import user_name
 from launch.verdict import decide
 
 SUBMISSION_S = 3.0
@@ -29,7 +29,7 @@ def stop(run: RunDir) -> int:
     Raises:
         LaunchError: a process cannot be killed.
     """
-    run.write_json(run.stop_request, {"unix": time.time(), "user": getpass.getuser(), "host": socket.gethostname()})
+    run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
     jobs = run.read_json(run.jobs)
     token = jobs["token"]
     found = _find(token, SUBMISSION_S if not jobs["jobs"] else 0.0)

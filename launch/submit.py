@@ -33,7 +33,7 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
     """Makes the run's folder and starts the run. If anything goes wrong, no process and no folder is left.
 
     Raises:
-        TdppError: the run cannot be started; nothing was written unless it says so.
+        TdppError: the run cannot be started.
     """
     check_supported(experiment)
     preflight(experiment)

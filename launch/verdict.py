@@ -128,11 +128,7 @@ def _node_failure(node: Node, ranks_told: bool) -> Finding | None:
     if node.alive:
         return None
     if node.state == "absent":
-        return (
-            State.lost,
-            "never-started",
-            f"node {node.name} was never started, and nothing is left to start it",
-        )
+        return State.lost, "never-started", f"node {node.name} was never started, and nothing is left to start it"
     return State.lost, "agent-lost", f"the agent of node {node.name} (process {node.pid}) is gone and left no result"
 
 
@@ -179,8 +175,7 @@ def _success(seen: Observation) -> Finding | None:
     if not all(node.ended and node.exit_code == 0 for node in seen.nodes):
         return None
     if _has_finished(seen):
-        ranks = len(seen.plan["ranks"])
-        reason = f"all {ranks} ranks ended well, and iteration {seen.iterations} of {seen.iterations} is in the log"
+        reason = f"{_ranks(seen)} ended well, and iteration {seen.iterations} of {seen.iterations} is in the log"
         return State.succeeded, "finished", reason
     last = seen.log[-1].iteration if seen.log else 0
     reason = f"all ranks ended with 0, but the log ends at iteration {last} of {seen.iterations}"
@@ -205,8 +200,8 @@ def _pace(seen: Observation) -> Finding | None:
 
 def _progress(seen: Observation) -> Finding:
     if any(node.state == "running" for node in seen.nodes):
-        return State.running, "running", f"{len(seen.plan['ranks'])} ranks at work"
-    return State.starting, "starting", f"waiting for {len(seen.nodes)} nodes to start"
+        return State.running, "running", f"{_ranks(seen)} at work"
+    return State.starting, "starting", "waiting for its nodes to start"
 
 
 def median_ms(seen: Observation) -> float:
@@ -231,12 +226,18 @@ def _evidence(seen: Observation) -> Iterator[str]:
             yield f"node {node.name}: ended with {node.exit_code}{told}"
         else:
             sign = "" if node.alive else ", but no process of it lives"
-            yield f"node {node.name}: {node.state}{sign}"
+            state = "not started" if node.state == "absent" else node.state
+            yield f"node {node.name}: {state}{sign}"
     for cause in _causes(seen)[1:]:
         yield f"later: {cause.finding[2]}"
     symptoms = sum(error.symptom for error in seen.errors)
     if symptoms:
         yield f"{symptoms} rank{'s' * (symptoms > 1)} failed only because another one was lost"
+
+
+def _ranks(seen: Observation) -> str:
+    count = len(seen.plan["ranks"])
+    return f"{count} rank{'s' * (count > 1)}"
 
 
 def _place(error: RankError) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from conf.compose import compose
 from conf.rundir import RunDir
-from launch.agent import SILENCE_S, _Peer, job_info, worker_command, worker_environment
+from launch.agent import SILENCE_S, Peer, job_info, worker_command, worker_environment
 from launch.plan import make_plan
 from launch.provenance import PROJECT
 from launch.submit import run_environment
@@ -87,11 +87,11 @@ def test_a_node_that_ended_badly_has_failed(
     run: RunDir, clock: Clock, state: str, exit_code: int | None, failed: bool
 ) -> None:
     run.write_json(run.node_state("a-0"), {"state": state, "exit_code": exit_code, "beat_unix": 0})
-    assert _Peer(run, "a-0").has_failed() is failed
+    assert Peer(run, "a-0").has_failed() is failed
 
 
 def test_a_node_fails_by_silence_measured_with_our_own_clock(run: RunDir, clock: Clock) -> None:
-    peer = _Peer(run, "a-0")
+    peer = Peer(run, "a-0")
     assert not peer.has_failed()  # not started
     for beat in range(3):
         run.write_json(run.node_state("a-0"), {"state": "running", "exit_code": None, "beat_unix": beat})

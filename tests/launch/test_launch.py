@@ -15,7 +15,7 @@ from conf.errors import RunFolderError, TdppError
 from conf.rundir import RunDir
 from conf.schema import Experiment
 from launch.app import main
-from launch.dry_run import _layers
+from launch.dry_run import stage_contents
 from launch.errors import LaunchError
 from launch.follow import follow
 from launch.submit import submit
@@ -37,7 +37,7 @@ def test_a_run_is_followed_to_its_verdict(tmp_path: Path) -> None:
     launched = done("launch", *SHORT, "name='my ${model.name}'", cwd=tmp_path)
     run = RunDir.find(tmp_path / "runs", None)
     assert launched.returncode == 0
-    assert launched.stdout == (f"{run.name}: succeeded, all 4 ranks ended well, and iteration 6 of 6 is in the log\n")
+    assert launched.stdout == (f"{run.name}: succeeded, 4 ranks ended well, and iteration 6 of 6 is in the log\n")
     first, *lines = launched.stderr.splitlines()
     assert first == f"run {run.path}"
     assert [int(line.split()[1].rstrip("/")) for line in lines] == [1, 2, 3, 4, 5, 6]
@@ -87,7 +87,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(
     ids=["two-stages", "stages-without-layers", "two-chunks"],
 )
 def test_a_dry_run_tells_what_each_stage_holds(partition: list[int], pipeline: int, told: list[str]) -> None:
-    assert [_layers(partition, pipeline, stage) for stage in range(pipeline)] == told
+    assert [stage_contents(partition, pipeline, stage) for stage in range(pipeline)] == told
 
 
 def test_a_sweep_reports_every_combination_and_goes_on_after_a_bad_one(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
+from conf.errors import RunFolderError
 from conf.rundir import RunDir
 from launch.observe import SILENCE_S, observe
 from launch.plan import make_plan
@@ -102,7 +103,7 @@ class Case:
 CASES = {
     "all-ended-well-and-the-last-iteration-is-logged": (
         Case([OK, OK], last=50),
-        State.succeeded, "all 4 ranks ended well, and iteration 50 of 50 is in the log",
+        State.succeeded, "4 ranks ended well, and iteration 50 of 50 is in the log",
     ),
     "exit-code-0-is-not-enough": (
         Case([OK, OK], last=45),
@@ -117,7 +118,7 @@ CASES = {
     "the-last-iteration-is-logged-but-the-checkpoint-takes-long": (
         Case(last=50, age=500), State.running, "4 ranks at work"
     ),
-    "nothing-told-yet": (Case([None, None], created=NOW - 2), State.starting, "waiting for 2 nodes"),
+    "nothing-told-yet": (Case([None, None], created=NOW - 2), State.starting, "waiting for its nodes"),
     "never-told-anything": (
         Case([None, None], created=NOW - SILENCE_S - 1), State.lost, "node local-0 was never started"
     ),
@@ -179,7 +180,7 @@ CASES = {
     "errors-after-the-stop-follow-from-it": (
         Case([ended(1)] * 2, [Error(0, NOW - 8)], stop=NOW - 9), State.stopped, "ended on request"
     ),
-    "it-had-finished-when-it-was-stopped": (Case([OK, OK], last=50, stop=NOW - 4), State.succeeded, "all 4 ranks"),
+    "it-had-finished-when-it-was-stopped": (Case([OK, OK], last=50, stop=NOW - 4), State.succeeded, "4 ranks ended"),
     "ended-by-somebody-else": (
         Case([ended(143, "SIGTERM", NOW - 6), ended(143, "SIGTERM")]),
         State.failed, "node local-0 was ended by SIGTERM from outside",
@@ -226,6 +227,13 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     with run.metrics.open("a") as file:
         file.write('{"iteration": 25, "un')
     assert [line.iteration for line in observe(run, NOW).log] == [5, 10, 15, 20]
+
+
+def test_a_damaged_log_is_told(tmp_path: Path) -> None:
+    run = Case(last=20).make(tmp_path / "run")
+    run.metrics.write_text("{}\n")
+    with pytest.raises(RunFolderError, match=r"metrics.jsonl holds a line that is no logged iteration"):
+        judge(run)
 
 
 def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
