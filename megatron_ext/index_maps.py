@@ -9,9 +9,11 @@ As there, a document is a sequence of the indexed dataset: GPT data have one seq
 from __future__ import annotations
 
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, List, NamedTuple, NoReturn, Sequence, Union
 
 import numpy as np
+from numpy.lib import format as npy
 
 from megatron_ext.errors import DataError
 from megatron_ext.indexed_dataset import IndexedDataset, data_file, replacing
@@ -146,8 +148,7 @@ def build_or_load(
     files = map_files(prefix, name, samples, sequence_length, seed)
     if not all(file.exists() for file in files):
         for file, content in zip(files, compute(data.lengths, documents, samples, sequence_length, seed)):
-            with replacing(file) as opened:
-                np.save(opened, content)
+            _save(file, content)
     maps = IndexMaps(*(_load(file) for file in files))
     _check(maps, files, data, documents, samples, sequence_length)
     return maps
@@ -161,10 +162,17 @@ def _dtypes(entries: int, samples: int) -> List[np.dtype[Any]]:
     return [np.dtype(kind) for kind in chosen]
 
 
+def _save(file: Path, content: NDArray[Any]) -> None:
+    """As `np.save`, which does not notice when the disk has no room for the last bytes."""
+    with replacing(file) as opened:
+        npy.write_array_header_1_0(opened, npy.header_data_from_array_1_0(content))
+        opened.write(content.data)
+
+
 def _load(file: Path) -> NDArray[Any]:
     try:
-        loaded: NDArray[Any] = np.load(file, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
+        loaded: NDArray[Any] = npy.open_memmap(file, mode="r")
+    except (OSError, ValueError, TypeError, OverflowError, SyntaxError, TokenError) as error:  # a header may be damaged
         raise DataError(f"{file}: this index map cannot be read ({error}); delete it, it will be built anew") from error
     return loaded
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
+import resource
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -223,6 +225,45 @@ def test_maps_that_do_not_fit_the_data_name_the_file_to_delete(data: IndexedData
     spoil(files(data)[which], change)
     with pytest.raises(DataError, match=message):
         load(data)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(which=st.integers(0, 2), share=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
+def test_maps_with_any_byte_changed_are_refused_or_the_same(
+    data: IndexedDataset, which: int, share: float, value: int
+) -> None:
+    file = files(data)[which]
+    whole = [found.tolist() for found in load(data)]
+    sound = file.read_bytes()
+    at = int(share * len(sound))
+    file.write_bytes(sound[:at] + bytes([value]) + sound[at + 1 :])
+    try:
+        found = load(data)
+    except DataError as error:
+        assert re.search(r"_idx\.npy: this index map .*; delete it, it will be built anew", str(error))
+    else:
+        assert [map.tolist() for map in found] == whole
+    finally:
+        file.write_bytes(sound)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"PK\x05\x06" + bytes(18)], ids=["empty", "zip", "empty zip"])
+def test_a_map_that_is_another_kind_of_file_is_refused(data: IndexedDataset, content: bytes) -> None:
+    load(data)
+    files(data)[1].write_bytes(content)
+    with pytest.raises(DataError, match=r"sample_idx\.npy: this index map cannot be read .*; delete it"):
+        load(data)
+
+
+def test_a_full_disk_leaves_no_map_cut_short(data: IndexedDataset) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150, limits[1]))
+    try:
+        with pytest.raises(DataError, match=r"doc_idx\.npy: cannot be written .*that has room"):
+            load(data)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert set(data.bin.parent.iterdir()) == {data.bin, data.idx}
 
 
 def spoil(file: Path, change: Callable[[NDArray[np.int32]], NDArray[np.int32]] | None) -> None:
