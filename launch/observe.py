@@ -117,9 +117,7 @@ def observe(run: RunDir, now: float | None = None) -> Observation:
         created_unix=created,
         stop_unix=request["unix"] if request else None,
         nodes=tuple(_node(name, states[name], living, now, created) for name in names),
-        errors=tuple(
-            sorted(map(_error, map(run.read_json, run.errors.glob("rank-*.json"))), key=lambda error: error.unix)
-        ),
+        errors=tuple(sorted(errors, key=lambda error: error.unix)),
         log=read_log(run.metrics),
     )
 
