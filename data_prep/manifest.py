@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_origin, get_type_hints
 
 from data_prep.errors import DataPrepError
 from megatron_ext.indexed_dataset import data_file
@@ -40,14 +41,27 @@ def read_manifest(prefix: Path) -> Manifest | None:
     path = data_file(prefix, ".json")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        manifest = Manifest(**content)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
-        raise DataPrepError(f"{path}: not a manifest of indexed data ({error}); delete it, or prepare anew") from error
-    if manifest.version != VERSION:
-        raise DataPrepError(f"{path}: version {manifest.version} of the manifest, but only {VERSION} is known")
-    return manifest
+    except (OSError, ValueError) as error:
+        raise _not_one(path, str(error)) from error
+    if not isinstance(content, dict) or "version" not in content:
+        raise _not_one(path, "it has no version")
+    if content["version"] != VERSION:
+        raise DataPrepError(
+            f"{path}: version {content['version']} of the manifest, but only {VERSION} is known; prepare the data anew"
+        )
+    types = get_type_hints(Manifest)
+    if content.keys() != types.keys():
+        raise _not_one(path, f"its keys are {', '.join(content)} instead of {', '.join(types)}")
+    for key, kind in types.items():
+        if not isinstance(content[key], get_origin(kind) or kind):
+            raise _not_one(path, f"{key} is {content[key]!r}")
+    return Manifest(**content)
+
+
+def _not_one(path: Path, why: str) -> DataPrepError:
+    return DataPrepError(f"{path}: not a manifest of indexed data ({why}); prepare the data anew, or delete it")
 
 
 def hashes(prefix: Path) -> dict[str, str]:

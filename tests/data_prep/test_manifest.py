@@ -1,0 +1,56 @@
+"""A manifest is believed only when it is one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.errors import DataPrepError
+from data_prep.manifest import Manifest, read_manifest
+
+SOUND = json.loads(
+    Manifest(
+        source="a book",
+        tokenizer="byte",
+        vocab_size=257,
+        end_of_document=256,
+        documents=3,
+        tokens=90,
+        sha256={".bin": "0" * 64, ".idx": "1" * 64},
+    ).to_json()
+)
+WITHOUT_SOURCE = {key: value for key, value in SOUND.items() if key != "source"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (SOUND | {"vocab_size": "257"}, "not a manifest of indexed data (vocab_size is '257')"),
+        (SOUND | {"sha256": None}, "not a manifest of indexed data (sha256 is None)"),
+        (WITHOUT_SOURCE, "its keys are version, tokenizer,"),
+        (SOUND | {"licence": "MIT"}, "sha256, licence instead of version, source,"),
+        (SOUND | {"version": 2, "licence": "MIT"}, "version 2 of the manifest, but only 1 is known"),
+        ({}, "it has no version"),
+        (3, "it has no version"),
+    ],
+    ids=["text for a number", "no hashes", "a key less", "a key more", "a later version", "empty", "no object"],
+)
+def test_a_manifest_of_another_form_is_refused_with_the_reason(tmp_path: Path, content: Any, problem: str) -> None:
+    (tmp_path / "text.json").write_text(json.dumps(content))
+    with pytest.raises(DataPrepError) as caught:
+        read_manifest(tmp_path / "text")
+    assert str(caught.value).startswith(f"{tmp_path / 'text.json'}: ")
+    assert problem in str(caught.value)
+    assert "prepare the data anew" in str(caught.value)
+
+
+def test_data_may_have_no_manifest(tmp_path: Path) -> None:
+    assert read_manifest(tmp_path / "text") is None
+
+
+def test_a_sound_manifest_is_read_back(tmp_path: Path) -> None:
+    (tmp_path / "text.json").write_text(json.dumps(SOUND))
+    assert read_manifest(tmp_path / "text") == Manifest(**SOUND)
