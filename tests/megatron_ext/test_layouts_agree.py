@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +16,10 @@ import torch
 from megatron_ext.gpt_data import GptSamples
 from megatron_ext.model import Stage
 from megatron_ext.optimizer import learning_rate
+from megatron_ext.schedule import as_json
 from megatron_ext.tensor_parallel import TensorGroup
 from tests.megatron_ext.engine_run import VOCAB, EngineRun, make_run
+from tests.megatron_ext.test_executor_soak import random_schedule
 
 LAYERS = 3
 
@@ -132,6 +136,26 @@ def test_losses_and_weights_equal_the_single_process(
 ) -> None:
     run = engine_run(*(f"parallel.{key}={value}" for key, value in layout._asdict().items()))
     assert run.go() == 0, run.stderr()
+    assert_equal(run, reference)
+
+
+def test_a_schedule_from_a_file_trains_the_same_model(
+    engine_run: Callable[..., EngineRun],
+    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(as_json(random_schedule(Random(5), 2, 2, 4), 2, 4)))
+    own = (f"parallel.schedule_file={path}", "parallel.chunks=2", "parallel.partition=1-0-2-0")
+    run = engine_run("parallel.pipeline=2", "parallel.data=1", "parallel.micro_batch_size=2", *own)
+    assert run.go() == 0, run.stderr()
+    assert_equal(run, reference)
+    run = engine_run("parallel.pipeline=2", "parallel.data=1", "parallel.micro_batch_size=1", *own, name="other")
+    assert run.go() == 1
+    assert "mine.json: micro_batches=4, but the plan has 8" in run.stderr()
+
+
+def assert_equal(run: EngineRun, reference: tuple[np.ndarray, dict[str, torch.Tensor]]) -> None:
     losses, weights = reference
     np.testing.assert_allclose(run.losses(), losses, rtol=0, atol=1e-5)
     found = run.weights()

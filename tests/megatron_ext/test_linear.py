@@ -1,0 +1,57 @@
+"""Weight gradients that wait: nothing of them before they are asked for, and then what autograd would have given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from megatron_ext.linear import WeightGradients, linear
+from megatron_ext.model import TransformerLayer
+from megatron_ext.plan import ModelConfig
+from megatron_ext.tensor_parallel import TensorGroup
+
+CONFIG = ModelConfig(layers=1, hidden=8, heads=2, sequence_length=5, vocab_size=7, padded_vocab_size=7)
+
+
+def accumulate(weight: nn.Parameter, gradient: Tensor) -> None:
+    weight.grad = gradient if weight.grad is None else weight.grad + gradient
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_split_backward_pass_gives_what_a_whole_one_gives(recompute: str) -> None:
+    torch.manual_seed(0)
+    layer = TransformerLayer(CONFIG, TensorGroup(), recompute).double()
+    inputs = [torch.randn(2, 5, 8, dtype=torch.float64) for _ in range(3)]
+
+    def gradients(later: WeightGradients | None) -> dict[str, Tensor]:
+        layer.later = later
+        layer.zero_grad()
+        outputs = [layer(x) for x in inputs]
+        for m, y in enumerate(outputs):
+            if later is None:
+                y.square().sum().backward()
+                continue
+            with later.defer(m):
+                y.square().sum().backward()
+        if later is not None:
+            put_off = {name for name, p in layer.named_parameters() if p.grad is None}
+            assert put_off == {f"{name}.weight" for name in ("qkv", "attention_out", "mlp_in", "mlp_out")}
+            for m in (1, 0, 2):
+                later.run(m)
+        return {name: p.grad.clone() for name, p in layer.named_parameters()}
+
+    expected = gradients(None)
+    for name, gradient in gradients(WeightGradients(accumulate)).items():
+        torch.testing.assert_close(gradient, expected[name])
+
+
+def test_what_is_not_put_off_is_computed_at_once_and_autograd_counts_no_gradient_of_its_own() -> None:
+    weight = nn.Parameter(torch.ones(3, 2))
+    added: list[Tensor] = []
+    later = WeightGradients(lambda _, gradient: added.append(gradient))
+    x = torch.arange(4.0).view(2, 2).requires_grad_()
+    linear(x, weight, None, later).sum().backward()
+    assert weight.grad is None
+    torch.testing.assert_close(added, [torch.tensor([[2.0, 4.0]] * 3)])
+    torch.testing.assert_close(x.grad, torch.full((2, 2), 3.0))
