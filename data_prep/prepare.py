@@ -17,13 +17,22 @@ from megatron_ext.indexed_dataset import data_file, indexed_writer, token_dtype
 
 
 def text_prefix(output: Path) -> Path:
-    """The prefix of the data that `--output` asks for, with the ending that Megatron's own tool gives."""
+    """The prefix of the data that `--output` asks for, with the ending that Megatron's own tool gives.
+
+    Raises:
+        DataPrepError: `output` has no name that could take an ending.
+    """
+    if output.name in ("", ".."):
+        raise DataPrepError(f"--output {output}: not a name for files; give a folder and a name, such as data/stdlib")
     return output.with_name(f"{output.name}_text_document")
 
 
 def is_prepared(prefix: Path, source: str, tokenizer: Tokenizer) -> bool:
     """Whether the files are there, unchanged, and of this source and tokeniser."""
-    manifest = read_manifest(prefix)
+    try:
+        manifest = read_manifest(prefix)
+    except DataPrepError:  # Nobody can tell what the data are: that is for `prepare` to mend.
+        return False
     if manifest is None or (manifest.source, manifest.tokenizer) != (source, tokenizer.name):
         return False
     return all(data_file(prefix, suffix).exists() for suffix in (".bin", ".idx")) and hashes(prefix) == manifest.sha256
