@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from megatron_ext import indexed_dataset
 from megatron_ext.errors import DataError
 from megatron_ext.indexed_dataset import DTYPES, IndexedDataset, data_file, token_dtype, write_indexed
 from tests.megatron_ext.golden import PREFIX, golden_documents
+from tests.ordinary_user import ordinary_user
 
 U16 = np.dtype("<u2")
 INTEGERS = [dtype for dtype in DTYPES.values() if dtype.kind in "iu"]
@@ -34,19 +34,6 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@contextmanager
-def ordinary_user() -> Iterator[None]:
-    """Within this block even root may not write everywhere. Use relative paths: the folders above may be closed."""
-    if os.getuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 @pytest.fixture
