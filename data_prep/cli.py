@@ -12,6 +12,7 @@ from data_prep.errors import DataPrepError
 from data_prep.manifest import hashes, read_manifest
 from data_prep.prepare import is_prepared, prepare, text_prefix
 from data_prep.tokenizer import TOKENIZERS, ByteTokenizer
+from megatron_ext.indexed_dataset import data_file
 
 
 def main(argv: list[str]) -> int:
@@ -19,7 +20,7 @@ def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     command: str = arguments.command
     if command == "prepare":
-        _prepare(arguments.output, arguments.force)
+        _prepare(arguments.output, arguments.max_mb, arguments.force)
     elif command == "inspect":
         _inspect(arguments.prefix, arguments.document)
     else:
@@ -37,8 +38,12 @@ def _parser() -> argparse.ArgumentParser:
         "--source", choices=["stdlib"], required=True, help="stdlib: the sources of this Python's library"
     )
     make.add_argument(
-        "--output", type=Path, required=True, help="the files are <output>_text_document.bin, .idx, .json"
+        "--output",
+        type=Path,
+        default=Path("data/stdlib"),
+        help="the files are <output>_text_document.bin, .idx, .json; without it %(default)s",
     )
+    make.add_argument("--max-mb", type=_positive, metavar="N", help="at most so many megabytes of text")
     make.add_argument("--force", action="store_true", help="also if the data are there already")
     look = commands.add_parser("inspect", help="tell what indexed data hold")
     look.add_argument("prefix", type=Path, help="path without .bin or .idx")
@@ -48,11 +53,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prepare(output: Path, force: bool) -> None:
-    corpus, tokenizer, prefix = StdlibCorpus.of_this_python(), ByteTokenizer(), text_prefix(output)
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _prepare(output: Path, max_mb: int | None, force: bool) -> None:
+    corpus, tokenizer, prefix = StdlibCorpus.of_this_python(max_mb), ByteTokenizer(), text_prefix(output)
     if not force and is_prepared(prefix, corpus.description, tokenizer):
         print(f"{prefix}: there already, unchanged; --force makes it anew", file=sys.stderr)
     else:
+        if not force and data_file(prefix, ".bin").exists() and not data_file(prefix, ".json").exists():
+            raise DataPrepError(
+                f"--output {output}: {data_file(prefix, '.bin')} is there, and no manifest beside it says that it came "
+                "from here; choose another --output, or replace it with --force"
+            )
         manifest = prepare(corpus, tokenizer, prefix)
         print(f"{manifest.documents} documents, {manifest.tokens} tokens of {manifest.source}", file=sys.stderr)
     print(prefix)

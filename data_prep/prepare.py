@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +51,11 @@ def prepare(corpus: StdlibCorpus, tokenizer: Tokenizer, prefix: Path) -> Manifes
     end = np.array([tokenizer.end_of_document])
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        data_file(prefix, ".json").unlink(missing_ok=True)
         with indexed_writer(prefix, dtype) as writer:
-            shown = track(
-                read_documents(files), f"preparing {prefix.name}", len(files), console=Console(file=sys.stderr)
-            )
-            for text in shown:
+            shown = track(files, f"preparing {prefix.name}", console=Console(stderr=True))
+            for text in read_documents(shown):
                 writer.add(np.concatenate([tokenizer.encode(text), end]).astype(dtype))
+            data_file(prefix, ".json").unlink(missing_ok=True)  # an old manifest never lies beside new data
         manifest = Manifest(
             source=corpus.description,
             tokenizer=tokenizer.name,

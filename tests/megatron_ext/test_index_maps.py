@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-import resource
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from megatron_ext.errors import DataError
 from megatron_ext.index_maps import IndexMaps, build_or_load, compute, layout, map_files, split_documents
 from megatron_ext.indexed_dataset import IndexedDataset, data_file, write_indexed
+from tests.full_disk import largest_file
 from tests.megatron_ext.golden import DOCUMENTS, PREFIX, SEED, SEQUENCE_LENGTH
 
 GOLDEN = [
@@ -256,13 +256,8 @@ def test_a_map_that_is_another_kind_of_file_is_refused(data: IndexedDataset, con
 
 
 def test_a_full_disk_leaves_no_map_cut_short(data: IndexedDataset) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (150, limits[1]))
-    try:
-        with pytest.raises(DataError, match=r"doc_idx\.npy: cannot be written .*that has room"):
-            load(data)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with largest_file(150), pytest.raises(DataError, match=r"doc_idx\.npy: cannot be written .*that has room"):
+        load(data)
     assert set(data.bin.parent.iterdir()) == {data.bin, data.idx}
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +16,12 @@ from numpy.typing import NDArray
 from megatron_ext import indexed_dataset
 from megatron_ext.errors import DataError
 from megatron_ext.indexed_dataset import DTYPES, IndexedDataset, data_file, token_dtype, write_indexed
+from tests.full_disk import largest_file
 from tests.megatron_ext.golden import PREFIX, golden_documents
 from tests.ordinary_user import ordinary_user
 
 U16 = np.dtype("<u2")
 INTEGERS = [dtype for dtype in DTYPES.values() if dtype.kind in "iu"]
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """As a full disk: writing beyond `size` bytes of a file fails."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture

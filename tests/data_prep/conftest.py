@@ -1,0 +1,22 @@
+"""Corpora for the tests of preparing data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.corpus import StdlibCorpus
+
+TEXTS = {"a.py": "x = 1\n", "b.py": "# Grüße, 世界\n", "pkg/__init__.py": "", "pkg/c.py": "y = 2\n" * 500}
+"""In the order of the documents; the empty one gives none."""
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> StdlibCorpus:
+    """A library of four files, one of them empty, and of what is no library."""
+    for name, text in {**TEXTS, "test/test_a.py": "no", "site-packages/z.py": "no", "data.txt": "no"}.items():
+        path = tmp_path / "library" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return StdlibCorpus(tmp_path / "library")

@@ -1,0 +1,84 @@
+"""A launch is refused when its data cannot feed it, with the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.compose import compose
+from data_prep.check import check_for_training
+from data_prep.corpus import StdlibCorpus
+from data_prep.errors import DataPrepError
+from data_prep.prepare import prepare
+from data_prep.tokenizer import ByteTokenizer
+from megatron_ext.indexed_dataset import data_file, write_indexed
+
+
+@pytest.fixture
+def prefix(corpus: StdlibCorpus, tmp_path: Path) -> Path:
+    prefix = tmp_path / "out" / "text"
+    prepare(corpus, ByteTokenizer(), prefix)
+    return prefix
+
+
+def check(prefix: Path, *overrides: str) -> None:
+    check_for_training(compose([f"data.prefix={prefix}", "data.split='1,0,0'", *overrides]))
+
+
+def test_prepared_data_feed_the_demo(prefix: Path) -> None:
+    check(prefix, "model.vocab_size=257")
+
+
+def test_data_of_others_need_no_manifest(prefix: Path) -> None:
+    data_file(prefix, ".json").unlink()
+    check(prefix)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_missing_data_come_with_the_command_that_makes_some(prefix: Path, suffix: str) -> None:
+    data_file(prefix, suffix).unlink()
+    with pytest.raises(DataPrepError, match=rf"data\.prefix=.*text\{suffix} is not there; 'tdpp data prepare --source"):
+        check(prefix)
+
+
+def test_damaged_data_are_told_under_their_key(prefix: Path) -> None:
+    data_file(prefix, ".bin").write_bytes(b"")
+    with pytest.raises(DataPrepError, match=r"data\.prefix=.*: .*text\.bin: expected \d+ bytes as .* found 0"):
+        check(prefix)
+
+
+def test_a_vocabulary_too_small_for_the_data_is_refused(prefix: Path) -> None:
+    message = r"made with a vocabulary of 257 \(byte\), but model\.vocab_size=256; set model\.vocab_size=257"
+    with pytest.raises(DataPrepError, match=message):
+        check(prefix, "model.vocab_size=256")
+
+
+@pytest.mark.parametrize(
+    ("split", "found"),
+    [("'1,0,0'", "the train split has 8 tokens in 2 of 2 documents"), ("'1,1,1'", "0 tokens in 0 of 2")],
+    ids=["too few tokens", "an empty split"],
+)
+def test_a_corpus_without_one_training_sample_is_refused(tmp_path: Path, split: str, found: str) -> None:
+    write_indexed(tmp_path / "text", [np.arange(3), np.arange(5)], np.dtype("<u2"))
+    with pytest.raises(DataPrepError, match=rf"data\.prefix=.*{found}.*, but one sample takes 9"):
+        check_for_training(
+            compose([f"data.prefix={tmp_path / 'text'}", f"data.split={split}", "model.sequence_length=8"])
+        )
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "not a manifest of indexed data"),
+        ("[]", "not a manifest of indexed data"),
+        ('{"version": 2}', "version 2"),
+        ('{"version": 1}', "not a manifest of indexed data"),
+    ],
+    ids=["not JSON", "not an object", "another version", "without content"],
+)
+def test_a_manifest_that_is_none_is_refused(prefix: Path, content: str, problem: str) -> None:
+    data_file(prefix, ".json").write_text(content)
+    with pytest.raises(DataPrepError, match=rf"text\.json: .*{problem}"):
+        check(prefix)

@@ -1,0 +1,101 @@
+"""`tdpp data`: results on stdout, progress on stderr, true exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.cli import main
+from data_prep.corpus import StdlibCorpus
+from data_prep.errors import DataPrepError
+from megatron_ext.indexed_dataset import IndexedDataset, data_file
+from tests.data_prep.conftest import TEXTS
+
+
+@pytest.fixture
+def prefix(
+    corpus: StdlibCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Path:
+    """What `tdpp data prepare --source stdlib` writes in an empty folder, of a small library."""
+    monkeypatch.setattr(StdlibCorpus, "of_this_python", lambda max_mb=None: StdlibCorpus(corpus.folder, max_mb))
+    monkeypatch.chdir(tmp_path)
+    assert main(["prepare", "--source", "stdlib"]) == 0
+    capsys.readouterr()
+    return Path("data/stdlib_text_document")
+
+
+def test_prepare_prints_the_prefix_on_stdout_and_tells_the_rest_on_stderr(
+    prefix: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prepare", "--source", "stdlib", "--output", "other"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "other_text_document\n"
+    assert "3 documents, 3027 tokens of Python" in err
+
+
+def test_prepare_does_nothing_twice(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = data_file(prefix, ".bin").stat()
+    assert main(["prepare", "--source", "stdlib", "--output", "data/stdlib"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, data_file(prefix, ".bin").stat()) == (f"{prefix}\n", before)
+    assert "there already, unchanged; --force makes it anew" in err
+
+
+@pytest.mark.parametrize("options", [["--force"], ["--max-mb", "1"]], ids=" ".join)
+def test_prepare_works_anew_when_told_or_when_asked_for_other_text(prefix: Path, options: list[str]) -> None:
+    before = data_file(prefix, ".bin").stat().st_ino
+    assert main(["prepare", "--source", "stdlib", *options]) == 0
+    assert data_file(prefix, ".bin").stat().st_ino != before
+
+
+def test_prepare_replaces_data_that_others_made_only_when_told(prefix: Path) -> None:
+    data_file(prefix, ".json").unlink()
+    before = data_file(prefix, ".bin").stat()
+    with pytest.raises(DataPrepError, match=r"--output data/stdlib: .*\.bin is there, and no manifest .*--force"):
+        main(["prepare", "--source", "stdlib"])
+    assert data_file(prefix, ".bin").stat() == before
+    assert main(["prepare", "--source", "stdlib", "--force"]) == 0
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "2.5", "much"])
+def test_a_limit_that_is_none_is_wrong_usage(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["prepare", "--source", "stdlib", f"--max-mb={limit}"])
+    assert f"{limit!r} is not a whole number above 0" in capsys.readouterr().err
+
+
+def test_inspect_tells_what_the_data_hold(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(prefix)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == ["documents: 3", "sequences: 3", "tokens: 3027", "number format: uint16"]
+    assert "tokenizer: byte" in lines and "vocabulary: 257" in lines
+
+
+def test_inspect_prints_a_document_as_it_was(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(prefix), "--document", "1"]) == 0
+    assert capsys.readouterr().out == TEXTS["b.py"] + "\n"
+
+
+def test_inspect_names_the_documents_there_are(prefix: Path) -> None:
+    with pytest.raises(DataPrepError, match=r"--document 3: .* has the documents 0 to 2"):
+        main(["inspect", str(prefix), "--document", "3"])
+
+
+def test_inspect_turns_no_tokens_into_text_without_their_tokenizer(prefix: Path) -> None:
+    data_file(prefix, ".json").unlink()
+    with pytest.raises(DataPrepError, match="has no manifest, so its tokens cannot be turned into text"):
+        main(["inspect", str(prefix), "--document", "0"])
+
+
+def test_check_passes_sound_data(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(prefix)]) == 0
+    assert capsys.readouterr().out == f"{prefix}: sound, 3 documents, 3027 tokens\n"
+
+
+def test_check_finds_one_changed_token(prefix: Path) -> None:
+    with data_file(prefix, ".bin").open("r+b") as file:
+        file.write(b"!")
+    assert IndexedDataset(prefix)[0][0] == ord("!")
+    with pytest.raises(DataPrepError, match="not those that the manifest describes; prepare them anew"):
+        main(["check", str(prefix)])
