@@ -40,6 +40,16 @@ class Schedule(StrEnum):
     """1F1B with the weight gradients where it would wait: a smaller bubble, no stage holds more than the first."""
 
 
+class Rehearse(StrEnum):
+    """Whether time passes instead of computing, and by which clock (megatron_ext/rehearsal.py)."""
+
+    none = "none"
+    virtual = "virtual"
+    """Nobody waits: exact, and over in a moment."""
+    anchored = "anchored"
+    """Lasts as long as the real run would."""
+
+
 class Recompute(StrEnum):
     """Which activations are computed again in the backward pass, to save their memory."""
 
@@ -228,6 +238,8 @@ class Container:
 class Executor:
     kind: ExecutorKind = ExecutorKind.local
     het: Het = Het.jobs
+    rehearse: Rehearse = Rehearse.none
+    """Local only: go through the plan on this machine with the times that the GPUs' profiles give."""
     wait: bool = True
     """Local only: follow the run until it ends. false returns as soon as it was started."""
     master_port: int | None = None

@@ -7,13 +7,16 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
-from conf.schema import Experiment
+from conf.schema import Experiment, Rehearse
+from launch.rehearsal import rehearsal_times
 
 VERSION = 1
 
 
 def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
     """The content of plan.json. A relative `data.prefix` is taken from the current folder.
+
+    A rehearsal runs on one node whatever the cluster; its ranks tell which node they stand for.
 
     Ranks lie in Megatron's order, tensor fastest, then data, then pipeline, and fill the nodes one after another.
     """
@@ -23,7 +26,7 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
     first_ranks = [0, *accumulate(counts)]
     decay = train.iterations if train.lr_decay_iterations is None else train.lr_decay_iterations
     gpus = [_gpu_name(experiment, group) for group in experiment.node_order.groups]
-    return {
+    plan: dict[str, Any] = {
         "version": VERSION,
         "run": run_name,
         "tensor": parallel.tensor,
@@ -53,6 +56,7 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
                 "stage": (first + local_rank) // (parallel.tensor * parallel.data),
                 "dp": (first + local_rank) // parallel.tensor % parallel.data,
                 "tp": (first + local_rank) % parallel.tensor,
+                "emulates": None,
             }
             for node, (first, count) in enumerate(zip(first_ranks, counts, strict=False))
             for local_rank in range(count)
@@ -71,7 +75,20 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         "timeline": experiment.profile.timeline,
         "nsys": experiment.profile.nsys,
         "device": "cpu" if set(gpus) == {"CPU"} else "cuda",
+        "rehearsal": None,
     }
+    return plan if experiment.executor.rehearse is Rehearse.none else _rehearsed(plan, experiment)
+
+
+def _rehearsed(plan: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """The same plan, all on this machine, with the times that everything takes."""
+    node = {"name": "rehearsal-0", "group": "rehearsal", "gpu": "CPU", "ranks": [p["rank"] for p in plan["ranks"]]}
+    ranks = [
+        place | {"node": 0, "local_rank": place["rank"], "emulates": plan["nodes"][place["node"]]["name"]}
+        for place in plan["ranks"]
+    ]
+    times = rehearsal_times(experiment, plan)
+    return plan | {"nodes": [node], "ranks": ranks, "device": "cpu", "rehearsal": times}
 
 
 def node_names(experiment: Experiment) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from conf.rundir import RunDir, write_atomic
-from conf.schema import ContainerKind, ExecutorKind, Experiment
+from conf.schema import ContainerKind, ExecutorKind, Experiment, Rehearse
 from launch import local, processes
 from launch.agent import WORKER, NodeAgent
 from launch.errors import LaunchError
@@ -36,7 +36,8 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
         TdppError: the run cannot be started.
     """
     check_supported(experiment)
-    preflight(experiment)
+    if experiment.executor.rehearse is Rehearse.none:  # a rehearsal reads no data
+        preflight(experiment)
     local.check_port(experiment.executor.master_port)
     config = OmegaConf.to_yaml(OmegaConf.create(asdict(experiment)))
     run = RunDir.create(Path(experiment.runs_dir), experiment.name, config, datetime.now())
@@ -75,6 +76,11 @@ def check_supported(experiment: Experiment) -> None:
         raise LaunchError(
             f"container.kind={container}: this version starts runs on this machine only, without containers; use "
             "container=none"
+        )
+    if experiment.profile.nsys:
+        raise LaunchError(
+            "profile.nsys=true: this version starts runs on this machine's CPU, where NVIDIA's profiler has nothing to "
+            "see; leave it false"
         )
     path = str(Path(experiment.runs_dir).absolute() / experiment.name)
     for tag in _SUBMITIT_TAGS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 from megatron_ext.engine import StepResult
 from megatron_ext.optimizer import learning_rate
@@ -36,12 +36,14 @@ def iteration_line(plan: Plan, metrics: Dict[str, Any]) -> str:
 class TrainingLog:
     """Gathers iterations and, every `log_interval` of them, prints a line and appends to metrics.jsonl."""
 
-    def __init__(self, plan: Plan, path: Path) -> None:
+    def __init__(self, plan: Plan, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells seconds."""
         self._plan = plan
         self._path = path
+        self._clock = clock
         self._losses: List[float] = []
         self._skipped = 0
-        self._since = time.monotonic()
+        self._since = clock()
 
     def add(self, iteration: int, result: StepResult, updates: int) -> None:
         """Notes a finished iteration, after which the weights had had so many updates."""
@@ -52,7 +54,7 @@ class TrainingLog:
         train = self._plan.train
         if iteration % train.log_interval and iteration != train.iterations:
             return
-        now = time.monotonic()
+        now = self._clock()
         seconds = (now - self._since) / (len(self._losses) + self._skipped)
         tokens_per_s = self._plan.global_batch_size * self._plan.model.sequence_length / seconds
         metrics = {

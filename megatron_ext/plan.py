@@ -77,6 +77,8 @@ class Place:
     stage: int
     dp: int
     tp: int
+    emulates: Optional[str]
+    """In a rehearsal, the node that the rank stands for."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} (stage {self.stage}, dp {self.dp}, tp {self.tp})"
@@ -110,6 +112,7 @@ class Plan:
     timeline: bool
     nsys: bool
     device: str
+    rehearsal: Optional[Dict[str, Any]]
 
     @classmethod
     def read(cls, path: Path) -> Plan:

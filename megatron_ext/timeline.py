@@ -49,7 +49,7 @@ def open_events(path: Path, plan: Plan, place: Place) -> BinaryIO:
             "stage": place.stage,
             "dp": place.dp,
             "tp": place.tp,
-            "node": plan.nodes[place.node].name,
+            "node": place.emulates or plan.nodes[place.node].name,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "names": NAMES,

@@ -18,6 +18,7 @@ from megatron_ext.gpt_data import GptSamples
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.log import TrainingLog
 from megatron_ext.plan import Place, Plan
+from megatron_ext.rehearsal import rehearse
 from megatron_ext.software import same_software
 from megatron_ext.timeline import Recorder, open_events
 
@@ -38,6 +39,14 @@ def train(plan: Plan, place: Place, store: Store) -> None:
         groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, timeout)
     same_software(device)
     recorder = _recorder(plan, place)
+    if plan.rehearsal is not None:
+        rehearse(plan, place, groups, recorder)
+    else:
+        _train(plan, place, groups, recorder, device)
+    dist.destroy_process_group()
+
+
+def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device: torch.device) -> None:
     engine = Engine(plan, place, groups, _samples(plan, place), recorder)
     clock.align(recorder, device)
     is_last = place.rank == plan.world_size - 1
@@ -57,7 +66,6 @@ def train(plan: Plan, place: Place, store: Store) -> None:
         final = checkpoint.save(plan.folder / "checkpoints", plan.train.iterations, plan, place, engine)
         if is_last:
             print(f"checkpoint saved: {final}", flush=True)
-    dist.destroy_process_group()
 
 
 def _device(plan: Plan, place: Place) -> torch.device:

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Dict, Iterator, List, Optional
 
-import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: loaded once here, not in every rank)
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from megatron_ext.errors import EngineError, PeerLost
@@ -56,6 +55,8 @@ def _run_node(plan: Plan, node_rank: int) -> int:
     def stop(signum: int, _: Optional[FrameType]) -> None:
         raise Stopped(signal.Signals(signum).name)
 
+    if plan.rehearsal is None:
+        import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: once here, not in every rank)
     ranks = Ranks(plan, node_rank)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)

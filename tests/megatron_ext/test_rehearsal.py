@@ -1,0 +1,139 @@
+"""A rehearsal takes the time that the plan says: what is simulated is what runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from conf.rundir import RunDir
+from fasop.simulate import StageTimes, pipeline_time, simulate
+from launch.plan import make_plan
+from megatron_ext.plan import Plan
+from megatron_ext.schedule import as_json, schedule
+from megatron_ext.timeline import NAMES
+from tests.megatron_ext.engine_run import EngineRun
+from tests.megatron_ext.test_parts import RECORD
+
+COMPUTE = [NAMES.index(name) for name in NAMES if name.endswith("-compute")]
+SMALL = ("parallel.data=1", "parallel.pipeline=4", "parallel.partition=0-20-8-20", "parallel.global_batch_size=6")
+
+
+@pytest.fixture
+def rehearse(tmp_path: os.PathLike[str]) -> Callable[..., EngineRun]:
+    """Rehearses XL on A10 nodes, all ranks on this machine."""
+
+    def go(*overrides: str) -> EngineRun:
+        run = RunDir(tmp_path / "run")
+        for folder in (run.nodes, run.events, run.errors):
+            folder.mkdir(parents=True)
+        given = [
+            "model=xl",
+            "train=gpt2",
+            "executor.rehearse=virtual",
+            "train.iterations=2",
+            "train.log_interval=1",
+            *overrides,
+        ]
+        run.write_json(run.plan, make_plan(compose(given), "test/run"))
+        rehearsal = EngineRun(run, Plan.read(run.plan))
+        path = run.nodes / "rehearsal-0"
+        assert rehearsal.go() == 0, path.with_suffix(".err").read_text()
+        return rehearsal
+
+    return go
+
+
+A10X8 = ("cluster=a10x8", "executor=local", "container=none")
+
+
+def events(run: EngineRun, rank: int, iteration: int) -> np.ndarray:
+    raw = run.run.rank_events(rank).read_bytes()
+    records = np.frombuffer(raw[12 + int.from_bytes(raw[8:12], "little") :], RECORD)
+    return records[(records["iteration"] == iteration) & (records["name"] > 0)]
+
+
+def simulated(run: EngineRun) -> float:
+    """Nanoseconds of the pipeline part, by the simulator, from the plan alone."""
+    plan = run.plan
+    assert plan.rehearsal is not None
+    lists = schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
+    times = []
+    for stage in range(plan.pipeline):
+        own = plan.rehearsal["ranks"][stage * plan.data]
+        times.append(
+            StageTimes(
+                forward=own["forward_ns"],
+                backward=own["backward_ns"],
+                send_forward=own["send_forward_ns"],
+                send_backward=own["send_backward_ns"],
+            )
+        )
+    return pipeline_time(simulate(as_json(lists, plan.chunks, plan.micro_batches), times))
+
+
+def measured(run: EngineRun) -> int:
+    """Nanoseconds from the first to the last computation of the first iteration, which all ranks begin together."""
+    found = [events(run, rank, 1) for rank in range(run.plan.world_size)]
+    computing = np.concatenate([e[np.isin(e["name"], COMPUTE)] for e in found])
+    return int(computing["end_ns"].max() - computing["start_ns"].min())
+
+
+def test_the_seeds_run_of_32_ranks_takes_what_the_simulator_says(rehearse: Callable[..., EngineRun]) -> None:
+    run = rehearse("experiment=seed_a10x8", *A10X8)
+    assert run.plan.world_size == 32
+    assert measured(run) == pytest.approx(simulated(run), rel=1e-6)
+    assert run.metrics()[-1]["elapsed_ms"] == pytest.approx(1400, rel=0.1)  # the published run: 1.37 to 1.42 s
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (*SMALL, "parallel.schedule=gpipe"),
+        SMALL,
+        (*SMALL, "parallel.schedule=zb_h1"),
+        (
+            "parallel.data=1",
+            "parallel.pipeline=4",
+            "parallel.chunks=2",
+            "parallel.schedule=interleaved",
+            "parallel.partition=0-9-6-6-6-6-15-0",
+            "parallel.global_batch_size=8",
+        ),
+    ],
+    ids=["gpipe", "one_f_one_b", "zb_h1", "interleaved"],
+)
+def test_every_schedule_runs_as_simulated(rehearse: Callable[..., EngineRun], overrides: tuple[str, ...]) -> None:
+    run = rehearse(*A10X8, "parallel.micro_batch_size=1", "parallel.node_order=gpu2", *overrides)
+    assert measured(run) == pytest.approx(simulated(run), rel=1e-6)
+
+
+def test_ranks_tell_the_node_that_they_stand_for(rehearse: Callable[..., EngineRun]) -> None:
+    run = rehearse("experiment=seed_a10x8", *A10X8)
+    assert b'"node": "gpu2-3"' in run.run.rank_events(13).read_bytes()
+
+
+def test_the_anchored_clock_really_lasts_that_long(rehearse: Callable[..., EngineRun]) -> None:
+    run = rehearse(
+        *A10X8, *SMALL, "parallel.micro_batch_size=1", "parallel.node_order=gpu2", "executor.rehearse=anchored"
+    )
+    log = run.metrics()
+    # Never shorter than the plan says; how much longer is for the benchmark to tell.
+    assert log[-1]["unix"] - log[0]["unix"] > 0.95 * simulated(run) / 1e9
+
+
+def test_a_gpu_without_a_profile_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.gpus\.cpu\.profile is null"):
+        make_plan(compose(["executor.rehearse=virtual"]), "test/run")
+
+
+def test_costs_that_the_profile_has_not_are_not_guessed() -> None:
+    with pytest.raises(ConfigError, match=r"no costs for model=xl .*micro_batch_size=2; it has: model=xl"):
+        make_plan(
+            compose(["experiment=seed_a10x8", *A10X8, "executor.rehearse=virtual", "parallel.micro_batch_size=2"]),
+            "test/run",
+        )
