@@ -10,8 +10,9 @@ a receive that nccl has posted ahead then holds up no send either.
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import contextmanager
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import Deque, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -75,15 +76,17 @@ class Inbox:
 
 
 class Outbox:
-    """Sends to one rank without waiting; keeps the tensors alive until `flush`."""
+    """Sends to one rank without waiting; keeps a tensor until it was sent."""
 
     def __init__(self, peer: Peer, what: str) -> None:
         self.peer = peer
         self._what = f"{what} to rank {peer.rank}"
-        self._pending: List[Tuple[Tensor, dist.Work]] = []
+        self._pending: Deque[Tuple[Tensor, dist.Work]] = deque()
 
     def put(self, tensor: Tensor) -> None:
-        """Starts sending."""
+        """Starts sending. Lets go of what was sent meanwhile, which gloo tells only when waited for, in `flush`."""
+        while self._pending and self._pending[0][1].is_completed():
+            self._finish()
         tensor = tensor.contiguous()
         with told(self._what):
             work = dist.isend(tensor, self.peer.rank, self.peer.group)
@@ -92,10 +95,13 @@ class Outbox:
 
     def flush(self) -> None:
         """Waits until all was received."""
+        while self._pending:
+            self._finish()
+
+    def _finish(self) -> None:
+        _, work = self._pending.popleft()
         with told(self._what):
-            for _, work in self._pending:
-                work.wait()
-        self._pending.clear()
+            work.wait()
 
 
 def all_reduce(tensor: Tensor, group: Optional[dist.ProcessGroup], what: str) -> None:

@@ -99,6 +99,7 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig, tensor: TensorGroup, word: Optional[nn.Parameter]) -> None:
         super().__init__()
         self.tensor = tensor
+        self.later: Optional[WeightGradients] = None
         self.norm = nn.LayerNorm(config.hidden)
         if word is None:
             word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
@@ -106,7 +107,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] -> logits [batch, sequence, padded vocabulary / tensor size]."""
-        return F.linear(self.tensor.enter(self.norm(x)), self.word)
+        return linear(self.tensor.enter(self.norm(x)), self.word, None, self.later)
 
 
 class Stage(nn.Module):
@@ -147,10 +148,15 @@ class Stage(nn.Module):
         return list(self.named_parameters())
 
     def put_off(self, later: WeightGradients) -> None:
-        """Lets a backward pass leave the layers' weight gradients to `later`."""
+        """Lets a backward pass leave weight gradients to `later`: the layers', and the head's if the weight is its own.
+
+        A weight that the embedding uses too gets both gradients at once, as one.
+        """
         for layer in self.layers.values():
             assert isinstance(layer, TransformerLayer)
             layer.later = later
+        if self.head is not None and self.embedding is None:
+            self.head.later = later
 
     @property
     def tied_word(self) -> Optional[nn.Parameter]:

@@ -20,6 +20,7 @@ from typing import Any, Dict, List, NamedTuple
 from megatron_ext.errors import EngineError
 
 VERSION = 1
+NAMES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
 
 
 class Kind(Enum):
@@ -69,9 +70,6 @@ def schedule(name: str, stages: int, chunks: int, micro_batches: int) -> List[Ac
         _with_messages(_computing(name, stage, stages, chunks, micro_batches), stage, stages, chunks)
         for stage in range(stages)
     ]
-
-
-NAMES = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
 
 
 def _computing(name: str, stage: int, stages: int, chunks: int, micro_batches: int) -> Actions:
@@ -150,14 +148,13 @@ def _with_messages(computing: Actions, stage: int, stages: int, chunks: int) -> 
     steps: Actions = []
     for action in computing:
         kind, m, chunk = action
-        around = (
-            [Kind.RECV_FORWARD, kind, Kind.SEND_FORWARD]
-            if kind is Kind.FORWARD
-            else [kind]
-            if kind is Kind.BACKWARD_WEIGHT
-            else [Kind.RECV_BACKWARD, kind, Kind.SEND_BACKWARD]
-        )
-        steps += [Action(k, m, chunk) for k in around if exists(k, chunk * stages + stage, stages * chunks)]
+        if kind is Kind.FORWARD:
+            kinds = [Kind.RECV_FORWARD, kind, Kind.SEND_FORWARD]
+        elif kind is Kind.BACKWARD_WEIGHT:
+            kinds = [kind]
+        else:
+            kinds = [Kind.RECV_BACKWARD, kind, Kind.SEND_BACKWARD]
+        steps += [Action(k, m, chunk) for k in kinds if exists(k, chunk * stages + stage, stages * chunks)]
     return steps
 
 
