@@ -240,6 +240,17 @@ def optimizer(train: Train) -> None:
     not_negative("train.clip_grad", train.clip_grad)
 
 
+def saving(train: Train) -> None:
+    if train.save_interval is None:
+        return
+    at_least("train.save_interval", train.save_interval, 1)
+    if not train.checkpoint:
+        raise ConfigError(
+            f"train.save_interval={train.save_interval} saves checkpoints, but train.checkpoint=false saves none; use "
+            "train.checkpoint=true, or train.save_interval=null"
+        )
+
+
 def split(text: str) -> None:
     weight = r"\s*[0-9]+(\.[0-9]+)?\s*"
     if not re.fullmatch(f"{weight},{weight},{weight}", text) or not float(text.split(",")[0]):

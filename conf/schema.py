@@ -272,14 +272,26 @@ class Train:
     compile: bool = False
     """Compile the transformer layers with torch.compile."""
     log_interval: int = 10
+    load: str | None = None
+    """A run folder, its checkpoints folder, or one of the folders in it: goes on from that checkpoint.
+
+    A run that has a checkpoint of its own, because it was interrupted, goes on from its newest one instead.
+    """
     checkpoint: bool = True
-    """Save the final weights and optimizer state."""
+    """Save weights and optimizer state after the last iteration."""
+    save_interval: int | None = None
+    """Save them also each time after so many iterations; null: only at the end."""
+    keep_checkpoints: int = 2
+    """Older ones are deleted once a new one is on disk."""
+    save_async: bool = False
+    """Train on while a copy in the node's memory is written."""
     comm_timeout_s: int = 60
     """A rank that waits longer than this for another one fails."""
 
     def __post_init__(self) -> None:
-        for key in ("iterations", "log_interval", "comm_timeout_s"):
+        for key in ("iterations", "log_interval", "keep_checkpoints", "comm_timeout_s"):
             rules.at_least(f"train.{key}", getattr(self, key), 1)
+        rules.saving(self)
         rules.learning_rate(self)
         rules.optimizer(self)
 

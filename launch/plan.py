@@ -14,7 +14,7 @@ VERSION = 1
 
 
 def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
-    """The content of plan.json. A relative `data.prefix` is taken from the current folder.
+    """The content of plan.json. A relative `data.prefix` or `train.load` is taken from the current folder.
 
     A rehearsal runs on one node whatever the cluster; its ranks tell which node they stand for.
 
@@ -69,7 +69,7 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
             "vocab_size": model.vocab_size,
             "padded_vocab_size": model.padded_vocab(parallel.tensor),
         },
-        "train": asdict(train) | {"lr_decay_iterations": decay},
+        "train": asdict(train) | {"lr_decay_iterations": decay, "load": train.load and os.path.abspath(train.load)},  # noqa: PTH100
         "data_prefix": os.path.abspath(experiment.data.prefix),  # noqa: PTH100  (resolves '..', follows no link)
         "data_split": [float(weight) for weight in experiment.data.split.split(",")],
         "timeline": experiment.profile.timeline,

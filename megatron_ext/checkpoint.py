@@ -1,107 +1,272 @@
-"""Checkpoints: one file per part of the model, so that any partition can read them (docs/formats.md)."""
+"""Checkpoints: one file per part of the model, so that any layout can read them (docs/formats.md)."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.comm import barrier, told
+from megatron_ext import safetensors
+from megatron_ext.comm import told
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
-from megatron_ext.plan import Place, Plan
+from megatron_ext.gpt_data import Position
+from megatron_ext.plan import ModelConfig, Place, Plan
 from megatron_ext.tensor_parallel import TensorGroup, shard_of
 
-Part = Dict[str, Dict[str, Tensor]]
-"""{"weights" | "adam_m" | "adam_v": {parameter of the part: the whole tensor}}."""
+VERSION = 2
+WEIGHTS = "weights"
+KINDS = (WEIGHTS, "adam_m", "adam_v")
+"""What a part holds of each parameter: the tensor `<kind>/<parameter>`, whole and in fp32."""
 
 
-def parts(engine: Engine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Part]]:
-    """The parts of the model that this rank's stage holds, one at a time; all ranks of a tensor group call it together.
+@dataclass(frozen=True)
+class Meta:
+    """`meta.json`: all of a checkpoint but its tensors."""
 
-    `state` is the optimizer's. The head's copy of the tied embedding is left out: the first stage has it.
-    """
-    flat = engine.flat
-    names: Dict[str, List[str]] = {}
-    for name in flat.slices:
-        if name != "head.word":
-            names.setdefault(_place(name)[0], []).append(name)
-    for part, members in names.items():
-        yield (
-            part,
-            {
-                kind: {_place(name)[1]: _whole(name, flat.view(name, tensor), engine.tensor) for name in members}
-                for kind, tensor in state.items()
-            },
+    iteration: int
+    consumed_samples: int
+    updates: int
+    """Updates of the weights; without any there need not be Adam's moments."""
+    scaler: Optional[Dict[str, float]]
+    """Of fp16's loss scale."""
+    order: Optional[Dict[str, int]]
+    """`GptSamples.order` of the run; None if no sample was consumed."""
+    model: Dict[str, int]
+
+    def as_json(self) -> str:
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    folder: Path
+    meta: Meta
+
+    @property
+    def position(self) -> Position:
+        return Position(self.meta.iteration, self.meta.consumed_samples)
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """The checkpoint in `folder`, of which only meta.json is read.
+
+        Raises:
+            EngineError: it is not there, or not one that this engine understands.
+        """
+        path = folder / "meta.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise EngineError(f"{path}: cannot be read as a checkpoint's description: {error}") from error
+        version = content.pop("version", None) if isinstance(content, dict) else None
+        if version != VERSION:
+            raise EngineError(f"{path}: expected a checkpoint of version {VERSION}, found version {version}")
+        try:
+            return cls(folder, Meta(**content))
+        except TypeError as error:
+            raise EngineError(f"{path}: damaged: expected the keys of version {VERSION}: {error}") from error
+
+    @classmethod
+    def at(cls, path: Path) -> Checkpoint:
+        """The newest one of a run folder or its checkpoints folder, or that in the folder itself.
+
+        Raises:
+            EngineError: there is none.
+        """
+        for folder in (path / "checkpoints", path):
+            if (folder / "latest").is_file():
+                return cls.read(folder / (folder / "latest").read_text(encoding="utf-8").strip())
+        if (path / "meta.json").is_file():
+            return cls.read(path)
+        raise EngineError(
+            f"{path}: no checkpoint there; give a run folder, its checkpoints folder, or a folder with a meta.json"
         )
 
-
-def _whole(name: str, share: Tensor, group: TensorGroup) -> Tensor:
-    """A parameter put together from the shares of a tensor group, on the CPU."""
-    shard = shard_of(name)
-    if shard is None or group.size == 1:
-        return share.detach().cpu().clone()
-    shares = [torch.empty_like(share) for _ in range(group.size)]
-    with told("gathering the checkpoint"):
-        dist.all_gather(shares, share.contiguous(), group=group.group)
-    return shard.whole(shares).cpu()
+    def part(self, name: str) -> Path:
+        """The file of a part."""
+        return part_file(self.folder, name)
 
 
-def save(folder: Path, iteration: int, plan: Plan, place: Place, engine: Engine) -> Path:
-    """Writes `iter_<iteration>` below `folder`; all ranks call it together. It appears only when complete.
-
-    Raises:
-        EngineError: this rank could not write its part.
-    """
-    final = folder / f"iter_{iteration:07d}"
-    partial = folder / f".{final.name}.partial"
-    try:
-        if place.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        barrier("starting the checkpoint")
-        state = engine.optimizer.state()
-        if place.dp == 0:
-            for part, content in parts(engine, state):
-                if place.tp == 0:
-                    _write(partial / f"{part}.pt", content)
-        barrier("writing the checkpoint")
-        if place.rank == 0:
-            meta = {
-                "version": 1,
-                "iteration": iteration,
-                "consumed_samples": iteration * plan.global_batch_size,
-                "model": asdict(plan.model),
-            }
-            (partial / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
-            partial.rename(final)
-            pointer = folder / ".latest.partial"
-            pointer.write_text(final.name + "\n", encoding="utf-8")
-            pointer.replace(folder / "latest")
-    except OSError as error:
-        raise EngineError(f"checkpoint {final}: cannot be written: {error}") from error
-    barrier("ending the checkpoint")
-    return final
+def model_of(config: ModelConfig) -> Dict[str, int]:
+    """What two plans must have in common to train the same model."""
+    model = asdict(config)
+    del model["padded_vocab_size"]  # follows from the tensor size
+    return model
 
 
-def _place(name: str) -> Tuple[str, str]:
-    """The file and the name within it of a parameter."""
+def part_file(folder: Path, part: str) -> Path:
+    return folder / f"{part}.safetensors"
+
+
+def part_names(layers: int) -> List[str]:
+    """All parts of a model."""
+    return ["embedding", *(_layer(number) for number in range(layers)), "head"]
+
+
+def place_of(name: str) -> Tuple[str, str]:
+    """The part, and the name within it, of a parameter of the model. The head's word embedding is the tied one."""
+    if name == "head.word":
+        return "embedding", "word"
     if name.startswith("layers."):
         _, number, parameter = name.split(".", 2)
-        return f"layer-{int(number):05d}", parameter
+        return _layer(int(number)), parameter
     part, parameter = name.split(".", 1)
     return part, parameter
 
 
-def _write(path: Path, content: Dict[str, Dict[str, Tensor]]) -> None:
-    with path.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
+def parts(engine: Engine, state: Dict[str, Tensor], model: ModelConfig) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
+    """The parts of the model that this rank's stage holds, one at a time, with the tensors of each on the CPU.
+
+    All ranks of a tensor group go through it together; only the first gets the parts. `state` is the optimizer's.
+    The head's copy of the tied embedding is left out: the first stage has it. So is the vocabulary's padding.
+    """
+    names: Dict[str, List[str]] = {}
+    for name in engine.flat.slices:
+        if name != "head.word":
+            names.setdefault(place_of(name)[0], []).append(name)
+    for part, members in names.items():
+        content = {
+            f"{kind}/{place_of(name)[1]}": _whole(name, engine.flat.view(name, tensor), engine.tensor, model)
+            for name in members
+            for kind, tensor in state.items()
+        }
+        if engine.tensor.rank == 0:
+            yield part, content
+
+
+def find(plan: Plan, place: Place) -> Optional[Checkpoint]:
+    """What this run goes on from: its own newest checkpoint, else `train.load`, else nothing. All ranks call it.
+
+    Rank 0 looks and tells the others, so that all of them go on from the same.
+
+    Raises:
+        EngineError: on rank 0, it cannot be used.
+    """
+    found = [_find(plan) if place.rank == 0 else None]
+    with told("waiting for rank 0 to find the checkpoint"):
+        dist.broadcast_object_list(found)
+    return found[0]
+
+
+def _find(plan: Plan) -> Optional[Checkpoint]:
+    own = plan.folder / "checkpoints"
+    if (own / "latest").is_file():
+        found = Checkpoint.at(own)
+    elif plan.train.load is not None:
+        found = Checkpoint.at(Path(plan.train.load))
+        if found.meta.iteration >= plan.train.iterations:
+            raise EngineError(
+                f"train.load={plan.train.load}: {found.folder.name} is of iteration {found.meta.iteration} and "
+                f"train.iterations={plan.train.iterations}: nothing is left to train; use more iterations"
+            )
+    else:
+        return None
+    expected, model = model_of(plan.model), found.meta.model
+    if expected != model:
+        keys = [key for key in dict.fromkeys([*expected, *model]) if expected.get(key) != model.get(key)]
+        raise EngineError(
+            f"{found.folder}: a checkpoint of another model: expected "
+            + ", ".join(f"{key}={expected.get(key)}" for key in keys)
+            + "; found "
+            + ", ".join(f"{key}={model.get(key)}" for key in keys)
+        )
+    return found
+
+
+def check_order(checkpoint: Checkpoint, order: Dict[str, int]) -> None:
+    """Training can go on at the exact sample only in the same order of samples.
+
+    Raises:
+        EngineError: the data, or the number of samples that the run needs of them, give another order.
+    """
+    meta = checkpoint.meta
+    before = meta.order if meta.order is not None else order
+    keys = [key for key in order if before.get(key) != order[key]]
+    if meta.consumed_samples and keys:
+        raise EngineError(
+            f"{checkpoint.folder}: cannot go on at its sample {meta.consumed_samples}, for the samples come in another "
+            "order: expected "
+            + ", ".join(f"{key}={before.get(key)}" for key in keys)
+            + "; found "
+            + ", ".join(f"{key}={order[key]}" for key in keys)
+            + ". Keep the data, data.split, train.seed, and as many samples (train.iterations x "
+            "parallel.global_batch_size) as need the same epochs; or take the weights alone, by export and import with "
+            "python -m megatron_ext.hf"
+        )
+
+
+def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
+    """Gives this rank its share of the weights and the optimizer's state. All replicas call it together.
+
+    Raises:
+        EngineError: a part is missing, damaged, or not of this model; the message has the file.
+    """
+    flat = engine.flat
+    state = {kind: torch.zeros(flat.weight.numel()) for kind in KINDS}
+    names: Dict[str, List[str]] = {}
+    for name in flat.slices:
+        names.setdefault(place_of(name)[0], []).append(name)
+    for part, members in names.items():
+        path = checkpoint.part(part)
+        content = safetensors.read(path)
+        for kind in KINDS if checkpoint.meta.updates else (WEIGHTS,):
+            for name in members:
+                target = flat.view(name, state[kind])
+                shape = _whole_shape(name, target, engine.tensor, plan.model)
+                whole = _tensor(path, content, f"{kind}/{place_of(name)[1]}", shape)
+                target.copy_(_share(name, whole, engine.tensor, plan.model))
+    engine.optimizer.load(state, checkpoint.meta.updates)
+    engine.optimizer.scaler.load(checkpoint.meta.scaler)
+
+
+def _layer(number: int) -> str:
+    return f"layer-{number:05d}"
+
+
+def _is_word(name: str) -> bool:
+    return place_of(name)[1] == "word"
+
+
+def _whole(name: str, share: Tensor, group: TensorGroup, model: ModelConfig) -> Tensor:
+    """A copy of a parameter on the CPU, put together from the shares of a tensor group."""
+    shard = shard_of(name)
+    if shard is not None and group.size > 1:
+        shares = [torch.empty_like(share) for _ in range(group.size)]
+        with told("gathering the checkpoint"):
+            dist.all_gather(shares, share.contiguous(), group=group.group)
+        share = shard.whole(shares)
+    return (share[: model.vocab_size] if _is_word(name) else share).detach().cpu().clone()
+
+
+def _whole_shape(name: str, share: Tensor, group: TensorGroup, model: ModelConfig) -> List[int]:
+    """The shape in a checkpoint of a parameter of which this rank has a share."""
+    shard, shape = shard_of(name), list(share.shape)
+    if shard is not None:
+        shape[shard.dim] *= group.size
+    if _is_word(name):
+        shape[0] = model.vocab_size
+    return shape
+
+
+def _share(name: str, whole: Tensor, group: TensorGroup, model: ModelConfig) -> Tensor:
+    """The inverse of `_whole`: the vocabulary's padding, which is never used, becomes zero."""
+    if _is_word(name):
+        whole = torch.cat([whole, whole.new_zeros(model.padded_vocab_size - len(whole), whole.shape[1])])
+    shard = shard_of(name)
+    return whole if shard is None else shard.part(whole, group.size, group.rank)
+
+
+def _tensor(path: Path, content: Dict[str, Any], name: str, shape: List[int]) -> Tensor:
+    found = content.get(name)
+    if found is None or list(found.shape) != shape or found.dtype != torch.float32:
+        described = "none" if found is None else f"{list(found.shape)} of {found.dtype}"
+        raise EngineError(f"{path}: expected a tensor {name} of shape {shape} in fp32, found {described}")
+    return torch.as_tensor(found)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Sequence, Union
+from typing import TYPE_CHECKING, Dict, NamedTuple, Sequence, Union
 
 import numpy as np
 
 from megatron_ext.errors import DataError
-from megatron_ext.index_maps import build_or_load, split_documents
+from megatron_ext.index_maps import build_or_load, layout, split_documents
 from megatron_ext.indexed_dataset import IndexedDataset
 
 if TYPE_CHECKING:
@@ -17,11 +17,26 @@ if TYPE_CHECKING:
 SPLITS = ("train", "valid", "test")
 
 
+class Position(NamedTuple):
+    """How far a run was in its data when it was started or resumed."""
+
+    iteration: int = 0
+    samples: int = 0
+    """Consumed up to the end of that iteration, whatever the global batch sizes were."""
+
+    def consumed(self, iteration: int, global_batch_size: int) -> int:
+        """Samples consumed up to the end of an `iteration` that is not before this one."""
+        return self.samples + (iteration - self.iteration) * global_batch_size
+
+
+BEGINNING = Position()
+
+
 class GptSamples:
     """The `samples` samples of one split of the indexed dataset `prefix`, each of `sequence_length + 1` tokens.
 
     `split` has the weights of `SPLITS`, `name` is one of these. The order follows from `seed`; the index maps lie
-    beside the data (see `megatron_ext.index_maps`).
+    beside the data (see `megatron_ext.index_maps`). The iterations after `start` go on with its samples.
 
     Raises:
         DataError: the data or their index maps cannot be used, or the split has too few tokens for one sample.
@@ -36,6 +51,7 @@ class GptSamples:
         sequence_length: int,
         seed: int,
         vocab_size: int,
+        start: Position = BEGINNING,
     ) -> None:
         self._data = IndexedDataset(prefix)
         documents = split_documents(split, len(self._data))[SPLITS.index(name)]
@@ -43,6 +59,19 @@ class GptSamples:
         self._samples = samples
         self._sequence_length = sequence_length
         self._vocab_size = vocab_size
+        self._start = start
+        tokens = int(self._data.lengths[documents.start : documents.stop].sum(dtype=np.int64))
+        plan = layout(tokens, samples, sequence_length)
+        self.order: Dict[str, int] = {
+            "first_document": documents.start,
+            "documents": len(documents),
+            "tokens": tokens,
+            "sequence_length": sequence_length,
+            "seed": seed,
+            "epochs": plan.epochs,
+            "shuffled_together": plan.shuffled_together,
+        }
+        """What the order of the samples follows from: if equal, two runs have the same samples in the same order."""
 
     def __len__(self) -> int:
         return self._samples
@@ -79,7 +108,7 @@ class GptSamples:
         Replicas take micro-batches in turn, as in Megatron: together they have the same global batch whatever `data`
         and `micro_batch_size` are; their product divides `global_batch_size`.
         """
-        first = (iteration - 1) * global_batch_size
+        first = self._start.consumed(iteration - 1, global_batch_size)
         own = np.arange(first, first + global_batch_size).reshape(-1, data, micro_batch_size)[:, dp]
         samples = np.stack([self.tokens(sample) for sample in own.ravel().tolist()])
         return samples.reshape(own.shape + (self._sequence_length + 1,))

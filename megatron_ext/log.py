@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 from megatron_ext.engine import StepResult
+from megatron_ext.gpt_data import BEGINNING, Position
 from megatron_ext.optimizer import learning_rate
 from megatron_ext.plan import Plan
 
@@ -36,8 +37,12 @@ def iteration_line(plan: Plan, metrics: Dict[str, Any]) -> str:
 class TrainingLog:
     """Gathers iterations and, every `log_interval` of them, prints a line and appends to metrics.jsonl."""
 
-    def __init__(self, plan: Plan, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` tells seconds."""
+    def __init__(
+        self, plan: Plan, path: Path, start: Position = BEGINNING, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """What the file tells of iterations after `start` is dropped: they are trained anew. `clock` tells seconds."""
+        keep_lines(path, start.iteration)
+        self._start = start
         self._plan = plan
         self._path = path
         self._clock = clock
@@ -60,7 +65,7 @@ class TrainingLog:
         metrics = {
             "iteration": iteration,
             "unix": time.time(),
-            "consumed_samples": iteration * self._plan.global_batch_size,
+            "consumed_samples": self._start.consumed(iteration, self._plan.global_batch_size),
             "elapsed_ms": seconds * 1e3,
             "learning_rate": learning_rate(updates, train),
             "loss": sum(self._losses) / max(1, len(self._losses)),
@@ -75,3 +80,14 @@ class TrainingLog:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
         self._losses, self._skipped, self._since = [], 0, now
+
+
+def keep_lines(path: Path, iteration: int) -> None:
+    """Drops the lines of metrics.jsonl after `iteration`, and one that was cut short."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["iteration"] <= iteration]
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(kept), encoding="utf-8")
+    partial.replace(path)

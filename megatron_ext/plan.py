@@ -53,7 +53,11 @@ class TrainConfig:
     precision: str
     compile: bool
     log_interval: int
+    load: Optional[str]
     checkpoint: bool
+    save_interval: Optional[int]
+    keep_checkpoints: int
+    save_async: bool
     comm_timeout_s: int
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Dict, Optional
 
 import torch
 
@@ -28,6 +29,15 @@ class LossScaler:
     def of(cls, precision: str) -> LossScaler:
         """The scaler that a number format needs."""
         return cls(scale=2.0**32, dynamic=True) if precision == "fp16" else cls(scale=1.0, dynamic=False)
+
+    def state(self) -> Optional[Dict[str, float]]:
+        """What a checkpoint keeps; None without a dynamic scale."""
+        return {"scale": self.scale, "good": self.good, "patience": self.patience} if self.dynamic else None
+
+    def load(self, state: Optional[Dict[str, float]]) -> None:
+        """Goes on from what `state` gave; begins anew if that run, or this one, had no dynamic scale."""
+        if self.dynamic and state is not None:
+            self.scale, self.good, self.patience = state["scale"], int(state["good"]), int(state["patience"])
 
     def update(self, finite: bool) -> None:
         """Takes note of one iteration's gradients."""

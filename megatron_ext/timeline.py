@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Iterator, Optional
 
@@ -41,7 +42,13 @@ _LARGEST_UNCERTAINTY_NS = 2**31 - 1
 
 
 def open_events(path: Path, plan: Plan, place: Place) -> BinaryIO:
-    """Starts the event file of a rank: everything up to the first record."""
+    """Starts the event file of a rank: everything up to the first record.
+
+    A run that goes on starts it anew, for the clock may be another one; that of an earlier start moves to
+    rank-*.1.bin, rank-*.2.bin and so on.
+    """
+    if path.exists():
+        path.rename(next(old for n in count(1) if not (old := path.with_suffix(f".{n}.bin")).exists()))
     header = json.dumps(
         {
             "version": 1,

@@ -14,11 +14,12 @@ from megatron_ext.comm import told
 from megatron_ext.cuda_timeline import CudaRecorder
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
-from megatron_ext.gpt_data import GptSamples
+from megatron_ext.gpt_data import BEGINNING, GptSamples, Position
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.log import TrainingLog
 from megatron_ext.plan import Place, Plan
 from megatron_ext.rehearsal import rehearse
+from megatron_ext.saving import Saver
 from megatron_ext.software import same_software
 from megatron_ext.timeline import Recorder, open_events
 
@@ -47,25 +48,32 @@ def train(plan: Plan, place: Place, store: Store) -> None:
 
 
 def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device: torch.device) -> None:
-    engine = Engine(plan, place, groups, _samples(plan, place), recorder)
+    found = checkpoint.find(plan, place)
+    start = BEGINNING if found is None else found.position
+    samples = _samples(plan, place, start)
+    engine = Engine(plan, place, groups, samples, recorder)
+    if found is not None:
+        checkpoint.check_order(found, samples.order)
+        checkpoint.load(found, plan, engine)
+    saver = Saver(plan, place, engine, start, samples.order)
     clock.align(recorder, device)
     is_last = place.rank == plan.world_size - 1
-    log = TrainingLog(plan, plan.folder / "metrics.jsonl") if is_last else None
-    for iteration in range(1, plan.train.iterations + 1):
+    log = TrainingLog(plan, plan.folder / "metrics.jsonl", start) if is_last else None
+    if found is not None and is_last:
+        print(f"going on from {found.folder}", flush=True)
+    for iteration in range(start.iteration + 1, plan.train.iterations + 1):
         result = engine.step(iteration)
         if log is not None:
             log.add(iteration, result, engine.optimizer.updates)
         if iteration % plan.train.log_interval == 0:
             recorder.flush()
-        if iteration == min(plan.train.log_interval, plan.train.iterations):
+        if iteration == min(start.iteration + plan.train.log_interval, plan.train.iterations):
             memory.report(plan, place, iteration)
+        saver.after(iteration)
     clock.align(recorder, device)
     recorder.close()
     memory.report(plan, place, plan.train.iterations)
-    if plan.train.checkpoint:
-        final = checkpoint.save(plan.folder / "checkpoints", plan.train.iterations, plan, place, engine)
-        if is_last:
-            print(f"checkpoint saved: {final}", flush=True)
+    saver.finish()
 
 
 def _device(plan: Plan, place: Place) -> torch.device:
@@ -90,7 +98,7 @@ def _recorder(plan: Plan, place: Place) -> Recorder:
     return CudaRecorder(file, plan.nsys) if plan.device == "cuda" else Recorder(file)
 
 
-def _samples(plan: Plan, place: Place) -> GptSamples:
+def _samples(plan: Plan, place: Place, start: Position) -> GptSamples:
     """Rank 0 builds the index maps if they are not there; the others read them afterwards."""
 
     def load() -> GptSamples:
@@ -98,10 +106,11 @@ def _samples(plan: Plan, place: Place) -> GptSamples:
             plan.data_prefix,
             plan.data_split,
             "train",
-            plan.train.iterations * plan.global_batch_size,
+            start.consumed(plan.train.iterations, plan.global_batch_size),
             plan.model.sequence_length,
             plan.train.seed,
             plan.model.vocab_size,
+            start,
         )
 
     own = load() if place.rank == 0 else None

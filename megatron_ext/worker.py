@@ -30,6 +30,8 @@ from megatron_ext.train import train
 
 MEETING_TIMEOUT_S = 300
 """How long nodes wait for node 0 to publish where the ranks meet."""
+CONNECT_TIMEOUT_S = 20
+"""How long a rank tries an address before it looks whether there is a newer one."""
 GRACE_S = 3.0
 """Seconds between asking ranks to end and killing them."""
 _PR_SET_PDEATHSIG = 1
@@ -61,6 +63,8 @@ def _run_node(plan: Plan, node_rank: int) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     try:
+        if node_rank == 0:
+            (plan.folder / "master.json").unlink(missing_ok=True)
         with _blocked():
             ranks.start()
         store = _open_store(plan) if node_rank == 0 else None
@@ -86,9 +90,10 @@ class Ranks:
         """By pid: what nodes/<node>.ranks.json says of it."""
 
     def start(self) -> None:
-        """Forks every rank."""
+        """Forks every rank. What an earlier start of the run left behind of errors is no longer true."""
         parent = os.getpid()
         for place in self._places:
+            _error_file(self._plan, place).unlink(missing_ok=True)
             pid = os.fork()
             if pid == 0:
                 os._exit(_rank_main(self._plan, place, parent))
@@ -179,19 +184,31 @@ def _open_store(plan: Plan) -> TCPStore:
 
 
 def _join_store(plan: Plan) -> Store:
-    """Waits until node 0 has published the store, and connects."""
+    """Waits until node 0 has published the store, and connects.
+
+    When a run is resumed, the address of its earlier start may be there until node 0 of this one has begun; nobody
+    listens on it.
+    """
     path = plan.folder / "master.json"
     until = time.monotonic() + MEETING_TIMEOUT_S
-    while not path.exists():
-        if time.monotonic() > until:
-            raise PeerLost(f"node 0 did not publish its address ({path}) within {MEETING_TIMEOUT_S} s")
-        time.sleep(0.02)
-    address = json.loads(path.read_text(encoding="utf-8"))
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address["host"], str(address["port"])
-    if address["host"] == "127.0.0.1":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    timeout = timedelta(seconds=MEETING_TIMEOUT_S)
-    return TCPStore(address["host"], address["port"], None, False, timeout)
+    tried = "none was published"
+    while time.monotonic() < until:
+        try:
+            address = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            time.sleep(0.02)
+            continue
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address["host"], str(address["port"])
+        if address["host"] == "127.0.0.1":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        try:
+            store = TCPStore(address["host"], address["port"], None, False, timedelta(seconds=CONNECT_TIMEOUT_S))
+        except RuntimeError as error:
+            tried = f"{address['host']}:{address['port']}: {str(error).splitlines()[0]}"
+            continue
+        store.set_timeout(timedelta(seconds=MEETING_TIMEOUT_S))
+        return store
+    raise PeerLost(f"node 0 could not be reached at its address ({path}) within {MEETING_TIMEOUT_S} s: {tried}")
 
 
 def _report(plan: Plan, place: Place, error: BaseException, symptom: bool) -> None:
@@ -219,7 +236,11 @@ def _report_as(plan: Plan, place: Place, kind: str, message: str, trace: str, sy
         "traceback": trace,
         "symptom": symptom,
     }
-    _write_json(plan.folder / "errors" / f"rank-{place.rank:05d}.json", content)
+    _write_json(_error_file(plan, place), content)
+
+
+def _error_file(plan: Plan, place: Place) -> Path:
+    return plan.folder / "errors" / f"rank-{place.rank:05d}.json"
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -125,12 +125,18 @@ BROKEN = {
             "parallel.global_batch_size",
             "train.iterations",
             "train.log_interval",
+            "train.keep_checkpoints",
+            "train.save_interval",
             "train.comm_timeout_s",
             "executor.time_min",
             "cluster.groups.local.count",
             "cluster.groups.local.gpus_per_node",
         )
     },
+    "saving at an interval is saving": (
+        ["train.save_interval=5", "train.checkpoint=false"],
+        "train.save_interval=5 saves checkpoints, but train.checkpoint=false saves none; use train.checkpoint=true",
+    ),
     "a port is one that users may open": (
         ["executor.master_port=80"],
         "executor.master_port=80 must be between 1024 and 65535",

@@ -14,7 +14,8 @@ import torch
 from conf.compose import compose
 from conf.rundir import RunDir
 from launch.plan import make_plan
-from megatron_ext import worker
+from megatron_ext import safetensors, worker
+from megatron_ext.checkpoint import Checkpoint
 from megatron_ext.plan import Plan
 
 VOCAB = 61
@@ -65,13 +66,25 @@ class EngineRun:
         return np.array([line["loss"] for line in self.metrics()])
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Every weight of the final checkpoint, by its file and name."""
-        folder = self.run.checkpoints / (self.run.checkpoints / "latest").read_text().strip()
+        """Every weight of the newest checkpoint, by its file and name."""
+        return {name[len("weights/") :]: t for name, t in self.state().items() if name.startswith("weights/")}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Every tensor of the newest checkpoint, as `<kind>/<file>.<parameter>`."""
+        folder = Checkpoint.at(self.run.path).folder
         return {
-            f"{path.stem}.{name}": tensor
-            for path in sorted(folder.glob("*.pt"))
-            for name, tensor in torch.load(path)["weights"].items()
+            name.replace("/", f"/{path.stem}."): tensor
+            for path in sorted(folder.glob("*.safetensors"))
+            for name, tensor in safetensors.read(path).items()
         }
+
+    def replan(self, *overrides: str) -> EngineRun:
+        """The same run folder with another plan, as if a requeued run were given other nodes."""
+        prefix = self.plan.data_prefix
+        self.run.write_json(
+            self.run.plan, make_plan(compose([*TINY, f"data.prefix={prefix}", *overrides]), self.plan.run)
+        )
+        return EngineRun(self.run, Plan.read(self.run.plan))
 
 
 def make_run(folder: Path, prefix: Path, *overrides: str) -> EngineRun:

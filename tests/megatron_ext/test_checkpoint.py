@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron_ext import checkpoint
-from tests.megatron_ext.engine_run import EngineRun, make_run
+from megatron_ext import safetensors
+from megatron_ext.errors import EngineError
+from tests.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
 
 def test_parts_are_named_by_the_whole_model_whatever_the_partition(tmp_path: Path, corpus: Path) -> None:
@@ -23,27 +24,27 @@ def test_parts_are_named_by_the_whole_model_whatever_the_partition(tmp_path: Pat
         assert (run.run.checkpoints / "latest").read_text() == "iter_0000004\n"
         meta = json.loads((folder / "meta.json").read_text())
         assert (meta["iteration"], meta["consumed_samples"]) == (4, 32)
-        written[name] = {path.name: torch.load(path) for path in folder.glob("*.pt")}
-    assert sorted(written["one"]) == ["embedding.pt", "head.pt", *(f"layer-{i:05d}.pt" for i in range(3))]
-    for part, kinds in written["one"].items():
-        for kind, tensors in kinds.items():
-            assert tensors.keys() == written["three"][part][kind].keys()
-            for name, tensor in tensors.items():
-                assert torch.allclose(tensor, written["three"][part][kind][name], rtol=0, atol=1e-5), (part, kind, name)
-    assert any(t.abs().max() > 0 for t in written["one"]["head.pt"]["adam_m"].values())
+        written[name] = {path.stem: safetensors.read(path) for path in folder.glob("*.safetensors")}
+    assert sorted(written["one"]) == ["embedding", "head", *(f"layer-{i:05d}" for i in range(3))]
+    for part, tensors in written["one"].items():
+        assert tensors.keys() == written["three"][part].keys()
+        for name, tensor in tensors.items():
+            assert torch.allclose(tensor, written["three"][part][name], rtol=0, atol=1e-5), (part, name)
+    assert written["one"]["head"]["adam_m/norm.weight"].abs().max() > 0
+    assert len(written["one"]["embedding"]["weights/word"]) == VOCAB
 
 
 def test_a_rank_that_fails_while_writing_leaves_no_checkpoint_under_its_name(
     engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = checkpoint._write
+    write = safetensors.write
 
-    def failing(path: Path, content: dict) -> None:
-        if path.name == "head.pt":
-            raise OSError(28, "No space left on device")
-        write(path, content)
+    def failing(path: Path, *content: dict) -> None:
+        if path.stem == "head":
+            raise EngineError(f"{path}: No space left on device")
+        write(path, *content)
 
-    monkeypatch.setattr(checkpoint, "_write", failing)
+    monkeypatch.setattr(safetensors, "write", failing)
     run = engine_run("parallel.data=1", "parallel.pipeline=2")
     assert run.go() == 1
     causes = [error for error in run.errors() if not error["symptom"]]

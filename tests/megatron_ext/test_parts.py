@@ -52,7 +52,11 @@ SEED_TRAIN = TrainConfig(
     precision="fp32",
     compile=False,
     log_interval=10,
+    load=None,
     checkpoint=False,
+    save_interval=None,
+    keep_checkpoints=2,
+    save_async=False,
     comm_timeout_s=60,
 )
 
