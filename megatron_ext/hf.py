@@ -1,0 +1,221 @@
+"""Checkpoints to and from the layout of Hugging Face's GPT-2.
+
+    python -m megatron_ext.hf export CHECKPOINT OUT     CHECKPOINT: a run folder, its checkpoints folder or one of these
+    python -m megatron_ext.hf import FROM CHECKPOINT    which train.load then takes
+
+OUT and FROM are a folder with config.json and model.safetensors, or a file of that format alone. Only weights cross.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from torch import Tensor
+
+from megatron_ext import safetensors
+from megatron_ext.checkpoint import WEIGHTS, Checkpoint, Meta, part_file, part_names
+from megatron_ext.errors import EngineError
+
+PREFIX = "transformer."
+"""Of the names in a model with a head; the published GPT-2 files are without it."""
+GPT2_END_OF_TEXT = 50256
+
+
+class Twin(NamedTuple):
+    """A parameter's name there and its shape, [outputs] or [inputs, outputs], in hidden sizes (not the embedding's)."""
+
+    name: str
+    outputs: int = 1
+    inputs: int = 0
+
+    @property
+    def transposed(self) -> bool:
+        """Whether it lies here as [outputs, inputs]."""
+        return self.inputs > 0
+
+    def shape(self, hidden: int) -> List[int]:
+        return [factor * hidden for factor in (self.inputs, self.outputs) if factor]
+
+
+_EMBEDDING = {"word": Twin("wte.weight"), "position": Twin("wpe.weight")}
+_HEAD = {"norm.weight": Twin("ln_f.weight"), "norm.bias": Twin("ln_f.bias")}
+_LAYER = {
+    "attention_norm.weight": Twin("ln_1.weight"),
+    "attention_norm.bias": Twin("ln_1.bias"),
+    "qkv.weight": Twin("attn.c_attn.weight", outputs=3, inputs=1),
+    "qkv.bias": Twin("attn.c_attn.bias", outputs=3),
+    "attention_out.weight": Twin("attn.c_proj.weight", outputs=1, inputs=1),
+    "attention_out.bias": Twin("attn.c_proj.bias"),
+    "mlp_norm.weight": Twin("ln_2.weight"),
+    "mlp_norm.bias": Twin("ln_2.bias"),
+    "mlp_in.weight": Twin("mlp.c_fc.weight", outputs=4, inputs=1),
+    "mlp_in.bias": Twin("mlp.c_fc.bias", outputs=4),
+    "mlp_out.weight": Twin("mlp.c_proj.weight", outputs=1, inputs=4),
+    "mlp_out.bias": Twin("mlp.c_proj.bias"),
+}
+_FIXED = {
+    "model_type": "gpt2",
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "tie_word_embeddings": True,
+}
+"""Keys of config.json in which every model here is the same; all but the first have these values if absent."""
+
+
+def twins(part: str) -> Dict[str, Twin]:
+    """The parameters of a part of a checkpoint."""
+    if part.startswith("layer-"):
+        number = int(part[len("layer-") :])
+        return {ours: twin._replace(name=f"h.{number}.{twin.name}") for ours, twin in _LAYER.items()}
+    return _EMBEDDING if part == "embedding" else _HEAD
+
+
+def export(checkpoint: Checkpoint, out: Path) -> None:
+    """Writes the weights to `out`: a file if its name ends with .safetensors, else a folder with config.json too.
+
+    Raises:
+        EngineError: the checkpoint is damaged, or `out` cannot be written.
+    """
+    tensors: Dict[str, Tensor] = {}
+    for part in part_names(checkpoint.meta.model["layers"]):
+        content = safetensors.read(checkpoint.part(part))
+        for name, twin in twins(part).items():
+            tensor = _taken(checkpoint.part(part), content, f"{WEIGHTS}/{name}")
+            tensors[PREFIX + twin.name] = tensor.t() if twin.transposed else tensor
+    as_file = out.suffix == ".safetensors"
+    if not as_file:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "config.json").write_text(json.dumps(config_of(checkpoint.meta.model), indent=2) + "\n")
+        except OSError as error:
+            raise EngineError(f"{out}: cannot be written: {error}") from error
+    safetensors.write(out if as_file else out / "model.safetensors", tensors, {"format": "pt"})
+
+
+def import_(source: Path, folder: Path, heads: Optional[int]) -> Checkpoint:
+    """Makes a checkpoint of iteration 0 in the new `folder`. `heads` is needed for a file without a config.json.
+
+    Raises:
+        EngineError: `source` is not a GPT-2 that this engine computes, or `folder` cannot be written.
+    """
+    config = _config(source) if source.is_dir() else {}
+    if heads is None and "n_head" not in config:
+        raise EngineError(f"{source}: no config.json with n_head: give the number of attention heads with --heads")
+    path = source / "model.safetensors" if source.is_dir() else source
+    read = safetensors.read(path)
+    found = {name[len(PREFIX) :] if name.startswith(PREFIX) else name: tensor for name, tensor in read.items()}
+    word, position = (_taken(path, found, twin.name) for twin in _EMBEDDING.values())
+    layers = sum(name.startswith("h.") and name.endswith(".ln_1.weight") for name in found)
+    model = {
+        "layers": layers,
+        "hidden": word.shape[1],
+        "heads": heads if heads is not None else config["n_head"],
+        "sequence_length": position.shape[0],
+        "vocab_size": word.shape[0],
+    }
+    if model["heads"] < 1 or model["hidden"] % model["heads"]:
+        raise EngineError(f"{source}: {model['heads']} attention heads do not divide the hidden size {model['hidden']}")
+    if "lm_head.weight" in found and not found["lm_head.weight"].equal(word):
+        raise EngineError(f"{path}: its lm_head.weight is not its embedding, but the engine's models tie them")
+    try:
+        folder.mkdir(parents=True)
+        for part, tensors in _parts(path, found, layers):
+            safetensors.write(part_file(folder, part), tensors, {})
+        meta = Meta(iteration=0, consumed_samples=0, updates=0, scaler=None, order=None, model=model)
+        (folder / "meta.json").write_text(meta.as_json(), encoding="utf-8")
+    except OSError as error:
+        raise EngineError(f"{folder}: cannot be written: {error}") from error
+    return Checkpoint(folder, meta)
+
+
+def config_of(model: Dict[str, int]) -> Dict[str, Any]:
+    """config.json of a model; no dropout, as it was trained."""
+    # GPT-2's end of text is what a reader assumes, but a smaller vocabulary has no such token.
+    ends = {} if model["vocab_size"] > GPT2_END_OF_TEXT else {"bos_token_id": None, "eos_token_id": None}
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        **_FIXED,
+        "n_layer": model["layers"],
+        "n_embd": model["hidden"],
+        "n_head": model["heads"],
+        "n_positions": model["sequence_length"],
+        "vocab_size": model["vocab_size"],
+        **ends,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+    }
+
+
+def _config(folder: Path) -> Dict[str, Any]:
+    """config.json of a folder, of a model as the engine has them; empty if there is none."""
+    path = folder / "config.json"
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path}: cannot be read: {error}") from error
+    inner = config.get("n_inner")
+    if inner is not None and inner != 4 * config.get("n_embd", 0):
+        raise EngineError(f"{path}: n_inner={inner}, but the engine's models have 4 x n_embd")
+    for key, value in _FIXED.items():
+        if config.get(key, value) != value or (key == "model_type" and key not in config):
+            raise EngineError(f"{path}: expected {key}={value!r}, found {config.get(key)!r}")
+    return dict(config)
+
+
+def _parts(path: Path, found: Dict[str, Tensor], layers: int) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
+    hidden = found[_EMBEDDING["word"].name].shape[1]
+    for part in part_names(layers):
+        tensors = {}
+        for name, twin in twins(part).items():
+            tensor = _taken(path, found, twin.name).float()
+            shape = list(tensor.shape) if part == "embedding" else twin.shape(hidden)
+            if list(tensor.shape) != shape:
+                raise EngineError(f"{path}: expected {twin.name} of shape {shape}, found {list(tensor.shape)}")
+            tensors[f"{WEIGHTS}/{name}"] = tensor.t() if twin.transposed else tensor
+        yield part, tensors
+
+
+def _taken(path: Path, tensors: Dict[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise EngineError(f"{path}: expected a tensor {name}, found {len(tensors)} others")
+    return tensors[name]
+
+
+def main(argv: List[str]) -> int:
+    """The command; exit code 0, 1 with a message on stderr, or 2 for wrong arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m megatron_ext.hf", description="Checkpoints to and from Hugging Face's GPT-2 layout."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    out = commands.add_parser("export", help="weights of a checkpoint to a folder or a .safetensors file")
+    out.add_argument("checkpoint", type=Path, help="a run folder, its checkpoints folder, or one of the folders in it")
+    out.add_argument("out", type=Path)
+    back = commands.add_parser("import", help="weights to a new checkpoint folder, for train.load")
+    back.add_argument("source", type=Path, help="a folder with model.safetensors and config.json, or such a file")
+    back.add_argument("checkpoint", type=Path)
+    back.add_argument("--heads", type=int, help="attention heads, where no config.json tells them")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.command == "export":
+            export(Checkpoint.at(arguments.checkpoint), arguments.out)
+            print(arguments.out)
+        else:
+            made = import_(arguments.source, arguments.checkpoint, arguments.heads)
+            print(f"{made.folder}: " + " ".join(f"model.{key}={value}" for key, value in made.meta.model.items()))
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
