@@ -1,4 +1,4 @@
-"""Layer costs of a GPU: how long the parts of a model take on it (conf/profiles/*.yaml)."""
+"""Layer costs of a GPU: how long the parts of a model take on it (fasop/profiles/*.yaml)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.errors import ConfigError
 from conf.schema import config
 
-FOLDER = Path(__file__).parent / "profiles"
+FOLDER = Path(__file__).parents[1] / "fasop" / "profiles"
 
 
 @config
@@ -64,7 +64,7 @@ class LayerProfile:
 
 
 def read_profile(name: str) -> LayerProfile:
-    """The profile `conf/profiles/<name>.yaml`.
+    """The profile `fasop/profiles/<name>.yaml`.
 
     Raises:
         ConfigError: it does not exist, or is not one.

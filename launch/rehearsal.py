@@ -65,7 +65,7 @@ def _costs(experiment: Experiment, group: NodeGroup) -> ModelCosts:
     if gpu.profile is None:
         raise ConfigError(
             f"executor.rehearse={experiment.executor.rehearse} needs to know how long layers take on {gpu.name}, but "
-            f"cluster.gpus.{group.gpu}.profile is null; name one of conf/profiles"
+            f"cluster.gpus.{group.gpu}.profile is null; name one of fasop/profiles"
         )
     parallel = experiment.parallel
     return read_profile(gpu.profile).of(experiment.model.name, parallel.tensor, parallel.micro_batch_size)
