@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from conf.log_lines import is_iteration_line
 from conf.rundir import RunDir
 from launch import processes
 from launch.agent import GRACE_S
@@ -72,7 +73,7 @@ def _watch(run: RunDir) -> None:
             next_look = time.monotonic() + LOOK_S
         for log in logs:
             for line in log.new_lines():
-                if line.startswith(" iteration "):
+                if is_iteration_line(line):
                     print(line, file=sys.stderr, flush=True)
 
 

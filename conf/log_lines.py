@@ -1,0 +1,62 @@
+"""Megatron's log line of an iteration, which tdpp's engine and Megatron-LM, old and new, write (docs/formats.md)."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+_HEAD = re.compile(r"\s*(?:\[[^\]]*\]\s*)?iteration\s+(\d+)/\s*\d+ \|")
+"""Megatron-LM of today puts the time in brackets before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationLine:
+    """What the line says, None where it does not. `elapsed_ms` is the mean per iteration since the line before."""
+
+    iteration: int
+    consumed_samples: int | None
+    elapsed_ms: float
+    learning_rate: float | None
+    loss: float
+    """NaN where the line has none: Megatron-LM leaves out a loss that is not a number."""
+    loss_scale: float | None
+    grad_norm: float | None
+    tflops_per_rank: float | None
+    skipped: int
+    nan: int
+
+
+def is_iteration_line(line: str) -> bool:
+    return _HEAD.match(line) is not None
+
+
+def iteration_line(line: str) -> IterationLine | None:
+    """What a line of a log says of an iteration; None if it is another line, or one that is damaged."""
+    head = _HEAD.match(line)
+    if head is None:
+        return None
+    fields = dict(part.strip().rpartition(": ")[::2] for part in line[head.end() :].split("|"))
+
+    def number(name: str) -> float | None:
+        return float(fields[name]) if name in fields else None
+
+    def count(name: str) -> int | None:
+        return int(fields[name]) if name in fields else None
+
+    try:
+        loss = number("lm loss")
+        return IterationLine(
+            iteration=int(head[1]),
+            consumed_samples=count("consumed samples"),
+            elapsed_ms=float(fields["elapsed time per iteration (ms)"]),
+            learning_rate=number("learning rate"),
+            loss=math.nan if loss is None else loss,
+            loss_scale=number("loss scale"),
+            grad_norm=number("grad norm"),
+            tflops_per_rank=number("throughput per GPU (TFLOP/s/GPU)"),
+            skipped=count("number of skipped iterations") or 0,
+            nan=count("number of nan iterations") or 0,
+        )
+    except (ValueError, KeyError):
+        return None

@@ -1,0 +1,82 @@
+"""The log line of an iteration is read whoever wrote it: tdpp, Megatron-LM of 2022, Megatron-LM of today."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.log_lines import IterationLine, is_iteration_line, iteration_line
+
+OLD = (
+    " iteration       10/      50 | consumed samples:          640 | elapsed time per iteration (ms): 4541.6 | "
+    "learning rate: 7.031E-07 | global batch size:    64 | lm loss: 1.017721E+01 | loss scale: 1.0 | "
+    "grad norm: 16.666 | number of skipped iterations:   1 | number of nan iterations:   0 |"
+)
+TODAY = (
+    " [2026-11-21 10:20:30.123456] iteration       10/      50 | consumed samples:          640 | elapsed time per "
+    "iteration (ms): 4541.6 | throughput per GPU (TFLOP/s/GPU): 31.5 | learning rate: 7.031250E-07 | global batch "
+    "size:    64 | lm loss: 1.017721E+01 | loss scale: 1.0 | grad norm: 16.666 | number of skipped iterations:   1 | "
+    "number of nan iterations:   0 |"
+)
+SAID = {
+    "iteration": 10,
+    "consumed_samples": 640,
+    "elapsed_ms": 4541.6,
+    "loss": 10.17721,
+    "loss_scale": 1.0,
+    "grad_norm": 16.666,
+    "skipped": 1,
+    "nan": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (OLD, {**SAID, "learning_rate": 7.031e-07, "tflops_per_rank": None}),
+        (TODAY, {**SAID, "learning_rate": 7.03125e-07, "tflops_per_rank": 31.5}),
+    ],
+    ids=["old", "today"],
+)
+def test_every_number_of_the_line_is_read(line: str, said: dict[str, float]) -> None:
+    assert is_iteration_line(line)
+    assert iteration_line(line) == IterationLine(**said)
+
+
+def test_a_loss_that_is_left_out_is_not_a_number() -> None:
+    line = iteration_line(
+        TODAY.replace(" lm loss: 1.017721E+01 |", "").replace("nan iterations:   0", "nan iterations:   2")
+    )
+    assert line is not None
+    assert math.isnan(line.loss)
+    assert line.nan == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "training ...",
+        "    forward-compute ................................: (10.00, 12.00)",
+        " validation loss at iteration 10 | lm loss value: 9.1 |",
+        "",
+    ],
+    ids=["text", "timer", "validation", "empty"],
+)
+def test_another_line_is_none(line: str) -> None:
+    assert not is_iteration_line(line)
+    assert iteration_line(line) is None
+
+
+@given(st.sampled_from([OLD, TODAY]), st.data())
+def test_a_line_cut_short_never_gives_another_iteration(line: str, data: st.DataObject) -> None:
+    cut = iteration_line(line[: data.draw(st.integers(0, len(line)))])
+    assert cut is None or cut.iteration == 10
+
+
+@given(st.text())
+def test_no_text_is_an_error(text: str) -> None:
+    iteration_line(text)
+    iteration_line(f"{TODAY[:60]}{text}")
