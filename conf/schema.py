@@ -8,7 +8,7 @@ from typing import TypeVar, dataclass_transform
 
 from omegaconf import MISSING
 
-from conf import rules
+from conf import megatron_lm, rules
 from conf.partition import NodeOrder, Partition
 
 T = TypeVar("T")
@@ -78,6 +78,13 @@ class ContainerKind(StrEnum):
 class ExecutorKind(StrEnum):
     local = "local"
     slurm = "slurm"
+
+
+class EngineKind(StrEnum):
+    """What trains on the ranks."""
+
+    tdpp = "tdpp"
+    megatron_lm = "megatron_lm"
 
 
 class Het(StrEnum):
@@ -308,6 +315,23 @@ class Data:
 
 
 @config
+class Engine:
+    """What trains; all but `kind` is for Megatron-LM. Paths are as the ranks see them, for example in a container."""
+
+    kind: EngineKind = EngineKind.tdpp
+    checkout: str | None = None
+    """Folder of Megatron-LM, with pretrain_gpt.py in it."""
+    vocab_file: str | None = None
+    """Of GPT-2's tokenizer, with merge_file. Indexed data need none: without, only the vocabulary's size is told."""
+    merge_file: str | None = None
+    arguments: list[str] = field(default_factory=list)
+    """Further options of pretrain_gpt.py; they come last, and so win over those that tdpp gives."""
+
+    def __post_init__(self) -> None:
+        megatron_lm.engine(self)
+
+
+@config
 class Profile:
     timeline: bool = True
     """Record when each rank does what (events/rank-*.bin)."""
@@ -331,6 +355,7 @@ class Experiment:
     executor: Executor = MISSING
     train: Train = MISSING
     data: Data = MISSING
+    engine: Engine = field(default_factory=Engine)
     profile: Profile = field(default_factory=Profile)
 
     def __post_init__(self) -> None:
@@ -339,6 +364,7 @@ class Experiment:
         rules.nodes_exist(self)
         rules.ranks_fill_nodes(self)
         rules.tensor_fits(self)
+        megatron_lm.can_run(self)
 
     @property
     def partition(self) -> Partition:

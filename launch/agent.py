@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from conf.rundir import RunDir
 from launch import processes
@@ -43,6 +43,29 @@ _PR_SET_PDEATHSIG = 1
 
 def worker_command(run: Path, node_rank: int, worker: str = WORKER) -> list[str]:
     return [sys.executable, "-u", "-m", worker, str(run / "plan.json"), str(node_rank)]
+
+
+class Worker(Protocol):
+    """What runs the ranks of a node: an engine as submission chose it. It is pickled, and travels with the agent."""
+
+    def command(self, run: RunDir, node_rank: int) -> list[str] | None:
+        """None for as long as another node has to tell something first."""
+
+    def shown(self, run: Path, node_rank: int) -> list[str]:
+        """The command in a dry run, with words in the place of what only a run knows."""
+
+
+@dataclass(frozen=True)
+class ModuleWorker:
+    """The worker of tdpp's own engine, or one that keeps the same files (docs/formats.md)."""
+
+    module: str = WORKER
+
+    def command(self, run: RunDir, node_rank: int) -> list[str]:
+        return self.shown(run.path, node_rank)
+
+    def shown(self, run: Path, node_rank: int) -> list[str]:
+        return worker_command(run, node_rank, self.module)
 
 
 def worker_environment(inherited: Mapping[str, str], given: Mapping[str, str], node_rank: int) -> dict[str, str]:
@@ -80,8 +103,7 @@ class NodeAgent:
     """The model's name, for the log."""
     environment: Mapping[str, str]
     """Given to the worker."""
-    worker: str = WORKER
-    """A module, run as `python -m <worker> <plan.json> <node rank>`."""
+    worker: Worker
 
     def __call__(self) -> None:
         """Runs this node's worker to its end.
@@ -144,13 +166,26 @@ class _Node:
         """Starts the worker unless the run is over already; returns its exit code, negative for a signal."""
         self._publish()
         self._look_around()
-        code = _TOLD_TO_END if self._told.by else self._run_worker()
+        command = self._command()
+        code = _TOLD_TO_END if command is None else self._run_worker(command)
         stopped = self._told.by.name if self._told.by else None
         self._publish(state="ended", exit_code=code, stopped=stopped, ended_unix=time.time())
         return code
 
-    def _run_worker(self) -> int:
-        worker = self._start_worker()
+    def _command(self) -> list[str] | None:
+        """What runs this node's ranks; None when the node is told to end before that is known."""
+        while not self._told.by:
+            command = self._agent.worker.command(self._run, self._node_rank)
+            if command is not None:
+                return command
+            if time.monotonic() >= self._next_beat:
+                self._publish()
+            self._look_around()
+            time.sleep(_POLL_S)
+        return None
+
+    def _run_worker(self, command: list[str]) -> int:
+        worker = self._start_worker(command)
         try:
             self._publish(state="running")
             self._watch(worker)
@@ -162,18 +197,19 @@ class _Node:
             processes.send(processes.find(self._agent.environment[processes.TOKEN], self._node_rank), signal.SIGKILL)
         return code
 
-    def _start_worker(self) -> subprocess.Popen[bytes]:
+    def _start_worker(self, command: list[str]) -> subprocess.Popen[bytes]:
         run, rank = self._run, self._node_rank
         with run.node_out(self._name).open("ab") as out, run.node_err(self._name).open("ab") as err:
             out.write(job_info(self._plan, self._agent.model, rank).encode())
             out.flush()
             return subprocess.Popen(
-                worker_command(run.path, rank, self._agent.worker),
+                command,
                 env=worker_environment(os.environ, self._agent.environment, rank),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
 
     def _watch(self, worker: subprocess.Popen[bytes]) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from conf.rundir import RunDir
 from conf.schema import Experiment
-from launch.agent import SCRUBBED, worker_command
+from launch.agent import SCRUBBED
 from launch.plan import make_plan, plan_line
-from launch.submit import run_environment
+from launch.submit import node_worker, run_environment
 from launch.table import plain
 
 FOLDER = "<time>-<hash>"
@@ -26,6 +27,7 @@ def dry_run_text(experiment: Experiment, worker: str) -> str:
     plan = make_plan(experiment, name)
     run = Path(experiment.runs_dir).absolute() / name
     environment = run_environment(plan, experiment.cluster.environment, TOKEN, os.environ)
+    runner = node_worker(experiment, plan, RunDir(run), worker)
     count = len(plan["nodes"])
     parts = [
         f"run {name} in {run.parent}",
@@ -33,7 +35,7 @@ def dry_run_text(experiment: Experiment, worker: str) -> str:
         _ranks(plan),
         f"{count} node agent{'s' * (count > 1)}, started by submitit's LocalExecutor; each runs",
         *(
-            f"  on {node['name']}:\n    {_command(run, rank, worker, environment)}"
+            f"  on {node['name']}:\n    {_command(runner.shown(run, rank), rank, environment)}"
             for rank, node in enumerate(plan["nodes"])
         ),
         f"plan.json\n{json.dumps(plan, indent=1)}",
@@ -67,9 +69,9 @@ def stage_contents(partition: list[int], pipeline: int, stage: int) -> str:
     return ", ".join(holds) or "nothing, passes on"
 
 
-def _command(run: Path, node_rank: int, worker: str, environment: Mapping[str, str]) -> str:
+def _command(words: Sequence[str], node_rank: int, environment: Mapping[str, str]) -> str:
     """As a shell would run it. Everything else of the environment is inherited."""
     given = dict(environment) | {"NODE_RANK": str(node_rank)}
     unset = [word for name in SCRUBBED if name not in given for word in ("-u", name)]
     settings = [f"{name}={value}" for name, value in given.items()]
-    return shlex.join(["env", *unset, *settings, *worker_command(run, node_rank, worker)])
+    return shlex.join(["env", *unset, *settings, *words])

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import RunFolderError
+from conf.log_lines import iteration_line
 from conf.rundir import RunDir
 from launch import processes
 from launch.agent import SILENCE_S
 
 TAIL_BYTES = 64 * 1024
-"""Of metrics.jsonl: some 200 logged iterations, enough for the pace."""
+"""Of metrics.jsonl some 200 logged iterations, of Megatron-LM's log with its timers some 30: enough for the pace."""
 START_S = 5.0
 """A run without a process counts as lost after this time; before, it is still being started."""
 
@@ -59,7 +60,7 @@ class RankError:
 
 @dataclass(frozen=True, kw_only=True)
 class Iteration:
-    """One line of metrics.jsonl. `elapsed_ms` is the mean per iteration since the line before."""
+    """A logged iteration. `elapsed_ms` is the mean per iteration since the one logged before."""
 
     iteration: int
     unix: float
@@ -118,24 +119,42 @@ def observe(run: RunDir, now: float | None = None) -> Observation:
         stop_unix=request["unix"] if request else None,
         nodes=tuple(_node(name, states[name], living, now, created) for name in names),
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
-        log=read_log(run.metrics),
+        log=read_text_log(run.node_out(names[-1])) if "engine" in plan else read_log(run.metrics),
     )
 
 
 def read_log(path: Path) -> tuple[Iteration, ...]:
-    """The last lines of metrics.jsonl; a line that is still being written is left out."""
+    """The last lines of metrics.jsonl."""
+    try:
+        return tuple(_iteration(json.loads(line)) for line in _last_lines(path))
+    except (ValueError, KeyError) as error:
+        raise RunFolderError(f"{path} holds a line that is no logged iteration: {error}") from error
+
+
+def read_text_log(path: Path) -> tuple[Iteration, ...]:
+    """The last iterations in what Megatron-LM's last rank printed.
+
+    Their time is that of the last writing: the time in the lines is a container's, of an unknown zone.
+    """
+    lines = [line.decode(errors="replace") for line in _last_lines(path)]
+    logged = [found for line in lines if (found := iteration_line(line)) is not None]
+    unix = path.stat().st_mtime if logged else 0.0
+    return tuple(
+        Iteration(iteration=one.iteration, unix=unix, elapsed_ms=one.elapsed_ms, loss=one.loss, nan=one.nan)
+        for one in logged
+    )
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    """Whole lines from the end of a file that may not be there yet; one that is still being written is left out."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read().split(b"\n")
     except FileNotFoundError:
-        return ()
-    whole = lines[1 if size > TAIL_BYTES else 0 : -1]
-    try:
-        return tuple(_iteration(json.loads(line)) for line in whole)
-    except (ValueError, KeyError) as error:
-        raise RunFolderError(f"{path} holds a line that is no logged iteration: {error}") from error
+        return []
+    return lines[1 if size > TAIL_BYTES else 0 : -1]
 
 
 def _is_here(run: RunDir) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
-from conf.schema import Experiment, Rehearse
+from conf.schema import EngineKind, Experiment, Rehearse
 from launch.rehearsal import rehearsal_times
 
 VERSION = 1
@@ -77,6 +77,8 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         "device": "cpu" if set(gpus) == {"CPU"} else "cuda",
         "rehearsal": None,
     }
+    if experiment.engine.kind is EngineKind.megatron_lm:  # which records no events
+        return plan | {"engine": str(experiment.engine.kind), "timeline": False}
     return plan if experiment.executor.rehearse is Rehearse.none else _rehearsed(plan, experiment)
 
 

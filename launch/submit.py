@@ -15,9 +15,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from conf.rundir import RunDir, write_atomic
-from conf.schema import ContainerKind, ExecutorKind, Experiment, Rehearse
-from launch import local, processes
-from launch.agent import WORKER, NodeAgent
+from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
+from launch import local, megatron_lm, processes
+from launch.agent import WORKER, ModuleWorker, NodeAgent, Worker
 from launch.errors import LaunchError
 from launch.plan import make_plan
 from launch.provenance import PROJECT, provenance, source_diff
@@ -39,6 +39,8 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
     if experiment.executor.rehearse is Rehearse.none:  # a rehearsal reads no data
         preflight(experiment)
     local.check_port(experiment.executor.master_port)
+    if experiment.engine.kind is EngineKind.megatron_lm:
+        megatron_lm.check(experiment)
     config = OmegaConf.to_yaml(OmegaConf.create(asdict(experiment)))
     run = RunDir.create(Path(experiment.runs_dir), experiment.name, config, datetime.now())
     token = secrets.token_hex(16)
@@ -51,7 +53,12 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
         run.write_json(run.jobs, {"token": token, "executor": "local", "jobs": []})
         run.write_json(run.plan, plan)
         environment = run_environment(plan, experiment.cluster.environment, token, os.environ)
-        agent = NodeAgent(run=run, model=experiment.model.name, environment=environment, worker=worker)
+        agent = NodeAgent(
+            run=run,
+            model=experiment.model.name,
+            environment=environment,
+            worker=node_worker(experiment, plan, run, worker),
+        )
         local.start(agent, token, len(plan["nodes"]), experiment.executor.time_min)
         for job in run.read_json(run.jobs)["jobs"]:
             _link(run, job["id"])
@@ -91,6 +98,13 @@ def check_supported(experiment: Experiment) -> None:
             )
 
 
+def node_worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, module: str) -> Worker:
+    """What runs the ranks of a node; `module` is the worker of tdpp's own engine."""
+    if experiment.engine.kind is EngineKind.megatron_lm:
+        return megatron_lm.worker(experiment, plan, run)
+    return ModuleWorker(module)
+
+
 def run_environment(
     plan: Mapping[str, Any], cluster: Mapping[str, str], token: str, inherited: Mapping[str, str]
 ) -> dict[str, str]:
@@ -99,6 +113,8 @@ def run_environment(
     given = {"PYTHONPATH": os.pathsep.join([str(PROJECT), *paths])}
     if plan["device"] == "cpu":
         given["OMP_NUM_THREADS"] = "1"
+    if plan.get("engine") == "megatron_lm":
+        given |= megatron_lm.ENVIRONMENT
     if "CUDA_VISIBLE_DEVICES" in inherited:
         given["CUDA_VISIBLE_DEVICES"] = inherited["CUDA_VISIBLE_DEVICES"]
     return given | dict(cluster) | {processes.TOKEN: token}

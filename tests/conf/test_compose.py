@@ -16,7 +16,7 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.partition import Partition
-from conf.schema import ContainerKind, ExecutorKind, Experiment, Het
+from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Het
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = {
@@ -34,7 +34,8 @@ def compatible(group: str, choice: str) -> list[str]:
     """The choice, and what the rest of the default configuration must be for it to fit.
 
     A cluster wants a plan with as many ranks as it has GPUs, a model a plan without a partition made for another
-    one, a plan a model with as many layers as its partition; a GPU needs a place in the cluster.
+    one, a plan a model with as many layers as its partition; Megatron-LM a checkout and GPUs; a GPU a place in the
+    cluster.
     """
     if group == "cluster":
         nodes = read(group, choice)["groups"].values()
@@ -51,6 +52,8 @@ def compatible(group: str, choice: str) -> list[str]:
         partition = read(group, choice).get("partition")
         layers = [f"model.layers={sum(Partition.parse(partition).layers)}"] if partition else []
         return [f"parallel={choice}", *layers]
+    if (group, choice) == ("engine", "megatron_lm"):
+        return ["experiment=seed_a10x8", "engine=megatron_lm", "engine.checkout=/opt/megatron-lm"]
     if group == "gpu":
         return [f"+gpu@cluster.gpus.another={choice}"]
     return [f"{group}={choice}"]
@@ -74,8 +77,8 @@ def test_a_file_is_found_by_the_name_it_gives(group: str) -> None:
 
 @pytest.mark.parametrize(
     ("group", "kinds"),
-    [("container", [*ContainerKind]), ("executor", [*ExecutorKind])],
-    ids=["container", "executor"],
+    [("container", [*ContainerKind]), ("engine", [*EngineKind]), ("executor", [*ExecutorKind])],
+    ids=["container", "engine", "executor"],
 )
 def test_every_kind_has_a_file(group: str, kinds: list[str]) -> None:
     assert {read(group, choice)["kind"] for choice in SHIPPED[group]} == set(kinds)
