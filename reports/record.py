@@ -14,7 +14,9 @@ from typing import Any
 
 from conf.errors import RunFolderError
 from conf.rundir import RunDir
+from reports import upstream_log
 from reports.errors import ReportError
+from reports.upstream_log import UpstreamLog
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Plan:
     data: int
     pipeline: int
     partition: tuple[int, ...]
+    engine: str
     schedule: str
     micro_batch_size: int
     global_batch_size: int
@@ -77,6 +80,7 @@ class Plan:
             return cls(
                 **{key: int(value[key]) for key in ("tensor", "data", "pipeline")},
                 partition=tuple(value["partition"]),
+                engine=value.get("engine", "tdpp"),
                 schedule=value["schedule"],
                 micro_batch_size=value["micro_batch_size"],
                 global_batch_size=value["global_batch_size"],
@@ -120,7 +124,9 @@ class Record:
     """What differed from the commit when the run was submitted."""
     plan: Plan
     metrics: tuple[Mapping[str, Any], ...]
-    """Lines of `metrics.jsonl`, by iteration; of an iteration that was run twice, the later line."""
+    """Lines of `metrics.jsonl`, or of Megatron-LM's log; of an iteration that was run twice, the later line."""
+    upstream: UpstreamLog | None
+    """What Megatron-LM's logs say, in a run of it."""
     config: str
     overrides: tuple[str, ...]
     provenance: Mapping[str, Any]
@@ -142,11 +148,13 @@ def read(run: RunDir) -> Record:
         raise ReportError(f"{run.path} has no plan.json, so it is not a run")
     plan = Plan.parse(content)
     notes: list[str] = []
+    upstream = _upstream(run, plan, notes) if plan.engine == "megatron_lm" else None
     return Record(
         name=run.name,
         diff=run.diff,
         plan=plan,
-        metrics=_metrics(run.metrics, notes),
+        metrics=_metrics(run.metrics, notes) if upstream is None else upstream.metrics,
+        upstream=upstream,
         config=_text(run.config, notes),
         overrides=tuple(line for line in _text(run.overrides, notes).splitlines() if line),
         provenance=_json(run, run.provenance, notes),
@@ -174,6 +182,14 @@ def _json(run: RunDir, path: Path, notes: list[str]) -> Mapping[str, Any]:
         notes.append(f"{path.relative_to(run.path)} " + ("is not there" if value is None else "is not a JSON object"))
         return {}
     return value
+
+
+def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
+    lines = (line for node in plan.nodes for line in _text(run.node_out(node.name), notes).splitlines())
+    log = upstream_log.parse(lines, plan.global_batch_size * plan.model["sequence_length"])
+    if not log.metrics:
+        notes.append("no iteration is in the logs")
+    return log
 
 
 def _metrics(path: Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:

@@ -7,6 +7,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple
 from datetime import UTC, datetime
 from html import escape
 from statistics import median
@@ -17,6 +18,7 @@ from reports.events import Timeline
 from reports.page import bullets, missing, page, table
 from reports.record import Plan, Record
 from reports.statistics import Statistics, ideal_bubble, stage_times
+from reports.upstream_log import UpstreamLog
 from reports.verdict import Verdict
 
 BUBBLE = (
@@ -24,6 +26,8 @@ BUBBLE = (
     "backward-compute events; length is from the earliest start to the latest end of the iteration's events over all "
     "ranks. So waiting, communication that nothing hides and the optimizer all count as bubble."
 )
+
+MEMORY = ("rank", "stage", "allocated MiB", "max allocated MiB", "reserved MiB", "max reserved MiB")
 
 
 def render(record: Record, timeline: Timeline, figures: Statistics, verdict: Verdict | None = None) -> str:
@@ -42,7 +46,9 @@ def render(record: Record, timeline: Timeline, figures: Statistics, verdict: Ver
             missing(notes),
             f"<section><h2>Plan</h2>{_plan(record.plan)}</section>",
             f'<section><h2>Course</h2><div class="charts">{_charts(record, figures)}</div></section>',
-            f"<section><h2>Stages</h2>{_stages(record.plan, figures)}</section>",
+            f"<section><h2>Stages</h2>{_stages(record.plan, figures)}</section>"
+            if record.upstream is None
+            else _upstream(record.upstream, record.plan),
             f"<section><h2>Reproduce</h2>{_reproduce(record)}</section>",
             f"<section><h2>Configuration</h2>{_configuration(record)}</section>",
             "</main>",
@@ -116,6 +122,7 @@ def _plan(plan: Plan) -> str:
         f"{plan.schedule}.",
         f"Model: hidden {model['hidden']}, {model['heads']} heads, vocabulary {model['vocab_size']} "
         f"(padded {model['padded_vocab_size']}).",
+        *(["Megatron-LM trained it."] if plan.engine == "megatron_lm" else []),
     ]
     rows = [(node.name, node.gpu, ", ".join(map(str, node.ranks)), _stages_of(plan, node.name)) for node in plan.nodes]
     words = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
@@ -191,6 +198,27 @@ def _stages(plan: Plan, figures: Statistics) -> str:
         + f"{escape(BUBBLE)} With equal stages and free communication 1F1B has (p−1)/(m+p−1) = "
         + f"{plan.pipeline - 1}/{plan.micro_batches + plan.pipeline - 1} = {ideal:.1%}.</p>"
     )
+
+
+def _upstream(log: UpstreamLog, plan: Plan) -> str:
+    """Megatron-LM's own times and memory, in the place of the stages' times."""
+    times = [(name, f"{least:,.2f}", f"{largest:,.2f}") for name, (least, largest) in log.timers.items()]
+    memory = [
+        (str(rank), str(plan.ranks[rank].stage), *(f"{mib:,.1f}" for mib in astuple(told)))
+        for rank, told in log.memory.items()
+    ]
+    return (
+        "<section><h2>Times across ranks</h2>"
+        + (table(("timer", "least ms", "largest ms"), times, numeric=True) if times else _none("no timers"))
+        + '<p class="note">Megatron-LM&apos;s timers; medians of the log lines after the first.</p></section>'
+        + "<section><h2>Memory</h2>"
+        + (table(MEMORY, memory, numeric=True) if memory else _none("no memory figures"))
+        + "</section>"
+    )
+
+
+def _none(what: str) -> str:
+    return f'<p class="none">{what} in the logs</p>'
 
 
 def _layers(plan: Plan, stage: int) -> str:

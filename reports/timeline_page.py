@@ -10,7 +10,7 @@ import numpy as np
 from reports.events import Timeline
 from reports.pack import event_columns, pack
 from reports.page import data, missing, page, static
-from reports.record import Record
+from reports.record import Plan, Record
 from reports.statistics import Statistics
 
 
@@ -23,7 +23,7 @@ def render(record: Record, timeline: Timeline, figures: Statistics) -> str:
     title = f"Timeline of {record.name} – tdpp"
     notes = missing([*record.notes, *timeline.notes])
     if not len(timeline.events):
-        why = "none are there yet" if record.plan.timeline else "profile.timeline=false: the run records none"
+        why = _why_no_events(record.plan)
         return page(title, f'{header}<main>{notes}<p class="none">No events: {why}.</p></main>')
     packed = pack({**event_columns(timeline, len(record.plan.ranks)), **iteration_columns(figures)})
     body = "\n".join(
@@ -41,6 +41,12 @@ def render(record: Record, timeline: Timeline, figures: Statistics) -> str:
         static(name) for name in ("plotly-basic.min.js", "unpack.js", "colours.js", "overview.js", "timeline.js")
     ]
     return page(title, body, scripts)
+
+
+def _why_no_events(plan: Plan) -> str:
+    if plan.engine == "megatron_lm":
+        return "Megatron-LM records none"
+    return "none are there yet" if plan.timeline else "profile.timeline=false: the run records none"
 
 
 def iteration_columns(figures: Statistics) -> dict[str, Any]:
