@@ -132,6 +132,8 @@ class NodeGroup:
     inter_gbit_per_s: float = MISSING
     """Out of a node, shared by its ranks."""
     inter_latency_us: float = MISSING
+    environment: dict[str, str] = field(default_factory=dict)
+    """Given to the ranks of these nodes, over `cluster.environment`, for example NCCL_IB_HCA."""
     price_per_hour: float | None = None
     """Of one node, US dollars."""
 

@@ -68,10 +68,17 @@ class ModuleWorker:
         return worker_command(run, node_rank, self.module)
 
 
-def worker_environment(inherited: Mapping[str, str], given: Mapping[str, str], node_rank: int) -> dict[str, str]:
-    """What a worker finds in its environment: what the agent inherited, scrubbed, and what the run gives it."""
+def worker_environment(
+    inherited: Mapping[str, str], given: Mapping[str, str], plan: Mapping[str, Any], node_rank: int
+) -> dict[str, str]:
+    """What a worker finds in its environment: what the agent inherited, scrubbed, and what run and node give it."""
     kept = {k: v for k, v in inherited.items() if k not in SCRUBBED and not k.startswith("SUBMITIT_")}
-    return kept | dict(given) | {"NODE_RANK": str(node_rank)}
+    return kept | given_environment(given, plan, node_rank)
+
+
+def given_environment(given: Mapping[str, str], plan: Mapping[str, Any], node_rank: int) -> dict[str, str]:
+    """The part of a worker's environment that is not inherited. `given` is what the run gives to all of them."""
+    return {**given, **plan["nodes"][node_rank]["environment"], "NODE_RANK": str(node_rank)}
 
 
 def job_info(plan: Mapping[str, Any], model: str, node_rank: int) -> str:
@@ -204,7 +211,7 @@ class _Node:
             out.flush()
             return subprocess.Popen(
                 command,
-                env=worker_environment(os.environ, self._agent.environment, rank),
+                env=worker_environment(os.environ, self._agent.environment, self._plan, rank),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -11,7 +11,7 @@ from typing import Any
 
 from conf.rundir import RunDir
 from conf.schema import Experiment
-from launch.agent import SCRUBBED
+from launch.agent import SCRUBBED, given_environment
 from launch.plan import make_plan, plan_line
 from launch.submit import node_worker, run_environment
 from launch.table import plain
@@ -35,7 +35,7 @@ def dry_run_text(experiment: Experiment, worker: str) -> str:
         _ranks(plan),
         f"{count} node agent{'s' * (count > 1)}, started by submitit's LocalExecutor; each runs",
         *(
-            f"  on {node['name']}:\n    {_command(runner.shown(run, rank), rank, environment)}"
+            f"  on {node['name']}:\n    {_command(runner.shown(run, rank), given_environment(environment, plan, rank))}"
             for rank, node in enumerate(plan["nodes"])
         ),
         f"plan.json\n{json.dumps(plan, indent=1)}",
@@ -69,9 +69,8 @@ def stage_contents(partition: list[int], pipeline: int, stage: int) -> str:
     return ", ".join(holds) or "nothing, passes on"
 
 
-def _command(words: Sequence[str], node_rank: int, environment: Mapping[str, str]) -> str:
-    """As a shell would run it. Everything else of the environment is inherited."""
-    given = dict(environment) | {"NODE_RANK": str(node_rank)}
+def _command(words: Sequence[str], given: Mapping[str, str]) -> str:
+    """As a shell would run it with this environment; everything else of it is inherited."""
     unset = [word for name in SCRUBBED if name not in given for word in ("-u", name)]
     settings = [f"{name}={value}" for name, value in given.items()]
     return shlex.join(["env", *unset, *settings, *words])

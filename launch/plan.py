@@ -43,7 +43,13 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         "global_batch_size": parallel.global_batch_size,
         "master_port": experiment.executor.master_port,
         "nodes": [
-            {"name": name, "group": group, "gpu": gpu, "ranks": list(range(first, first + count))}
+            {
+                "name": name,
+                "group": group,
+                "gpu": gpu,
+                "ranks": list(range(first, first + count)),
+                "environment": dict(experiment.cluster.groups[group].environment),
+            }
             for name, group, gpu, first, count in zip(
                 names, experiment.node_order.groups, gpus, first_ranks, counts, strict=False
             )
@@ -84,7 +90,13 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
 
 def _rehearsed(plan: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     """The same plan, all on this machine, with the times that everything takes."""
-    node = {"name": "rehearsal-0", "group": "rehearsal", "gpu": "CPU", "ranks": [p["rank"] for p in plan["ranks"]]}
+    node = {
+        "name": "rehearsal-0",
+        "group": "rehearsal",
+        "gpu": "CPU",
+        "ranks": [place["rank"] for place in plan["ranks"]],
+        "environment": {},
+    }
     ranks = [
         place | {"node": 0, "local_rank": place["rank"], "emulates": plan["nodes"][place["node"]]["name"]}
         for place in plan["ranks"]

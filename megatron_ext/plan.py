@@ -69,6 +69,8 @@ class Node:
     group: str
     gpu: str
     ranks: List[int]
+    environment: Dict[str, str]
+    """What its ranks were given beside what all have; the node agent sets it."""
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,26 @@ from launch.submit import run_environment
 SUBMITIT = {"SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_EXECUTOR": "local", "CUDA_VISIBLE_DEVICES": ""}
 
 
+def nodes(*environments: dict[str, str]) -> dict[str, object]:
+    """The part of a plan that tells what its nodes are given."""
+    return {"nodes": [{"environment": environment} for environment in environments]}
+
+
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", *SUBMITIT])
 def test_a_worker_does_not_inherit_an_outer_launchers_world(name: str) -> None:
-    assert name not in worker_environment({name: "1", "HOME": "/"}, {}, 0)
+    assert name not in worker_environment({name: "1", "HOME": "/"}, {}, nodes({}), 0)
 
 
-def test_a_worker_inherits_the_rest_and_gets_what_the_run_gives() -> None:
-    found = worker_environment({"HOME": "/", "A": "old", "NODE_RANK": "7"}, {"A": "new"}, 3)
-    assert found == {"HOME": "/", "A": "new", "NODE_RANK": "3"}
+def test_a_worker_inherits_the_rest_and_gets_what_run_and_node_give() -> None:
+    inherited = {"HOME": "/", "A": "old", "B": "old", "NODE_RANK": "7"}
+    found = worker_environment(inherited, {"A": "run", "B": "run"}, nodes({"B": "0"}, {"B": "1"}), 1)
+    assert found == {"HOME": "/", "A": "run", "B": "1", "NODE_RANK": "1"}
+
+
+def test_each_group_of_nodes_has_an_environment_of_its_own() -> None:
+    given = ["cluster=a100x1_a10x7", "experiment=seed_a100x1_a10x7", "+cluster.groups.hgx.environment.NCCL_IB_HCA=mlx5"]
+    plan = make_plan(compose(given), "a/b")
+    assert [node["environment"] for node in plan["nodes"]] == [{"NCCL_IB_HCA": "mlx5"}, *[{}] * 7]
 
 
 def test_the_run_gives_its_devices_threads_and_source_tree() -> None:
