@@ -216,7 +216,7 @@ class _Node:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # kept across exec; not every worker asks for it itself
             )
 
     def _watch(self, worker: subprocess.Popen[bytes]) -> None:
