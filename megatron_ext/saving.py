@@ -58,7 +58,7 @@ class Saver:
         if self._pending is None:
             return
         self._pending.writer.wait()
-        barrier("waiting for all parts of the checkpoint")
+        barrier("waiting for all parts of the checkpoint, within train.comm_timeout_s,")
         if self._place.rank == 0:
             self._publish(self._pending)
         barrier("ending the checkpoint")
