@@ -101,6 +101,14 @@ def test_a_relative_data_prefix_becomes_absolute(tmp_path: Path, monkeypatch: py
     assert make_plan(compose(["data.prefix=../x"]), "a/b")["data_prefix"] == str(tmp_path.parent / "x")
 
 
+def test_a_relative_checkpoint_to_load_becomes_absolute_and_none_stays_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert make_plan(compose(["train.load=runs/x"]), "a/b")["train"]["load"] == str(tmp_path / "runs" / "x")
+    assert make_plan(compose([]), "a/b")["train"]["load"] is None
+
+
 def test_the_vocabulary_is_padded_for_the_tensor_size() -> None:
     assert make_plan(experiment(2, 1, 1, per_node=2), "a/b")["model"]["padded_vocab_size"] == 512
 
