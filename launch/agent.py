@@ -201,7 +201,7 @@ class _Node:
             os.killpg(worker.pid, signal.SIGKILL)
             code = worker.wait()
             # What has left the group, such as a helper with a session of its own.
-            processes.send(processes.find(self._agent.environment[processes.TOKEN], self._node_rank), signal.SIGKILL)
+            processes.kill(self._agent.environment[processes.TOKEN], self._node_rank)
         return code
 
     def _start_worker(self, command: list[str]) -> subprocess.Popen[bytes]:

@@ -34,16 +34,16 @@ def find(token: str, node_rank: int | None = None) -> set[int]:
     return found
 
 
-def wait_until_gone(token: str, seconds: float) -> set[int]:
-    """Waits until no process of the run lives, at most `seconds`; returns those that still do."""
+def wait_until_gone(token: str, seconds: float, node_rank: int | None = None) -> set[int]:
+    """Waits until what `find` finds is gone, at most `seconds`; returns what still lives."""
     until = time.monotonic() + seconds
-    while (living := find(token)) and time.monotonic() < until:
+    while (living := find(token, node_rank)) and time.monotonic() < until:
         time.sleep(0.05)
     return living
 
 
 def terminate(token: str, grace_s: float) -> set[int]:
-    """Asks every process of the run to end (SIGTERM), kills (SIGKILL) those that live on after `grace_s`.
+    """Asks every process of the run to end (SIGTERM), kills those that live on after `grace_s`.
 
     Returns the ids of the processes that it ended, one way or the other.
 
@@ -52,13 +52,24 @@ def terminate(token: str, grace_s: float) -> set[int]:
     """
     ended = find(token)
     send(ended, signal.SIGTERM)
-    living = wait_until_gone(token, grace_s)
+    wait_until_gone(token, grace_s)
+    return ended | kill(token)
+
+
+def kill(token: str, node_rank: int | None = None) -> set[int]:
+    """Kills what `find` finds (SIGKILL), and returns when it is gone: the ids.
+
+    Raises:
+        LaunchError: some live on.
+    """
+    killed: set[int] = set()
+    living = find(token, node_rank)
     for _ in range(_KILL_ROUNDS):
         if not living:
-            return ended
-        ended |= living
+            return killed
+        killed |= living
         send(living, signal.SIGKILL)  # again each round: one of them may have started another meanwhile
-        living = wait_until_gone(token, 1.0)
+        living = wait_until_gone(token, 1.0, node_rank)
     raise LaunchError(f"processes {sorted(living)} of the run do not end, even when killed; look at them with ps")
 
 
