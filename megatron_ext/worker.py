@@ -153,7 +153,15 @@ def _rank_main(plan: Plan, place: Place, parent: int) -> int:
     if os.getppid() != parent:
         return 1
     try:
-        train(plan, place, _join_store(plan))
+        try:
+            train(plan, place, _join_store(plan))
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise EngineError(
+                f"out of memory: {str(error).strip().splitlines()[0]}. A smaller parallel.micro_batch_size, "
+                "parallel.recompute=full, fewer layers on this stage or parallel.sharded_optimizer=true takes less"
+            ) from error
     except EngineError as error:
         _report(plan, place, error, symptom=isinstance(error, PeerLost))
         print(f"[{place}] error: {error}", file=sys.stderr, flush=True)
@@ -165,6 +173,13 @@ def _rank_main(plan: Plan, place: Place, parent: int) -> int:
     finally:
         sys.stdout.flush()
     return 0
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch has a class for a GPU's memory only since 2.1, and none for the host's."""
+    return isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
+    )
 
 
 def _open_store(plan: Plan) -> TCPStore:
