@@ -27,6 +27,7 @@ FIELDS = [
     "DP_SIZE",
     "PIPELINE_MP_SIZE",
     "PARTITION",
+    "ZERO",
     "NSYS",
     "PROFILE",
     "MASTER_PORT",
