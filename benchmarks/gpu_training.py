@@ -1,8 +1,8 @@
-"""python benchmarks/gpu_training.py MODEL [--results FILE]: tokens/s on one GPU, ours beside two plain loops.
+"""python -m benchmarks.gpu_training MODEL [--results FILE]: tokens/s on one GPU, ours beside two plain loops.
 
 All three train the same GPT-2 in bf16 on the same batches: our engine (one rank, started as a node agent starts it), a
 textbook loop with torch.compile in the manner of nanoGPT, and Hugging Face's GPT2LMHeadModel with torch's fused AdamW.
-Needs torch and numpy only (and transformers for its loop), so that it runs on a bare GPU node. MFU counts model
+`--device cpu` with the model tiny only shows that everything works. MFU counts model
 operations (`ModelConfig.flops_per_token`) against the dense bf16 peak given.
 """
 
@@ -24,11 +24,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from conf.compose import compose
+from conf.rundir import RunDir
+from launch.plan import make_plan
 from megatron_ext.indexed_dataset import write_indexed
+from megatron_ext.memory import measure
 from megatron_ext.plan import ModelConfig
 
+ROOT = Path(__file__).resolve().parents[1]
 MODELS = {
+    "tiny": ModelConfig(2, 64, 2, 64, 257, 384),
     "gpt2-124m": ModelConfig(12, 768, 12, 1024, 50257, 50304),
     "small": ModelConfig(24, 1024, 16, 1024, 50257, 50304),
     "xl": ModelConfig(48, 1600, 16, 1024, 50257, 50304),
@@ -37,73 +42,44 @@ MODELS = {
 WARM_UP, ITERATIONS = 5, 15
 
 
-def ours(model: ModelConfig, micro: int, micro_batches: int, options: dict[str, object]) -> dict[str, float]:
+def ours(model: ModelConfig, micro: int, micro_batches: int, device: str, options: list[str]) -> dict[str, float]:
     """Runs our engine in a process of its own; median of its own log lines after the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder)
-        for part in ("nodes", "events", "errors", "checkpoints"):
-            (run / part).mkdir()
+        run = RunDir(Path(folder))
+        for part in (run.nodes, run.events, run.errors, run.checkpoints):
+            part.mkdir()
         random = np.random.default_rng(0)
         samples = (WARM_UP + ITERATIONS) * micro * micro_batches
         tokens = random.integers(0, model.vocab_size, (samples + 8) * model.sequence_length, dtype=np.uint16)
-        write_indexed(run / "data", np.split(tokens, 8), np.dtype(np.uint16))
-        plan = {
-            "version": 1,
-            "run": "benchmark",
-            "tensor": 1,
-            "data": 1,
-            "pipeline": 1,
-            "chunks": 1,
-            "partition": [model.layers],
-            "sequence_parallel": False,
-            "recompute": "none",
-            "sharded_optimizer": False,
-            "schedule": "one_f_one_b",
-            "micro_batch_size": micro,
-            "global_batch_size": micro * micro_batches,
-            "master_port": None,
-            "nodes": [{"name": "local-0", "group": "local", "gpu": "GPU", "ranks": [0]}],
-            "ranks": [{"rank": 0, "node": 0, "local_rank": 0, "stage": 0, "dp": 0, "tp": 0}],
-            "model": vars(model),
-            "train": {
-                "iterations": WARM_UP + ITERATIONS,
-                "seed": 1,
-                "lr": 1e-4,
-                "min_lr": 1e-5,
-                "lr_warmup_iterations": 2,
-                "lr_decay_iterations": 1000,
-                "weight_decay": 0.01,
-                "adam_beta1": 0.9,
-                "adam_beta2": 0.999,
-                "adam_eps": 1e-8,
-                "clip_grad": 1.0,
-                "precision": "bf16",
-                "compile": True,
-                "log_interval": 1,
-                "checkpoint": False,
-                "comm_timeout_s": 600,
-            },
-            "data_prefix": str(run / "data"),
-            "data_split": [1, 0, 0],
-            "timeline": True,
-            "nsys": False,
-            "device": "cuda",
-        }
-        train = plan["train"]
-        assert isinstance(train, dict)
-        for key, value in options.items():
-            (train if key in train else plan)[key] = value
-        (run / "plan.json").write_text(json.dumps(plan))
-        root = Path(__file__).resolve().parents[1]
-        command = [sys.executable, "-m", "megatron_ext.worker", str(run / "plan.json"), "0"]
-        result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        write_indexed(run.path / "data", np.split(tokens, 8), np.dtype(np.uint16))
+        sizes = {key: value for key, value in vars(model).items() if key != "padded_vocab_size"}
+        given = [
+            f"cluster.gpus.cpu.name={'CPU' if device == 'cpu' else 'GPU'}",
+            "parallel=single",
+            f"parallel.micro_batch_size={micro}",
+            f"parallel.global_batch_size={micro * micro_batches}",
+            "train=gpt2",
+            f"train.iterations={WARM_UP + ITERATIONS}",
+            "train.log_interval=1",
+            "train.precision=bf16",
+            f"train.compile={device != 'cpu'}",
+            "train.checkpoint=false",
+            "train.comm_timeout_s=600",
+            f"data.prefix={run.path / 'data'}",
+            "data.split='1,0,0'",
+            *(f"model.{key}={value}" for key, value in sizes.items()),
+            *options,
+        ]
+        run.write_json(run.plan, make_plan(compose(given), "benchmark"))
+        command = [sys.executable, "-m", "megatron_ext.worker", str(run.plan), "0"]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if result.returncode:
             raise SystemExit(result.stdout[-2000:] + result.stderr[-4000:])
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        memory = json.loads((run / "memory" / "rank-00000.json").read_text())["mib"]
+        lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+        mib = json.loads((run.path / "memory" / "rank-00000.json").read_text())["mib"]
         return {
             "tokens_per_s": statistics.median(line["tokens_per_s"] for line in lines[WARM_UP:]),
-            "gib": memory["max_allocated"] / 1024,
+            "gib": (mib["max_allocated"] if device == "cuda" else mib["max_resident"]) / 1024,
             "loss": lines[-1]["loss"],
         }
 
@@ -146,14 +122,14 @@ class PlainGpt(nn.Module):
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
-def plain(model: ModelConfig, micro: int, micro_batches: int) -> dict[str, float]:
+def plain(model: ModelConfig, micro: int, micro_batches: int, device: str) -> dict[str, float]:
     """nanoGPT's recipe: fp32 weights, bf16 autocast, torch.compile of the whole model, fused AdamW, TF32 matmuls."""
     torch.set_float32_matmul_precision("high")
-    module = torch.compile(PlainGpt(model).cuda())
-    return _loop(module, lambda tokens: module(tokens), model, micro, micro_batches, autocast=True)
+    module = _compiled(PlainGpt(model), device)
+    return _loop(module, lambda tokens: module(tokens), model, micro, micro_batches, device)
 
 
-def hugging_face(model: ModelConfig, micro: int, micro_batches: int) -> dict[str, float]:
+def hugging_face(model: ModelConfig, micro: int, micro_batches: int, device: str) -> dict[str, float]:
     """Hugging Face's GPT-2, bf16 autocast, sdpa attention, fused AdamW, compiled as its documentation advises."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -169,13 +145,17 @@ def hugging_face(model: ModelConfig, micro: int, micro_batches: int) -> dict[str
         use_cache=False,
     )
     torch.set_float32_matmul_precision("high")
-    module = torch.compile(GPT2LMHeadModel(config).cuda())
+    module = _compiled(GPT2LMHeadModel(config), device)
 
     def loss(tokens: torch.Tensor) -> torch.Tensor:
         logits = module(tokens[:, :-1]).logits
         return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
-    return _loop(module, loss, model, micro, micro_batches, autocast=True)
+    return _loop(module, loss, model, micro, micro_batches, device)
+
+
+def _compiled(module: nn.Module, device: str) -> nn.Module:
+    return torch.compile(module.to(device)) if device == "cuda" else module
 
 
 def _loop(
@@ -184,16 +164,17 @@ def _loop(
     model: ModelConfig,
     micro: int,
     micro_batches: int,
-    autocast: bool,
+    device: str,
 ) -> dict[str, float]:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    torch.cuda.reset_peak_memory_stats()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     seconds = []
     for _ in range(WARM_UP + ITERATIONS):
         start = time.perf_counter()
         for _ in range(micro_batches):
-            tokens = torch.randint(0, model.vocab_size, (micro, model.sequence_length + 1), device="cuda")
-            with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            tokens = torch.randint(0, model.vocab_size, (micro, model.sequence_length + 1), device=device)
+            with torch.autocast(device, torch.bfloat16):
                 value = loss(tokens) / micro_batches
             value.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -202,10 +183,12 @@ def _loop(
         last = value.item() * micro_batches
         seconds.append(time.perf_counter() - start)
     tokens_per_s = micro * micro_batches * model.sequence_length / statistics.median(seconds[WARM_UP:])
-    gib = torch.cuda.max_memory_allocated() / 2**30
+    mib = measure(device)
+    gib = (mib["max_allocated"] if device == "cuda" else mib["max_resident"]) / 1024
     del optimizer, module
     gc.collect()
-    torch.cuda.empty_cache()
+    if device == "cuda":
+        torch.cuda.empty_cache()
     return {"tokens_per_s": tokens_per_s, "gib": gib, "loss": last}
 
 
@@ -215,6 +198,7 @@ def main() -> None:
     parser.add_argument("--micro", type=int, default=8, help="samples per micro-batch")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="dense bf16 peak of the GPU")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--only", choices=["ours", "plain", "hugging_face"])
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=JSON", help="of our plan, such as compile=false"
@@ -222,14 +206,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     arguments = parser.parse_args()
     model = MODELS[arguments.model]
-    options = {item.split("=", 1)[0]: json.loads(item.split("=", 1)[1]) for item in arguments.set}
+    device = arguments.device
     loops = {
-        "ours": lambda: ours(model, arguments.micro, arguments.micro_batches, options),
-        "plain": lambda: plain(model, arguments.micro, arguments.micro_batches),
-        "hugging_face": lambda: hugging_face(model, arguments.micro, arguments.micro_batches),
+        "ours": lambda: ours(model, arguments.micro, arguments.micro_batches, device, arguments.set),
+        "plain": lambda: plain(model, arguments.micro, arguments.micro_batches, device),
+        "hugging_face": lambda: hugging_face(model, arguments.micro, arguments.micro_batches, device),
     }
     found = {"model": arguments.model, "micro": arguments.micro, "micro_batches": arguments.micro_batches}
-    found |= {"gpu": torch.cuda.get_device_name() if arguments.only != "ours" else "", "torch": torch.__version__}
+    found |= {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU", "torch": torch.__version__}
     for name, loop in loops.items():
         if arguments.only in (None, name):
             result = loop()
