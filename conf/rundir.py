@@ -172,6 +172,9 @@ class RunDir:
     def rank_error(self, rank: int) -> Path:
         return self.errors / f"rank-{rank:05d}.json"
 
+    def rank_memory(self, rank: int) -> Path:
+        return self.path / "memory" / f"rank-{rank:05d}.json"
+
     @property
     def events(self) -> Path:
         return self.path / "events"

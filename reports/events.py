@@ -45,6 +45,8 @@ EVENT = np.dtype(
 NAMES = (
     "forward-compute",
     "backward-compute",
+    "backward-input-compute",
+    "backward-weight-compute",
     "forward-recv",
     "backward-recv",
     "forward-send",

@@ -60,3 +60,24 @@ def missing(notes: Sequence[str]) -> str:
     if not notes:
         return ""
     return f'<aside class="missing"><h2>Missing from this page</h2>{bullets(notes)}</aside>'
+
+
+def emulated(clock: str | None) -> str:
+    """What stands above all else on the pages of a rehearsal; nothing for a run that computed.
+
+    Args:
+        clock: that of the rehearsal.
+    """
+    if clock is None:
+        return ""
+    meaning = {
+        "virtual": "logical time: nobody waited, and the run itself was over sooner",
+        "anchored": "logical time, which every rank waited for: the run itself lasted as long",
+    }
+    means = f" ({meaning[clock]})" if clock in meaning else ""
+    return (
+        '<aside class="emulated"><h2>Rehearsal: all times are emulated</h2>'
+        "<p>Nothing was computed. Every duration comes from the profiles of the GPUs and the speeds of the links "
+        f"in the configuration; clock <b>{escape(clock)}</b>{escape(means)}. No data were read, and there is no "
+        "loss.</p></aside>"
+    )

@@ -26,6 +26,7 @@ class Rank:
     dp: int
     tp: int
     node: str
+    """Name; in a rehearsal, of the node that the rank stands for."""
 
     @property
     def label(self) -> str:
@@ -47,16 +48,26 @@ class Plan:
     tensor: int
     data: int
     pipeline: int
+    chunks: int
     partition: tuple[int, ...]
+    """Layers by virtual stage: number `c * pipeline + s` is chunk `c` of stage `s`."""
     engine: str
     schedule: str
+    schedule_file: str | None
+    recompute: str
+    sharded_optimizer: bool
+    sequence_parallel: bool
+    precision: str
     micro_batch_size: int
     global_batch_size: int
     iterations: int
     timeline: bool
     device: str
+    rehearsal: str | None
+    """Clock of a rehearsal: all times are emulated, and there is no loss."""
     model: Mapping[str, int]
     nodes: tuple[Node, ...]
+    """Those that the run has, which in a rehearsal are not those that the ranks stand for."""
     ranks: tuple[Rank, ...]
 
     @property
@@ -79,14 +90,21 @@ class Plan:
             )
             return cls(
                 **{key: int(value[key]) for key in ("tensor", "data", "pipeline")},
+                chunks=value.get("chunks", 1),
                 partition=tuple(value["partition"]),
                 engine=value.get("engine", "tdpp"),
                 schedule=value["schedule"],
+                schedule_file=value.get("schedule_file"),
+                recompute=value.get("recompute", "none"),
+                sharded_optimizer=value.get("sharded_optimizer", False),
+                sequence_parallel=value.get("sequence_parallel", False),
+                precision=value["train"].get("precision", "fp32"),
                 micro_batch_size=value["micro_batch_size"],
                 global_batch_size=value["global_batch_size"],
                 iterations=value["train"]["iterations"],
                 timeline=value["timeline"],
                 device=value["device"],
+                rehearsal=value["rehearsal"]["clock"] if value.get("rehearsal") else None,
                 model=value["model"],
                 nodes=nodes,
                 ranks=tuple(
@@ -95,7 +113,7 @@ class Plan:
                         stage=rank["stage"],
                         dp=rank["dp"],
                         tp=rank["tp"],
-                        node=nodes[rank["node"]].name,
+                        node=rank.get("emulates") or nodes[rank["node"]].name,
                     )
                     for rank in value["ranks"]
                 ),
@@ -132,6 +150,8 @@ class Record:
     provenance: Mapping[str, Any]
     node_states: Mapping[str, Mapping[str, Any]]
     failures: tuple[RankFailure, ...]
+    memory: Mapping[int, Mapping[str, float]]
+    """By rank that told: MiB by kind, as in `memory/rank-*.json`."""
     notes: tuple[str, ...]
     """What is missing, one sentence each."""
 
@@ -160,6 +180,7 @@ def read(run: RunDir) -> Record:
         provenance=_json(run, run.provenance, notes),
         node_states={node.name: _json(run, run.node_state(node.name), notes) for node in plan.nodes},
         failures=tuple(_failures(run, plan.ranks, notes)),
+        memory=_memory(run, plan.ranks, notes),
         notes=tuple(notes),
     )
 
@@ -219,3 +240,9 @@ def _failures(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> list[Rank
             )
             found.append((failure.symptom, error.get("unix", 0), failure))
     return [failure for _, _, failure in sorted(found, key=lambda item: item[:2])]
+
+
+def _memory(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> Mapping[int, Mapping[str, float]]:
+    paths = {rank.rank: run.rank_memory(rank.rank) for rank in ranks}
+    told = {rank: _json(run, path, notes) for rank, path in paths.items() if path.exists()}
+    return {rank: content["mib"] for rank, content in told.items() if "mib" in content}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple
 from datetime import UTC, datetime
@@ -15,17 +14,13 @@ from typing import Any
 
 from reports.chart import Series, lines
 from reports.events import Timeline
-from reports.page import bullets, missing, page, table
+from reports.page import bullets, emulated, missing, page, table
+from reports.plan_section import plan_section
 from reports.record import Plan, Record
-from reports.statistics import Statistics, ideal_bubble, stage_times
+from reports.stages_section import ideal, stages_section
+from reports.statistics import Statistics
 from reports.upstream_log import UpstreamLog
 from reports.verdict import Verdict
-
-BUBBLE = (
-    "Bubble of a rank in an iteration: 1 − busy / length. Busy is the sum of its forward-compute and "
-    "backward-compute events; length is from the earliest start to the latest end of the iteration's events over all "
-    "ranks. So waiting, communication that nothing hides and the optimizer all count as bubble."
-)
 
 MEMORY = ("rank", "stage", "allocated MiB", "max allocated MiB", "reserved MiB", "max reserved MiB")
 
@@ -37,6 +32,7 @@ def render(record: Record, timeline: Timeline, figures: Statistics, verdict: Ver
         notes.append("no complete iteration after the first in the events yet: no bubble and no times per stage")
     body = "\n".join(
         [
+            emulated(record.plan.rehearsal),
             f'<header><p class="crumbs">tdpp run</p><h1>{escape(record.name)}</h1>'
             '<nav><a href="timeline.html">Timeline of all ranks →</a></nav></header>',
             "<main>",
@@ -44,11 +40,9 @@ def render(record: Record, timeline: Timeline, figures: Statistics, verdict: Ver
             _failures(record),
             _figures(record, figures),
             missing(notes),
-            f"<section><h2>Plan</h2>{_plan(record.plan)}</section>",
+            plan_section(record.plan),
             f'<section><h2>Course</h2><div class="charts">{_charts(record, figures)}</div></section>',
-            f"<section><h2>Stages</h2>{_stages(record.plan, figures)}</section>"
-            if record.upstream is None
-            else _upstream(record.upstream, record.plan),
+            stages_section(record, figures) if record.upstream is None else _upstream(record.upstream, record.plan),
             f"<section><h2>Reproduce</h2>{_reproduce(record)}</section>",
             f"<section><h2>Configuration</h2>{_configuration(record)}</section>",
             "</main>",
@@ -82,14 +76,23 @@ def _figures(record: Record, figures: Statistics) -> str:
     """The few numbers that sum up the run."""
     plan, last = record.plan, record.metrics[-1] if record.metrics else {}
     reached = int(last["iteration"]) if last else 0
-    ideal = f"ideal 1F1B: {ideal_bubble(plan.pipeline, plan.micro_batches):.1%}"
+    upto = f"mean up to iteration {reached}" if last else ""
+    known = ideal(plan)
+    beside = f" · ideal {known.schedule}: {known.fraction:.1%}" if known else ""
     after = "median of the log lines after the first" if len(record.metrics) > 1 else "mean since the start"
+    after += " · emulated" if plan.rehearsal else ""
+    tflops = _settled(record, "tflops_per_rank")
     cards = [
         ("Iteration", f"{reached} of {plan.iterations}", "last logged"),
-        ("Loss", _number(last.get("loss"), ".4f"), f"mean up to iteration {reached}" if last else ""),
+        *([] if plan.rehearsal else [("Loss", _number(last.get("loss"), ".4f"), upto)]),
         ("Iteration time", _number(_settled(record, "elapsed_ms"), ",.1f", " ms"), after),
         ("Tokens per second", _number(_settled(record, "tokens_per_s"), ",.0f"), after),
-        ("Bubble", _number(figures.bubble, ".1%"), f"mean over ranks · {ideal}"),
+        *(
+            []
+            if tflops is None
+            else [("Model TFLOP/s per rank", f"{tflops:{',.1f' if tflops >= 1 else '.2g'}}", after)]
+        ),
+        ("Bubble", _number(figures.bubble, ".1%"), f"mean over ranks{beside}"),
     ]
     items = "".join(
         f'<div class="card"><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class="note">{escape(note)}</dd></div>'
@@ -108,42 +111,14 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:{form}}{unit}"
 
 
-def _plan(plan: Plan) -> str:
-    model = plan.model
-    kinds = Counter(node.gpu for node in plan.nodes)
-    counted = ", ".join(f"{count} × {gpu}" for gpu, count in kinds.items())
-    sentences = [
-        f"{len(plan.ranks)} ranks = {plan.pipeline} pipeline stages × {plan.data} data-parallel replicas × "
-        f"{plan.tensor} tensor-parallel, on {_plural(len(plan.nodes), 'node')} ({counted}), device {plan.device}.",
-        f"The {model['layers']} transformer layers are cut {'-'.join(map(str, plan.partition))}; the first stage "
-        "also has the embedding, the last one the final norm and the head.",
-        f"Each iteration trains on {plan.global_batch_size} samples of {model['sequence_length']} tokens: "
-        f"{_plural(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch_size} per replica, schedule "
-        f"{plan.schedule}.",
-        f"Model: hidden {model['hidden']}, {model['heads']} heads, vocabulary {model['vocab_size']} "
-        f"(padded {model['padded_vocab_size']}).",
-        *(["Megatron-LM trained it."] if plan.engine == "megatron_lm" else []),
-    ]
-    rows = [(node.name, node.gpu, ", ".join(map(str, node.ranks)), _stages_of(plan, node.name)) for node in plan.nodes]
-    words = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
-    return words + table(("node", "GPU", "ranks", "stages"), rows)
-
-
-def _stages_of(plan: Plan, node: str) -> str:
-    return ", ".join(map(str, sorted({rank.stage for rank in plan.ranks if rank.node == node})))
-
-
-def _plural(count: int, noun: str, ending: str = "s") -> str:
-    return f"{count} {noun}{ending if count != 1 else ''}"
-
-
 def _charts(record: Record, figures: Statistics) -> str:
     at = [float(line["iteration"]) for line in record.metrics]
     loss = Series("loss", at, [_finite(line, "loss") for line in record.metrics])
     logged = Series("mean between log lines", at, [_finite(line, "elapsed_ms") for line in record.metrics])
     seen = Series("first to last event", figures.iterations.tolist(), (figures.length_ns / 1e6).tolist(), line=False)
     time = [logged, seen] if len(figures.iterations) else [logged]
-    return lines([loss], x_title="iteration", y_title="Loss", label="Loss over iterations") + lines(
+    course = lines([loss], x_title="iteration", y_title="Loss", label="Loss over iterations")
+    return ("" if record.plan.rehearsal else course) + lines(
         time,
         x_title="iteration",
         y_title="Iteration time, ms",
@@ -155,49 +130,6 @@ def _charts(record: Record, figures: Statistics) -> str:
 def _finite(line: Mapping[str, Any], key: str) -> float:
     value = line.get(key)
     return float(value) if value is not None else math.nan
-
-
-def _stages(plan: Plan, figures: Statistics) -> str:
-    rows = [
-        (
-            str(row.stage),
-            _layers(plan, row.stage),
-            *(
-                f"{ms:,.1f}"
-                for ms in (
-                    row.forward_ms,
-                    row.backward_ms,
-                    row.wait_ms,
-                    row.send_ms,
-                    row.all_reduce_ms,
-                    row.optimizer_ms,
-                )
-            ),
-            f"{row.bubble:.1%}",
-        )
-        for row in stage_times(figures, [rank.stage for rank in plan.ranks])
-    ]
-    if not rows:
-        return '<p class="none">no steady iteration in the events yet</p>'
-    head = (
-        "stage",
-        "layers",
-        "forward ms",
-        "backward ms",
-        "wait to receive ms",
-        "send ms",
-        "all-reduce ms",
-        "optimizer ms",
-        "bubble",
-    )
-    ideal = ideal_bubble(plan.pipeline, plan.micro_batches)
-    return (
-        table(head, rows, numeric=True)
-        + '<p class="note">Per iteration; medians over the ranks of a stage and '
-        + f"{_plural(int(figures.steady.sum()), 'steady iteration')} (complete, and not the first). "
-        + f"{escape(BUBBLE)} With equal stages and free communication 1F1B has (p−1)/(m+p−1) = "
-        + f"{plan.pipeline - 1}/{plan.micro_batches + plan.pipeline - 1} = {ideal:.1%}.</p>"
-    )
 
 
 def _upstream(log: UpstreamLog, plan: Plan) -> str:
@@ -219,12 +151,6 @@ def _upstream(log: UpstreamLog, plan: Plan) -> str:
 
 def _none(what: str) -> str:
     return f'<p class="none">{what} in the logs</p>'
-
-
-def _layers(plan: Plan, stage: int) -> str:
-    first = " + embedding" if stage == 0 else ""
-    last = " + head" if stage == plan.pipeline - 1 else ""
-    return f"{plan.partition[stage]}{first}{last}"
 
 
 def _reproduce(record: Record) -> str:

@@ -3,9 +3,11 @@
 Definitions, used on every page:
 
 - The *length* of an iteration is from the earliest start to the latest end of its events, over all ranks.
-- A rank is *busy* while it computes: the sum of its `forward-compute` and `backward-compute` events.
+- A rank is *busy* while it computes: the sum of its `forward-compute` and `backward-compute` events. Where a schedule
+  splits the backward pass, `backward-input-compute` and `backward-weight-compute` are backward computation.
 - Its *bubble fraction* is 1 - busy / length. It counts all that is not forward or backward computation: waiting,
   communication that nothing hides, the optimizer.
+- *All-reduce* is `grads-all-reduce`, `layernorm-grads-all-reduce` and `embedding-grads-all-reduce`.
 - An iteration is *complete* when every rank that has events in any has at least as many in this one as in the
   median of those where it has some, and *steady* when it is complete and not the first that has events.
 """
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from reports.events import Timeline
 
 FORWARD = ("forward-compute",)
-BACKWARD = ("backward-compute",)
+BACKWARD = ("backward-compute", "backward-input-compute", "backward-weight-compute")
 COMPUTE = FORWARD + BACKWARD
 WAIT = ("forward-recv", "backward-recv")
 SEND = ("forward-send", "backward-send")
@@ -110,13 +112,39 @@ def _complete(count: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray((present >= usual[:, None]).all(axis=0))
 
 
-def ideal_bubble(stages: int, micro_batches: int) -> float:
-    """Bubble fraction of 1F1B with equal stages and free communication: (p-1) / (m+p-1).
+@dataclass(frozen=True)
+class IdealBubble:
+    """Bubble fraction of a schedule whose stages take equally long and whose messages take no time."""
 
-    A stage is idle for the time of p-1 of the m+p-1 slots (Narayanan et al., 2021, section 2.2, gives it as a
-    ratio to the computing time, (p-1)/m).
+    schedule: str
+    formula: str
+    """Of p stages, v chunks on each, m micro-batches."""
+    idle: int
+    length: int
+    """Of an iteration, in the unit of `idle`."""
+
+    @property
+    def fraction(self) -> float:
+        return self.idle / self.length
+
+
+def ideal_bubble(schedule: str, stages: int, chunks: int, micro_batches: int) -> IdealBubble | None:
+    """The ideal of a schedule; None where no formula is known to hold.
+
+    GPipe and 1F1B: a stage idles for p-1 of m+p-1 pairs of a forward and a backward pass (Narayanan et al. 2021,
+    section 2.2, which gives the ratio to the computing time, (p-1)/m). Interleaved: the same of m*v+p-1 pairs
+    of a chunk (section 2.2.2), if p divides m. ZB-H1: it idles (p-1) * (F + B - W), where F is a forward pass, B
+    and W are the parts of a backward pass for inputs and weights, and computes m * (F + B + W) (Qi et al. 2023,
+    section 2); with F = B = W, as there, p-1 of 3m+p-1. It takes m >= p, or there are too few W to fill the waits.
     """
-    return (stages - 1) / (micro_batches + stages - 1)
+    p, v, m = stages, chunks, micro_batches
+    if schedule in ("gpipe", "one_f_one_b"):
+        return IdealBubble("GPipe" if schedule == "gpipe" else "1F1B", "(p−1)/(m+p−1)", p - 1, m + p - 1)
+    if schedule == "interleaved" and m % p == 0:
+        return IdealBubble("interleaved 1F1B", "(p−1)/(m·v+p−1)", p - 1, m * v + p - 1)
+    if schedule == "zb_h1" and m >= p:
+        return IdealBubble("ZB-H1", "(p−1)/(3m+p−1)", p - 1, 3 * m + p - 1)
+    return None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from reports.events import Timeline
 from reports.pack import event_columns, pack
-from reports.page import data, missing, page, static
+from reports.page import data, emulated, missing, page, static
 from reports.record import Plan, Record
 from reports.statistics import Statistics
 
@@ -17,7 +17,8 @@ from reports.statistics import Statistics
 def render(record: Record, timeline: Timeline, figures: Statistics) -> str:
     """The page `timeline.html` of a run, as HTML."""
     header = (
-        f'<header><p class="crumbs">tdpp run</p><h1>{escape(record.name)} <small>timeline</small></h1>'
+        f'{emulated(record.plan.rehearsal)}<header><p class="crumbs">tdpp run</p>'
+        f"<h1>{escape(record.name)} <small>timeline</small></h1>"
         '<nav><a href="index.html">← Summary of the run</a></nav></header>'
     )
     title = f"Timeline of {record.name} – tdpp"

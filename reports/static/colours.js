@@ -20,6 +20,8 @@ const TASKS = {
   "embedding-grads-all-reduce": { ...RECEIVE, light: "#6d2a66", dark: "#e6b3de" },
   "forward-compute": { ...COMPUTE, light: "#0067a5", dark: "#3f9ae0" },
   "backward-compute": { ...COMPUTE, light: "#cf5a00", dark: "#ef7d22" },
+  "backward-input-compute": { ...COMPUTE, light: "#e06d1c", dark: "#ff9a4d" },
+  "backward-weight-compute": { ...COMPUTE, light: "#7a3a08", dark: "#f9c795" },
   optimizer: { ...COMPUTE, light: "#00875f", dark: "#1fae83" },
   "optimizer-clip-main-grad": { ...INSIDE, light: "#7fd0b3", dark: "#0c5c44" },
   "batch-generator": { ...DATA, light: "#6f7782", dark: "#98a1ad" },

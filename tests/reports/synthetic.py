@@ -1,4 +1,4 @@
-"""Makes a run folder as a run would leave it, by simulating 1F1B; every file is as docs/formats.md says."""
+"""Makes a run folder as a run would leave it, by simulating its schedule; every file is as docs/formats.md says."""
 
 from __future__ import annotations
 
@@ -10,22 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from megatron_ext.schedule import Kind, schedule
+from megatron_ext.timeline import NAMES
+
 RECORD = np.dtype("<u2,<u2,<u4,<i4,<i4,<i8,<i8")
-NAMES = [
-    "clock",
-    "forward-compute",
-    "backward-compute",
-    "forward-send",
-    "forward-recv",
-    "backward-send",
-    "backward-recv",
-    "grads-all-reduce",
-    "embedding-grads-all-reduce",
-    "optimizer",
-    "optimizer-clip-main-grad",
-    "batch-generator",
-    "loss-compute",
-]
 ID = {name: index for index, name in enumerate(NAMES)}
 UNIX_NS = 1_760_000_000_000_000_000
 LATENCY_NS = 120_000
@@ -36,6 +24,8 @@ class Shape:
     """What to simulate. A node has `ranks_per_node` ranks and its own clock."""
 
     pipeline: int = 2
+    chunks: int = 1
+    schedule: str = "one_f_one_b"
     data: int = 1
     micro_batches: int = 4
     iterations: int = 3
@@ -49,6 +39,8 @@ class Shape:
     gpus: tuple[str, ...] = ("A100", "A10")
     """Of the first node, and of the others."""
     overrides: tuple[str, ...] = ("experiment=tiny", "train.iterations=3")
+    rehearsal: str | None = None
+    """Its clock; all ranks are then on one machine."""
 
     @property
     def ranks(self) -> int:
@@ -59,8 +51,13 @@ class Shape:
         return -(-self.ranks // self.ranks_per_node)
 
     def partition(self) -> list[int]:
-        share, rest = divmod(self.layers, self.pipeline)
-        return [share + (stage < rest) for stage in range(self.pipeline)]
+        virtual_stages = self.pipeline * self.chunks
+        share, rest = divmod(self.layers, virtual_stages)
+        return [share + (number < rest) for number in range(virtual_stages)]
+
+    def peak_mib(self, rank: int) -> float:
+        """What a rank tells of its memory."""
+        return 10_000.25 + 1000 * (rank % self.data) - 100 * (rank // self.data)
 
 
 @dataclass
@@ -122,49 +119,50 @@ class Replay:
             self.free[rank] = end
 
     def replica(self, iteration: int, dp: int, slow: float) -> None:
-        """One 1F1B iteration of a replica: each stage goes through its actions as soon as their inputs are there."""
-        shape, p, m = self.shape, self.shape.pipeline, self.shape.micro_batches
+        """One iteration of a replica: each stage goes through its actions as soon as their inputs are there."""
+        shape, p = self.shape, self.shape.pipeline
         partition = shape.partition()
-        todo = [one_f_one_b(stage, p, m) for stage in range(p)]
+        todo = schedule(shape.schedule, p, shape.chunks, shape.micro_batches)
         done: dict[tuple[str, int, int], int] = {}
         while any(todo):
             for stage in range(p):
                 rank = stage * shape.data + dp
                 while todo[stage]:
-                    kind, i = todo[stage][0]
-                    source = stage - 1 if kind == "forward" else stage + 1
-                    if 0 <= source < p and (kind, source, i) not in done:
+                    kind, i, chunk = todo[stage][0]
+                    here, way = chunk * p + stage, kind.value.split("-")[0]
+                    source = here - 1 if way == "forward" else here + 1
+                    receives = kind in (Kind.RECV_FORWARD, Kind.RECV_BACKWARD)
+                    if receives and (way, source, i) not in done:
                         break
                     todo[stage].pop(0)
-                    if kind == "forward":
-                        self.work(rank, "batch-generator", iteration, 0.3e6, i)
-                    if 0 <= source < p:
-                        sent = done[kind, source, i]
-                        self.receive(rank, f"{kind}-recv", iteration, sent, i, source * shape.data + dp)
-                    cost = (partition[stage] + 0.3) * 2.5e6 * slow * (2 if kind == "backward" else 1)
-                    done[kind, stage, i] = self.work(rank, f"{kind}-compute", iteration, cost, i)
-                    if kind == "forward" and stage == p - 1:
-                        self.work(rank, "loss-compute", iteration, 0.8e6, i)
-
-
-def one_f_one_b(stage: int, stages: int, micro_batches: int) -> list[tuple[str, int]]:
-    warm = min(stages - 1 - stage, micro_batches)
-    actions = [("forward", i) for i in range(warm)]
-    for i in range(micro_batches - warm):
-        actions += [("forward", warm + i), ("backward", i)]
-    return actions + [("backward", i) for i in range(micro_batches - warm, micro_batches)]
+                    if receives:
+                        self.receive(rank, kind.value, iteration, done[way, source, i], i, source % p * shape.data + dp)
+                    elif kind.value.endswith("-compute"):
+                        if kind is Kind.FORWARD:
+                            self.work(rank, "batch-generator", iteration, 0.3e6, i)
+                        cost = (partition[here] + 0.3) * 2.5e6 * slow * (2 if kind is Kind.BACKWARD else 1)
+                        end = self.work(rank, kind.value, iteration, cost, i)
+                        if kind is not Kind.BACKWARD_WEIGHT:
+                            done[way, here, i] = end
+                        if kind is Kind.FORWARD and here == len(partition) - 1:
+                            self.work(rank, "loss-compute", iteration, 0.8e6, i)
 
 
 def plan(shape: Shape, name: str) -> dict:
-    nodes = [f"g{min(node, 1)}-{node}" for node in range(shape.nodes)]
+    nodes = [node_name(node) for node in range(shape.nodes)]
     return {
         "version": 1,
         "run": name,
         "tensor": 1,
         "data": shape.data,
         "pipeline": shape.pipeline,
+        "chunks": shape.chunks,
         "partition": shape.partition(),
-        "schedule": "one_f_one_b",
+        "recompute": "none",
+        "sharded_optimizer": False,
+        "sequence_parallel": False,
+        "schedule_file": None,
+        "schedule": shape.schedule,
         "micro_batch_size": 1,
         "global_batch_size": shape.data * shape.micro_batches,
         "master_port": None,
@@ -185,6 +183,7 @@ def plan(shape: Shape, name: str) -> dict:
                 "stage": rank // shape.data,
                 "dp": rank % shape.data,
                 "tp": 0,
+                "emulates": None,
             }
             for rank in range(shape.ranks)
         ],
@@ -196,25 +195,39 @@ def plan(shape: Shape, name: str) -> dict:
             "vocab_size": 50257,
             "padded_vocab_size": 50304,
         },
-        "train": {"iterations": shape.iterations, "seed": 1234, "log_interval": 1},
+        "train": {"iterations": shape.iterations, "seed": 1234, "precision": "fp32", "log_interval": 1},
         "data_prefix": "/data/text_document",
         "data_split": [969, 30, 1],
         "timeline": True,
         "device": "cuda",
+        "rehearsal": None,
     }
+
+
+def rehearsed(plan: dict, clock: str) -> dict:
+    """The plan on one machine; the times by rank, which no report reads, are left out."""
+    ranks = [rank | {"node": 0, "emulates": plan["nodes"][rank["node"]]["name"]} for rank in plan["ranks"]]
+    every = [rank["rank"] for rank in ranks]
+    node = {"name": "rehearsal-0", "group": "rehearsal", "gpu": "CPU", "ranks": every}
+    return plan | {"nodes": [node], "ranks": ranks, "device": "cpu", "rehearsal": {"clock": clock, "ranks": []}}
+
+
+def node_name(node: int) -> str:
+    return f"g{min(node, 1)}-{node}"
 
 
 def event_file(rank: int, shape: Shape, records: list[tuple[int, ...]]) -> bytes:
     """The event file of a rank, on the clock of its node, with clock records at both ends."""
     node = rank // shape.ranks_per_node
-    skew, drift = node * shape.clock_skew_ns, 1 + node * shape.clock_drift
+    machine = 0 if shape.rehearsal else node
+    skew, drift = machine * shape.clock_skew_ns, 1 + machine * shape.clock_drift
 
     def own(time: int) -> int:
         return round(time * drift) + skew
 
     moved = [(*record[:5], own(record[5]), own(record[6])) for record in records]
     ends = [records[0][5] - 1_000_000, max(record[6] for record in records) + 1_000_000] if records else [0]
-    uncertainty = 0 if node == 0 else 30_000 + 1_000 * node
+    uncertainty = 0 if machine == 0 else 30_000 + 1_000 * machine
     clock = [(ID["clock"], 0, 0, -1, -1, own(time), time) for time in ends]
     clock = [(*record[:4], uncertainty, *record[5:]) for record in clock]
     header = {
@@ -223,8 +236,8 @@ def event_file(rank: int, shape: Shape, records: list[tuple[int, ...]]) -> bytes
         "stage": rank // shape.data,
         "dp": rank % shape.data,
         "tp": 0,
-        "node": f"g{min(node, 1)}-{node}",
-        "host": f"host{node}",
+        "node": node_name(node),
+        "host": f"host{machine}",
         "pid": 1000 + rank,
         "names": NAMES,
         "monotonic_ns": own(0),
@@ -241,6 +254,8 @@ def make_run(folder: Path, shape: Shape) -> list[list[tuple[int, ...]]]:
         (folder / name).mkdir(parents=True)
     name = f"{folder.parent.name}/{folder.name}"
     content = plan(shape, name)
+    if shape.rehearsal:
+        content = rehearsed(content, shape.rehearsal)
     replay = Replay(shape)
     metrics = []
     for number in range(1, shape.iterations + 1):
@@ -254,8 +269,9 @@ def make_run(folder: Path, shape: Shape) -> list[list[tuple[int, ...]]]:
                 "consumed_samples": number * content["global_batch_size"],
                 "elapsed_ms": elapsed,
                 "learning_rate": 1.5e-4,
-                "loss": 3 + 7.8 * 0.93**number + replay.random.gauss(0, 0.05),
+                "loss": 0.0 if shape.rehearsal else 3 + 7.8 * 0.93**number + replay.random.gauss(0, 0.05),
                 "grad_norm": 2.5,
+                "tflops_per_rank": 40 + number,
                 "tokens_per_s": content["global_batch_size"] * 1024 / elapsed * 1e3,
                 "skipped": 0,
                 "nan": 0,
@@ -282,4 +298,15 @@ def make_run(folder: Path, shape: Shape) -> list[list[tuple[int, ...]]]:
     for node in content["nodes"]:
         state = {"node": node["name"], "state": "ended", "exit_code": 0, "host": "host"}
         (folder / f"nodes/{node['name']}.json").write_text(json.dumps(state))
+    if not shape.rehearsal:
+        (folder / "memory").mkdir()
+        for rank in content["ranks"]:
+            mib = {
+                "allocated": 9.5,
+                "max_allocated": shape.peak_mib(rank["rank"]),
+                "reserved": 2e4,
+                "max_reserved": 2e4,
+            }
+            told = {"rank": rank["rank"], "stage": rank["stage"], "iteration": shape.iterations, "mib": mib}
+            (folder / f"memory/rank-{rank['rank']:05d}.json").write_text(json.dumps(told))
     return replay.records

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -157,6 +158,135 @@ def test_a_run_that_records_no_events_is_not_missing_them(run: Path):
     summary, timeline = report(run)
     assert "Missing" not in summary
     assert "profile.timeline=false: the run records none" in timeline
+
+
+def with_plan(run: Path, **changes) -> Path:
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps(plan | changes))
+    return run
+
+
+def stage_rows(run: Path) -> list[list[str]]:
+    """Cells of the table of stages, the head first."""
+    rows = (run / "report/index.html").read_text().split("<h2>Stages</h2>")[1].split("</table>")[0].split("<tr>")[1:]
+    return [[unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers", "ideal"),
+    [
+        pytest.param(
+            Shape(layers=9, chunks=2, schedule="interleaved"),
+            ["3, 2 + embedding", "2, 2 + head"],
+            "interleaved 1F1B has (p−1)/(m·v+p−1) = 1/9 = 11.1%",
+            id="interleaved",
+        ),
+        pytest.param(
+            Shape(schedule="zb_h1"),
+            ["4 + embedding", "4 + head"],
+            "ZB-H1 has (p−1)/(3m+p−1) = 1/13 = 7.7%",
+            id="zb-h1",
+        ),
+        pytest.param(
+            Shape(schedule="gpipe"), ["4 + embedding", "4 + head"], "GPipe has (p−1)/(m+p−1) = 1/5 = 20.0%", id="gpipe"
+        ),
+        pytest.param(
+            Shape(pipeline=1), ["8 + embedding + head"], "1F1B has (p−1)/(m+p−1) = 0/4 = 0.0%", id="one-stage"
+        ),
+    ],
+)
+def test_stages_have_their_layers_and_the_ideal_of_their_schedule(
+    tmp_path: Path, shape: Shape, layers: list[str], ideal: str
+):
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, shape)
+    summary, _ = report(run)
+    assert [row[1] for row in stage_rows(run)] == ["layers", *layers]
+    assert ideal in summary
+    assert ("chunk 0 of all stages" in summary) == (shape.chunks > 1)
+
+
+def test_a_schedule_from_a_file_has_no_ideal(run: Path):
+    summary, _ = report(with_plan(run, schedule_file="/plans/own.json"))
+    assert "the schedule of /plans/own.json" in summary
+    assert "ideal" not in summary
+    assert "p−1" not in summary
+
+
+def test_what_is_not_the_default_is_part_of_the_plan(run: Path):
+    assert "With " not in report(run)[0].split("Course")[0]
+    plan = json.loads((run / "plan.json").read_text())
+    train = plan["train"] | {"precision": "bf16"}
+    with_plan(run, recompute="full", sharded_optimizer=True, sequence_parallel=True, train=train)
+    words = "With full recomputation of activations, sharded optimizer, sequence parallel, precision bf16."
+    assert words in report(run)[0]
+
+
+def test_a_stage_has_the_peak_memory_of_its_ranks(tmp_path: Path):
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, Shape(pipeline=3, data=2))
+    (run / "memory/rank-00003.json").unlink()
+    for rank in (4, 5):
+        (run / f"memory/rank-{rank:05d}.json").unlink()
+    summary, _ = report(run)
+    assert [row[-1] for row in stage_rows(run)] == ["peak memory MiB", "11,000", "9,900", "–"]
+    assert "(max_allocated)" in summary
+
+
+def test_on_a_cpu_the_peak_is_what_was_resident(run: Path):
+    for rank, peak in enumerate((512.4, 300.0)):
+        (run / f"memory/rank-{rank:05d}.json").write_text(json.dumps({"rank": rank, "mib": {"max_resident": peak}}))
+    summary, _ = report(with_plan(run, timeline=False))
+    assert stage_rows(run) == [
+        ["stage", "layers", "peak memory MiB"],
+        ["0", "4 + embedding", "512"],
+        ["1", "4 + head", "300"],
+    ]
+    assert "(max_resident)" in summary
+
+
+def test_a_card_has_the_model_flops_of_a_rank(run: Path):
+    assert re.search(r"Model TFLOP/s per rank\s+43\.0\s+median", report(run)[0])
+    (run / "metrics.jsonl").write_text(json.dumps({"iteration": 1, "tflops_per_rank": 0.00312}) + "\n")
+    assert re.search(r"Model TFLOP/s per rank\s+0\.0031\s+mean", report(run)[0])
+
+
+def test_runs_without_later_keys_still_have_pages(run: Path, capsys):
+    plan = json.loads((run / "plan.json").read_text())
+    later = ("chunks", "recompute", "sharded_optimizer", "sequence_parallel", "schedule_file", "rehearsal")
+    for key in later:
+        del plan[key]
+    del plan["train"]["precision"]
+    for rank in plan["ranks"]:
+        del rank["emulates"]
+    (run / "plan.json").write_text(json.dumps(plan))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["tflops_per_rank"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shutil.rmtree(run / "memory")
+    summary, timeline = report(run)
+    assert [row[1] for row in stage_rows(run)] == ["layers", "4 + embedding", "4 + head"]
+    assert "memory" not in summary
+    assert "TFLOP" not in summary
+    assert "Rehearsal" not in summary + timeline
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("clock", ["virtual", "anchored"])
+def test_pages_of_a_rehearsal_begin_with_its_clock_and_have_no_loss(tmp_path: Path, clock: str):
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, Shape(data=2, ranks_per_node=2, rehearsal=clock))
+    for said in report(run, lambda _: Judgement()):
+        begin = said.split("– tdpp", 1)[1].lstrip()
+        assert begin.startswith("Rehearsal: all times are emulated")
+        assert f"clock  {clock}  (logical time" in begin
+    summary = (run / "report/index.html").read_text()
+    assert "<dt>Loss</dt>" not in summary
+    assert "Loss over iterations" not in summary
+    assert "where they stand for 2 nodes" in summary
+    assert "<tr><td>g0-0</td><td>0, 1</td><td>0</td></tr>" in summary
+    assert "rehearsal-0" not in summary
 
 
 def test_failed_ranks_are_listed_causes_before_symptoms(run: Path):

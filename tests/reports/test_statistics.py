@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from megatron_ext.schedule import Kind, schedule
 from reports.events import EVENT, NAMES, Timeline
 from reports.statistics import ideal_bubble, stage_times, statistics
 
@@ -101,9 +106,72 @@ def test_a_stage_has_medians_of_each_kind_of_time():
     assert second.bubble == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 4), (8, 16), (4, 2)], ids=str)
-def test_the_ideal_bubble_is_that_of_unit_slots(stages: int, micro_batches: int):
-    # Every forward and backward pass takes one slot: the last stage ends its m pairs after p-1 forwards, and p-1
-    # backwards follow; so of 2m + 2(p-1) slots each stage works in 2m.
-    slots = 2 * micro_batches + 2 * (stages - 1)
-    assert ideal_bubble(stages, micro_batches) == pytest.approx(1 - 2 * micro_batches / slots)
+def replayed_bubble(name: str, stages: int, chunks: int, micro_batches: int) -> Fraction:
+    """Bubble of the engine's schedule when each forward pass and each part of a backward pass takes one slot."""
+    todo = schedule(name, stages, chunks, micro_batches)
+    free = [0] * stages
+    done: dict[tuple[str, int, int], int] = {}
+    while any(todo):
+        for stage in range(stages):
+            while todo[stage]:
+                kind, m, chunk = todo[stage][0]
+                here, way = chunk * stages + stage, kind.value.split("-")[0]
+                if kind.value.endswith("-recv"):
+                    sent = done.get((way, here + (-1 if way == "forward" else 1), m))
+                    if sent is None:
+                        break
+                    free[stage] = max(free[stage], sent)
+                elif kind.value.endswith("-compute"):
+                    free[stage] += 2 if kind is Kind.BACKWARD else 1
+                    if kind is not Kind.BACKWARD_WEIGHT:
+                        done[way, here, m] = free[stage]
+                todo[stage].pop(0)
+    return 1 - Fraction(3 * micro_batches * chunks, max(free))
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [("gpipe", 1), ("one_f_one_b", 1), ("interleaved", 2), ("interleaved", 3), ("zb_h1", 1)],
+    ids=lambda value: str(value),
+)
+@settings(deadline=None)
+@given(stages=st.integers(2, 9), micro_batches=st.integers(1, 24))
+def test_the_ideal_bubble_is_that_of_the_engines_schedule_in_unit_slots(
+    name: str, chunks: int, stages: int, micro_batches: int
+):
+    found = ideal_bubble(name, stages, chunks, micro_batches)
+    if found is not None:
+        assert Fraction(found.idle, found.length) == replayed_bubble(name, stages, chunks, micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "chunks", "micro_batches", "value"),
+    [
+        pytest.param("gpipe", 4, 1, 2, 3 / 5, id="gpipe"),
+        pytest.param("one_f_one_b", 8, 1, 16, 7 / 23, id="1f1b"),
+        pytest.param("one_f_one_b", 1, 1, 1, 0, id="one-stage"),
+        pytest.param("interleaved", 4, 2, 8, 3 / 19, id="interleaved"),
+        pytest.param("interleaved", 4, 2, 6, None, id="interleaved-of-no-whole-groups"),
+        pytest.param("zb_h1", 8, 1, 16, 7 / 55, id="zb-h1"),
+        pytest.param("zb_h1", 8, 1, 7, None, id="zb-h1-of-few-micro-batches"),
+        pytest.param("own", 8, 1, 16, None, id="unknown"),
+    ],
+)
+def test_the_ideal_bubble_is_shown_where_a_formula_holds(
+    name: str, stages: int, chunks: int, micro_batches: int, value: float | None
+):
+    found = ideal_bubble(name, stages, chunks, micro_batches)
+    assert (found and found.fraction) == (None if value is None else pytest.approx(value))
+
+
+def test_both_parts_of_a_backward_pass_are_computation():
+    split = [
+        (0, "forward-compute", 2, 0, 10),
+        (0, "backward-input-compute", 2, 10, 22),
+        (0, "backward-weight-compute", 2, 30, 38),
+        (0, "layernorm-grads-all-reduce", 2, 38, 50),
+    ]
+    figures = statistics(timeline((0, "optimizer", 1, -100, -90), *split), 1)
+    assert figures.compute_share[0, 1] == pytest.approx(0.6)
+    (row,) = stage_times(figures, [0])
+    assert (row.forward_ms, row.backward_ms, row.all_reduce_ms) == (10, 20, 12)

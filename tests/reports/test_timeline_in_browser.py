@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page
 
+from megatron_ext.timeline import NAMES as ENGINE_NAMES
 from reports.cli import main
-from reports.events import RECORD, Timeline, read_run
+from reports.events import NAMES, RECORD, Timeline, read_run
 from reports.statistics import statistics
 from tests.reports.conftest import Opener
 from tests.reports.synthetic import Shape, make_run
@@ -321,3 +322,39 @@ def test_a_run_with_ranks_that_have_no_events_still_shows_the_others(tmp_path: P
     assert "no event file of rank 2" in page.inner_text(".missing")
     drawn_after(page, lambda: (page.fill("#iteration", "5"), page.press("#iteration", "Enter")))
     assert "2 of 4 ranks have no events in it" in page.inner_text("#said")
+
+
+def test_a_rehearsal_of_chunks_says_so_above_all_and_knows_the_nodes_it_stands_for(tmp_path: Path, open_page: Opener):
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    shape = Shape(data=2, chunks=2, schedule="interleaved", ranks_per_node=2, rehearsal="virtual")
+    make_run(run, shape)
+    main([str(run)])
+    summary, page = open_page(run / "report/index.html"), ready(open_page(run / "report/timeline.html"))
+    for one in (summary, page):
+        banner, header = one.locator(".emulated").bounding_box(), one.locator("header").bounding_box()
+        assert banner["y"] == 0
+        assert banner["y"] + banner["height"] <= header["y"]
+        assert "clock virtual" in one.inner_text(".emulated")
+    assert page.locator("#node option").all_inner_texts() == ["all", "g0-0", "g1-1"]
+    events = events_of(run, shape.ranks)
+    drawn_after(page, lambda: page.select_option("#node", "g1-1"))
+    assert page.locator(BARS).count() == events_in(events, iteration(page), [2, 3])
+    forward = page.evaluate("element('timeline').data[run.names.indexOf('forward-compute')].x.length")
+    assert forward == 2 * shape.chunks * shape.micro_batches
+
+
+def test_both_parts_of_a_backward_pass_are_told_apart_among_computation(tmp_path: Path, open_page: Opener):
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, Shape(schedule="zb_h1"))
+    main([str(run)])
+    page = ready(open_page(run / "report/timeline.html"))
+    computation = page.locator("#legend fieldset", has_text="computation").get_by_role("button")
+    parts = ["backward-input-compute", "backward-weight-compute"]
+    assert [name for name in computation.all_inner_texts() if name.startswith("backward")] == parts
+    assert page.evaluate(f"new Set({json.dumps(parts)}.map((name) => shade(name, -1, 0))).size") == 2
+
+
+def test_every_task_of_the_engine_has_a_look_of_its_own(page: Page):
+    assert page.evaluate("Object.keys(TASKS).sort()") == sorted(set(ENGINE_NAMES) - {"clock"})
+    for scheme in ("light", "dark"):
+        assert page.evaluate(f"new Set(Object.values(TASKS).map((task) => task.{scheme})).size") == len(NAMES)

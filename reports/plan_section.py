@@ -1,0 +1,87 @@
+"""A plan in words, and which node has which ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from html import escape
+
+from reports.page import table
+from reports.record import Plan
+
+
+def plan_section(plan: Plan) -> str:
+    """The section of a run's page on its plan, as HTML."""
+    words = "".join(f"<p>{escape(sentence)}</p>" for sentence in _sentences(plan))
+    return f"<section><h2>Plan</h2>{words}{_nodes(plan)}</section>"
+
+
+def layers(plan: Plan, stage: int) -> str:
+    """What a stage holds: the layers of each of its chunks, the embedding, the head."""
+    first = " + embedding" if stage == 0 else ""
+    last = " + head" if stage == plan.pipeline - 1 else ""
+    return f"{', '.join(map(str, plan.partition[stage :: plan.pipeline]))}{first}{last}"
+
+
+def plural(count: int, noun: str, ending: str = "s") -> str:
+    return f"{count} {noun}{ending if count != 1 else ''}"
+
+
+def _sentences(plan: Plan) -> list[str]:
+    model = plan.model
+    order = f"the schedule of {plan.schedule_file}" if plan.schedule_file else f"schedule {plan.schedule}"
+    unusual = _unusual(plan)
+    return [
+        f"{len(plan.ranks)} ranks = {plan.pipeline} pipeline stages × {plan.data} data-parallel replicas × "
+        f"{plan.tensor} tensor-parallel, {_where(plan)}.",
+        _cut(plan),
+        f"Each iteration trains on {plan.global_batch_size} samples of {model['sequence_length']} tokens: "
+        f"{plural(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch_size} per replica, {order}.",
+        f"Model: hidden {model['hidden']}, {model['heads']} heads, vocabulary {model['vocab_size']} "
+        f"(padded {model['padded_vocab_size']}).",
+        *([f"With {', '.join(unusual)}."] if unusual else []),
+        *(["Megatron-LM trained it."] if plan.engine == "megatron_lm" else []),
+    ]
+
+
+def _where(plan: Plan) -> str:
+    if plan.rehearsal:
+        stood_for = len({rank.node for rank in plan.ranks})
+        return f"rehearsed on one machine, where they stand for {plural(stood_for, 'node')}"
+    kinds = Counter(node.gpu for node in plan.nodes)
+    counted = ", ".join(f"{count} × {gpu}" for gpu, count in kinds.items())
+    return f"on {plural(len(plan.nodes), 'node')} ({counted}), device {plan.device}"
+
+
+def _cut(plan: Plan) -> str:
+    cut = f"The {plan.model['layers']} transformer layers are cut {'-'.join(map(str, plan.partition))}"
+    if plan.chunks == 1:
+        return f"{cut}; the first stage also has the embedding, the last one the final norm and the head."
+    return (
+        f"{cut}: every stage holds {plan.chunks} chunks of the model, and the cut names chunk 0 of all stages, then "
+        "chunk 1, and so on. The first stage's first chunk also has the embedding, the last stage's last one the "
+        "final norm and the head."
+    )
+
+
+def _unusual(plan: Plan) -> list[str]:
+    """What is not as it is by default."""
+    chosen = {
+        f"{plan.recompute} recomputation of activations": plan.recompute != "none",
+        "sharded optimizer": plan.sharded_optimizer,
+        "sequence parallel": plan.sequence_parallel,
+        f"precision {plan.precision}": plan.precision != "fp32",
+    }
+    return [words for words, is_so in chosen.items() if is_so]
+
+
+def _nodes(plan: Plan) -> str:
+    gpus = {node.name: node.gpu for node in plan.nodes}
+    names = dict.fromkeys(rank.node for rank in plan.ranks) if plan.rehearsal else gpus
+    rows = []
+    for name in names:
+        ranks = [rank for rank in plan.ranks if rank.node == name]
+        numbers = ", ".join(str(rank.rank) for rank in ranks)
+        stages = ", ".join(map(str, sorted({rank.stage for rank in ranks})))
+        rows.append((name, *([] if plan.rehearsal else [gpus[name]]), numbers, stages))
+    head = ("node it stands for", "ranks", "stages") if plan.rehearsal else ("node", "GPU", "ranks", "stages")
+    return table(head, rows)
