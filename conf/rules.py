@@ -211,6 +211,33 @@ def tensor_fits(experiment: Experiment) -> None:
             )
 
 
+def compiled_layers_put_nothing_off(experiment: Experiment) -> None:
+    parallel = experiment.parallel
+    if experiment.train.compile and (parallel.schedule == "zb_h1" or parallel.schedule_file is not None):
+        raise ConfigError(
+            f"train.compile=true does not go with parallel.schedule={parallel.schedule}"
+            + (f" parallel.schedule_file={parallel.schedule_file}" if parallel.schedule_file else "")
+            + ": compiled layers cannot put their weight gradients off; use train.compile=false or another schedule"
+        )
+
+
+def rehearsal_knows_the_time(experiment: Experiment) -> None:
+    if experiment.executor.rehearse == "none":
+        return
+    parallel = experiment.parallel
+    unknown = {
+        "parallel.recompute": parallel.recompute != "none",
+        "parallel.sharded_optimizer": parallel.sharded_optimizer,
+        "parallel.sequence_parallel": parallel.sequence_parallel,
+    }
+    asked = [key for key, given in unknown.items() if given]
+    if asked:
+        raise ConfigError(
+            f"executor.rehearse={experiment.executor.rehearse} does not know what {' and '.join(asked)} would change: "
+            "the profiles have no times for it; leave it at its default in a rehearsal"
+        )
+
+
 def container_image(container: Container) -> None:
     if container.kind != "none" and not container.image:
         raise ConfigError(

@@ -72,7 +72,8 @@ class RunDir:
     def all(cls, runs: Path) -> Iterator[RunDir]:
         """Every run below `runs`, oldest first."""
         found = [path.parent for path in runs.glob("*/*/plan.json") if path.parent.parent.name != "by_job"]
-        for path in sorted(found, key=lambda path: (path.name, path.parent.name)):
+        # The time in a name has seconds; within one, whichever was planned first.
+        for path in sorted(found, key=lambda path: (path.name.split("-")[:2], (path / "plan.json").stat().st_mtime_ns)):
             if cls.is_one(path):
                 yield cls(path.absolute())
 

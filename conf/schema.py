@@ -295,11 +295,13 @@ class Train:
     save_async: bool = False
     """Train on while a copy in the node's memory is written."""
     comm_timeout_s: int = 60
-    """A rank that waits longer than this for another one fails; so it must be enough to write a checkpoint's parts."""
+    """A rank that waits longer than this for another one fails; so it must be enough to write a checkpoint's
+    parts, and to build the index maps of data that have none yet."""
 
     def __post_init__(self) -> None:
         for key in ("iterations", "log_interval", "keep_checkpoints", "comm_timeout_s"):
             rules.at_least(f"train.{key}", getattr(self, key), 1)
+        rules.between("train.seed", self.seed, 0, 2**32 - 1)
         rules.saving(self)
         rules.learning_rate(self)
         rules.optimizer(self)
@@ -366,6 +368,8 @@ class Experiment:
         rules.nodes_exist(self)
         rules.ranks_fill_nodes(self)
         rules.tensor_fits(self)
+        rules.compiled_layers_put_nothing_off(self)
+        rules.rehearsal_knows_the_time(self)
         megatron_lm.can_run(self)
 
     @property

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from launch.agent import NodeAgent
+from launch.agent import SCRUBBED, NodeAgent
 from launch.errors import LaunchError
 from launch.processes import TOKEN
 
@@ -45,6 +45,8 @@ def start(agent: NodeAgent, token: str, nodes: int, time_min: int) -> None:
 
     def submit() -> None:
         os.environ[TOKEN] = token
+        for name in SCRUBBED:  # agents are told apart from their workers by NODE_RANK
+            os.environ.pop(name, None)
         executor = submitit.LocalExecutor(run.submitit)
         executor.update_parameters(
             tasks_per_node=nodes, timeout_min=time_min, signal_delay_s=SIGNAL_DELAY_S, gpus_per_node=0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import RunFolderError
-from conf.log_lines import iteration_line
+from conf.log_lines import IterationLine, iteration_line
 from conf.rundir import RunDir
 from launch import processes
 from launch.agent import SILENCE_S
@@ -65,7 +66,8 @@ class Iteration:
     iteration: int
     unix: float
     elapsed_ms: float
-    loss: float
+    loss: float | None
+    """None where all iterations since the line before were skipped."""
     nan: int
 
 
@@ -140,9 +142,14 @@ def read_text_log(path: Path) -> tuple[Iteration, ...]:
     logged = [found for line in lines if (found := iteration_line(line)) is not None]
     unix = path.stat().st_mtime if logged else 0.0
     return tuple(
-        Iteration(iteration=one.iteration, unix=unix, elapsed_ms=one.elapsed_ms, loss=one.loss, nan=one.nan)
+        Iteration(iteration=one.iteration, unix=unix, elapsed_ms=one.elapsed_ms, loss=_trained(one), nan=one.nan)
         for one in logged
     )
+
+
+def _trained(line: IterationLine) -> float | None:
+    """The loss of a line; Megatron-LM leaves it out where it is no number, and where everything was skipped."""
+    return None if math.isnan(line.loss) and line.skipped and not line.nan else line.loss
 
 
 def _last_lines(path: Path) -> list[bytes]:

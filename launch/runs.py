@@ -37,6 +37,6 @@ def run_row(name: str, seen: Observation) -> list[str]:
         name,
         str(decide(seen).state),
         f"{last.iteration if last else 0}/{seen.iterations}",
-        f"{last.loss:.4f}" if last else "-",
+        f"{last.loss:.4f}" if last and last.loss is not None else "-",
         f"{median_ms(seen):.1f}" if last else "-",
     ]

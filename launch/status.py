@@ -66,7 +66,7 @@ def as_json(run: RunDir, seen: Observation, verdict: Verdict, found: Sequence[Co
         "evidence": list(verdict.evidence),
         "iteration": last.iteration if last else 0,
         "iterations": seen.iterations,
-        "loss": last.loss if last and math.isfinite(last.loss) else None,  # JSON has no NaN
+        "loss": last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,  # JSON has no NaN
         "ms_per_iteration": median_ms(seen) if last else None,
         "nodes": [asdict(node) for node in seen.nodes],
         "errors": [asdict(error) for error in seen.errors],

@@ -84,10 +84,15 @@ def check_supported(experiment: Experiment) -> None:
             f"container.kind={container}: this version starts runs on this machine only, without containers; use "
             "container=none"
         )
+    nodes = len(experiment.node_order.groups)
+    if nodes > 1 and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run and _has_gpus(experiment):
+        raise LaunchError(
+            f"cluster {experiment.cluster.name!r}: the plan takes {nodes} nodes with GPUs, but this version starts "
+            "runs on this machine only; executor.rehearse=virtual goes through the plan without them, dry_run=true prints it"
+        )
     if experiment.profile.nsys:
         raise LaunchError(
-            "profile.nsys=true: this version starts runs on this machine's CPU, where NVIDIA's profiler has nothing to "
-            "see; leave it false"
+            "profile.nsys=true: this version does not start ranks under NVIDIA's profiler yet; leave it false"
         )
     path = str(Path(experiment.runs_dir).absolute() / experiment.name)
     for tag in _SUBMITIT_TAGS:
@@ -103,6 +108,11 @@ def node_worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, mo
     if experiment.engine.kind is EngineKind.megatron_lm:
         return megatron_lm.worker(experiment, plan, run)
     return ModuleWorker(module)
+
+
+def _has_gpus(experiment: Experiment) -> bool:
+    cluster = experiment.cluster
+    return any(cluster.gpus[cluster.groups[name].gpu].name != "CPU" for name in experiment.node_order.groups)
 
 
 def run_environment(

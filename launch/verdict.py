@@ -166,7 +166,7 @@ def _not_finite(seen: Observation) -> Finding | None:
     if not seen.log:
         return None
     last = seen.log[-1]
-    if math.isfinite(last.loss) and not last.nan:
+    if (last.loss is None or math.isfinite(last.loss)) and not last.nan:
         return None
     return State.not_finite, "loss-not-finite", f"the loss of iteration {last.iteration} is {last.loss}"
 
@@ -214,8 +214,9 @@ def _evidence(seen: Observation) -> Iterator[str]:
     yield f"plan: {plan_line(seen.plan)}"
     if seen.log:
         last = seen.log[-1]
+        loss = "all skipped" if last.loss is None else f"loss {last.loss:.4f}"
         yield (
-            f"iteration: {last.iteration} of {seen.iterations}, loss {last.loss:.4f}, {median_ms(seen):.1f} ms per "
+            f"iteration: {last.iteration} of {seen.iterations}, {loss}, {median_ms(seen):.1f} ms per "
             f"iteration (median), logged {_ago(seen.now_unix - last.unix)}"
         )
     else:

@@ -40,6 +40,7 @@ def _answer(remote: int, device: torch.device) -> None:
     with told(f"comparing clocks with rank {remote}"):
         for _ in range(ROUNDS):
             dist.recv(stamp, remote)
+            stamp.item()  # on a GPU the receive is only queued until then
             stamp.fill_(time.monotonic_ns())
             dist.send(stamp, remote)
 
@@ -53,6 +54,7 @@ def _ask(device: torch.device) -> List[int]:
             before = time.monotonic_ns()
             dist.send(stamp, 0)
             dist.recv(stamp, 0)
+            stamp.item()
             after = time.monotonic_ns()
             if best is None or (after - before + 1) // 2 < best[2]:
                 best = [(before + after) // 2, int(stamp.item()), (after - before + 1) // 2]

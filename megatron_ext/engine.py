@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from pathlib import Path
 from typing import List, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from megatron_ext import schedule_check
 from megatron_ext.comm import all_reduce
 from megatron_ext.errors import EngineError
-from megatron_ext.executor import Executor, neighbours
+from megatron_ext.executor import Executor, neighbours, warm_up
 from megatron_ext.flat import FlatWeights
 from megatron_ext.gpt_data import GptSamples
 from megatron_ext.grid import Grid, Groups
@@ -23,7 +21,8 @@ from megatron_ext.optimizer import DataGroup, Optimizer
 from megatron_ext.plan import Place, Plan
 from megatron_ext.precision import DTYPES
 from megatron_ext.reduce import GradientReducer
-from megatron_ext.schedule import Actions, Kind, schedule
+from megatron_ext.schedule import Kind
+from megatron_ext.schedule_check import actions_of
 from megatron_ext.tensor_parallel import TensorGroup, shard_of, vocab_cross_entropy
 from megatron_ext.timeline import Recorder
 
@@ -60,7 +59,7 @@ class Engine:
         ]
         named = [pair for stage in self._stages for pair in stage.parameters_by_name()]
         dtype = DTYPES[plan.train.precision]
-        self.flat = FlatWeights(named, dtype)
+        self.flat = FlatWeights(named, dtype, self._device)
         self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES)
         self._common = [self.flat.gradient(p) for name, p in named if shard_of(name) is None]
         """Gradients of the weights that every rank of the tensor group has."""
@@ -76,7 +75,7 @@ class Engine:
             plan.sharded_optimizer,
             copies + (self._common if place.tp > 0 else []),
         )
-        self._actions = _actions(plan, place.stage)
+        self._actions = actions_of(plan)[place.stage]
         later = WeightGradients(self.flat.add)
         if any(action.kind is Kind.BACKWARD_WEIGHT for action in self._actions):
             for stage in self._stages:
@@ -84,9 +83,11 @@ class Engine:
         pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
         outside = self.tensor.positions(plan.model.sequence_length)
         shape = (plan.micro_batch_size, outside.stop - outside.start, plan.model.hidden)
+        peers = neighbours(pipeline, place.stage, plan.chunks, groups)
+        warm_up(peers, place.stage, plan.pipeline, self._device)
         self._executor = Executor(
             self._stages,
-            neighbours(pipeline, place.stage, plan.chunks, groups),
+            peers,
             torch.empty(shape, dtype=dtype, device=self._device),
             later,
             recorder,
@@ -143,15 +144,6 @@ class Engine:
         for gradient in self._tied:
             with self._recorder.span("embedding-grads-all-reduce"):
                 all_reduce(gradient, self._groups.embedding, "all-reduce of the embedding's gradient")
-
-
-def _actions(plan: Plan, stage: int) -> Actions:
-    """What the ranks of a stage do in an iteration."""
-    if plan.schedule_file is None:
-        stages = schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
-    else:
-        stages = schedule_check.read(Path(plan.schedule_file), plan.pipeline, plan.chunks, plan.micro_batches)
-    return stages[stage]
 
 
 def _not_finite(iteration: int, what: str, value: float) -> EngineError:

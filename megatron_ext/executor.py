@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.comm import Inbox, Outbox, Peer
+from megatron_ext.comm import Inbox, Outbox, Peer, told
 from megatron_ext.grid import Groups
 from megatron_ext.linear import WeightGradients
 from megatron_ext.model import Stage
@@ -34,6 +35,27 @@ def neighbours(ranks: Sequence[int], stage: int, chunks: int, groups: Groups) ->
         peers[Kind.SEND_FORWARD] = Peer(following, groups.forward if stage < last else groups.forward_wrap)
         peers[Kind.RECV_BACKWARD] = Peer(following, groups.backward if stage < last else groups.backward_wrap)
     return peers
+
+
+def warm_up(peers: Dict[Kind, Peer], stage: int, stages: int, device: torch.device) -> None:
+    """One message through every channel, in an order in which no two ranks wait for each other; all ranks call it.
+
+    nccl connects two ranks at their first message, and both wait there for the other: with receives posted ahead of
+    time, neighbours would do so in opposite directions. Stages connect to the one before, then to the following one;
+    the way from the last stage to the first comes last.
+    """
+    order = (Kind.RECV_FORWARD, Kind.SEND_BACKWARD, Kind.SEND_FORWARD, Kind.RECV_BACKWARD)
+    before = (Kind.RECV_FORWARD, Kind.SEND_BACKWARD)
+
+    def wraps(kind: Kind) -> bool:
+        return stage == (0 if kind in before else stages - 1)
+
+    message = torch.zeros(1, device=device)
+    for kind in sorted(peers, key=lambda kind: (wraps(kind), order.index(kind))):
+        exchange = dist.recv if kind in (Kind.RECV_FORWARD, Kind.RECV_BACKWARD) else dist.send
+        with told(f"connecting to rank {peers[kind].rank}"):
+            exchange(message, peers[kind].rank, group=peers[kind].group)
+    message.cpu()
 
 
 class Executor:

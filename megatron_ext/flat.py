@@ -15,8 +15,8 @@ class FlatWeights:
     become views of `weight`, which has the model's precision; gradients of all micro-batches are summed in fp32.
     """
 
-    def __init__(self, named: List[Tuple[str, nn.Parameter]], dtype: torch.dtype) -> None:
-        """`named` are fp32 parameters, first to last layer; `initial` keeps their values in fp32."""
+    def __init__(self, named: List[Tuple[str, nn.Parameter]], dtype: torch.dtype, device: torch.device) -> None:
+        """`named` are fp32 parameters on `device`, first to last layer; `initial` keeps their values in fp32."""
         ordered = list(reversed(named))
         self.parameters = dict(ordered)
         self.slices: Dict[str, slice] = {}
@@ -24,7 +24,7 @@ class FlatWeights:
         for name, parameter in ordered:
             self.slices[name] = slice(start, start + parameter.numel())
             start += parameter.numel()
-        self.initial = torch.cat([p.data.flatten() for _, p in ordered]) if ordered else torch.empty(0)
+        self.initial = torch.cat([p.data.flatten() for _, p in ordered]) if ordered else torch.empty(0, device=device)
         self.weight = self.initial.to(dtype)
         self.grad = torch.zeros_like(self.initial)
         self.arrived: Callable[[str], None] = lambda name: None

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Tuple
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
@@ -34,6 +35,7 @@ class WeightGradients:
         finally:
             self._key = None
 
+    @torch.no_grad()
     def run(self, key: Hashable) -> None:
         """Computes what was left under `key`."""
         for weight, x, gradient in self._waiting.pop(key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
@@ -15,22 +16,20 @@ from megatron_ext.plan import Plan
 
 def iteration_line(plan: Plan, metrics: Dict[str, Any]) -> str:
     """One line in Megatron's format from one object of metrics.jsonl."""
-    return (
-        " iteration {:8d}/{:8d} | consumed samples: {:12d} | elapsed time per iteration (ms): {:.1f} | "
-        "learning rate: {:.3E} | global batch size: {:5d} | lm loss: {:.6E} | loss scale: {:.1f} | grad norm: {:.3f} | "
-        "number of skipped iterations: {:3d} | number of nan iterations: {:3d} |"
-    ).format(
-        metrics["iteration"],
-        plan.train.iterations,
-        metrics["consumed_samples"],
-        metrics["elapsed_ms"],
-        metrics["learning_rate"],
-        plan.global_batch_size,
-        metrics["loss"],
-        metrics["loss_scale"],
-        metrics["grad_norm"],
-        metrics["skipped"],
-        metrics["nan"],
+    loss, norm = metrics["loss"], metrics["grad_norm"]
+    return "".join(
+        [
+            f" iteration {metrics['iteration']:8d}/{plan.train.iterations:8d} |",
+            f" consumed samples: {metrics['consumed_samples']:12d} |",
+            f" elapsed time per iteration (ms): {metrics['elapsed_ms']:.1f} |",
+            f" learning rate: {metrics['learning_rate']:.3E} |",
+            f" global batch size: {plan.global_batch_size:5d} |",
+            "" if loss is None else f" lm loss: {loss:.6E} |",
+            f" loss scale: {metrics['loss_scale']:.1f} |",
+            f" grad norm: {math.inf if norm is None else norm:.3f} |",
+            f" number of skipped iterations: {metrics['skipped']:3d} |",
+            f" number of nan iterations: {metrics['nan']:3d} |",
+        ]
     )
 
 
@@ -68,9 +67,9 @@ class TrainingLog:
             "consumed_samples": self._start.consumed(iteration, self._plan.global_batch_size),
             "elapsed_ms": seconds * 1e3,
             "learning_rate": learning_rate(updates, train),
-            "loss": sum(self._losses) / max(1, len(self._losses)),
+            "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             "loss_scale": result.loss_scale,
-            "grad_norm": result.grad_norm,
+            "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,
             "tokens_per_s": tokens_per_s,
             "tflops_per_rank": tokens_per_s * self._plan.model.flops_per_token() / self._plan.world_size / 1e12,
             "skipped": self._skipped,

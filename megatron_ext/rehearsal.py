@@ -24,7 +24,8 @@ from megatron_ext.executor import neighbours
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.log import TrainingLog
 from megatron_ext.plan import Place, Plan
-from megatron_ext.schedule import Kind, schedule
+from megatron_ext.schedule import Kind
+from megatron_ext.schedule_check import actions_of
 from megatron_ext.timeline import Recorder
 
 
@@ -64,7 +65,7 @@ class Rehearsal:
         self._times = Times(**plan.rehearsal["ranks"][place.rank])
         self._groups = groups
         self._recorder = recorder
-        self._actions = schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)[place.stage]
+        self._actions = actions_of(plan)[place.stage]
         pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
         stamp = torch.zeros(1, dtype=torch.int64)
         peers = neighbours(pipeline, place.stage, plan.chunks, groups)

@@ -107,6 +107,11 @@ class Saver:
         partial, final = _partial(pending.final), pending.final
         if not partial.exists():
             return  # published before
+        missing = [
+            p for p in checkpoint.part_names(self._plan.model.layers) if not checkpoint.part_file(partial, p).exists()
+        ]
+        if missing:
+            raise EngineError(f"checkpoint {final}: not made the latest, for it lacks {', '.join(missing)}")
         with _told(final):
             _write(partial / "meta.json", pending.meta.as_json())
             _sync(partial)
@@ -130,13 +135,13 @@ class _Writer(Thread):
         super().__init__(daemon=True)
         self._to = folder
         self._parts = parts
-        self._error: Optional[EngineError] = None
+        self._error: Optional[BaseException] = None
 
     def run(self) -> None:
         try:
             for part, tensors in self._parts:
                 safetensors.write(checkpoint.part_file(self._to, part), tensors, {})
-        except EngineError as error:
+        except BaseException as error:  # noqa: BLE001  (raised by `check`, on the thread that waits for it)
             self._error = error
         self._parts = ()
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Deque, Dict, List, Tuple
 
 from megatron_ext.errors import EngineError
-from megatron_ext.schedule import VERSION, Action, Actions, Kind, exists
+from megatron_ext.plan import Plan
+from megatron_ext.schedule import VERSION, Action, Actions, Kind, exists, schedule
 
 _BEFORE = {
     Kind.FORWARD: [Kind.RECV_FORWARD],
@@ -143,3 +144,10 @@ def _check_runs(lists: List[Actions], chunks: int) -> None:
 
 def _named(action: Action) -> str:
     return f"{action.kind.value} of micro-batch {action.micro_batch}, chunk {action.chunk}"
+
+
+def actions_of(plan: Plan) -> List[Actions]:
+    """What the ranks of each stage do in an iteration: by the plan's schedule, or as its file says."""
+    if plan.schedule_file is None:
+        return schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
+    return read(Path(plan.schedule_file), plan.pipeline, plan.chunks, plan.micro_batches)

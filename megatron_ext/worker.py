@@ -126,18 +126,20 @@ class Ranks:
 
     def _reap(self, block: bool, ours: Optional[signal.Signals] = None) -> bool:
         """Notes ranks that ended; waits for one if `block`. True if one failed other than by our signal `ours`."""
+        if block:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # a signal to stop may come here: nothing is lost by it
         failed = False
-        while self._alive():
-            pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
-            if pid == 0:
-                break
-            block = False
-            code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-            self._state[pid].update(exit_code=code, ended_unix=time.time())
-            if code < 0 and ours is None:
-                _report_killed(self._plan, self._plan.ranks[self._state[pid]["rank"]], -code)
-            failed = failed or (code != 0 and ours is None)
-            self._publish()
+        with _blocked():
+            while self._alive():
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                self._state[pid].update(exit_code=code, ended_unix=time.time())
+                if code < 0 and ours is None:
+                    _report_killed(self._plan, self._plan.ranks[self._state[pid]["rank"]], -code)
+                failed = failed or (code != 0 and ours is None)
+                self._publish()
         return failed
 
     def _publish(self) -> None:

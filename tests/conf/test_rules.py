@@ -277,3 +277,40 @@ def test_a_group_name_can_be_written_in_a_node_order() -> None:
     group = NodeGroup(gpus_per_node=1, gpu="g", **links)
     with pytest.raises(ConfigError, match=re.escape("'a+b' is not a group name")):
         Cluster(name="c", gpus={"g": gpu}, groups={"a+b": group})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ["train.compile=true", "parallel.schedule=zb_h1"],
+            "train.compile=true does not go with parallel.schedule=zb_h1",
+        ),
+        (
+            ["executor.rehearse=virtual", "parallel.recompute=full"],
+            "does not know what parallel.recompute would change",
+        ),
+        (
+            ["executor.rehearse=virtual", "parallel.sharded_optimizer=true", "parallel.sequence_parallel=true"],
+            "parallel.sharded_optimizer and parallel.sequence_parallel would change",
+        ),
+        (["train.seed=-1"], "train.seed=-1 must be between 0 and 4294967295"),
+        (["train.seed=4294967296"], "train.seed=4294967296 must be between 0 and 4294967295"),
+        (
+            ["parallel.tensor=2", "parallel.data=1", "parallel.sequence_parallel=true", "model.sequence_length=127"],
+            "model.sequence_length=127 is not divisible by parallel.tensor=2",
+        ),
+    ],
+    ids=[
+        "compiled-zero-bubble",
+        "rehearsed-recompute",
+        "rehearsed-sharding",
+        "negative-seed",
+        "large-seed",
+        "sequence",
+    ],
+)
+def test_what_does_not_go_together_is_told(overrides: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(overrides)
+    assert told in str(error.value)

@@ -123,6 +123,11 @@ def test_a_sweep_reports_every_combination_and_goes_on_after_a_bad_one(
         (["name=${nokey}"], "nokey"),
         (["parallel.data=1,2"], "To sweep over it, add --multirun"),
         (["executor=slurm"], "executor.kind=slurm: this version starts runs on this machine only"),
+        (
+            ["experiment=seed_a10x8", "executor=local", "container=none"],
+            "cluster 'a10x8': the plan takes 8 nodes with GPUs, but this version starts runs on this machine only",
+        ),
+        (["profile.nsys=true"], "profile.nsys=true"),
         (["container=enroot"], "container.kind=enroot: this version starts runs on this machine only"),
         (["-m", "model=foo", "parallel.data=1,2"], "Could not find 'model/foo'"),
         (["runs_dir='a%j'"], "'%j'"),

@@ -55,3 +55,16 @@ def test_what_is_not_put_off_is_computed_at_once_and_autograd_counts_no_gradient
     assert weight.grad is None
     torch.testing.assert_close(added, [torch.tensor([[2.0, 4.0]] * 3)])
     torch.testing.assert_close(x.grad, torch.full((2, 2), 3.0))
+
+
+def test_weight_gradients_that_waited_leave_no_graph_behind() -> None:
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    total = torch.zeros(2, 3)
+    later = WeightGradients(lambda _, gradient: total.add_(gradient))
+    for key in range(3):
+        x = torch.ones(4, 3, requires_grad=True)
+        with later.defer(key):
+            linear(x * 1.0, weight, None, later).sum().backward()
+        later.run(key)
+    assert torch.equal(total, torch.full((2, 3), 12.0))
+    assert not total.requires_grad

@@ -95,7 +95,7 @@ def test_flat_weights_are_views_and_buckets_cover_them_once(tmp_path: Path, corp
     plan = make_run(tmp_path / "run", corpus, "parallel.data=1", "parallel.pipeline=1", "parallel.partition=3").plan
     stage = Stage(plan, 0, TensorGroup())
     before = {name: p.detach().clone() for name, p in stage.parameters_by_name()}
-    flat = FlatWeights(stage.parameters_by_name(), torch.float32)
+    flat = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"))
     for name in before:
         assert torch.equal(flat.view(name, flat.weight), before[name])
     flat.weight.zero_()

@@ -36,6 +36,8 @@ def test_fp16_skips_overflows_logs_them_and_then_trains(engine_run: Callable[...
     # The first overflow uses up the patience, each further one halves the scale.
     assert metrics[first]["loss_scale"] == 2.0 ** (32 - (first - 1))
     assert metrics[first - 1]["learning_rate"] == 0.0
+    assert metrics[0]["loss"] is None  # nothing was trained
+    assert "lm loss" not in run.run.node_out("local-0").read_text().split("iteration        2/")[0]
     trained = [line["loss"] for line in metrics if not line["skipped"]]
     assert trained[-1] < trained[0] - 0.5
     assert f"number of skipped iterations: {1:3d}" in run.run.node_out("local-0").read_text()
