@@ -88,7 +88,8 @@ def check_supported(experiment: Experiment) -> None:
     if nodes > 1 and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run and _has_gpus(experiment):
         raise LaunchError(
             f"cluster {experiment.cluster.name!r}: the plan takes {nodes} nodes with GPUs, but this version starts "
-            "runs on this machine only; executor.rehearse=virtual goes through the plan without them, dry_run=true prints it"
+            "runs on this machine only; executor.rehearse=virtual goes through the plan without "
+            "them, and dry_run=true prints it"
         )
     if experiment.profile.nsys:
         raise LaunchError(
