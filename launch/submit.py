@@ -84,12 +84,12 @@ def check_supported(experiment: Experiment) -> None:
             f"container.kind={container}: this version starts runs on this machine only, without containers; use "
             "container=none"
         )
-    nodes = len(experiment.node_order.groups)
-    if nodes > 1 and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run and _has_gpus(experiment):
+    partitions = {name: experiment.cluster.groups[name].partition for name in experiment.node_order.groups}
+    elsewhere = [f"cluster.groups.{name}.partition={partition}" for name, partition in partitions.items() if partition]
+    if elsewhere and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run:
         raise LaunchError(
-            f"cluster {experiment.cluster.name!r}: the plan takes {nodes} nodes with GPUs, but this version starts "
-            "runs on this machine only; executor.rehearse=virtual goes through the plan without "
-            "them, and dry_run=true prints it"
+            f"{', '.join(elsewhere)}: these are Slurm's nodes, but this version starts runs on this machine only; "
+            "executor.rehearse=virtual goes through the plan without them, and dry_run=true prints it"
         )
     if experiment.profile.nsys:
         raise LaunchError(
@@ -109,11 +109,6 @@ def node_worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, mo
     if experiment.engine.kind is EngineKind.megatron_lm:
         return megatron_lm.worker(experiment, plan, run)
     return ModuleWorker(module)
-
-
-def _has_gpus(experiment: Experiment) -> bool:
-    cluster = experiment.cluster
-    return any(cluster.gpus[cluster.groups[name].gpu].name != "CPU" for name in experiment.node_order.groups)
 
 
 def run_environment(

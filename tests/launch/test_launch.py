@@ -125,7 +125,7 @@ def test_a_sweep_reports_every_combination_and_goes_on_after_a_bad_one(
         (["executor=slurm"], "executor.kind=slurm: this version starts runs on this machine only"),
         (
             ["experiment=seed_a10x8", "executor=local", "container=none"],
-            "cluster 'a10x8': the plan takes 8 nodes with GPUs, but this version starts runs on this machine only",
+            "cluster.groups.gpu2.partition=gpu2: these are Slurm's nodes, but this version starts runs on this machine",
         ),
         (["profile.nsys=true"], "profile.nsys=true"),
         (["container=enroot"], "container.kind=enroot: this version starts runs on this machine only"),
