@@ -63,7 +63,7 @@ class EngineRun:
         return [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
 
     def losses(self) -> np.ndarray:
-        return np.array([line["loss"] for line in self.metrics()])
+        return np.array([line["loss"] for line in self.metrics()], dtype=float)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Every weight of the newest checkpoint, by its file and name."""
