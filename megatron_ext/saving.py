@@ -39,8 +39,8 @@ class Saver:
         self._folder = plan.folder / "checkpoints"
         self._pending: Optional[_Pending] = None
 
-    def after(self, iteration: int) -> None:
-        """Saves if this is due after `iteration`.
+    def after(self, iteration: int, ending: bool) -> None:
+        """Saves if this is due after `iteration`, or if no other iteration follows.
 
         Raises:
             EngineError: this rank could not write its parts, of this or an earlier checkpoint.
@@ -49,7 +49,7 @@ class Saver:
         self._look()
         train = self._plan.train
         at_interval = train.save_interval is not None and iteration % train.save_interval == 0
-        if train.checkpoint and (at_interval or iteration == train.iterations):
+        if train.checkpoint and (at_interval or ending or iteration == train.iterations):
             self.finish()
             self._save(iteration)
 

@@ -16,6 +16,7 @@ from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
 from megatron_ext.gpt_data import BEGINNING, GptSamples, Position
 from megatron_ext.grid import Grid, Groups
+from megatron_ext.interruption import Interrupted, Interruption
 from megatron_ext.log import TrainingLog
 from megatron_ext.plan import Place, Plan
 from megatron_ext.rehearsal import rehearse
@@ -25,7 +26,11 @@ from megatron_ext.timeline import Recorder, open_events
 
 
 def train(plan: Plan, place: Place, store: Store) -> None:
-    """Joins the other ranks at `store` and trains until the last iteration."""
+    """Joins the other ranks at `store` and trains until the last iteration.
+
+    Raises:
+        Interrupted: all ranks were asked to end, and have saved.
+    """
     torch.set_num_threads(1)
     device = _device(plan, place)
     timeout = timedelta(seconds=plan.train.comm_timeout_s)
@@ -42,12 +47,16 @@ def train(plan: Plan, place: Place, store: Store) -> None:
     recorder = _recorder(plan, place)
     if plan.rehearsal is not None:
         rehearse(plan, place, groups, recorder)
+        last = plan.train.iterations
     else:
-        _train(plan, place, groups, recorder, device)
+        last = _train(plan, place, groups, recorder, device)
     dist.destroy_process_group()
+    if last < plan.train.iterations:
+        raise Interrupted(f"saved after iteration {last} of {plan.train.iterations}")
 
 
-def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device: torch.device) -> None:
+def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device: torch.device) -> int:
+    """Returns the last iteration that was trained: of all, or after which all ranks were asked to end."""
     found = checkpoint.find(plan, place)
     start = BEGINNING if found is None else found.position
     samples = _samples(plan, place, start)
@@ -61,7 +70,11 @@ def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device:
     log = TrainingLog(plan, plan.folder / "metrics.jsonl", start) if is_last else None
     if found is not None and is_last:
         print(f"going on from {found.folder}", flush=True)
-    for iteration in range(start.iteration + 1, plan.train.iterations + 1):
+    interruption = Interruption(device)
+    iteration = start.iteration
+    ending = False
+    while iteration < plan.train.iterations and not ending:
+        iteration += 1
         result = engine.step(iteration)
         if log is not None:
             log.add(iteration, result, engine.optimizer.updates)
@@ -69,11 +82,14 @@ def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device:
             recorder.flush()
         if iteration == min(start.iteration + plan.train.log_interval, plan.train.iterations):
             memory.report(plan, place, iteration)
-        saver.after(iteration)
+        ending = interruption.agreed()
+        saver.after(iteration, ending)
+    interruption.finish()
     clock.align(recorder, device)
     recorder.close()
-    memory.report(plan, place, plan.train.iterations)
+    memory.report(plan, place, iteration)
     saver.finish()
+    return iteration
 
 
 def _device(plan: Plan, place: Place) -> torch.device:

@@ -2,8 +2,8 @@
 
 torch is imported once and the ranks are forked from it, which makes 32 of them ready in seconds. This parent
 holds the store where all ranks meet (on node 0), watches its ranks, and when one fails ends the others. It
-ends with 0 when all its ranks did, 1 when one failed, 143 when it was told to stop (SIGTERM or SIGINT).
-No rank outlives it.
+ends with 0 when all its ranks did, 1 when one failed, 143 when it was told to stop (SIGTERM or SIGINT), 75 when it
+was asked to save and end (SIGUSR2) and its ranks have done so. No rank outlives it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from megatron_ext import interruption
 from megatron_ext.errors import EngineError, PeerLost
+from megatron_ext.interruption import Interrupted
 from megatron_ext.plan import Place, Plan
 from megatron_ext.train import train
 
@@ -44,6 +46,7 @@ class Stopped(Exception):
 def main(argv: List[str]) -> int:
     """Runs the node's ranks; the exit code as in the module's docstring."""
     plan_path, node_rank = Path(argv[0]), int(argv[1])
+    signal.signal(interruption.SIGNAL, signal.SIG_IGN)  # until there are ranks to tell
     try:
         plan = Plan.read(plan_path)
         _die_with_parent(signal.SIGTERM)
@@ -62,6 +65,7 @@ def _run_node(plan: Plan, node_rank: int) -> int:
     ranks = Ranks(plan, node_rank)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    signal.signal(interruption.SIGNAL, ranks.forward)
     try:
         if node_rank == 0:
             (plan.folder / "master.json").unlink(missing_ok=True)
@@ -96,16 +100,23 @@ class Ranks:
             _error_file(self._plan, place).unlink(missing_ok=True)
             pid = os.fork()
             if pid == 0:
+                interruption.listen()
                 os._exit(_rank_main(self._plan, place, parent))
             self._state[pid] = {"rank": place.rank, "pid": pid, "exit_code": None, "ended_unix": None}
         self._publish()
 
+    def forward(self, signum: int, _: Optional[FrameType]) -> None:
+        """Hands a signal on to every rank that lives."""
+        for pid in self._alive():
+            os.kill(pid, signum)
+
     def wait(self) -> int:
-        """Waits until all ranks ended well (0) or one failed (1)."""
+        """Waits until all ranks ended well (0), one failed (1), or all have saved because they were asked to (75)."""
         while self._alive():
             if self._reap(block=True):
                 return 1
-        return 0
+        saved = any(state["exit_code"] == interruption.EXIT_CODE for state in self._state.values())
+        return interruption.EXIT_CODE if saved else 0
 
     def end(self) -> None:
         """Ends the ranks that still live, and waits until they are gone.
@@ -138,7 +149,7 @@ class Ranks:
                 self._state[pid].update(exit_code=code, ended_unix=time.time())
                 if code < 0 and ours is None:
                     _report_killed(self._plan, self._plan.ranks[self._state[pid]["rank"]], -code)
-                failed = failed or (code != 0 and ours is None)
+                failed = failed or (code not in (0, interruption.EXIT_CODE) and ours is None)
                 self._publish()
         return failed
 
@@ -164,6 +175,9 @@ def _rank_main(plan: Plan, place: Place, parent: int) -> int:
                 f"out of memory: {str(error).strip().splitlines()[0]}. A smaller parallel.micro_batch_size, "
                 "parallel.recompute=full, fewer layers on this stage or parallel.sharded_optimizer=true takes less"
             ) from error
+    except Interrupted as interrupted:
+        print(f"[{place}] asked to end: {interrupted}", flush=True)
+        return interruption.EXIT_CODE
     except EngineError as error:
         _report(plan, place, error, symptom=isinstance(error, PeerLost))
         print(f"[{place}] error: {error}", file=sys.stderr, flush=True)
@@ -267,12 +281,12 @@ def _write_json(path: Path, content: Any) -> None:
     partial.replace(path)
 
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, interruption.SIGNAL)
 
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """Holds back signals to stop, so that none falls between a fork and its entry in the list of ranks."""
+    """Holds back signals to stop or save, so that none falls between a fork and its entry in the list of ranks."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -17,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ext import safetensors
+from megatron_ext import interruption, safetensors
 from megatron_ext.checkpoint import Checkpoint
 from megatron_ext.engine import Engine, StepResult
 from megatron_ext.errors import EngineError
@@ -118,6 +119,54 @@ def test_killed_at_a_random_iteration_and_resumed_under_another_layout_it_trains
     assert resumed.go() == 0, resumed.stderr()
     assert not [error for error in resumed.errors() if error["rank"] < resumed.plan.world_size]
     assert_same(resumed, uninterrupted, 0.0 if before == after == "same" else 1e-5)
+
+
+@pytest.fixture
+def asked_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], None]]:
+    """Has one rank of the following runs be asked to save and end while it is busy with an iteration."""
+
+    def arm(rank: int, when: int) -> None:
+        step = Engine.step
+
+        def until(self: Engine, iteration: int) -> StepResult:
+            if iteration == when and self._place.rank == rank:
+                os.kill(os.getpid(), interruption.SIGNAL)
+            return step(self, iteration)
+
+        monkeypatch.setattr(Engine, "step", until)
+
+    yield arm
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("layout", ["same", "sharded-optimizer", "all-at-once"])
+def test_asked_to_end_all_ranks_save_after_the_same_iteration_and_later_go_on(
+    engine_run: Callable[..., EngineRun],
+    uninterrupted: EngineRun,
+    monkeypatch: pytest.MonkeyPatch,
+    asked_at: Callable[[int, int], None],
+    layout: str,
+) -> None:
+    """Only one rank is asked; nothing is due to be saved at that iteration."""
+    run = engine_run(*WHOLE, *LAYOUTS[layout], "train.save_interval=null", "train.save_async=true")
+    asked_at(1, 4)
+    assert run.go() == interruption.EXIT_CODE, run.stderr()
+    assert not run.errors()
+    states = json.loads(run.run.node_ranks("local-0").read_text())
+    assert [state["exit_code"] for state in states] == [interruption.EXIT_CODE] * len(states)
+    assert Checkpoint.at(run.run.path).meta.iteration == 5
+    monkeypatch.undo()
+    assert run.go() == 0, run.stderr()
+    assert_same(run, uninterrupted, 1e-5 if layout == "all-at-once" else 0.0)
+
+
+def test_asked_during_the_last_iteration_a_run_just_ends(
+    engine_run: Callable[..., EngineRun], asked_at: Callable[[int, int], None]
+) -> None:
+    run = engine_run(*WHOLE)
+    asked_at(0, ITERATIONS)
+    assert run.go() == 0, run.stderr()
+    assert Checkpoint.at(run.run.path).meta.iteration == ITERATIONS
 
 
 def test_fp16_goes_on_with_its_loss_scale(

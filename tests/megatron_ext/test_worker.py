@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron_ext import interruption
 from megatron_ext.indexed_dataset import write_indexed
 from tests.megatron_ext.engine_run import EngineRun, make_run
 
@@ -53,6 +54,15 @@ def long_run(engine_run: Callable[..., EngineRun]) -> Iterator[tuple[EngineRun, 
     yield run, worker
     for pid in pids(run).values():
         assert not alive(pid)
+
+
+def test_a_worker_hands_the_request_to_save_on_to_its_ranks(long_run: tuple[EngineRun, int]) -> None:
+    run, worker = long_run
+    wait_for(lambda: run.run.metrics.exists() and run.metrics())
+    os.kill(worker, interruption.SIGNAL)
+    assert ended(worker) == interruption.EXIT_CODE
+    assert "saved after iteration" in run.run.node_out("local-0").read_text()
+    assert (run.run.checkpoints / "latest").exists()
 
 
 @pytest.mark.parametrize("when", ["while-starting", "while-training"])
