@@ -10,7 +10,7 @@ import functools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol
 
 import torch
@@ -26,9 +26,7 @@ from megatron_ext.model import Stage
 from megatron_ext.optimizer import DataGroup, Optimizer
 from megatron_ext.plan import Place, Plan
 from megatron_ext.tensor_parallel import TensorGroup, vocab_cross_entropy
-from megatron_ext.timeline import Recorder
-
-NOTHING = nullcontext()
+from megatron_ext.timeline import NOTHING, Recorder
 
 
 class Contender(Protocol):
@@ -73,7 +71,7 @@ class Yardstick(ABC):
         self._samples = samples
         self.first, self.last = place.stage == 0, place.stage == plan.pipeline - 1
         named, word = self.build(groups)
-        self._flat = FlatWeights(named, torch.float32)
+        self._flat = FlatWeights(named, torch.float32, torch.device("cpu"))
         self._tied = [] if word is None else [self._flat.gradient(word)]
         data = DataGroup(plan.data, place.dp, groups.data)
         counted_elsewhere = self._tied if self.last else []
@@ -257,14 +255,17 @@ def _by_head(qkv: Tensor, heads: int) -> Tensor:
 
 def _pretend_cuda() -> None:
     """Sends what Megatron-Core asks of CUDA to the CPU, for the rest of this process."""
-    torch.zeros, torch.ones = _on_cpu(torch.zeros), _on_cpu(torch.ones)
-    torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.cuda.synchronize = lambda: None
-    Tensor.cuda = lambda self: self
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
-    # Random numbers are drawn under it for dropout, which is 0.
-    CudaRNGStatesTracker.fork = lambda self: NOTHING
+    for owner, name, stand_in in (
+        (torch, "zeros", _on_cpu(torch.zeros)),
+        (torch, "ones", _on_cpu(torch.ones)),
+        (torch.cuda, "current_device", lambda: torch.device("cpu")),
+        (torch.cuda, "synchronize", lambda: None),
+        (Tensor, "cuda", lambda tensor: tensor),
+        (CudaRNGStatesTracker, "fork", lambda tracker: NOTHING),  # only dropout, which is 0, draws under it
+    ):
+        setattr(owner, name, stand_in)
 
 
 def _on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -139,9 +139,9 @@ class Crew:
 def _rank(kind: Callable[..., Contender], plan: Plan, place: Place, orders: Connection) -> None:
     """One rank of a contender, until it is dismissed."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(plan.folder / f"{kind.__name__}.store"), plan.world_size)
+    store = f"file://{plan.folder}/{kind.__name__}.store"
     timeout = timedelta(seconds=plan.train.comm_timeout_s)
-    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=plan.world_size, timeout=timeout)
+    dist.init_process_group("gloo", store, rank=place.rank, world_size=plan.world_size, timeout=timeout)
     groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, timeout)
     count = plan.train.iterations * plan.global_batch_size
     model, train = plan.model, plan.train
@@ -174,7 +174,7 @@ def _cpu_s() -> float:
 def race(plan: Plan, alone: Plan) -> dict[str, Any]:
     """One case: the statistics of every contender, how far losses differ, what recording costs."""
     crews = {OURS: Crew(Tdpp, plan), PIPELINING: Crew(Pipelining, plan), ALONE: Crew(Tdpp, alone)}
-    if _megatron_core():
+    if megatron_core():
         crews[MEGATRON] = Crew(MegatronCore, plan)
     proof = {name: crew.take(Turn(PROOF, recording=False))[-1].losses for name, crew in crews.items()}
     differences = {name: _difference(losses, proof[OURS]) for name, losses in proof.items() if name != OURS}
@@ -276,12 +276,13 @@ def _cells(times: Summary) -> list[tuple[float, int]]:
     return [(value, width) for kind in times.values() for value, width in zip(kind.values(), (14, 9, 9), strict=True)]
 
 
-def _megatron_core() -> bool:
+def megatron_core() -> bool:
+    """Whether Megatron-Core can be imported."""
     return importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.core") is not None
 
 
 def _circumstances() -> dict[str, Any]:
-    names = ["torch", "numpy", *(["megatron-core"] if _megatron_core() else [])]
+    names = ["torch", "numpy", *(["megatron-core"] if megatron_core() else [])]
     model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -297,7 +298,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="write the figures as JSON, too")
     results = parser.parse_args().results
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    if not _megatron_core():
+    if not megatron_core():
         print("Megatron-Core cannot be imported and is left out (benchmarks/README.md)", file=sys.stderr)
     found: dict[str, Any] = {**_circumstances(), "rounds": ROUNDS, "iterations_per_turn": BLOCK, "cases": {}}
     for case, overrides in CASES.items():

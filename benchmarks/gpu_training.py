@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,7 +100,8 @@ class PlainBlock(nn.Module):
         q, k, v = (t.view(b, s, self.heads, -1).transpose(1, 2) for t in self.qkv(self.norm1(x)).split(h, 2))
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(b, s, h))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        y: torch.Tensor = x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return y
 
 
 class PlainGpt(nn.Module):
@@ -155,7 +157,10 @@ def hugging_face(model: ModelConfig, micro: int, micro_batches: int, device: str
 
 
 def _compiled(module: nn.Module, device: str) -> nn.Module:
-    return torch.compile(module.to(device)) if device == "cuda" else module
+    module = module.to(device)
+    if device == "cuda":
+        module.compile()
+    return module
 
 
 def _loop(
@@ -176,7 +181,7 @@ def _loop(
             tokens = torch.randint(0, model.vocab_size, (micro, model.sequence_length + 1), device=device)
             with torch.autocast(device, torch.bfloat16):
                 value = loss(tokens) / micro_batches
-            value.backward()
+            torch.autograd.backward(value)
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -207,12 +212,16 @@ def main() -> None:
     arguments = parser.parse_args()
     model = MODELS[arguments.model]
     device = arguments.device
-    loops = {
+    loops: dict[str, Callable[[], dict[str, Any]]] = {
         "ours": lambda: ours(model, arguments.micro, arguments.micro_batches, device, arguments.set),
         "plain": lambda: plain(model, arguments.micro, arguments.micro_batches, device),
         "hugging_face": lambda: hugging_face(model, arguments.micro, arguments.micro_batches, device),
     }
-    found = {"model": arguments.model, "micro": arguments.micro, "micro_batches": arguments.micro_batches}
+    found: dict[str, Any] = {
+        "model": arguments.model,
+        "micro": arguments.micro,
+        "micro_batches": arguments.micro_batches,
+    }
     found |= {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU", "torch": torch.__version__}
     for name, loop in loops.items():
         if arguments.only in (None, name):

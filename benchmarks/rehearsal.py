@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from conf.compose import compose
 from conf.rundir import RunDir
@@ -37,7 +38,7 @@ def proportional_mib(parent: int) -> float:
     return total / 1024
 
 
-def simulated_ms(plan: dict) -> float:
+def simulated_ms(plan: dict[str, Any]) -> float:
     """The pipeline part of an iteration."""
     micro_batches = plan["global_batch_size"] // (plan["data"] * plan["micro_batch_size"])
     lists = schedule(plan["schedule"], plan["pipeline"], plan["chunks"], micro_batches)
@@ -54,7 +55,7 @@ def simulated_ms(plan: dict) -> float:
     return pipeline_time(simulate(as_json(lists, plan["chunks"], micro_batches), times)) / 1e6
 
 
-def rehearse(clock: str) -> tuple[dict, float, float, list[float]]:
+def rehearse(clock: str) -> tuple[dict[str, Any], float, float, list[float]]:
     """(plan, seconds until ready, MiB, milliseconds per iteration but the first)."""
     given = ["experiment=seed_a10x8", "executor=local", "container=none", f"executor.rehearse={clock}"]
     experiment = compose([*given, f"train.iterations={ITERATIONS}", "train.log_interval=1"])

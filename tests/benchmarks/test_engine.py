@@ -1,0 +1,45 @@
+"""The benchmark of the engine compares like with like: every contender trains, and to the same losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.contenders import Contender, MegatronCore, Pipelining, Tdpp
+from benchmarks.engine import CASES, TOLERANCE, Crew, Turn, make_case, megatron_core
+
+CASE = next(iter(CASES.values())).split()
+ALONE = ["parallel.data=1", "parallel.pipeline=1", "parallel.partition=null"]
+ITERATIONS = 4
+
+
+def losses(kind: Callable[..., Contender], folder: Path, overrides: list[str]) -> np.ndarray:
+    crew = Crew(kind, make_case(folder, [*CASE, *overrides]))
+    found = crew.take(Turn(ITERATIONS, recording=True))[-1].losses
+    crew.dismiss()
+    return np.array(found)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """The losses of one process that holds the whole model."""
+    return losses(Tdpp, tmp_path_factory.mktemp("alone") / "run", ALONE)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Tdpp,
+        Pipelining,
+        pytest.param(
+            MegatronCore, marks=pytest.mark.skipif(not megatron_core(), reason="megatron-core is not installed")
+        ),
+    ],
+)
+def test_a_contender_trains_the_same_model(kind: Callable[..., Contender], alone: np.ndarray, tmp_path: Path) -> None:
+    found = losses(kind, tmp_path / "run", [])
+    np.testing.assert_allclose(found, alone, rtol=TOLERANCE)
+    assert found[-1] < found[0]
