@@ -172,7 +172,7 @@ class Cluster:
         return found
 
     def clear(self) -> list[str]:
-        """Back to a cluster without jobs whose nodes are all idle. Returns what it found: jobs, processes left behind."""
+        """Back to idle nodes and no jobs. Returns what it found: jobs, and processes that outlived theirs."""
         for name in self.nodes:
             if name not in self._machines:
                 self.start_node(name)
