@@ -36,6 +36,21 @@ class StageTimes:
         return self.backward[chunk] * (1.0 if kind == "backward-compute" else 0.5)
 
 
+def rehearsed_times(plan: Mapping[str, Any]) -> list[StageTimes]:
+    """Nanoseconds by stage, from the plan.json of a rehearsal; of the replicas the first stands for all."""
+    ranks = {rank["stage"]: rank["rank"] for rank in plan["ranks"] if rank["dp"] == rank["tp"] == 0}
+    told = [plan["rehearsal"]["ranks"][ranks[stage]] for stage in range(plan["pipeline"])]
+    return [
+        StageTimes(
+            forward=one["forward_ns"],
+            backward=one["backward_ns"],
+            send_forward=one["send_forward_ns"],
+            send_backward=one["send_backward_ns"],
+        )
+        for one in told
+    ]
+
+
 @dataclass(frozen=True)
 class Event:
     """One action, as it came out."""

@@ -43,7 +43,8 @@ def train(plan: Plan, place: Place, store: Store) -> None:
             timeout=timeout,
         )
         groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, timeout)
-    same_software(device)
+    if len(plan.nodes) > 1:  # those of one node are forked from one process
+        same_software(device)
     recorder = _recorder(plan, place)
     if plan.rehearsal is not None:
         rehearse(plan, place, groups, recorder)

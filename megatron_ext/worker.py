@@ -1,7 +1,7 @@
 """python -m megatron_ext.worker PLAN.json NODE_RANK: runs the ranks of one node until they end.
 
 torch is imported once and the ranks are forked from it, which makes 32 of them ready in seconds. This parent
-holds the store where all ranks meet (on node 0), watches its ranks, and when one fails ends the others. It
+holds the store where all ranks meet (on node 0 of several), watches its ranks, and when one fails ends the others. It
 ends with 0 when all its ranks did, 1 when one failed, 143 when it was told to stop (SIGTERM or SIGINT), 75 when it
 was asked to save and end (SIGUSR2) and its ranks have done so. No rank outlives it.
 """
@@ -9,6 +9,7 @@ was asked to save and end (SIGUSR2) and its ranks have done so. No rank outlives
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -18,15 +19,17 @@ import time
 import traceback
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from megatron_ext import interruption
+from megatron_ext import interruption, local_store
 from megatron_ext.errors import EngineError, PeerLost
 from megatron_ext.interruption import Interrupted
+from megatron_ext.local_store import LocalStore
 from megatron_ext.plan import Place, Plan
 from megatron_ext.train import train
 
@@ -62,7 +65,8 @@ def _run_node(plan: Plan, node_rank: int) -> int:
 
     if plan.rehearsal is None:
         import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: once here, not in every rank)
-    ranks = Ranks(plan, node_rank)
+    local = LocalStore() if local_store.suffices(plan) else None
+    ranks = Ranks(plan, node_rank, partial(_join_store, plan) if local is None else local.join)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(interruption.SIGNAL, ranks.forward)
@@ -71,7 +75,7 @@ def _run_node(plan: Plan, node_rank: int) -> int:
             (plan.folder / "master.json").unlink(missing_ok=True)
         with _blocked():
             ranks.start()
-        store = _open_store(plan) if node_rank == 0 else None
+        store = _open_store(plan) if node_rank == 0 and local is None else None
         code = ranks.wait()
         del store
     except Stopped:
@@ -86,8 +90,10 @@ def _run_node(plan: Plan, node_rank: int) -> int:
 class Ranks:
     """The ranks of one node: their processes, and the files that tell of them."""
 
-    def __init__(self, plan: Plan, node_rank: int) -> None:
+    def __init__(self, plan: Plan, node_rank: int, join: Callable[[], Store]) -> None:
+        """`join` gives a rank the store where it meets the others."""
         self._plan = plan
+        self._join = join
         self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
         self._path = plan.folder / "nodes" / f"{plan.nodes[node_rank].name}.ranks.json"
         self._state: Dict[int, Dict[str, Any]] = {}
@@ -96,12 +102,13 @@ class Ranks:
     def start(self) -> None:
         """Forks every rank. What an earlier start of the run left behind of errors is no longer true."""
         parent = os.getpid()
+        gc.freeze()  # a rank's garbage collection would write to, and so copy, all memory that it shares with us
         for place in self._places:
             _error_file(self._plan, place).unlink(missing_ok=True)
             pid = os.fork()
             if pid == 0:
                 interruption.listen()
-                os._exit(_rank_main(self._plan, place, parent))
+                os._exit(_rank_main(self._plan, place, parent, self._join))
             self._state[pid] = {"rank": place.rank, "pid": pid, "exit_code": None, "ended_unix": None}
         self._publish()
 
@@ -157,7 +164,7 @@ class Ranks:
         _write_json(self._path, sorted(self._state.values(), key=lambda state: state["rank"]))
 
 
-def _rank_main(plan: Plan, place: Place, parent: int) -> int:
+def _rank_main(plan: Plan, place: Place, parent: int, join: Callable[[], Store]) -> int:
     """A forked rank, from its first line to its exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the launcher's to handle
@@ -167,7 +174,7 @@ def _rank_main(plan: Plan, place: Place, parent: int) -> int:
         return 1
     try:
         try:
-            train(plan, place, _join_store(plan))
+            train(plan, place, join())
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise

@@ -11,7 +11,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.rundir import RunDir
-from fasop.simulate import StageTimes, pipeline_time, simulate
+from fasop.simulate import pipeline_time, rehearsed_times, simulate
 from launch.plan import make_plan
 from megatron_ext.plan import Plan
 from megatron_ext.schedule import as_json, schedule
@@ -60,19 +60,8 @@ def events(run: EngineRun, rank: int, iteration: int) -> np.ndarray:
 def simulated(run: EngineRun) -> float:
     """Nanoseconds of the pipeline part, by the simulator, from the plan alone."""
     plan = run.plan
-    assert plan.rehearsal is not None
     lists = schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
-    times = []
-    for stage in range(plan.pipeline):
-        own = plan.rehearsal["ranks"][stage * plan.data]
-        times.append(
-            StageTimes(
-                forward=own["forward_ns"],
-                backward=own["backward_ns"],
-                send_forward=own["send_forward_ns"],
-                send_backward=own["send_backward_ns"],
-            )
-        )
+    times = rehearsed_times(run.run.read_json(run.run.plan))
     return pipeline_time(simulate(as_json(lists, plan.chunks, plan.micro_batches), times))
 
 

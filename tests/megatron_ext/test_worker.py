@@ -118,6 +118,21 @@ def test_a_stopped_rank_is_given_up_after_the_timeout_and_named_by_who_waited(
     assert not alive(pids(run)[1])
 
 
+def test_ranks_on_one_node_need_no_port(engine_run: Callable[..., EngineRun]) -> None:
+    run = engine_run("parallel.data=2", "parallel.pipeline=1", "train.iterations=2")
+    assert run.go() == 0, run.stderr()
+    assert not run.run.address.exists()
+
+
+def test_a_port_that_was_asked_for_is_where_they_meet(engine_run: Callable[..., EngineRun]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run = engine_run("parallel.data=2", "parallel.pipeline=1", "train.iterations=2", f"executor.master_port={port}")
+    assert run.go() == 0, run.stderr()
+    assert run.run.read_json(run.run.address)["port"] == port
+
+
 def test_a_taken_port_is_named(engine_run: Callable[..., EngineRun]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
