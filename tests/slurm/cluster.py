@@ -6,13 +6,15 @@ in `base`, for who wants to read the logs.
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +26,7 @@ PROGRAMS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "sbatch", "
 PACKAGES = ("slurm-wlm", "slurmdbd", "munge", "mariadb-server", "iproute2")
 OF_A_JOB = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SACCT_", "SQUEUE_", "SINFO_", "SCANCEL_", "PMI", "SUBMITIT_")
 """How variables begin that steer Slurm's commands, or that a job around the tests has set."""
+HEAD = "head"
 TOO_LONG_FOR_SOCKETS = 60
 """Characters of `base`: what Slurm adds must fit the 107 of a socket's path (unix(7))."""
 
@@ -32,20 +35,20 @@ class Job(NamedTuple):
     """A line of squeue. `id` is as squeue shows it: `7`, `7_1` of an array, `7+0` of a heterogeneous job."""
 
     id: str
-    name: str
     state: str
     reason: str
+    name: str
 
 
 class Account(NamedTuple):
     """A line of sacct; a requeued job has one for every start. It lags behind squeue by seconds."""
 
     id: str
-    name: str
     partition: str
     state: str
     exit_code: str
     nodes: str
+    name: str
 
 
 class ClusterError(RuntimeError):
@@ -72,6 +75,7 @@ class Cluster:
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(OF_A_JOB)}
         self.env |= {"PATH": _path(), "SLURM_CONF": str(base / "slurm.conf")}
         self._partitions = tuple(partitions)
+        self._user = pwd.getpwuid(os.getuid()).pw_name
         self._network: Network | None = None
         self._machines: dict[str, machines.Machine] = {}
         self._cut: set[str] = set()
@@ -82,10 +86,10 @@ class Cluster:
         for folder in ("munge", "log", "state", "database", *(f"spool/{name}" for name in self.nodes)):
             (base / folder).mkdir(parents=True)
         (base / "hosts").touch()
-        self._head = self._machine("head")
-        if isinstance(self._head, machines.Isolated):
-            self._network = Network(self._head)
-            self._head.call("mount", "-t", "tmpfs", "tmpfs", str(base / "database"))
+        self._machines[HEAD] = head = self._machine(HEAD)
+        if isinstance(head, machines.Isolated):
+            self._network = Network(head)
+            head.call("mount", "-t", "tmpfs", "tmpfs", str(base / "database"))
         self._site = site = self._plan()
         self._write()
         munged = ["munged", "--foreground", "--force", "--num-threads=4", f"--key-file={base}/munge/key"]
@@ -108,10 +112,10 @@ class Cluster:
 
     def stop(self) -> None:
         """Ends every process, at once."""
-        for machine in (*self._machines.values(), self._head):
-            machine.kill()
         if self._network:
             self._network.disconnect()
+        while self._machines:
+            self._machines.popitem()[1].kill()
         shutil.rmtree(self.base / "database")
 
     def run(self, *argv: str | Path, timeout: float = 60, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -120,14 +124,14 @@ class Cluster:
 
     def jobs(self) -> list[Job]:
         """All that wait, run or are about to end."""
-        return [Job(*line.split("|")) for line in self._lines("squeue", "--noheader", "--format=%i|%j|%T|%r")]
+        return [Job(*line.split("|", 3)) for line in self._lines("squeue", "--noheader", "--format=%i|%T|%r|%j")]
 
     def sacct(self, *ids: str | int) -> list[Account]:
         """The jobs' accounts, without their steps."""
-        fields = "JobID,JobName,Partition,State,ExitCode,NodeList"
+        fields = "JobID,Partition,State,ExitCode,NodeList,JobName"
         which = ["--jobs", ",".join(map(str, ids)), "--format", fields]
         lines = self._lines("sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", *which)
-        return [Account(*line.split("|")) for line in lines]
+        return [Account(*line.split("|", 5)) for line in lines]
 
     def states(self) -> dict[str, str]:
         """By node: idle, mixed, allocated, down, drained…; a star after it: does not answer."""
@@ -136,14 +140,19 @@ class Cluster:
 
     def cancel_all(self) -> None:
         """Asks every job to end; it may take a moment, or KillWait where the job ignores SIGTERM."""
-        self._lines("scancel", "--quiet", f"--user={getpass.getuser()}")
+        self._lines("scancel", "--quiet", f"--user={self._user}")
 
     def set_node(self, name: str, state: str, reason: str = "test") -> None:
         """`down` fails the jobs on it (they are requeued where they may be), `drain` lets them end, `resume` undoes."""
         self._lines("scontrol", "update", f"nodename={name}", f"state={state}", f"reason={reason}")
 
+    def set_end(self, job: str | int, seconds: int) -> None:
+        """Moves a running job's time limit. Slurm looks only every 30 s (PERIODIC_TIMEOUT in slurmctld.h), and so warns
+        (sbatch --signal) up to 30 s early: with 31, a job is warned when Slurm looks next, and ended 30 s later."""
+        self._lines("scontrol", "update", f"jobid={job}", f"endtime=now+{seconds}")
+
     def kill_node(self, name: str) -> None:
-        """Power off: every process of the node is gone. Slurm notices after SlurmdTimeout."""
+        """Power off: every process of the node is gone. It takes Slurm some 17 s to notice; `set_node` tells it."""
         self._machines.pop(name).kill()
         self._cut.discard(name)
 
@@ -167,28 +176,30 @@ class Cluster:
         """What jobs have running on these nodes, or on any: command lines by the pids they have here."""
         found = {}
         for name in names or self.nodes:
-            if name in self._machines:
+            if name in self._machines:  # not where the power is off
                 found.update(self._machines[name].guests())
         return found
 
     def clear(self) -> list[str]:
         """Back to idle nodes and no jobs. Returns what it found: jobs, and processes that outlived theirs."""
+        # What ran there is not the jobs' fault: nobody could tell it to end.
+        for name in sorted(self._cut):
+            self.kill_node(name)
         for name in self.nodes:
             if name not in self._machines:
                 self.start_node(name)
-        for name in sorted(self._cut):
-            self.mend(name)
         left = [str(job) for job in self.jobs() if job.state != "COMPLETING"]
         self.cancel_all()
-        down = [name for name, state in self.states().items() if state.startswith(("down", "drain"))]
-        for name in down:
-            self.set_node(name, "resume")
+        for name, state in self.states().items():
+            if state.startswith(("down", "drain")):
+                self.set_node(name, "resume")
         self._wait("end of the jobs", lambda: not self.jobs())
         until = time.monotonic() + 3
         while (strays := self.processes()) and time.monotonic() < until:
             time.sleep(0.05)
         for pid in strays:
-            subprocess.run(["kill", "-KILL", str(pid)], check=False)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._wait("nodes", lambda: set(self.states().values()) == {"idle"})
         return [*left, *strays.values()]
 
@@ -209,7 +220,7 @@ class Cluster:
     def _plan(self) -> Site:
         partitions = [partition for partition in self._partitions for _ in partition.node_names]
         if self._network:
-            head = Head(host="head", address=self._network.head, ctld_port=6817, dbd_port=6819)
+            head = Head(host=HEAD, address=self._network.head, ctld_port=6817, dbd_port=6819)
             hosts = [(name, self._network.address(number), 6818) for number, name in enumerate(self.nodes, 11)]
         else:
             ctld_port, dbd_port, *ports = _free_ports(2 + len(self.nodes))
@@ -224,7 +235,7 @@ class Cluster:
         first_job = time.time_ns() // 1_000_000 % 60_000_000 + 1
         return Site(
             base=self.base,
-            user=getpass.getuser(),
+            user=self._user,
             first_job=first_job,
             head=head,
             partitions=self._partitions,
@@ -258,7 +269,7 @@ class Cluster:
         self._machines[node.name].spawn(["slurmd", "-D", "-N", node.name], log, self.env)
 
     def _daemon(self, name: str, *argv: str, **environment: str) -> None:
-        self._head.spawn(argv, self._site.logs / f"{name}.out", self.env | environment)
+        self._machines[HEAD].spawn(argv, self._site.logs / f"{name}.out", self.env | environment)
 
     def _lines(self, *argv: str) -> list[str]:
         done = self.run(*argv)

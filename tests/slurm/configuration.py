@@ -151,13 +151,15 @@ def slurm_conf(site: Site) -> str:
         # A job that does not say how much memory it needs would take the whole node.
         "DefMemPerCPU=1000",
         "GresTypes=gpu",
-        "ReturnToService=2",
+        "ReturnToService=1",
         "InactiveLimit=0",
-        "KillWait=3",
         "OverTimeLimit=0",
+        # What is to make room is asked anew only after the sum of the two; 10 s is what messages have otherwise.
+        "KillWait=2",
+        "MessageTimeout=4",
         "UnkillableStepTimeout=30",
         # A node is down when it has said nothing for so long; it is asked three times in that span.
-        "SlurmdTimeout=12",
+        "SlurmdTimeout=6",
         "JobRequeue=1",
         "SchedulerType=sched/backfill",
         # Heterogeneous jobs start through backfill alone, which looks every 30 s where nothing is said.

@@ -52,6 +52,7 @@ class Isolated:
             ["setpriv", "--pdeathsig", "KILL", *UNSHARE, "sh", "-c", INIT],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         assert self._unshare.stdout is not None
         assert self._unshare.stdout.readline() == b"up\n"

@@ -51,7 +51,7 @@ link set login master nodes up
         machine.ip(f"addr add {address}/24 dev eth0\nlink set eth0 up\n")
 
     def disconnect(self) -> None:
-        """At once; the kernel would take a moment after the head's end."""
+        """At once, while the head lives; the kernel would take a moment after its end."""
         _ip("link", "del", f"tdpp{self._number}")
 
 
