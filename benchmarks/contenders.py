@@ -57,7 +57,9 @@ class Tdpp:
         self._engine = Engine(plan, place, groups, samples, recorder)
 
     def step(self, iteration: int) -> float:
-        return self._engine.step(iteration).loss
+        loss = self._engine.step(iteration).loss
+        assert loss is not None
+        return loss
 
 
 class Yardstick(ABC):

@@ -67,7 +67,7 @@ class Iteration:
     unix: float
     elapsed_ms: float
     loss: float | None
-    """None where all iterations since the line before were skipped."""
+    """None where all iterations since the line before were skipped, and in a rehearsal."""
     nan: int
 
 

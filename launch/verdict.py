@@ -214,9 +214,8 @@ def _evidence(seen: Observation) -> Iterator[str]:
     yield f"plan: {plan_line(seen.plan)}"
     if seen.log:
         last = seen.log[-1]
-        loss = "all skipped" if last.loss is None else f"loss {last.loss:.4f}"
         yield (
-            f"iteration: {last.iteration} of {seen.iterations}, {loss}, {median_ms(seen):.1f} ms per "
+            f"iteration: {last.iteration} of {seen.iterations}, {_loss(seen)}, {median_ms(seen):.1f} ms per "
             f"iteration (median), logged {_ago(seen.now_unix - last.unix)}"
         )
     else:
@@ -234,6 +233,13 @@ def _evidence(seen: Observation) -> Iterator[str]:
     symptoms = sum(error.symptom for error in seen.errors)
     if symptoms:
         yield f"{symptoms} rank{'s' * (symptoms > 1)} failed only because another one was lost"
+
+
+def _loss(seen: Observation) -> str:
+    loss = seen.log[-1].loss
+    if loss is not None:
+        return f"loss {loss:.4f}"
+    return "rehearsed, so without a loss" if seen.plan["rehearsal"] else "all skipped"
 
 
 def _ranks(seen: Observation) -> str:

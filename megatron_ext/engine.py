@@ -33,10 +33,10 @@ BUCKET_BYTES = 16 * 2**20
 class StepResult(NamedTuple):
     """What one iteration gave."""
 
-    loss: float
-    """Mean over the global batch; nan on all but the last stage."""
-    grad_norm: float
-    """Norm of the whole model's gradient before clipping."""
+    loss: Optional[float]
+    """Mean over the global batch; nan on all but the last stage, None in a rehearsal, which has none."""
+    grad_norm: Optional[float]
+    """Norm of the whole model's gradient before clipping; None in a rehearsal."""
     loss_scale: float
     skipped: bool
     """Whether an overflow under fp16's loss scale kept the weights as they were."""

@@ -15,7 +15,7 @@ from megatron_ext.plan import Plan
 
 
 def iteration_line(plan: Plan, metrics: Dict[str, Any]) -> str:
-    """One line in Megatron's format from one object of metrics.jsonl."""
+    """One line in Megatron's format from one object of metrics.jsonl; like Megatron it leaves out what there is not."""
     loss, norm = metrics["loss"], metrics["grad_norm"]
     return "".join(
         [
@@ -26,7 +26,7 @@ def iteration_line(plan: Plan, metrics: Dict[str, Any]) -> str:
             f" global batch size: {plan.global_batch_size:5d} |",
             "" if loss is None else f" lm loss: {loss:.6E} |",
             f" loss scale: {metrics['loss_scale']:.1f} |",
-            f" grad norm: {math.inf if norm is None else norm:.3f} |",
+            "" if plan.rehearsal is not None else f" grad norm: {math.inf if norm is None else norm:.3f} |",
             f" number of skipped iterations: {metrics['skipped']:3d} |",
             f" number of nan iterations: {metrics['nan']:3d} |",
         ]
@@ -46,20 +46,23 @@ class TrainingLog:
         self._path = path
         self._clock = clock
         self._losses: List[float] = []
+        self._iterations = 0
         self._skipped = 0
         self._since = clock()
 
     def add(self, iteration: int, result: StepResult, updates: int) -> None:
         """Notes a finished iteration, after which the weights had had so many updates."""
+        self._iterations += 1
         if result.skipped:
             self._skipped += 1
-        else:
+        elif result.loss is not None:
             self._losses.append(result.loss)
         train = self._plan.train
         if iteration % train.log_interval and iteration != train.iterations:
             return
         now = self._clock()
-        seconds = (now - self._since) / (len(self._losses) + self._skipped)
+        seconds = (now - self._since) / self._iterations
+        norm = result.grad_norm
         tokens_per_s = self._plan.global_batch_size * self._plan.model.sequence_length / seconds
         metrics = {
             "iteration": iteration,
@@ -69,7 +72,7 @@ class TrainingLog:
             "learning_rate": learning_rate(updates, train),
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             "loss_scale": result.loss_scale,
-            "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,
+            "grad_norm": norm if norm is not None and math.isfinite(norm) else None,
             "tokens_per_s": tokens_per_s,
             "tflops_per_rank": tokens_per_s * self._plan.model.flops_per_token() / self._plan.world_size / 1e12,
             "skipped": self._skipped,
@@ -78,7 +81,7 @@ class TrainingLog:
         print(iteration_line(self._plan, metrics), flush=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
-        self._losses, self._skipped, self._since = [], 0, now
+        self._losses, self._iterations, self._skipped, self._since = [], 0, 0, now
 
 
 def keep_lines(path: Path, iteration: int) -> None:

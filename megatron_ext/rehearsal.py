@@ -75,7 +75,7 @@ class Rehearsal:
         self.now_ns = _common_start()
 
     def step(self, iteration: int) -> StepResult:
-        """Lets the time of one iteration pass. There is no loss: 0 stands for it."""
+        """Lets the time of one iteration pass."""
         self._recorder.iteration = iteration
         for kind, inbox in self._inboxes.items():
             inbox.expect(sum(action.kind is kind for action in self._actions))
@@ -95,7 +95,7 @@ class Rehearsal:
         self._together("optimizer-clip-main-grad", self._groups.model, 0)
         self._pass(self._times.optimizer_ns)
         self._recorder.record("optimizer", start, self.now_ns)
-        return StepResult(loss=0.0, grad_norm=0.0, loss_scale=1.0, skipped=False)
+        return StepResult(loss=None, grad_norm=None, loss_scale=1.0, skipped=False)
 
     def seconds(self) -> float:
         """What the log's clock shows: with `anchored` the time that really passed since the common start."""

@@ -16,9 +16,11 @@ from conf.errors import RunFolderError
 from conf.rundir import RunDir
 from launch.observe import SILENCE_S, observe
 from launch.plan import make_plan
+from launch.runs import run_row
 from launch.verdict import EXIT_CODES, State, decide, judge, median_ms
 from tests.launch.live import TWO_NODES
 
+A10 = ("experiment=seed_a10x8", "executor=local", "container=none")
 NOW = 1_000_000.0
 ITERATIONS = 50
 
@@ -62,7 +64,7 @@ class Case:
     """The last logged iteration; there is a line for every fifth, one second each."""
     age: float = 1.0
     """Seconds since the last line."""
-    loss: float = 4.0
+    loss: float | None = 4.0
     stop: float | None = None
     created: float = NOW - 600
 
@@ -213,6 +215,20 @@ def test_the_evidence_counts_symptoms_and_names_later_causes(tmp_path: Path) -> 
     assert "2 ranks failed only because another one was lost" in verdict.evidence
     assert any(line.startswith("later: rank 3 ") for line in verdict.evidence)
     assert "iteration: 20 of 50, loss 4.0000, 200.0 ms per iteration (median), logged 1 s ago" in verdict.evidence
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [((), "all skipped"), ((*A10, "executor.rehearse=virtual"), "rehearsed, so without a loss")],
+    ids=["skipped", "rehearsed"],
+)
+def test_without_a_loss_the_evidence_says_why(tmp_path: Path, overrides: tuple[str, ...], told: str) -> None:
+    run = Case(last=20, loss=None).make(tmp_path / "run")
+    if overrides:
+        run.write_json(run.plan, make_plan(compose([*overrides, "train.iterations=50"]), "xl/run"))
+    seen = observe(run, NOW)
+    assert any(f"iteration: 20 of 50, {told}, 200.0 ms" in line for line in decide(seen).evidence)
+    assert run_row("xl/run", seen)[2:4] == ["20/50", "-"]
 
 
 def test_the_first_line_does_not_count_for_the_pace(tmp_path: Path) -> None:

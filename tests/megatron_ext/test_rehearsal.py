@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 
@@ -10,8 +11,10 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
+from conf.log_lines import iteration_line
 from conf.rundir import RunDir
 from fasop.simulate import pipeline_time, rehearsed_times, simulate
+from launch.observe import read_log
 from launch.plan import make_plan
 from megatron_ext.plan import Plan
 from megatron_ext.schedule import as_json, schedule
@@ -104,6 +107,17 @@ def test_every_schedule_runs_as_simulated(rehearse: Callable[..., EngineRun], ov
 def test_ranks_tell_the_node_that_they_stand_for(rehearse: Callable[..., EngineRun]) -> None:
     run = rehearse("experiment=seed_a10x8", *A10X8)
     assert b'"node": "gpu2-3"' in run.run.rank_events(13).read_bytes()
+
+
+def test_there_is_no_loss_and_none_is_told(rehearse: Callable[..., EngineRun]) -> None:
+    run = rehearse(*A10X8, *SMALL, "parallel.micro_batch_size=1", "parallel.node_order=gpu2")
+    assert [(line["loss"], line["grad_norm"]) for line in run.metrics()] == [(None, None)] * 2
+    told = [iteration_line(line) for line in run.run.node_out("local-0").read_text().splitlines()]
+    lines = [line for line in told if line is not None]
+    assert [line.iteration for line in lines] == [1, 2]
+    assert [(math.isnan(line.loss), line.grad_norm, line.nan) for line in lines] == [(True, None, 0)] * 2
+    (seen,) = {one.loss for one in read_log(run.run.metrics)}
+    assert seen is None
 
 
 def test_the_anchored_clock_really_lasts_that_long(rehearse: Callable[..., EngineRun]) -> None:
