@@ -90,7 +90,7 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
 
 def _rehearsed(plan: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     """The same plan, all on this machine, with the times that everything takes."""
-    node = {
+    here = {
         "name": "rehearsal-0",
         "group": "rehearsal",
         "gpu": "CPU",
@@ -101,8 +101,12 @@ def _rehearsed(plan: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
         place | {"node": 0, "local_rank": place["rank"], "emulates": plan["nodes"][place["node"]]["name"]}
         for place in plan["ranks"]
     ]
-    times = rehearsal_times(experiment, plan)
-    return plan | {"nodes": [node], "ranks": ranks, "device": "cpu", "rehearsal": times}
+    rehearsal = {
+        "clock": str(experiment.executor.rehearse),
+        "nodes": [{key: node[key] for key in ("name", "group", "gpu", "ranks")} for node in plan["nodes"]],
+        "ranks": rehearsal_times(experiment, plan),
+    }
+    return plan | {"nodes": [here], "ranks": ranks, "device": "cpu", "rehearsal": rehearsal}
 
 
 def node_names(experiment: Experiment) -> list[str]:

@@ -13,8 +13,8 @@ OPTIMIZER_BYTES = 28
 """Memory traffic of an Adam step per parameter: weight, gradient and two moments read, all but the gradient written."""
 
 
-def rehearsal_times(experiment: Experiment, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The key `rehearsal` of plan.json: per rank, nanoseconds (docs/formats.md).
+def rehearsal_times(experiment: Experiment, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """By rank, nanoseconds: `rehearsal.ranks` of plan.json (docs/formats.md).
 
     A transfer takes latency + bytes / bandwidth, where a node's link to others is shared by all its ranks, as they
     all send at about the same time; an all-reduce of n ranks 2 (n - 1) / n times its bytes (ring; Patarasuk and Yuan
@@ -23,7 +23,7 @@ def rehearsal_times(experiment: Experiment, plan: Mapping[str, Any]) -> dict[str
     Raises:
         ConfigError: a GPU has no profile, or none for this model and these sizes.
     """
-    return {"clock": str(experiment.executor.rehearse), "ranks": [_rank(experiment, plan, p) for p in plan["ranks"]]}
+    return [_rank(experiment, plan, place) for place in plan["ranks"]]
 
 
 def _rank(experiment: Experiment, plan: Mapping[str, Any], place: Mapping[str, int]) -> dict[str, Any]:

@@ -44,12 +44,13 @@ def _sentences(plan: Plan) -> list[str]:
 
 
 def _where(plan: Plan) -> str:
-    if plan.rehearsal:
-        stood_for = len({rank.node for rank in plan.ranks})
-        return f"rehearsed on one machine, where they stand for {plural(stood_for, 'node')}"
-    kinds = Counter(node.gpu for node in plan.nodes)
+    nodes = plan.emulated or plan.nodes
+    kinds = Counter(node.gpu for node in nodes)
     counted = ", ".join(f"{count} × {gpu}" for gpu, count in kinds.items())
-    return f"on {plural(len(plan.nodes), 'node')} ({counted}), device {plan.device}"
+    on = f"{plural(len(nodes), 'node')} ({counted})"
+    return (
+        f"rehearsed on one machine, where they stand for {on}" if plan.rehearsal else f"on {on}, device {plan.device}"
+    )
 
 
 def _cut(plan: Plan) -> str:
@@ -75,13 +76,9 @@ def _unusual(plan: Plan) -> list[str]:
 
 
 def _nodes(plan: Plan) -> str:
-    gpus = {node.name: node.gpu for node in plan.nodes}
-    names = dict.fromkeys(rank.node for rank in plan.ranks) if plan.rehearsal else gpus
     rows = []
-    for name in names:
-        ranks = [rank for rank in plan.ranks if rank.node == name]
-        numbers = ", ".join(str(rank.rank) for rank in ranks)
-        stages = ", ".join(map(str, sorted({rank.stage for rank in ranks})))
-        rows.append((name, *([] if plan.rehearsal else [gpus[name]]), numbers, stages))
-    head = ("node it stands for", "ranks", "stages") if plan.rehearsal else ("node", "GPU", "ranks", "stages")
-    return table(head, rows)
+    for node in plan.emulated or plan.nodes:
+        numbers = ", ".join(map(str, node.ranks))
+        stages = ", ".join(map(str, sorted({plan.ranks[rank].stage for rank in node.ranks})))
+        rows.append((node.name, node.gpu, numbers, stages))
+    return table(("node it stands for" if plan.rehearsal else "node", "GPU", "ranks", "stages"), rows)

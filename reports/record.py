@@ -68,6 +68,8 @@ class Plan:
     model: Mapping[str, int]
     nodes: tuple[Node, ...]
     """Those that the run has, which in a rehearsal are not those that the ranks stand for."""
+    emulated: tuple[Node, ...]
+    """Those that the ranks of a rehearsal stand for; none in other runs."""
     ranks: tuple[Rank, ...]
 
     @property
@@ -85,9 +87,8 @@ class Plan:
         if value.get("version") != 1:
             raise ReportError(f"plan.json: expected version 1, found {value.get('version')!r}")
         try:
-            nodes = tuple(
-                Node(name=node["name"], gpu=node["gpu"], ranks=tuple(node["ranks"])) for node in value["nodes"]
-            )
+            nodes = _nodes(value["nodes"])
+            rehearsal = value.get("rehearsal") or {"clock": None, "nodes": ()}
             return cls(
                 **{key: int(value[key]) for key in ("tensor", "data", "pipeline")},
                 chunks=value.get("chunks", 1),
@@ -104,9 +105,10 @@ class Plan:
                 iterations=value["train"]["iterations"],
                 timeline=value["timeline"],
                 device=value["device"],
-                rehearsal=value["rehearsal"]["clock"] if value.get("rehearsal") else None,
+                rehearsal=rehearsal["clock"],
                 model=value["model"],
                 nodes=nodes,
+                emulated=_nodes(rehearsal["nodes"]),
                 ranks=tuple(
                     Rank(
                         rank=rank["rank"],
@@ -120,6 +122,10 @@ class Plan:
             )
         except KeyError as error:
             raise ReportError(f"plan.json lacks the key {error}; docs/formats.md lists what it needs") from error
+
+
+def _nodes(values: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
+    return tuple(Node(name=node["name"], gpu=node["gpu"], ranks=tuple(node["ranks"])) for node in values)
 
 
 @dataclass(frozen=True)

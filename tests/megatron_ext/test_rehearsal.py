@@ -109,6 +109,16 @@ def test_ranks_tell_the_node_that_they_stand_for(rehearse: Callable[..., EngineR
     assert b'"node": "gpu2-3"' in run.run.rank_events(13).read_bytes()
 
 
+def test_the_plan_names_the_nodes_and_gpus_that_ranks_stand_for() -> None:
+    mixed = compose(["experiment=seed_a100x1_a10x7", "executor=local", "container=none", "executor.rehearse=virtual"])
+    content = make_plan(mixed, "test/run")
+    nodes = content["rehearsal"]["nodes"]
+    assert [node["gpu"] for node in nodes] == ["A100-40GB"] + ["A10"] * 7
+    assert {rank: node["name"] for node in nodes for rank in node["ranks"]} == {
+        place["rank"]: place["emulates"] for place in content["ranks"]
+    }
+
+
 def test_there_is_no_loss_and_none_is_told(rehearse: Callable[..., EngineRun]) -> None:
     run = rehearse(*A10X8, *SMALL, "parallel.micro_batch_size=1", "parallel.node_order=gpu2")
     assert [(line["loss"], line["grad_norm"]) for line in run.metrics()] == [(None, None)] * 2

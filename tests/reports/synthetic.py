@@ -209,7 +209,8 @@ def rehearsed(plan: dict, clock: str) -> dict:
     ranks = [rank | {"node": 0, "emulates": plan["nodes"][rank["node"]]["name"]} for rank in plan["ranks"]]
     every = [rank["rank"] for rank in ranks]
     node = {"name": "rehearsal-0", "group": "rehearsal", "gpu": "CPU", "ranks": every}
-    return plan | {"nodes": [node], "ranks": ranks, "device": "cpu", "rehearsal": {"clock": clock, "ranks": []}}
+    rehearsal = {"clock": clock, "nodes": plan["nodes"], "ranks": []}
+    return plan | {"nodes": [node], "ranks": ranks, "device": "cpu", "rehearsal": rehearsal}
 
 
 def node_name(node: int) -> str:

@@ -276,7 +276,7 @@ def test_runs_without_later_keys_still_have_pages(run: Path, capsys):
 @pytest.mark.parametrize("clock", ["virtual", "anchored"])
 def test_pages_of_a_rehearsal_begin_with_its_clock_and_have_no_loss(tmp_path: Path, clock: str):
     run = tmp_path / "runs/tiny/20260101-000000-aaaa"
-    make_run(run, Shape(data=2, ranks_per_node=2, rehearsal=clock))
+    make_run(run, Shape(data=2, ranks_per_node=2, gpus=("A100", "A10"), rehearsal=clock))
     for said in report(run, lambda _: Judgement()):
         begin = said.split("– tdpp", 1)[1].lstrip()
         assert begin.startswith("Rehearsal: all times are emulated")
@@ -284,8 +284,8 @@ def test_pages_of_a_rehearsal_begin_with_its_clock_and_have_no_loss(tmp_path: Pa
     summary = (run / "report/index.html").read_text()
     assert "<dt>Loss</dt>" not in summary
     assert "Loss over iterations" not in summary
-    assert "where they stand for 2 nodes" in summary
-    assert "<tr><td>g0-0</td><td>0, 1</td><td>0</td></tr>" in summary
+    assert "where they stand for 2 nodes (1 × A100, 1 × A10)" in summary
+    assert "<tr><td>g0-0</td><td>A100</td><td>0, 1</td><td>0</td></tr>" in summary
     assert "rehearsal-0" not in summary
 
 
