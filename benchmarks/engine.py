@@ -36,7 +36,9 @@ import torch
 import torch._dynamo  # torch.optim needs it at the first step: once here, not in every rank
 import torch.distributed as dist
 
-from benchmarks.contenders import Contender, MegatronCore, Pipelining, Switch, Tdpp
+from benchmarks.contenders import Contender, Pipelining, Switch, Tdpp
+from benchmarks.megatron_core import MegatronCore
+from benchmarks.plain_pipelining import PlainPipelining
 from conf.compose import compose
 from conf.rundir import RunDir
 from launch.plan import make_plan
@@ -62,7 +64,7 @@ ROUNDS = 12
 BLOCK = 8
 """Iterations in a turn."""
 OURS, UNRECORDED, ALONE = "tdpp", "tdpp, not recording", "tdpp, one process"
-PIPELINING, MEGATRON = "pipelining", "megatron-core"
+PIPELINING, SAME_STAGES, MEGATRON = "pipelining", "pipelining, our stages", "megatron-core"
 
 
 Summary = dict[str, dict[str, float]]
@@ -173,7 +175,8 @@ def _cpu_s() -> float:
 
 def race(plan: Plan, alone: Plan) -> dict[str, Any]:
     """One case: the statistics of every contender, how far losses differ, what recording costs."""
-    crews = {OURS: Crew(Tdpp, plan), PIPELINING: Crew(Pipelining, plan), ALONE: Crew(Tdpp, alone)}
+    crews = {OURS: Crew(Tdpp, plan), ALONE: Crew(Tdpp, alone)}
+    crews |= {PIPELINING: Crew(PlainPipelining, plan), SAME_STAGES: Crew(Pipelining, plan)}
     if megatron_core():
         crews[MEGATRON] = Crew(MegatronCore, plan)
     proof = {name: crew.take(Turn(PROOF, recording=False))[-1].losses for name, crew in crews.items()}
@@ -196,7 +199,7 @@ def race(plan: Plan, alone: Plan) -> dict[str, Any]:
     return {
         "largest_relative_difference_of_losses": differences,
         "ms": ms,
-        "ours_to": {label: _ratios(ms[OURS], ms[label]) for label in (PIPELINING, MEGATRON) if label in ms},
+        "ours_to": {label: _ratios(ms[OURS], ms[label]) for label in (PIPELINING, SAME_STAGES, MEGATRON) if label in ms},
         "recording": _recording(times[OURS], times[UNRECORDED], recorded // RECORD.size // (ROUNDS * BLOCK)),
     }
 
@@ -256,12 +259,12 @@ def make_case(folder: Path, overrides: Sequence[str]) -> Plan:
 def show(case: str, result: dict[str, Any]) -> None:
     """Prints the table of one case."""
     statistics = f"{'quarter':>9}{'median':>9}"
-    print(f"\n{case}\n{'':22}{'wall ms: min':>14}{statistics}{'CPU ms: min':>14}{statistics}")
+    print(f"\n{case}\n{'':24}{'wall ms: min':>14}{statistics}{'CPU ms: min':>14}{statistics}")
     for label, times in result["ms"].items():
-        print(f"{label:22}" + "".join(f"{value:{width}.1f}" for value, width in _cells(times)))
+        print(f"{label:24}" + "".join(f"{value:{width}.1f}" for value, width in _cells(times)))
         if label in result["ours_to"]:
             ratios = _cells(result["ours_to"][label])
-            print(f"{'  tdpp to it':22}" + "".join(f"{value:{width}.2f}" for value, width in ratios))
+            print(f"{'  tdpp to it':24}" + "".join(f"{value:{width}.2f}" for value, width in ratios))
     for name, difference in result["largest_relative_difference_of_losses"].items():
         print(f"losses of {PROOF} iterations against {name}: {difference:.0e} apart")
     recording = result["recording"]

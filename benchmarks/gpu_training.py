@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.textbook import Block
 from conf.compose import compose
 from conf.rundir import RunDir
 from launch.plan import make_plan
@@ -85,25 +86,6 @@ def ours(model: ModelConfig, micro: int, micro_batches: int, device: str, option
         }
 
 
-class PlainBlock(nn.Module):
-    """A GPT-2 block as in the textbooks."""
-
-    def __init__(self, model: ModelConfig) -> None:
-        super().__init__()
-        self.heads = model.heads
-        self.norm1, self.norm2 = nn.LayerNorm(model.hidden), nn.LayerNorm(model.hidden)
-        self.qkv, self.out = nn.Linear(model.hidden, 3 * model.hidden), nn.Linear(model.hidden, model.hidden)
-        self.up, self.down = nn.Linear(model.hidden, 4 * model.hidden), nn.Linear(4 * model.hidden, model.hidden)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, s, h = x.shape
-        q, k, v = (t.view(b, s, self.heads, -1).transpose(1, 2) for t in self.qkv(self.norm1(x)).split(h, 2))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(b, s, h))
-        y: torch.Tensor = x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-        return y
-
-
 class PlainGpt(nn.Module):
     """GPT-2 with tied embeddings that returns the loss."""
 
@@ -111,7 +93,7 @@ class PlainGpt(nn.Module):
         super().__init__()
         self.word = nn.Embedding(model.padded_vocab_size, model.hidden)
         self.position = nn.Embedding(model.sequence_length, model.hidden)
-        self.blocks = nn.ModuleList(PlainBlock(model) for _ in range(model.layers))
+        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
         self.norm = nn.LayerNorm(model.hidden)
         nn.init.normal_(self.word.weight, std=0.02)
 

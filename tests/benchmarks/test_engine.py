@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.contenders import Contender, MegatronCore, Pipelining, Tdpp
+from benchmarks.contenders import Contender, Pipelining, Tdpp
 from benchmarks.engine import CASES, TOLERANCE, Crew, Turn, make_case, megatron_core
+from benchmarks.megatron_core import MegatronCore
+from benchmarks.plain_pipelining import PlainPipelining
 
 CASE = next(iter(CASES.values())).split()
 ALONE = ["parallel.data=1", "parallel.pipeline=1", "parallel.partition=null"]
@@ -34,6 +36,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     [
         Tdpp,
         Pipelining,
+        PlainPipelining,
         pytest.param(
             MegatronCore, marks=pytest.mark.skipif(not megatron_core(), reason="megatron-core is not installed")
         ),
