@@ -39,39 +39,47 @@ class Peer(NamedTuple):
     """In which these two ranks send nothing else, and nothing the other way."""
 
 
+AHEAD_BYTES = 16 * 2**20
+"""What a channel's receives posted ahead may take; one is always posted."""
+
+
 class Inbox:
-    """Receives a known number of equal-shaped tensors from one rank, always one ahead."""
+    """Receives a known number of equal-shaped tensors from one rank, as many ahead as `AHEAD_BYTES` allows.
+
+    For gloo's sake: posting a receive sends a word to the sender, whose communication thread spins if that comes while
+    it sends. Posted long before, small messages need no word when they are sent.
+    """
 
     def __init__(self, peer: Peer, like: Tensor, what: str) -> None:
         """`like` has the shape, number format and device of the messages."""
         self.peer = peer
         self._like = like
         self._what = f"{what} from rank {peer.rank}"
+        self._ahead = max(1, AHEAD_BYTES // (like.numel() * like.element_size()))
         self._left = 0
-        self._posted: Optional[Tuple[Tensor, dist.Work]] = None
+        self._posted: Deque[Tuple[Tensor, dist.Work]] = deque()
 
     def expect(self, count: int) -> None:
-        """Announces `count` more messages and posts the first receive."""
+        """Announces `count` more messages and posts the first receives."""
         self._left += count
         self._post()
 
     def take(self) -> Tensor:
-        """Waits for the next message; the one after it is posted before this returns."""
-        assert self._posted is not None, "take() without a message announced by expect()"
-        tensor, work = self._posted
+        """Waits for the next message; if more are announced, one after it is posted before this returns."""
+        assert self._posted, "take() without a message announced by expect()"
+        tensor, work = self._posted.popleft()
         with told(self._what):
             work.wait()
-        self._posted = None
         self._post()
         return tensor
 
     def _post(self) -> None:
-        if self._left and self._posted is None:
+        while self._left and len(self._posted) < self._ahead:
             tensor = torch.empty_like(self._like)
             with told(self._what):
                 work = dist.irecv(tensor, self.peer.rank, self.peer.group)
             assert work is not None
-            self._posted = (tensor, work)
+            self._posted.append((tensor, work))
             self._left -= 1
 
 

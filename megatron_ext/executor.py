@@ -63,7 +63,7 @@ class Executor:
 
     A message has no label: the k-th receive of a kind takes the k-th message that the neighbour sent, which is the
     right one in every schedule that `megatron_ext.schedule` makes or `megatron_ext.schedule_check` lets pass.
-    Sends and the next receive of each kind go on while the rank computes; only a receive can make it wait.
+    Sends and the next receives of each kind go on while the rank computes; only a receive can make it wait.
     """
 
     def __init__(

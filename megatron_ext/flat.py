@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Tuple
+from functools import partial
+from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +28,15 @@ class FlatWeights:
         self.initial = torch.cat([p.data.flatten() for _, p in ordered]) if ordered else torch.empty(0, device=device)
         self.weight = self.initial.to(dtype)
         self.grad = torch.zeros_like(self.initial)
-        self.arrived: Callable[[str], None] = lambda name: None
-        """Called with a parameter's name whenever a micro-batch's gradient of it was added."""
         self._names = {id(parameter): name for name, parameter in ordered}
+        self._arrived: Optional[Callable[[str], None]] = None
         self._hooked: List[object] = []
         for name, parameter in ordered:
-            parameter.data = self.weight[self.slices[name]].view(parameter.shape)
-            self._sum_up(name, parameter)
+            parameter.data = self.view(name, self.weight)
+            if parameter.dtype == self.grad.dtype:
+                parameter.grad = self.view(name, self.grad)
+            else:
+                self._after_each_gradient(parameter, partial(self._move, name))
 
     def view(self, name: str, flat: Tensor) -> Tensor:
         """The part of a tensor laid out like `weight` that belongs to the parameter `name`."""
@@ -46,24 +49,26 @@ class FlatWeights:
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Adds a gradient that does not come through autograd's own accumulation."""
         self.gradient(parameter).add_(gradient)
-        self.arrived(self._names[id(parameter)])
+        if self._arrived is not None:
+            self._arrived(self._names[id(parameter)])
 
-    def _sum_up(self, name: str, parameter: nn.Parameter) -> None:
-        """Has autograd's gradients of a parameter added to `grad`: in place for fp32, else as they come."""
-        total = self.view(name, self.grad)
-        in_place = parameter.dtype == total.dtype
-        if in_place:
-            parameter.grad = total
+    def tell(self, arrived: Callable[[str], None]) -> None:
+        """Has `arrived` called with a parameter's name whenever a micro-batch's gradient of it was added."""
+        self._arrived = arrived
+        for name, parameter in self.parameters.items():
+            self._after_each_gradient(parameter, partial(arrived, name))
 
-        def arrived(*_: object) -> None:
-            if not in_place:
-                assert parameter.grad is not None
-                total.add_(parameter.grad)
-                parameter.grad = None
-            self.arrived(name)
+    def _move(self, name: str) -> None:
+        """Adds what autograd left in a parameter's gradient, whose number format is not the sum's."""
+        parameter = self.parameters[name]
+        assert parameter.grad is not None
+        self.view(name, self.grad).add_(parameter.grad)
+        parameter.grad = None
 
+    def _after_each_gradient(self, parameter: nn.Parameter, call: Callable[[], None]) -> None:
+        """Has `call` called whenever autograd has added to a parameter's gradient, in the order of registration."""
         # The node that adds to .grad has no public name; it runs its hooks after the addition in every torch
         # since 1.0, where register_post_accumulate_grad_hook needs torch 2.1.
         accumulate = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-        accumulate.register_hook(arrived)  # type: ignore[union-attr]
+        accumulate.register_hook(lambda *_: call())  # type: ignore[union-attr]
         self._hooked.append(accumulate)

@@ -77,7 +77,7 @@ class Optimizer:
             lr=0.0,
             betas=(train.adam_beta1, train.adam_beta2),
             eps=train.adam_eps,
-            fused=flat.weight.is_cuda,
+            fused=flat.weight.is_cuda or torch.__version__ >= "2.4",  # before, it knew no CPU
         )
         self.scaler = LossScaler.of(train.precision)
         self.updates = 0

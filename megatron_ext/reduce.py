@@ -22,7 +22,7 @@ class GradientReducer:
         self._missing: List[int] = []
         self._works: List[dist.Work] = []
         if group is not None:
-            flat.arrived = self._arrived
+            flat.tell(self._arrived)
 
     def begin(self, micro_batches: int) -> None:
         """Starts an iteration, in which every parameter gets this many gradients."""

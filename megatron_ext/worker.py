@@ -73,6 +73,7 @@ def _run_node(plan: Plan, node_rank: int) -> int:
     try:
         if node_rank == 0:
             (plan.folder / "master.json").unlink(missing_ok=True)
+        gc.freeze()  # what was imported stays: no rank's collections need to look at it, and thereby copy it
         with _blocked():
             ranks.start()
         store = _open_store(plan) if node_rank == 0 and local is None else None

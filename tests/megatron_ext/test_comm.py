@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_ext.comm import Outbox, Peer
+from megatron_ext import comm
+from megatron_ext.comm import Inbox, Outbox, Peer
 from megatron_ext.errors import PeerLost
 
 
@@ -63,3 +64,35 @@ def test_a_send_that_failed_meanwhile_is_told_at_the_next_one(works: list[Sendin
     works[0].failed = True
     with pytest.raises(PeerLost, match=r"activations to rank 3 failed: connection closed by peer$"):
         outbox.put(torch.zeros(2))
+
+
+@pytest.mark.parametrize(("bytes_ahead", "posted"), [(1, [1, 1, 1, 0]), (16, [2, 2, 1, 0]), (1000, [3, 2, 1, 0])])
+def test_receives_are_posted_ahead_as_far_as_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, bytes_ahead: int, posted: list[int]
+) -> None:
+    sent = [torch.full((2,), float(number)) for number in range(3)]
+    waiting = 0
+
+    class Receiving:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor, self.message = tensor, sent.pop(0)
+
+        def wait(self) -> None:
+            nonlocal waiting
+            waiting -= 1
+            self.tensor.copy_(self.message)
+
+    def irecv(tensor: torch.Tensor, rank: int, group: object) -> Receiving:
+        nonlocal waiting
+        waiting += 1
+        return Receiving(tensor)
+
+    monkeypatch.setattr(dist, "irecv", irecv)
+    monkeypatch.setattr(comm, "AHEAD_BYTES", bytes_ahead)
+    inbox = Inbox(Peer(3, None), torch.empty(2), "activations")
+    inbox.expect(3)
+    found = [waiting]
+    for number in range(3):
+        assert inbox.take().tolist() == [number, number]
+        found.append(waiting)
+    assert found == posted
