@@ -14,6 +14,7 @@ imported. benchmarks/README.md tells how to install it, and what was measured.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.metadata
 import importlib.util
 import json
@@ -64,7 +65,7 @@ ROUNDS = 12
 BLOCK = 8
 """Iterations in a turn."""
 OURS, UNRECORDED, ALONE = "tdpp", "tdpp, not recording", "tdpp, one process"
-PIPELINING, SAME_STAGES, MEGATRON = "pipelining", "pipelining, our stages", "megatron-core"
+OTHERS = PIPELINING, SAME_STAGES, MEGATRON = "pipelining", "pipelining, our stages", "megatron-core"
 
 
 Summary = dict[str, dict[str, float]]
@@ -114,6 +115,7 @@ class Crew:
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
+        gc.freeze()  # as megatron_ext.worker does, for the good of all contenders
         for place in plan.ranks:
             ours, theirs = context.Pipe()
             process = context.Process(target=_rank, args=(kind, plan, place, theirs), daemon=True)
@@ -199,7 +201,9 @@ def race(plan: Plan, alone: Plan) -> dict[str, Any]:
     return {
         "largest_relative_difference_of_losses": differences,
         "ms": ms,
-        "ours_to": {label: _ratios(ms[OURS], ms[label]) for label in (PIPELINING, SAME_STAGES, MEGATRON) if label in ms},
+        "ours_to": {
+            label: _ratios(ms[OURS], ms[label]) for label in (PIPELINING, SAME_STAGES, MEGATRON) if label in ms
+        },
         "recording": _recording(times[OURS], times[UNRECORDED], recorded // RECORD.size // (ROUNDS * BLOCK)),
     }
 
