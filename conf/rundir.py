@@ -14,6 +14,9 @@ from typing import Any
 
 from conf.errors import RunFolderError
 
+SCHEDULE = "schedule.json"
+"""What plan.json calls the copy of `parallel.schedule_file` in the run's folder."""
+
 
 def write_atomic(path: Path, text: str) -> None:
     """Writes so that a reader, or a crash, finds the old content or the new one, never a part."""
@@ -131,6 +134,10 @@ class RunDir:
     @property
     def plan(self) -> Path:
         return self.path / "plan.json"
+
+    @property
+    def schedule(self) -> Path:
+        return self.path / SCHEDULE
 
     @property
     def jobs(self) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
+from conf.rundir import SCHEDULE
 from conf.schema import EngineKind, Experiment, Rehearse
 from launch.rehearsal import rehearsal_times
 
@@ -38,7 +39,7 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         "recompute": str(parallel.recompute),
         "sharded_optimizer": parallel.sharded_optimizer,
         "schedule": str(parallel.schedule),
-        "schedule_file": parallel.schedule_file and os.path.abspath(parallel.schedule_file),  # noqa: PTH100
+        "schedule_file": parallel.schedule_file and SCHEDULE,
         "micro_batch_size": parallel.micro_batch_size,
         "global_batch_size": parallel.global_batch_size,
         "master_port": experiment.executor.master_port,

@@ -47,6 +47,8 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
     try:
         plan = make_plan(experiment, run.name)
         write_atomic(run.config, config)
+        if experiment.parallel.schedule_file is not None:
+            write_atomic(run.schedule, _schedule(experiment.parallel.schedule_file))
         write_atomic(run.overrides, "".join(f"{override}\n" for override in overrides))
         write_atomic(run.diff, source_diff())
         run.write_json(run.provenance, provenance())
@@ -69,6 +71,17 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
             run.path.parent.rmdir()
         raise
     return run
+
+
+def _schedule(path: str) -> str:
+    """The content of `parallel.schedule_file`; the engine checks it."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(
+            f"parallel.schedule_file={path}: cannot be read as text ({error}); give the path of a schedule, such as "
+            "'python -m megatron_ext.schedule' prints, or null"
+        ) from error
 
 
 def check_supported(experiment: Experiment) -> None:

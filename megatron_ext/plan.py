@@ -106,6 +106,7 @@ class Plan:
     sharded_optimizer: bool
     schedule: str
     schedule_file: Optional[str]
+    """In `folder`."""
     micro_batch_size: int
     global_batch_size: int
     master_port: Optional[int]

@@ -150,4 +150,4 @@ def actions_of(plan: Plan) -> List[Actions]:
     """What the ranks of each stage do in an iteration: by the plan's schedule, or as its file says."""
     if plan.schedule_file is None:
         return schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
-    return read(Path(plan.schedule_file), plan.pipeline, plan.chunks, plan.micro_batches)
+    return read(plan.folder / plan.schedule_file, plan.pipeline, plan.chunks, plan.micro_batches)

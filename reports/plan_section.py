@@ -28,7 +28,7 @@ def plural(count: int, noun: str, ending: str = "s") -> str:
 
 def _sentences(plan: Plan) -> list[str]:
     model = plan.model
-    order = f"the schedule of {plan.schedule_file}" if plan.schedule_file else f"schedule {plan.schedule}"
+    order = f"the schedule in {plan.schedule_file}" if plan.schedule_file else f"schedule {plan.schedule}"
     unusual = _unusual(plan)
     return [
         f"{len(plan.ranks)} ranks = {plan.pipeline} pipeline stages × {plan.data} data-parallel replicas × "

@@ -182,6 +182,22 @@ def test_what_the_preflight_refuses_is_not_started(tmp_path: Path) -> None:
     assert everything(tmp_path) == []
 
 
+def test_a_schedule_of_ones_own_runs_as_it_was_at_submission(runs: Path, tmp_path: Path) -> None:
+    own = tmp_path / "mine.json"
+    own.write_text("[1]")
+    run = start(runs, f"parallel.schedule_file={own}")
+    own.write_text("[2]")
+    follow(run)
+    assert run.path / run.read_json(run.plan)["schedule_file"] == run.schedule
+    assert run.schedule.read_text() == "[1]"
+
+
+def test_a_schedule_that_cannot_be_read_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"parallel\.schedule_file=.*mine\.json: cannot be read"):
+        start(tmp_path / "runs", f"parallel.schedule_file={tmp_path}/mine.json")
+    assert everything(tmp_path) == ["runs"]
+
+
 def test_a_submission_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("submitit.LocalExecutor.submit", None)
     with pytest.raises(LaunchError, match="the run could not be started: TypeError"):

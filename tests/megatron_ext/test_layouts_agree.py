@@ -142,17 +142,17 @@ def test_losses_and_weights_equal_the_single_process(
 def test_a_schedule_from_a_file_trains_the_same_model(
     engine_run: Callable[..., EngineRun],
     reference: tuple[np.ndarray, dict[str, torch.Tensor]],
-    tmp_path: Path,
 ) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(as_json(random_schedule(Random(5), 2, 2, 4), 2, 4)))
-    own = (f"parallel.schedule_file={path}", "parallel.chunks=2", "parallel.partition=1-0-2-0")
+    text = json.dumps(as_json(random_schedule(Random(5), 2, 2, 4), 2, 4))
+    own = ("parallel.schedule_file=mine.json", "parallel.chunks=2", "parallel.partition=1-0-2-0")
     run = engine_run("parallel.pipeline=2", "parallel.data=1", "parallel.micro_batch_size=2", *own)
+    run.run.schedule.write_text(text)
     assert run.go() == 0, run.stderr()
     assert_equal(run, reference)
     run = engine_run("parallel.pipeline=2", "parallel.data=1", "parallel.micro_batch_size=1", *own, name="other")
+    run.run.schedule.write_text(text)
     assert run.go() == 1
-    assert "mine.json: micro_batches=4, but the plan has 8" in run.stderr()
+    assert "schedule.json: micro_batches=4, but the plan has 8" in run.stderr()
 
 
 def assert_equal(run: EngineRun, reference: tuple[np.ndarray, dict[str, torch.Tensor]]) -> None:

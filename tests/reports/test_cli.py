@@ -207,8 +207,8 @@ def test_stages_have_their_layers_and_the_ideal_of_their_schedule(
 
 
 def test_a_schedule_from_a_file_has_no_ideal(run: Path):
-    summary, _ = report(with_plan(run, schedule_file="/plans/own.json"))
-    assert "the schedule of /plans/own.json" in summary
+    summary, _ = report(with_plan(run, schedule_file="schedule.json"))
+    assert "the schedule in schedule.json" in summary
     assert "ideal" not in summary
     assert "p−1" not in summary
 
