@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +32,14 @@ def write_atomic(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing if it is none, or is gone by now."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 @dataclass(frozen=True)
@@ -73,10 +82,13 @@ class RunDir:
 
     @classmethod
     def all(cls, runs: Path) -> Iterator[RunDir]:
-        """Every run below `runs`, oldest first."""
-        found = [path.parent for path in runs.glob("*/*/plan.json") if path.parent.parent.name != "by_job"]
-        # The time in a name has seconds; within one, whichever was planned first.
-        for path in sorted(found, key=lambda path: (path.name.split("-")[:2], (path / "plan.json").stat().st_mtime_ns)):
+        """Every run below `runs`, oldest first; others may be made and deleted meanwhile."""
+        found = []
+        for path in (path for name in _entries(runs) if name.name != "by_job" for path in _entries(name)):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                # The time in a name has seconds; within one, whichever was planned first.
+                found.append((path.name.split("-")[:2], (path / "plan.json").stat().st_mtime_ns, path))
+        for _, _, path in sorted(found):
             if cls.is_one(path):
                 yield cls(path.absolute())
 

@@ -104,6 +104,8 @@ def observe(run: RunDir, now: float | None = None) -> Observation:
     """
     now = time.time() if now is None else now
     plan = run.read_json(run.plan)
+    if plan is None:
+        raise RunFolderError(f"{run.path} is not a run: plan.json is not there")
     created = run.plan.stat().st_mtime
     names = [node["name"] for node in plan["nodes"]]
     states = {name: run.read_json(run.node_state(name)) for name in names}

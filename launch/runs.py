@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from conf.errors import RunFolderError
 from conf.rundir import RunDir
 from launch.arguments import add_runs_dir
 from launch.observe import Observation, observe
@@ -21,13 +22,24 @@ def main(argv: Sequence[str]) -> int:
     add_runs_dir(parser)
     parser.add_argument("--json", action="store_true", help="a JSON list, an object for each run as in 'tdpp status'")
     arguments = parser.parse_args(argv)
-    runs = list(RunDir.all(arguments.runs_dir))
+    seen = list(_observed(RunDir.all(arguments.runs_dir)))
     if arguments.json:
-        seen = [(run, observe(run)) for run in runs]
         print(json.dumps([as_json(run, observation, decide(observation), ()) for run, observation in seen]))
     else:
-        print_table(COLUMNS, [run_row(run.name, observe(run)) for run in runs])
+        print_table(COLUMNS, [run_row(run.name, observation) for run, observation in seen])
     return 0
+
+
+def _observed(runs: Iterable[RunDir]) -> Iterator[tuple[RunDir, Observation]]:
+    """What can be seen of each run that is not deleted meanwhile."""
+    for run in runs:
+        try:
+            observation = observe(run)
+        except (FileNotFoundError, RunFolderError):
+            if RunDir.is_one(run.path):
+                raise
+            continue
+        yield run, observation
 
 
 def run_row(name: str, seen: Observation) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import List, Tuple
+from typing import List
 
 import numpy as np
 import torch.distributed as dist
@@ -23,11 +23,6 @@ class Grid:
         """Rank numbers, shape [pipeline, data, tensor]."""
         world = self.tensor * self.data * self.pipeline
         return np.arange(world).reshape(self.pipeline, self.data, self.tensor)
-
-    def coordinates(self, rank: int) -> Tuple[int, int, int]:
-        """(stage, dp, tp) of a rank."""
-        stage, dp, tp = (int(i) for i in np.argwhere(self.ranks == rank)[0])
-        return stage, dp, tp
 
     def data_groups(self) -> List[List[int]]:
         """Ranks with the same weights: they all-reduce gradients."""

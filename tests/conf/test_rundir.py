@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 from datetime import datetime
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -107,6 +109,23 @@ def test_all_runs_come_once_each_oldest_first(tmp_path: Path) -> None:
     RunDir.create(tmp_path, "c", "cut off before its plan was written", NOW)
     (tmp_path / "sweeps" / "20240101-000000").mkdir(parents=True)
     assert list(RunDir.all(tmp_path)) == [june, july]
+
+
+def test_runs_that_come_and_go_meanwhile_are_no_error(tmp_path: Path) -> None:
+    stays = made(tmp_path, "stays")
+    done = Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            shutil.rmtree(made(tmp_path, "passing").path.parent)
+
+    other = Thread(target=come_and_go)
+    other.start()
+    try:
+        assert all(stays in RunDir.all(tmp_path) for _ in range(300))
+    finally:
+        done.set()
+        other.join()
 
 
 def test_what_fits_several_runs_names_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from conf.rundir import RunDir
 from launch import cli
 from launch.follow import follow
+from launch.observe import Observation, observe
 from launch.table import plain
 from tests.launch.live import TWO_NODES, start
 
@@ -122,6 +124,23 @@ def test_runs_as_json_are_objects_as_in_status(
     assert cli.main(["runs", "--json", "--runs-dir", str(finished.runs)]) == 0
     told = {run["run"]: (run["state"], run["iteration"]) for run in json.loads(capsys.readouterr().out)}
     assert told == {finished.name: ("succeeded", 6), failed.name: ("failed", told[failed.name][1])}
+
+
+def test_a_run_that_is_deleted_meanwhile_is_not_listed(
+    finished: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("deleted", "kept"):
+        shutil.copytree(finished.path, tmp_path / "tiny" / name)
+
+    def delayed(run: RunDir) -> Observation:
+        if run.path.name == "deleted":
+            shutil.rmtree(run.path)
+        return observe(run)
+
+    monkeypatch.setattr("launch.runs.observe", delayed)
+    assert cli.main(["runs", "--runs-dir", str(tmp_path)]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[:2] for row in rows] == [["tiny/kept", "succeeded"]]
 
 
 def test_a_table_without_rows_has_its_heading() -> None:
