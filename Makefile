@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint browser clean
+.PHONY: demo test lint browser slurm clean
 
 demo: .venv/train.installed
 	$(BIN)/tdpp data prepare --source stdlib --output data/stdlib
@@ -12,7 +12,7 @@ demo: .venv/train.installed
 	@echo "The report of this run:"
 	@$(BIN)/tdpp report
 
-test: .venv/dev.installed browser
+test: .venv/dev.installed browser slurm
 	$(BIN)/pytest
 
 lint: .venv/dev.installed
@@ -25,6 +25,15 @@ browser:
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 	  && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
 	  || echo "no chromium: the browser tests are skipped; to run them, install Debian's package chromium" >&2
+
+# Launching is tested on a real Slurm, which the tests start themselves. Without root it must be there already, likewise.
+SLURM := slurm-wlm slurmdbd munge mariadb-server iproute2
+slurm:
+	@{ PATH="$$PATH:/usr/sbin:/sbin"; command -v sbatch && command -v slurmctld && command -v slurmd \
+	  && command -v slurmdbd && command -v munged && command -v mariadbd && command -v ip; } >/dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+	  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM); } \
+	  || echo "no Slurm: its tests are skipped; to run them, install Debian's packages $(SLURM)" >&2
 
 .venv/%.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

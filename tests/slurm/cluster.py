@@ -204,10 +204,10 @@ class Cluster:
         return [*left, *strays.values()]
 
     def log_tail(self, lines: int = 15) -> str:
-        """The end of every log."""
-        paths = sorted((self.base / "log").iterdir())
-        tails = ("\n".join(path.read_text(errors="replace").splitlines()[-lines:]) for path in paths)
-        return "\n".join(f"== {path.name}\n{tail}" for path, tail in zip(paths, tails, strict=True) if tail)
+        """The end of every daemon's log, or of what it printed, where it did not live to have a log."""
+        paths = {path.stem: path for path in sorted((self.base / "log").iterdir(), reverse=True)}
+        tails = {name: path.read_text(errors="replace").splitlines()[-lines:] for name, path in paths.items()}
+        return "\n".join("\n".join([f"== {name}", *tail]) for name, tail in tails.items() if tail)
 
     def _machine(self, host: str) -> machines.Machine:
         return machines.Isolated(host, self.base / "hosts") if self.isolated else machines.Plain()

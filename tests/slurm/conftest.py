@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -19,16 +20,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """hgx-001 (4 a100), gpu2-001 to 007 (4 a10 each); the preemptible partition `scavenge` has them all."""
     if lacking := missing():
-        message = f"{', '.join(lacking)} missing; install with: apt-get install {' '.join(PACKAGES)}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
+        _do_without(f"{', '.join(lacking)} missing; install with: apt-get install {' '.join(PACKAGES)}")
     cluster = Cluster(tmp_path_factory.mktemp("slurm"), isolated=machines.may_isolate())
     try:
         cluster.start()
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def isolated(slurm: Cluster) -> Cluster:
+    """`slurm`, for tests to which every node must be a host of its own."""
+    if not slurm.isolated:
+        _do_without("nodes with a network of their own need root and the right to make namespaces")
+    return slurm
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +54,9 @@ def on_the_login_node(request: pytest.FixtureRequest) -> Iterator[None]:
         left = cluster.clear()
     if left and not request.node.get_closest_marker("leaves_jobs"):
         pytest.fail("the test left on the cluster: " + "\n".join(left))
+
+
+def _do_without(reason: str) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)

@@ -19,7 +19,7 @@ from typing import Protocol
 from tests.slurm import reap
 
 UNSHARE = ("unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--uts")
-ALL = ("--pid", "--mount", "--uts", "--net", "--")
+ALL = ("--pid", "--mount", "--uts", "--net", "--root", "--wd", "--")
 # dash reaps every orphan while it waits
 INIT = "sleep infinity & echo up; wait"
 SETUP = 'hostname "$1"; mount --bind "$2" /etc/hosts; mount -t tmpfs tmpfs /dev/shm; ip link set lo up'

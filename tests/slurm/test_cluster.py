@@ -86,9 +86,9 @@ def links() -> set[str]:
     return set(re.findall(r"\btdpp\d+", subprocess.run(["ip", "link"], capture_output=True, text=True).stdout))
 
 
-def test_every_node_is_a_host_of_its_own(slurm: Cluster):
-    names = slurm.run("srun", "--partition=scavenge", "--nodes=8", "hostname").stdout.split()
-    assert sorted(names) == sorted(slurm.nodes)
+def test_every_node_is_a_host_of_its_own(isolated: Cluster):
+    names = isolated.run("srun", "--partition=scavenge", "--nodes=8", "hostname").stdout.split()
+    assert sorted(names) == sorted(isolated.nodes)
 
 
 def test_a_job_sees_the_gpus_that_it_asked_for(slurm: Cluster):
@@ -96,10 +96,10 @@ def test_a_job_sees_the_gpus_that_it_asked_for(slurm: Cluster):
     assert done.stdout == "0,1,2,3\n"
 
 
-def test_ranks_on_two_nodes_meet_by_host_name(slurm: Cluster, tmp_path: Path):
+def test_ranks_on_two_nodes_meet_by_host_name(isolated: Cluster, tmp_path: Path):
     program = tmp_path / "all_reduce.py"
     program.write_text(ALL_REDUCE)
-    done = slurm.run(
+    done = isolated.run(
         *("srun", "--partition=gpu2", "--nodelist=gpu2-006,gpu2-007", "--kill-on-bad-exit=1"),
         *("env", "MASTER_ADDR=gpu2-006", "MASTER_PORT=29500", sys.executable, program),
     )
@@ -111,14 +111,14 @@ def test_a_heterogeneous_job_starts_at_once(slurm: Cluster, tmp_path: Path):
 #SBATCH --partition=hgx --gres=gpu:a100:4
 #SBATCH hetjob
 #SBATCH --partition=gpu2 --nodes=7 --gres=gpu:a10:4
-srun --het-group=0,1 hostname"""
+srun --het-group=0,1 printenv SLURMD_NODENAME"""
     output = submit(slurm, tmp_path, script)
     wait_for(lambda: not slurm.jobs(), 10)
     assert sorted(output.read_text().split()) == sorted(slurm.nodes)
 
 
 def test_a_job_whose_node_goes_down_starts_again_elsewhere_within_10_s(slurm: Cluster, tmp_path: Path):
-    output = submit(slurm, tmp_path, "echo on $(hostname).; sleep 60", "--partition=gpu2", "--requeue")
+    output = submit(slurm, tmp_path, "echo on $SLURMD_NODENAME.; sleep 60", "--partition=gpu2", "--requeue")
     wait_for_text(output, "on gpu2-001.")
     slurm.set_node("gpu2-001", "down")
     wait_for_text(output, "on gpu2-002.", 10)
@@ -173,18 +173,18 @@ def test_a_node_without_power_has_no_processes_and_comes_back(slurm: Cluster, tm
     wait_for_account(slurm, output.stem, "NODE_FAIL")
     slurm.start_node("gpu2-003")
     slurm.set_node("gpu2-003", "resume")
-    assert slurm.run("srun", "--nodelist=gpu2-003", "hostname").stdout == "gpu2-003\n"
+    assert slurm.run("srun", "--nodelist=gpu2-003", "echo", "back").stdout == "back\n"
 
 
-def test_a_node_that_is_cut_off_hears_nobody_until_it_is_mended(slurm: Cluster):
+def test_a_node_that_is_cut_off_hears_nobody_until_it_is_mended(isolated: Cluster):
     def hears() -> bool:
         knock = "exec 3<>/dev/tcp/gpu2-001/6818"
-        return slurm.run("srun", "--nodelist=gpu2-002", "timeout", "1", "bash", "-c", knock).returncode == 0
+        return isolated.run("srun", "--nodelist=gpu2-002", "timeout", "1", "bash", "-c", knock).returncode == 0
 
     assert hears()
-    slurm.cut("gpu2-001")
+    isolated.cut("gpu2-001")
     assert not hears()
-    slurm.mend("gpu2-001")
+    isolated.mend("gpu2-001")
     assert hears()
 
 
