@@ -140,7 +140,7 @@ class Cluster:
 
     def cancel_all(self) -> None:
         """Asks every job to end; it may take a moment, or KillWait where the job ignores SIGTERM."""
-        self._lines("scancel", "--quiet", f"--user={self._user}")
+        self.run("scancel", "--quiet", f"--user={self._user}")
 
     def set_node(self, name: str, state: str, reason: str = "test") -> None:
         """`down` fails the jobs on it (they are requeued where they may be), `drain` lets them end, `resume` undoes."""

@@ -235,5 +235,6 @@ innodb_buffer_pool_size=64M
 innodb_log_file_size=4M
 innodb_file_per_table=0
 innodb_data_file_path=ibdata1:4M:autoextend
+innodb_autoextend_increment=1
 innodb_lock_wait_timeout=900
 """

@@ -1,7 +1,8 @@
 """Machines of the test cluster: each with a network, a host name, a process tree and a /dev/shm of its own.
 
 The kernel clears up: a machine's first process dies with this one (PR_SET_PDEATHSIG), with it all processes of its
-PID namespace, with them its network and its mounts. Who may not make namespaces gets processes of this machine.
+PID namespace, with them its network and its mounts. Make machines in the main thread: the signal comes when the thread
+that made them ends. Who may not make namespaces gets processes of this machine.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SETUP = 'hostname "$1"; mount --bind "$2" /etc/hosts; mount -t tmpfs tmpfs /dev/
 class Machine(Protocol):
     """Where daemons run."""
 
-    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         """Starts a daemon that stays in the foreground."""
 
     def guests(self) -> dict[int, str]:
@@ -56,8 +57,9 @@ class Isolated:
         )
         assert self._unshare.stdout is not None
         assert self._unshare.stdout.readline() == b"up\n"
-        (self.pid,) = reap.children(self._unshare.pid)
-        (self._sleep,) = reap.children(self.pid)
+        parents = reap.parents()
+        (self.pid,) = _children([self._unshare], parents)
+        (self._sleep,) = (pid for pid, parent in parents.items() if parent == self.pid)
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.call("sh", "-ec", SETUP, "setup", host, str(hosts))
 
@@ -69,15 +71,13 @@ class Isolated:
         """`ip -batch` on the machine's network; pids are those outside, so that links can lead to other machines."""
         subprocess.run([*self._enter, "--net", "ip", "-batch", "-"], input=commands, text=True, check=True)
 
-    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        inside = [*self._enter, *ALL, *argv]
-        self._daemons.append(_daemon(inside, log, env))
-        return self._daemons[-1]
+    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        self._daemons.append(_daemon([*self._enter, *ALL, *argv], log, env))
 
     def guests(self) -> dict[int, str]:
-        own = {self._sleep, *(child for daemon in self._daemons for child in reap.children(daemon.pid))}
-        roots = (self.pid, *(daemon.pid for daemon in self._daemons))
-        return _command_lines({pid for root in roots for pid in reap.descendants(root)} - own)
+        parents = reap.parents()
+        all_of_them = reap.descendants({self.pid, *(daemon.pid for daemon in self._daemons)}, parents)
+        return _command_lines(all_of_them - {self._sleep} - _children(self._daemons, parents))
 
     def kill(self) -> None:
         os.kill(self._sleep, signal.SIGKILL)  # so that INIT ends, and with it all
@@ -96,15 +96,16 @@ class Plain:
     def __init__(self) -> None:
         self._daemons: list[subprocess.Popen[bytes]] = []
 
-    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         until_we_end = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-I", reap.__file__, *argv]
         self._daemons.append(_daemon(until_we_end, log, env))
-        return self._daemons[-1]
 
     def guests(self) -> dict[int, str]:
+        parents = reap.parents()
         found: set[int] = set()
         for daemon in self._daemons:
-            found.update(set(reap.descendants(daemon.pid)) - set(reap.children(daemon.pid)[:1]))
+            # The first is the daemon itself, the others are orphans.
+            found |= reap.descendants({daemon.pid}, parents) - {min(_children([daemon], parents), default=0)}
         return _command_lines(found)
 
     def kill(self) -> None:
@@ -119,6 +120,11 @@ def _daemon(argv: Sequence[str], log: Path, env: Mapping[str, str]) -> subproces
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(env), start_new_session=True
         )
+
+
+def _children(processes: Iterable[subprocess.Popen[bytes]], parents: Mapping[int, int]) -> set[int]:
+    above = {process.pid for process in processes}
+    return {pid for pid, parent in parents.items() if parent in above}
 
 
 def _command_lines(pids: Iterable[int]) -> dict[int, str]:

@@ -26,16 +26,13 @@ def parents() -> dict[int, int]:
     return found
 
 
-def children(pid: int) -> list[int]:
-    return sorted(child for child, above in parents().items() if above == pid)
-
-
-def descendants(root: int) -> list[int]:
-    """All processes below `root`, zombies included."""
-    above, found, generation = parents(), [], {root}
+def descendants(roots: set[int], parents: dict[int, int]) -> set[int]:
+    """All processes below these, zombies included."""
+    found: set[int] = set()
+    generation = roots
     while generation:
-        generation = {pid for pid, parent in above.items() if parent in generation}
-        found += generation
+        generation = {pid for pid, parent in parents.items() if parent in generation}
+        found |= generation
     return found
 
 
@@ -48,9 +45,10 @@ def main(command: list[str]) -> None:
         while (ended := os.waitpid(-1, os.WNOHANG)[0]) not in (0, first):
             pass
         running = ended != first
-    while left := descendants(os.getpid()):
+    while left := descendants({os.getpid()}, parents()):
         for pid in left:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         os.wait()
 
 

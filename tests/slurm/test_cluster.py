@@ -203,7 +203,16 @@ def test_nodes_and_jobs_that_a_test_leaves_are_cleared_up(slurm: Cluster, tmp_pa
 def test_a_test_that_leaves_something_fails_unless_it_says_so(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("t")
     (folder / "test_it.py").write_text(LEAVERS)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.slurm.conftest", "-rA", f"--basetemp={folder}/b", folder]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.slurm.conftest",
+        "-rA",
+        f"--basetemp={folder}/b",
+        str(folder),
+    ]
     told = subprocess.run(command, env=slurm.env, capture_output=True, text=True, timeout=60).stdout
     outcomes = re.findall(r"^(PASSED|FAILED|ERROR) .*::(\w+)", told, re.MULTILINE)
     assert sorted(outcomes) == [("ERROR", "test_leaves"), ("PASSED", "test_leaves"), ("PASSED", "test_says_so")], told
@@ -217,7 +226,7 @@ def test_a_cluster_beside_this_one_vanishes_when_its_process_is_killed(
         pytest.skip("namespaces need root")
     before = links()
     base = tmp_path_factory.mktemp("slurm")
-    command = [sys.executable, "-c", A_CLUSTER, base, kind, STRAY]
+    command = [sys.executable, "-c", A_CLUSTER, str(base), kind, STRAY]
     with subprocess.Popen(command, env=slurm.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
