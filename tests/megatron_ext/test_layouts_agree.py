@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from megatron_ext import engine
 from megatron_ext.gpt_data import GptSamples
 from megatron_ext.model import Stage
 from megatron_ext.optimizer import learning_rate
@@ -137,6 +138,26 @@ def test_losses_and_weights_equal_the_single_process(
     run = engine_run(*(f"parallel.{key}={value}" for key, value in layout._asdict().items()))
     assert run.go() == 0, run.stderr()
     assert_equal(run, reference)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(1, 2, 2, "1-2", 1),
+        Layout(1, 2, 2, "1-2", 1, schedule="zb_h1"),
+        Layout(1, 2, 2, "1-0-1-1", 2, schedule="interleaved", chunks=2),
+        Layout(1, 2, 1, "3", 2, sharded_optimizer=True),
+    ],
+    ids=str,
+)
+def test_gradients_summed_in_buckets_during_the_backward_pass_are_the_same(
+    engine_run: Callable[..., EngineRun],
+    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout,
+) -> None:
+    monkeypatch.setattr(engine, "BUCKET_BYTES", 4096)  # the ranks are forked from this process
+    test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
 
 
 def test_a_schedule_from_a_file_trains_the_same_model(
