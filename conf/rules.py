@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.partition import Partition
 
 if TYPE_CHECKING:
-    from conf.schema import Cluster, Container, Experiment, Parallel, Train
+    from conf.schema import Cluster, Experiment, Parallel, Train
 
 
 def at_least(key: str, value: int, least: int) -> None:
@@ -235,13 +235,6 @@ def rehearsal_knows_the_time(experiment: Experiment) -> None:
         raise ConfigError(
             f"executor.rehearse={experiment.executor.rehearse} does not know what {' and '.join(asked)} would change: "
             "the profiles have no times for it; leave it at its default in a rehearsal"
-        )
-
-
-def container_image(container: Container) -> None:
-    if container.kind != "none" and not container.image:
-        raise ConfigError(
-            f"container.kind={container.kind} needs container.image, such as nvcr.io/nvidia/pytorch:23.04-py3"
         )
 
 

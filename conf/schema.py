@@ -8,7 +8,7 @@ from typing import TypeVar, dataclass_transform
 
 from omegaconf import MISSING
 
-from conf import megatron_lm, rules
+from conf import containers, megatron_lm, rules
 from conf.partition import NodeOrder, Partition
 
 T = TypeVar("T")
@@ -233,14 +233,22 @@ class Parallel:
 
 @config
 class Container:
+    """What the ranks run in; docs/containers.md tells what they find there."""
+
     kind: ContainerKind = ContainerKind.none
     image: str | None = None
+    """A file (.sqsh for enroot and pyxis, .sif for apptainer), or nvcr.io/nvidia/pytorch:23.04-py3 of a registry."""
+    image_dir: str = "${runs_dir}/../images"
+    """A folder that all nodes share: where the file of a registry's image lies. It is made when it is missing."""
     mounts: list[str] = field(default_factory=list)
+    """Of the host, beside what every run needs: SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro."""
+    python: str = "python3"
+    """The interpreter in the image."""
     reload: bool = False
     """Create the container anew although the node has one."""
 
     def __post_init__(self) -> None:
-        rules.container_image(self)
+        containers.container(self)
 
 
 @config
@@ -370,6 +378,7 @@ class Experiment:
         rules.tensor_fits(self)
         rules.compiled_layers_put_nothing_off(self)
         rules.rehearsal_knows_the_time(self)
+        containers.environment(self)
         megatron_lm.can_run(self)
 
     @property

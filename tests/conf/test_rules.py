@@ -141,10 +141,6 @@ BROKEN = {
         ["executor.master_port=80"],
         "executor.master_port=80 must be between 1024 and 65535",
     ),
-    "a container has an image": (
-        ["container.kind=enroot"],
-        "container.kind=enroot needs container.image, such as",
-    ),
     "a group's GPU is in the cluster": (
         ["cluster.groups.local.gpu=a10"],
         "cluster.groups.local.gpu=a10 is not in cluster.gpus, which has: cpu",
