@@ -1,0 +1,101 @@
+"""The engine's own worker in a container: it trains, and finds of the host what it was given and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.compose import compose
+from conf.rundir import RunDir
+from conf.schema import ContainerKind
+from launch.container import RunContainer, run_container, start
+from launch.container_setup import Setup
+from launch.plan import make_plan
+from launch.provenance import PROJECT
+from megatron_ext.indexed_dataset import write_indexed
+from tests.launch.containers.apptainer_double import MAGIC
+from tests.launch.containers.conftest import Runtime
+from tests.launch.live import wait_for
+
+GIVEN = {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "NODE_RANK": "0", "ODD": "a,b 'c' $d"}
+
+LOOK = "import json, os, sys; print(json.dumps([dict(os.environ), [os.path.exists(path) for path in sys.argv[1:]]]))"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    prefix = tmp_path / "data,1" / "text_document"
+    prefix.parent.mkdir()
+    random = np.random.default_rng(0)
+    write_indexed(prefix, (random.integers(0, 257, 200, dtype=np.uint16) for _ in range(200)), np.dtype(np.uint16))
+    return prefix
+
+
+@pytest.fixture
+def planned(image: Path, corpus: Path, tmp_path: Path) -> tuple[RunDir, RunContainer]:
+    """A run that nobody has started yet, and its container."""
+    settings = [f"runs_dir={tmp_path}/runs", f"data.prefix='{corpus}'", "train.iterations=2", "train.log_interval=1"]
+    settings += ["train.lr_warmup_iterations=0", "parallel.global_batch_size=4", "model.sequence_length=32"]
+    settings += ["container=enroot", f"container.image={image}", f"cluster.scratch={tmp_path}"]
+    experiment = compose(settings)
+    run = RunDir.create(Path(experiment.runs_dir), experiment.name, "", datetime.now())
+    plan = make_plan(experiment, run.name)
+    run.write_json(run.plan, plan)
+    container = run_container(experiment, plan, run.path, PROJECT)
+    assert container is not None
+    return run, container
+
+
+def done(container: RunContainer, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    with Setup(container, 0) as setup:
+        wait_for(setup.step)
+        command = start(container, setup.name, GIVEN, words, None)
+        environment = os.environ | command.environment
+        return subprocess.run(
+            command.argv, env=environment, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        )
+
+
+def test_it_trains(enroot: Runtime, planned: tuple[RunDir, RunContainer]) -> None:
+    run, container = planned
+    ended = done(container, [container.python, "-u", "-m", "megatron_ext.worker", str(run.plan), "0"])
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert [json.loads(line)["iteration"] for line in run.metrics.read_text().splitlines()] == [1, 2]
+    assert (run.checkpoints / "latest").exists()
+
+
+def test_it_finds_of_the_host_what_it_was_given(
+    enroot: Runtime, planned: tuple[RunDir, RunContainer], corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "host")
+    run, container = planned
+    there = [PROJECT / "launch", run.path, Path(f"{corpus}.bin")]
+    secret = corpus.parents[1] / "secret"
+    secret.touch()
+    hidden = [enroot.registry, secret]
+    assert all(path.exists() for path in there + hidden)
+    environment, seen = json.loads(done(container, [container.python, "-c", LOOK, *map(str, there + hidden)]).stdout)
+    assert GIVEN.items() <= environment.items()
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert "SECRET" not in environment
+    assert seen == [True] * len(there) + [False] * len(hidden)
+
+
+def test_apptainer_gives_it_the_same(
+    apptainer: Runtime, planned: tuple[RunDir, RunContainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "host")
+    image = tmp_path / "it.sif"
+    image.write_bytes(MAGIC)
+    container = replace(planned[1], kind=ContainerKind.apptainer, image=image, file=image)
+    environment, _ = json.loads(done(container, [container.python, "-c", LOOK]).stdout)
+    assert environment.keys() - {"PATH", "HOME", "LANG", "LC_CTYPE", "PWD"} == GIVEN.keys()
+    assert GIVEN.items() <= environment.items()
