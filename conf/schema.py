@@ -303,8 +303,8 @@ class Train:
     save_async: bool = False
     """Train on while a copy in the node's memory is written."""
     comm_timeout_s: int = 60
-    """A rank that waits longer than this for another one fails; so it must be enough to write a checkpoint's
-    parts, and to build the index maps of data that have none yet."""
+    """A rank that waits longer than this for a message of another one fails. Indexing data, and reading and writing
+    checkpoints, may take longer."""
 
     def __post_init__(self) -> None:
         for key in ("iterations", "log_interval", "keep_checkpoints", "comm_timeout_s"):

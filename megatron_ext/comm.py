@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Deque, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.errors import PeerLost
 
@@ -119,7 +121,21 @@ def all_reduce(tensor: Tensor, group: Optional[dist.ProcessGroup], what: str) ->
             dist.all_reduce(tensor, group=group)
 
 
-def barrier(what: str) -> None:
-    """Waits for all ranks."""
-    with told(what):
-        dist.barrier()
+class Gate:
+    """Where ranks wait for all others while some of them read or write files, which may take longer than any message.
+
+    It goes through the store where they met. A rank that dies meanwhile is not missed here: its node ends the others.
+    """
+
+    PATIENCE = timedelta(hours=2)
+
+    def __init__(self, store: Store, ranks: int) -> None:
+        self._store = store
+        self._ranks = ranks
+
+    def wait(self, name: str, what: str) -> None:
+        """Returns when all ranks have come to the gate called `name`, which they pass once."""
+        with told(what):
+            if self._store.add(f"gate/{name}", 1) == self._ranks:
+                self._store.set(f"gate/{name}/open", "")
+            self._store.wait([f"gate/{name}/open"], self.PATIENCE)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatron_ext import checkpoint, safetensors
 from megatron_ext.checkpoint import Meta
-from megatron_ext.comm import barrier
+from megatron_ext.comm import Gate
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
 from megatron_ext.gpt_data import Position
@@ -29,13 +29,16 @@ class Saver:
     them; it takes part in no communication, and its failure is raised after the next iteration or by `finish`.
     """
 
-    def __init__(self, plan: Plan, place: Place, engine: Engine, start: Position, order: Dict[str, int]) -> None:
+    def __init__(
+        self, plan: Plan, place: Place, engine: Engine, start: Position, order: Dict[str, int], gate: Gate
+    ) -> None:
         """`start` and `order` are those of the run's samples."""
         self._plan = plan
         self._place = place
         self._engine = engine
         self._start = start
         self._order = order
+        self._gate = gate
         self._folder = plan.folder / "checkpoints"
         self._pending: Optional[_Pending] = None
 
@@ -58,10 +61,11 @@ class Saver:
         if self._pending is None:
             return
         self._pending.writer.wait()
-        barrier("waiting for all parts of the checkpoint, within train.comm_timeout_s,")
+        name = self._pending.final.name
+        self._gate.wait(f"{name}/written", "waiting for all parts of the checkpoint")
         if self._place.rank == 0:
             self._publish(self._pending)
-        barrier("ending the checkpoint")
+        self._gate.wait(f"{name}/published", "ending the checkpoint")
         self._pending = None
 
     def _save(self, iteration: int) -> None:
@@ -80,7 +84,7 @@ class Saver:
                 for left in self._folder.glob(".iter_*.partial"):
                     shutil.rmtree(left)
                 _partial(final).mkdir(parents=True)
-        barrier("starting the checkpoint")
+        self._gate.wait(f"{final.name}/begun", "starting the checkpoint")
         state = optimizer.state()
         own: Parts = checkpoint.parts(self._engine, state, self._plan.model) if self._place.dp == 0 else ()
         if self._plan.train.save_async:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import checkpoint, clock, memory
-from megatron_ext.comm import told
+from megatron_ext.comm import Gate, told
 from megatron_ext.cuda_timeline import CudaRecorder
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
@@ -50,22 +50,23 @@ def train(plan: Plan, place: Place, store: Store) -> None:
         rehearse(plan, place, groups, recorder)
         last = plan.train.iterations
     else:
-        last = _train(plan, place, groups, recorder, device)
+        last = _train(plan, place, groups, recorder, device, Gate(store, plan.world_size))
     dist.destroy_process_group()
     if last < plan.train.iterations:
         raise Interrupted(f"saved after iteration {last} of {plan.train.iterations}")
 
 
-def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device: torch.device) -> int:
+def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device: torch.device, gate: Gate) -> int:
     """Returns the last iteration that was trained: of all, or after which all ranks were asked to end."""
     found = checkpoint.find(plan, place)
     start = BEGINNING if found is None else found.position
-    samples = _samples(plan, place, start)
+    samples = _samples(plan, place, start, gate)
     engine = Engine(plan, place, groups, samples, recorder)
     if found is not None:
         checkpoint.check_order(found, samples.order)
         checkpoint.load(found, plan, engine)
-    saver = Saver(plan, place, engine, start, samples.order)
+    gate.wait("state", "waiting for the weights of all stages")
+    saver = Saver(plan, place, engine, start, samples.order, gate)
     clock.align(recorder, device)
     is_last = place.rank == plan.world_size - 1
     log = TrainingLog(plan, plan.folder / "metrics.jsonl", start) if is_last else None
@@ -115,7 +116,7 @@ def _recorder(plan: Plan, place: Place) -> Recorder:
     return CudaRecorder(file, plan.nsys) if plan.device == "cuda" else Recorder(file)
 
 
-def _samples(plan: Plan, place: Place, start: Position) -> GptSamples:
+def _samples(plan: Plan, place: Place, start: Position, gate: Gate) -> GptSamples:
     """Rank 0 builds the index maps if they are not there; the others read them afterwards."""
 
     def load() -> GptSamples:
@@ -131,6 +132,5 @@ def _samples(plan: Plan, place: Place, start: Position) -> GptSamples:
         )
 
     own = load() if place.rank == 0 else None
-    with told("waiting for the index maps"):
-        dist.barrier()
+    gate.wait("index maps", "waiting for the index maps")
     return own if own is not None else load()

@@ -8,14 +8,17 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from megatron_ext import safetensors, saving
+from megatron_ext import safetensors, saving, train
 from megatron_ext.checkpoint import Checkpoint
 from megatron_ext.engine import Engine, StepResult
 from megatron_ext.errors import EngineError
+from megatron_ext.gpt_data import GptSamples
 from tests.full_disk import largest_file
 from tests.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
@@ -98,6 +101,27 @@ def test_saved_by_a_thread_it_is_the_same_although_training_goes_on(
     assert [3, False] in json.loads((run.run.path / "begun-0.json").read_text())
     assert names(run) == ["iter_0000002", "iter_0000004", "latest"]
     assert_equal(run, whole)
+
+
+def test_indexing_and_saving_may_take_longer_than_any_message(
+    engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = safetensors.write
+
+    class SlowSamples(GptSamples):
+        def __init__(self, *given: Any) -> None:
+            time.sleep(5 if dist.get_rank() == 0 else 0)
+            super().__init__(*given)
+
+    def slowly(path: Path, *content: dict) -> None:
+        time.sleep(5 if path.stem == "head" else 0)
+        write(path, *content)
+
+    monkeypatch.setattr(train, "GptSamples", SlowSamples)
+    monkeypatch.setattr(safetensors, "write", slowly)
+    run = engine_run(*TWO_STAGES, "train.save_interval=null", "train.comm_timeout_s=3")
+    assert run.go() == 0, run.stderr()
+    assert names(run) == ["iter_0000004", "latest"]
 
 
 def fail(path: Path) -> None:
