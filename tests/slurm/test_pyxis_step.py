@@ -16,6 +16,8 @@ from launch.container import RunContainer, SlurmStep, start
 from tests.slurm.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
+HGX = ["--partition=hgx", "--nodes=1", "--gres=gpu:a100:4"]
+GPU2 = ["--partition=gpu2", "--nodes=2", "--gres=gpu:a10:4"]
 CONTAINER = RunContainer(
     kind=ContainerKind.pyxis,
     image=ImageReference.parse("ubuntu"),
@@ -39,32 +41,24 @@ def agent(het_group: int | None) -> None:
     subprocess.run(words, env=os.environ | command.environment, check=True, timeout=30)
 
 
-def said(slurm: Cluster, folder: Path, *script: str) -> list[str]:
+def said(slurm: Cluster, *words: str) -> list[str]:
     """The lines that the nodes' workers wrote."""
-    out = folder / "out"
-    lines = "\n".join(["#!/bin/sh", *script, "wait", ""])
-    done = slurm.run("sbatch", "--wait", f"--output={out}", f"--chdir={ROOT}", stdin=lines)
-    assert done.returncode == 0, out.read_text()
-    return sorted(out.read_text().splitlines())
+    done = slurm.run("srun", f"--chdir={ROOT}", *words)
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
 
 
-def agents(het_group: int | None) -> str:
-    return f"{sys.executable} -c 'import {__name__} as here; here.agent({het_group})'"
+def agents(het_group: int | None) -> list[str]:
+    return [sys.executable, "-c", f"import {__name__} as here; here.agent({het_group})"]
 
 
-def test_it_runs_on_the_agent_s_own_node(slurm: Cluster, tmp_path: Path) -> None:
-    nodes = "#SBATCH -p gpu2 -N2 --ntasks-per-node=1 --gres=gpu:a10:4"
-    assert said(slurm, tmp_path, nodes, f"srun {agents(None)}") == [line("gpu2-001"), line("gpu2-002")]
+def test_it_runs_on_the_agent_s_own_node(slurm: Cluster) -> None:
+    assert said(slurm, *GPU2, *agents(None)) == [line("gpu2-001"), line("gpu2-002")]
 
 
-def test_it_runs_on_the_agent_s_own_node_of_a_heterogeneous_job(slurm: Cluster, tmp_path: Path) -> None:
-    nodes = (
-        "#SBATCH -p hgx -N1 --ntasks-per-node=1 --gres=gpu:a100:4",
-        "#SBATCH hetjob",
-        "#SBATCH -p gpu2 -N2 --ntasks-per-node=1 --gres=gpu:a10:4",
-    )
-    steps = (f"srun --het-group=0 {agents(0)} &", f"srun --het-group=1 {agents(1)}")
-    assert said(slurm, tmp_path, *nodes, *steps) == [line(node) for node in ("gpu2-001", "gpu2-002", "hgx-001")]
+def test_it_runs_on_the_agent_s_own_node_of_a_heterogeneous_job(slurm: Cluster) -> None:
+    nodes = [line(node) for node in ("gpu2-001", "gpu2-002", "hgx-001")]
+    assert said(slurm, *HGX, *agents(0), ":", *GPU2, *agents(1)) == nodes
 
 
 def line(node: str) -> str:
