@@ -179,6 +179,9 @@ class RunDir:
     def node_err(self, node: str) -> Path:
         return self.nodes / f"{node}.err"
 
+    def node_gpu(self, node: str) -> Path:
+        return self.nodes / f"{node}.gpu"
+
     def node_state(self, node: str) -> Path:
         return self.nodes / f"{node}.json"
 
@@ -201,6 +204,16 @@ class RunDir:
 
     def rank_events(self, rank: int) -> Path:
         return self.events / f"rank-{rank:05d}.bin"
+
+    @property
+    def nsys(self) -> Path:
+        """What Nsight Systems saw of each node."""
+        return self.path / "nsys"
+
+    @property
+    def ncu(self) -> Path:
+        """What Nsight Compute saw of each node."""
+        return self.path / "ncu"
 
     @property
     def metrics(self) -> Path:

@@ -6,6 +6,7 @@ other process has and which it cannot lose; a process id alone could by now be s
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ from launch.errors import LaunchError
 
 TOKEN = "TDPP_RUN_TOKEN"
 _KILL_ROUNDS = 10
+_PR_SET_PDEATHSIG = 1
 
 
 def find(token: str, node_rank: int | None = None) -> set[int]:
@@ -32,6 +34,23 @@ def find(token: str, node_rank: int | None = None) -> set[int]:
         except OSError:  # ended meanwhile, or a process that hides its environment: none of ours does
             continue
     return found
+
+
+def is_of(token: str, pid: int) -> bool | None:
+    """Whether a process is one of the run's; None for one that is not to be seen from here."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:  # another user's
+        return False
+    except OSError:
+        return None
+    return f"{TOKEN}={token}".encode() in environment.split(b"\0") if environment else None
+
+
+def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
+    """Asks the kernel to send this process a signal when its parent ends, however it ends. It is kept across exec."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def wait_until_gone(token: str, seconds: float, node_rank: int | None = None) -> set[int]:

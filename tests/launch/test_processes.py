@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from launch import processes
+from tests.ordinary_user import ordinary_user
 
 TOKEN = "0123abcd"
 
@@ -37,6 +38,18 @@ def test_the_dead_are_not_found_before_their_parent_waits(sleeper: subprocess.Po
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     assert processes.find(TOKEN) == set()
+
+
+def test_a_process_tells_whose_it_is_if_it_can_be_seen(sleeper: subprocess.Popen[bytes]) -> None:
+    assert processes.is_of(TOKEN, sleeper.pid) is True
+    assert processes.is_of(TOKEN[:-1], sleeper.pid) is False
+    with ordinary_user():
+        assert processes.is_of(TOKEN, 1) is False
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.is_of(TOKEN, sleeper.pid) is None
+    sleeper.wait()
+    assert processes.is_of(TOKEN, sleeper.pid) is None
 
 
 def test_terminate_asks_first() -> None:

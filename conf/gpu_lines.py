@@ -1,0 +1,200 @@
+"""The lines of nodes/<node>.gpu, for people who follow the file and for programs (docs/formats.md).
+
+A reading is a line with the time and the number of GPUs, then a line for each of them, which begins as gpustat's do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+_UNKNOWN = "??"
+_NO_PROCESS = "-"
+_NAME_WIDTH = 16
+_TIMED = re.compile(r"(\d{4}-\d\d-\d\dT\S+) (.+)")
+_HEAD = re.compile(r"(\S+): ([1-9]\d*) GPUs?, reading (\d+), every (\d+) s")
+_GPU = re.compile(
+    r"\[(?P<index>\d+)\] (?P<name>[^|]*?) +\| *(?P<temperature_c>\S+)'C, +(?P<utilisation>\S+) % "
+    r"\| +(?P<memory_used_mib>\S+) / +(?P<memory_total_mib>\S+) MB \| +(?P<power_w>\S+) / +(?P<power_limit_w>\S+) W "
+    r"\| (?P<processes>[^|]+?) \| (?P<uuid>[^ |]+)(?: \| (?P<fault>[^|]+))?"
+)
+_NUMBERS = ("temperature_c", "utilisation", "memory_used_mib", "memory_total_mib", "power_w", "power_limit_w")
+_PROCESS = re.compile(r"([!?]?)(\d+)\((\d+|\?\?)M\)")
+_MARKS = {True: "", False: "!", None: "?"}
+_OURS = {mark: ours for ours, mark in _MARKS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuProcess:
+    """A process that computes on a GPU."""
+
+    pid: int
+    memory_mib: int | None
+    ours: bool | None
+    """Whether it belongs to the run; None where that cannot be seen, as from another process namespace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSample:
+    """A GPU at one moment. What it does not tell is None."""
+
+    index: int
+    """On the node, as nvidia-smi counts; a MIG device has that of its GPU."""
+    uuid: str
+    name: str
+    utilisation: int | None
+    """Percent of the time in which a kernel ran; one that only waits for another GPU counts as well."""
+    memory_used_mib: int | None
+    memory_total_mib: int | None
+    power_w: int | None
+    power_limit_w: int | None
+    temperature_c: int | None
+    processes: tuple[GpuProcess, ...] | None
+    fault: str | None = None
+    """Why it cannot be read any more, in the driver's words, such as `GPU is lost`."""
+
+    @classmethod
+    def lost(cls, *, index: int, uuid: str, name: str, fault: str) -> GpuSample:
+        """A GPU that was there before and tells nothing more."""
+        return cls(
+            index=index,
+            uuid=uuid,
+            name=name,
+            utilisation=None,
+            memory_used_mib=None,
+            memory_total_mib=None,
+            power_w=None,
+            power_limit_w=None,
+            temperature_c=None,
+            processes=None,
+            fault=fault,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuReading:
+    """All GPUs that a node may use, in the order in which CUDA counts them."""
+
+    unix: int
+    host: str
+    number: int
+    """From 1, since the sampling began."""
+    interval_s: int
+    gpus: tuple[GpuSample, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTrouble:
+    """What was written in the place of a reading: why there is none."""
+
+    unix: int
+    text: str
+
+
+GpuEntry = GpuReading | GpuTrouble
+
+
+def entry_text(entry: GpuEntry) -> str:
+    """The lines of an entry, each with its end."""
+    time = datetime.fromtimestamp(entry.unix).astimezone().isoformat(timespec="seconds")
+    if isinstance(entry, GpuTrouble):
+        return f"{time} {' '.join(entry.text.split())}\n"
+    count = len(entry.gpus)
+    head = f"{entry.host}: {count} GPU{'s' * (count > 1)}, reading {entry.number}, every {entry.interval_s} s"
+    width = max((_NAME_WIDTH, *(len(gpu.name) for gpu in entry.gpus)))
+    return "".join(f"{line}\n" for line in (f"{time} {head}", *(_gpu_line(gpu, width) for gpu in entry.gpus)))
+
+
+def _gpu_line(gpu: GpuSample, width: int) -> str:
+    fault = "" if gpu.fault is None else f" | {' '.join(gpu.fault.replace('|', '/').split())}"
+    return (
+        f"[{gpu.index}] {gpu.name:<{width}} |{_shown(gpu.temperature_c):>3}'C, {_shown(gpu.utilisation):>3} % | "
+        f"{_shown(gpu.memory_used_mib):>5} / {_shown(gpu.memory_total_mib):>5} MB | "
+        f"{_shown(gpu.power_w):>3} / {_shown(gpu.power_limit_w):>3} W | {_processes(gpu.processes)} | {gpu.uuid}{fault}"
+    )
+
+
+def _processes(processes: tuple[GpuProcess, ...] | None) -> str:
+    if processes is None:
+        return _UNKNOWN
+    return " ".join(f"{_MARKS[p.ours]}{p.pid}({_shown(p.memory_mib)}M)" for p in processes) or _NO_PROCESS
+
+
+def _shown(value: int | None) -> str:
+    return _UNKNOWN if value is None else str(value)
+
+
+def entries(text: str) -> tuple[GpuEntry, ...]:
+    """The whole entries in a part of the file, which may begin and end anywhere."""
+    return tuple(_entries(text.split("\n")[:-1]))  # what has no end yet is still being written
+
+
+def _entries(lines: Iterable[str]) -> Iterator[GpuEntry]:
+    reading: GpuReading | None = None
+    wanted = 0
+    for line in lines:
+        timed = _timed(line)
+        gpu = _gpu(line) if timed is None and reading is not None else None
+        if timed is not None:
+            unix, said = timed
+            head = _HEAD.fullmatch(said)
+            if head is None:
+                reading = None
+                yield GpuTrouble(unix=unix, text=said)
+            else:
+                wanted = int(head[2])
+                reading = GpuReading(unix=unix, host=head[1], number=int(head[3]), interval_s=int(head[4]), gpus=())
+        elif reading is not None and gpu is not None:
+            reading = replace(reading, gpus=(*reading.gpus, gpu))
+            if len(reading.gpus) == wanted:
+                yield reading
+                reading = None
+        else:  # what a writer left that was cut off
+            reading = None
+
+
+def _timed(line: str) -> tuple[int, str] | None:
+    """The time, in seconds since 1970, and the rest of a line that begins with one."""
+    found = _TIMED.fullmatch(line)
+    if found is None:
+        return None
+    try:
+        return int(datetime.fromisoformat(found[1]).timestamp()), found[2]
+    except ValueError:
+        return None
+
+
+def _gpu(line: str) -> GpuSample | None:
+    """What a GPU's line says; None for another one, or one that is damaged."""
+    found = _GPU.fullmatch(line)
+    if found is None:
+        return None
+    try:
+        numbers = {key: None if found[key] == _UNKNOWN else int(found[key]) for key in _NUMBERS}
+        processes = _processes_of(found["processes"])
+    except ValueError:
+        return None
+    return GpuSample(
+        index=int(found["index"]),
+        uuid=found["uuid"],
+        name=found["name"],
+        processes=processes,
+        fault=found["fault"],
+        **numbers,
+    )
+
+
+def _processes_of(text: str) -> tuple[GpuProcess, ...] | None:
+    """Raises ValueError for what is no list of processes."""
+    if text == _UNKNOWN:
+        return None
+    found = []
+    for word in text.split(" ") if text != _NO_PROCESS else ():
+        match = _PROCESS.fullmatch(word)
+        if match is None:
+            raise ValueError(word)
+        memory = None if match[3] == _UNKNOWN else int(match[3])
+        found.append(GpuProcess(pid=int(match[2]), memory_mib=memory, ours=_OURS[match[1]]))
+    return tuple(found)
