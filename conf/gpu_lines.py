@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 _UNKNOWN = "??"
 _NO_PROCESS = "-"
 _NAME_WIDTH = 16
 _TIMED = re.compile(r"(\d{4}-\d\d-\d\dT\S+) (.+)")
+_BEGIN = re.compile(r"^\d{4}-\d\d-\d\dT", re.MULTILINE)
 _HEAD = re.compile(r"(\S+): ([1-9]\d*) GPUs?, reading (\d+), every (\d+) s")
 _GPU = re.compile(
     r"\[(?P<index>\d+)\] (?P<name>[^|]*?) +\| *(?P<temperature_c>\S+)'C, +(?P<utilisation>\S+) % "
@@ -126,33 +127,34 @@ def _shown(value: int | None) -> str:
     return _UNKNOWN if value is None else str(value)
 
 
-def entries(text: str) -> tuple[GpuEntry, ...]:
-    """The whole entries in a part of the file, which may begin and end anywhere."""
-    return tuple(_entries(text.split("\n")[:-1]))  # what has no end yet is still being written
+def entries(text: str, last: int | None = None) -> tuple[GpuEntry, ...]:
+    """The whole entries in a part of the file, which may begin and end anywhere; of many, only the last so many."""
+    if last is not None:
+        begins = [begin.start() for begin in _BEGIN.finditer(text)]
+        text = text[begins[-last - 1] :] if len(begins) > last else text  # one more: the very last may not be whole
+    found = tuple(_entries(text.split("\n")[:-1]))  # what has no end yet is still being written
+    return found if last is None else found[-last:]
 
 
 def _entries(lines: Iterable[str]) -> Iterator[GpuEntry]:
-    reading: GpuReading | None = None
-    wanted = 0
+    unix, head, gpus = 0, None, list[GpuSample]()
     for line in lines:
         timed = _timed(line)
-        gpu = _gpu(line) if timed is None and reading is not None else None
+        gpu = _gpu(line) if timed is None and head is not None else None
         if timed is not None:
             unix, said = timed
-            head = _HEAD.fullmatch(said)
+            head, gpus = _HEAD.fullmatch(said), []
             if head is None:
-                reading = None
                 yield GpuTrouble(unix=unix, text=said)
-            else:
-                wanted = int(head[2])
-                reading = GpuReading(unix=unix, host=head[1], number=int(head[3]), interval_s=int(head[4]), gpus=())
-        elif reading is not None and gpu is not None:
-            reading = replace(reading, gpus=(*reading.gpus, gpu))
-            if len(reading.gpus) == wanted:
-                yield reading
-                reading = None
+        elif head is not None and gpu is not None:
+            gpus.append(gpu)
+            if len(gpus) == int(head[2]):
+                yield GpuReading(
+                    unix=unix, host=head[1], number=int(head[3]), interval_s=int(head[4]), gpus=tuple(gpus)
+                )
+                head = None
         else:  # what a writer left that was cut off
-            reading = None
+            head = None
 
 
 def _timed(line: str) -> tuple[int, str] | None:

@@ -89,7 +89,6 @@ def _without_equal(experiment: Experiment) -> None:
     rehearse = experiment.executor.rehearse
     for given, key, value, off in (
         (experiment.train.compile, "train.compile", "true", "false"),
-        (experiment.profile.nsys, "profile.nsys", "true", "false"),
         (rehearse != "none", "executor.rehearse", rehearse, "none"),
     ):
         if given:

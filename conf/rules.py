@@ -14,7 +14,7 @@ from conf.errors import ConfigError
 from conf.partition import Partition
 
 if TYPE_CHECKING:
-    from conf.schema import Cluster, Experiment, Parallel, Train
+    from conf.schema import Cluster, Experiment, Parallel, Profile, Train
 
 
 def at_least(key: str, value: int, least: int) -> None:
@@ -235,6 +235,13 @@ def rehearsal_knows_the_time(experiment: Experiment) -> None:
         raise ConfigError(
             f"executor.rehearse={experiment.executor.rehearse} does not know what {' and '.join(asked)} would change: "
             "the profiles have no times for it; leave it at its default in a rehearsal"
+        )
+
+
+def one_profiler(profile: Profile) -> None:
+    if profile.nsys and profile.ncu:
+        raise ConfigError(
+            "profile.nsys=true and profile.ncu=true: a process runs under one profiler at a time; set one to false"
         )
 
 

@@ -349,6 +349,14 @@ class Profile:
     """Record when each rank does what (events/rank-*.bin)."""
     nsys: bool = False
     """Run the ranks of every node under Nsight Systems, which must be on the node or in its container."""
+    ncu: bool = False
+    """The same under Nsight Compute, which measures every kernel but NCCL's, each run several times."""
+    gpu_interval_s: int = 10
+    """Seconds between two readings of the GPUs (nodes/<node>.gpu); 0: none are taken."""
+
+    def __post_init__(self) -> None:
+        rules.at_least("profile.gpu_interval_s", self.gpu_interval_s, 0)
+        rules.one_profiler(self)
 
 
 @config

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from conf.rundir import RunDir
 from launch import processes
 from launch.errors import LaunchError
+from launch.gpu_sampler import gpu_sampling
 
 WORKER = "megatron_ext.worker"
 SCRUBBED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES")
@@ -38,6 +39,8 @@ INTERRUPT_GRACE_S = 0.5
 """The same after SIGINT: submitit kills its tasks 1 s after that signal."""
 _POLL_S = 0.1
 _TOLD_TO_END = 128 + signal.SIGTERM
+_NOT_FOUND = 127
+"""As shells say it."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -111,6 +114,8 @@ class NodeAgent:
     environment: Mapping[str, str]
     """Given to the worker."""
     worker: Worker
+    gpu_interval_s: int = 0
+    """Seconds between two readings of the node's GPUs; 0 for none."""
 
     def __call__(self) -> None:
         """Runs this node's worker to its end.
@@ -174,7 +179,9 @@ class _Node:
         self._publish()
         self._look_around()
         command = self._command()
-        code = _TOLD_TO_END if command is None else self._run_worker(command)
+        given = given_environment(self._agent.environment, self._plan, self._node_rank)
+        with gpu_sampling(self._run, self._name, self._agent.gpu_interval_s, given):
+            code = _TOLD_TO_END if command is None else self._run_worker(command)
         stopped = self._told.by.name if self._told.by else None
         self._publish(state="ended", exit_code=code, stopped=stopped, ended_unix=time.time())
         return code
@@ -192,7 +199,12 @@ class _Node:
         return None
 
     def _run_worker(self, command: list[str]) -> int:
-        worker = self._start_worker(command)
+        try:
+            worker = self._start_worker(command)
+        except FileNotFoundError:  # for example a profiler, which only its nodes can have
+            with self._run.node_err(self._name).open("a", encoding="utf-8") as err:
+                err.write(f"{command[0]}: no such command on {socket.gethostname()}\n")
+            return _NOT_FOUND
         try:
             self._publish(state="running")
             self._watch(worker)

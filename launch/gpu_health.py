@@ -15,10 +15,8 @@ from conf.gpu_lines import GpuEntry, GpuReading, GpuSample, GpuTrouble
 
 READINGS = 3
 """So many in a row must agree."""
-GRACE_S = 120
-"""Until every rank has come to its GPU: torch is imported, data are opened, processes meet."""
-FIRST_LINE_S = 300
-"""Until a run may be said to hang that has not logged anything yet."""
+GRACE_S = 300
+"""Until a rank must be on its GPU, or the run log something: it imports torch, opens data, meets the others first."""
 FULL = 95
 """Percent of utilisation from which a GPU counts as full."""
 EMPTY = 5
@@ -55,18 +53,20 @@ class NodeGpus:
         return age if age > SILENT_S + 3 * last.interval_s else None
 
 
-def hang(nodes: Sequence[NodeGpus], now: float, has_logged: bool) -> tuple[str, str] | None:
-    """Rule and reason by which a run hangs that has logged nothing for long, or nothing yet; None without one."""
+def hang(nodes: Sequence[NodeGpus], now: float, logged_unix: float | None) -> tuple[str, str] | None:
+    """Rule and reason by which a run hangs that has logged nothing for long; None if nothing says so.
+
+    `nodes` are all of the run; `logged_unix` is when it last logged, None if it never did.
+    """
     told = [node for node in nodes if len(node.readings) >= READINGS and node.age_s(now) is None]
     lost = list(_always(told, lambda gpu: gpu.fault is not None))
     if lost:
         return "gpu-lost", f"{_places(lost)} cannot be read any more: {lost[0][1].fault}; no iteration is logged"
-    settled = [node for node in told if _sampled_s(node) > GRACE_S]
+    settled = [node for node in told if _is_settled(node, logged_unix)]
     unused = list(_always(settled, _is_unused))
     if unused:
         return "gpu-idle", f"no process of the run is on {_places(unused)}, and no iteration is logged"
-    long_enough = has_logged or all(_sampled_s(node) > FIRST_LINE_S for node in told)
-    return _waits(told) if told and len(told) == len(nodes) and long_enough else None
+    return _waits(settled) if len(settled) == len(nodes) else None
 
 
 def _waits(nodes: Sequence[NodeGpus]) -> tuple[str, str] | None:
@@ -137,10 +137,11 @@ def _is_resting(gpu: GpuSample) -> bool:
     return _at_little_power(gpu) and gpu.utilisation is not None and gpu.utilisation <= EMPTY
 
 
-def _sampled_s(node: NodeGpus) -> int:
-    """For how long the run's processes have been at work on the node, at least."""
+def _is_settled(node: NodeGpus, logged_unix: float | None) -> bool:
+    """Whether its ranks have had the time to come to their GPUs, or have been there already since the run started."""
     last = node.readings[-1]
-    return (last.number - 1) * last.interval_s
+    sampled_s = (last.number - 1) * last.interval_s
+    return sampled_s > GRACE_S or (logged_unix is not None and logged_unix > last.unix - sampled_s)
 
 
 def _places(gpus: Sequence[tuple[str, GpuSample]]) -> str:

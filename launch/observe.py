@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import RunFolderError
+from conf.gpu_lines import entries
 from conf.log_lines import IterationLine, iteration_line
 from conf.rundir import RunDir
 from launch import processes
 from launch.agent import SILENCE_S
+from launch.gpu_health import READINGS, NodeGpus
 
 TAIL_BYTES = 64 * 1024
 """Of metrics.jsonl some 200 logged iterations, of Megatron-LM's log with its timers some 30: enough for the pace."""
+GPU_TAIL_BYTES = 16 * 1024
+"""Of nodes/<node>.gpu: the last three readings of 16 GPUs, and more."""
 START_S = 5.0
 """A run without a process counts as lost after this time; before, it is still being started."""
 
@@ -85,6 +89,8 @@ class Observation:
     """By time."""
     log: tuple[Iteration, ...]
     """The last logged iterations."""
+    gpus: tuple[NodeGpus, ...]
+    """Of the nodes at work; none in a run on CPUs."""
 
     @property
     def over(self) -> bool:
@@ -116,14 +122,29 @@ def observe(run: RunDir, now: float | None = None) -> Observation:
         states = {name: run.read_json(run.node_state(name)) for name in names}
     errors = (_error(run.read_json(path)) for path in run.errors.glob("rank-*.json"))
     request = run.read_json(run.stop_request)
+    nodes = tuple(_node(name, states[name], living, now, created) for name in names)
     return Observation(
         plan=plan,
         now_unix=now,
         created_unix=created,
         stop_unix=request["unix"] if request else None,
-        nodes=tuple(_node(name, states[name], living, now, created) for name in names),
+        nodes=nodes,
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
         log=read_text_log(run.node_out(names[-1])) if "engine" in plan else read_log(run.metrics),
+        gpus=_gpus(run, plan, nodes) if plan["device"] == "cuda" else (),
+    )
+
+
+def _gpus(run: RunDir, plan: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[NodeGpus, ...]:
+    ranks = {node["name"]: len(node["ranks"]) for node in plan["nodes"]}
+    return tuple(
+        NodeGpus(
+            node=node.name,
+            ranks=ranks[node.name],
+            entries=entries(_tail(run.node_gpu(node.name), GPU_TAIL_BYTES), READINGS),
+        )
+        for node in nodes
+        if node.state == "running" and node.alive
     )
 
 
@@ -140,8 +161,7 @@ def read_text_log(path: Path) -> tuple[Iteration, ...]:
 
     Their time is that of the last writing: the time in the lines is a container's, of an unknown zone.
     """
-    lines = [line.decode(errors="replace") for line in _last_lines(path)]
-    logged = [found for line in lines if (found := iteration_line(line)) is not None]
+    logged = [found for line in _last_lines(path) if (found := iteration_line(line)) is not None]
     unix = path.stat().st_mtime if logged else 0.0
     return tuple(
         Iteration(iteration=one.iteration, unix=unix, elapsed_ms=one.elapsed_ms, loss=_trained(one), nan=one.nan)
@@ -154,16 +174,21 @@ def _trained(line: IterationLine) -> float | None:
     return None if math.isnan(line.loss) and line.skipped and not line.nan else line.loss
 
 
-def _last_lines(path: Path) -> list[bytes]:
+def _last_lines(path: Path) -> list[str]:
     """Whole lines from the end of a file that may not be there yet; one that is still being written is left out."""
+    return _tail(path, TAIL_BYTES).split("\n")[:-1]
+
+
+def _tail(path: Path, size: int) -> str:
+    """The end of a file that may not be there yet, from the begin of a line."""
     try:
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().split(b"\n")
+            start = max(0, file.seek(0, os.SEEK_END) - size)
+            file.seek(start)
+            text = file.read().decode(errors="replace")
     except FileNotFoundError:
-        return []
-    return lines[1 if size > TAIL_BYTES else 0 : -1]
+        return ""
+    return text.partition("\n")[2] if start else text
 
 
 def _is_here(run: RunDir) -> bool:

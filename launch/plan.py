@@ -80,7 +80,7 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         "data_prefix": os.path.abspath(experiment.data.prefix),  # noqa: PTH100  (resolves '..', follows no link)
         "data_split": [float(weight) for weight in experiment.data.split.split(",")],
         "timeline": experiment.profile.timeline,
-        "nsys": experiment.profile.nsys,
+        "nsys": experiment.profile.nsys or experiment.profile.ncu,
         "device": "cpu" if set(gpus) == {"CPU"} else "cuda",
         "rehearsal": None,
     }

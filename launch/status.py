@@ -69,6 +69,7 @@ def as_json(run: RunDir, seen: Observation, verdict: Verdict, found: Sequence[Co
         "loss": last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,  # JSON has no NaN
         "ms_per_iteration": median_ms(seen) if last else None,
         "nodes": [asdict(node) for node in seen.nodes],
+        "gpus": {node.node: asdict(node.entries[-1]) for node in seen.gpus if node.entries},
         "errors": [asdict(error) for error in seen.errors],
         "stderr": [asdict(complaint) for complaint in found],
     }

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from conf.rundir import RunDir, write_atomic
 from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
-from launch import local, megatron_lm, processes
+from launch import local, megatron_lm, processes, profilers
 from launch.agent import WORKER, ModuleWorker, NodeAgent, Worker
 from launch.errors import LaunchError
 from launch.plan import make_plan
@@ -39,6 +39,7 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
     if experiment.executor.rehearse is Rehearse.none:  # a rehearsal reads no data
         preflight(experiment)
     local.check_port(experiment.executor.master_port)
+    profilers.check(experiment)
     if experiment.engine.kind is EngineKind.megatron_lm:
         megatron_lm.check(experiment)
     config = OmegaConf.to_yaml(OmegaConf.create(asdict(experiment)))
@@ -60,6 +61,7 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
             model=experiment.model.name,
             environment=environment,
             worker=node_worker(experiment, plan, run, worker),
+            gpu_interval_s=experiment.profile.gpu_interval_s if plan["device"] == "cuda" else 0,
         )
         local.start(agent, token, len(plan["nodes"]), experiment.executor.time_min)
         for job in run.read_json(run.jobs)["jobs"]:
@@ -104,10 +106,6 @@ def check_supported(experiment: Experiment) -> None:
             f"{', '.join(elsewhere)}: these are Slurm's nodes, but this version starts runs on this machine only; "
             "executor.rehearse=virtual goes through the plan without them, and dry_run=true prints it"
         )
-    if experiment.profile.nsys:
-        raise LaunchError(
-            "profile.nsys=true: this version does not start ranks under NVIDIA's profiler yet; leave it false"
-        )
     path = str(Path(experiment.runs_dir).absolute() / experiment.name)
     for tag in _SUBMITIT_TAGS:
         if tag in path:
@@ -119,9 +117,10 @@ def check_supported(experiment: Experiment) -> None:
 
 def node_worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, module: str) -> Worker:
     """What runs the ranks of a node; `module` is the worker of tdpp's own engine."""
+    worker: Worker = ModuleWorker(module)
     if experiment.engine.kind is EngineKind.megatron_lm:
-        return megatron_lm.worker(experiment, plan, run)
-    return ModuleWorker(module)
+        worker = megatron_lm.worker(experiment, plan, run)
+    return profilers.profiled(worker, experiment, plan)
 
 
 def run_environment(

@@ -2,7 +2,8 @@
 
 `decide` looks at an `Observation` only. Its rules, in this order: a cause of failure (a rank's own error, a worker
 that died, a lost agent), the earliest first; stopped by request; ended from outside; errors whose cause nobody
-recorded; a loss that is not finite; success, which takes both the exit codes and the last iteration in the log; pace.
+recorded; a loss that is not finite; success, which takes both the exit codes and the last iteration in the log; GPUs
+that tell of a hang; pace.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from conf.rundir import RunDir
+from launch import gpu_health
 from launch.observe import Node, Observation, RankError, observe
 from launch.plan import plan_line
 
@@ -33,6 +35,7 @@ class State(StrEnum):
     stalled = "stalled"
     incomplete = "incomplete"
     not_finite = "not finite"
+    hung = "hung"
 
 
 EXIT_CODES = {
@@ -45,6 +48,7 @@ EXIT_CODES = {
     State.stalled: 5,
     State.incomplete: 6,
     State.not_finite: 7,
+    State.hung: 9,
 }
 """docs/exit-codes.md explains them. 2 is a wrong command line, 130 an interrupted launcher."""
 
@@ -75,7 +79,7 @@ def judge(run: RunDir, now: float | None = None) -> Verdict:
 def decide(seen: Observation) -> Verdict:
     state, rule, reason = next(
         finding
-        for rule in (_failure, _stop, _ended_from_outside, _symptoms, _not_finite, _success, _pace, _progress)
+        for rule in (_failure, _stop, _ended_from_outside, _symptoms, _not_finite, _success, _hung, _pace, _progress)
         if (finding := rule(seen)) is not None
     )
     return Verdict(state, rule, reason, tuple(_evidence(seen)))
@@ -187,15 +191,32 @@ def _has_finished(seen: Observation) -> bool:
     return well and bool(seen.log) and seen.log[-1].iteration == seen.iterations
 
 
+def _hung(seen: Observation) -> Finding | None:
+    """Only of a run all of whose nodes are at work: ranks that wait for others to start do not hang."""
+    if (seen.log and not _is_late(seen)) or len(seen.gpus) < len(seen.nodes):
+        return None
+    found = gpu_health.hang(seen.gpus, seen.now_unix, seen.log[-1].unix if seen.log else None)
+    return None if found is None else (State.hung, *found)
+
+
 def _pace(seen: Observation) -> Finding | None:
-    if not seen.log or seen.log[-1].iteration == seen.iterations:
+    if not _is_late(seen):
         return None
     age = seen.now_unix - seen.log[-1].unix
-    usual = median_ms(seen) / 1e3 * int(seen.plan["train"]["log_interval"])
-    if age < max(STALL_S, STALL_LINES * usual):
-        return None
-    reason = f"no iteration was logged for {age:.0f} s; usually one line takes {usual:.1f} s"
+    reason = f"no iteration was logged for {age:.0f} s; usually one line takes {_usual_s(seen):.1f} s"
     return State.stalled, "no-progress", reason
+
+
+def _is_late(seen: Observation) -> bool:
+    """Whether the next line of the log has not come for far longer than usual."""
+    if not seen.log or seen.log[-1].iteration == seen.iterations:
+        return False
+    return seen.now_unix - seen.log[-1].unix >= max(STALL_S, STALL_LINES * _usual_s(seen))
+
+
+def _usual_s(seen: Observation) -> float:
+    """From one line of the log to the next."""
+    return median_ms(seen) / 1e3 * int(seen.plan["train"]["log_interval"])
 
 
 def _progress(seen: Observation) -> Finding:
@@ -228,6 +249,10 @@ def _evidence(seen: Observation) -> Iterator[str]:
             sign = "" if node.alive else ", but no process of it lives"
             state = "not started" if node.state == "absent" else node.state
             yield f"node {node.name}: {state}{sign}"
+    for node_gpus in seen.gpus:
+        line = gpu_health.evidence(node_gpus, seen.now_unix)
+        if line is not None:
+            yield line
     for cause in _causes(seen)[1:]:
         yield f"later: {cause.finding[2]}"
     symptoms = sum(error.symptom for error in seen.errors)

@@ -45,6 +45,12 @@ class CudaRecorder(Recorder):
         self._anchor = self._drop_anchor()  # anew each time: an event's distance to it is a 32-bit float
         super().flush()
 
+    def close(self) -> None:
+        super().close()
+        if self._nvtx:
+            # A rank ends without its process' exit handlers: the profiler writes now what it still holds.
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
     @staticmethod
     def _drop_anchor() -> Tuple[torch.cuda.Event, int]:
         """An event, and the host's clock when the GPU passed it."""

@@ -119,6 +119,12 @@ def test_the_end_of_a_file_is_enough_for_what_is_whole_in_it(written: list[GpuRe
     assert found == written[len(written) - len(found) :]
 
 
+@given(ENTRIES, st.integers(0, 4000), st.integers(1, 5))
+def test_the_last_entries_are_those_of_all(written: list[GpuEntry], length: int, last: int) -> None:
+    text = "".join(map(entry_text, written))[:length]
+    assert entries(text, last) == entries(text)[-last:]
+
+
 @pytest.mark.parametrize(
     "cut",
     [

@@ -48,7 +48,6 @@ BROKEN = {
         ["train.compile=true"],
         "train.compile=true is for tdpp's own engine only; use train.compile=false, or engine=tdpp",
     ),
-    "Nsight": (["profile.nsys=true"], "profile.nsys=true is for tdpp's own engine only"),
     "a checkpoint of the other engine": (
         ["train.load=runs/a/b"],
         "train.load=runs/a/b reads checkpoints of tdpp's own engine; for those of Megatron-LM use "

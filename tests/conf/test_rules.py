@@ -51,6 +51,14 @@ BROKEN = {
         "parallel.chunks=2 needs parallel.pipeline of at least 2, not 1: one stage holds the whole model; "
         "use parallel.chunks=1 and another parallel.schedule, such as one_f_one_b",
     ),
+    "one profiler at a time": (
+        ["profile.nsys=true", "profile.ncu=true"],
+        "profile.nsys=true and profile.ncu=true: a process runs under one profiler at a time; set one to false",
+    ),
+    "time between readings of the GPUs": (
+        ["profile.gpu_interval_s=-1"],
+        "profile.gpu_interval_s=-1 must be at least 0",
+    ),
     "a partition is numbers and dashes": (
         ["parallel.partition=2--2"],
         "parallel.partition='2--2' is not a partition: write the transformer layers of each stage joined by dashes",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from conf.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuSample, GpuTrouble
-from launch.gpu_health import FIRST_LINE_S, GRACE_S, READINGS, NodeGpus, evidence, hang
+from launch.gpu_health import GRACE_S, READINGS, NodeGpus, evidence, hang
 
 NOW = 1_000_000
 OURS = (GpuProcess(pid=1, memory_mib=11000, ours=True),)
@@ -48,8 +48,9 @@ def then(before: NodeGpus, *entries: GpuEntry) -> NodeGpus:
     return replace(before, entries=(*before.entries, *entries))
 
 
-EARLY = GRACE_S // 10
-FIRST = FIRST_LINE_S // 10 + 2
+EARLY = GRACE_S // 10 + 1
+"""The number of a reading when the grace is just not over."""
+LONG_AGO = NOW - 800
 
 HANGS = {
     "all wait for one another": (
@@ -88,7 +89,7 @@ HANGS = {
 
 @pytest.mark.parametrize(("nodes", "rule", "reason"), HANGS.values(), ids=HANGS.keys())
 def test_a_hang_is_seen(nodes: list[NodeGpus], rule: str, reason: str) -> None:
-    assert hang(nodes, NOW, has_logged=True) == (rule, reason)
+    assert hang(nodes, NOW, LONG_AGO) == (rule, reason)
 
 
 WORKS = {
@@ -104,6 +105,8 @@ WORKS = {
     "a process that may be ours": [node(replace(REST, processes=UNSEEN))],
     "processes that are not told": [node(replace(REST, processes=None))],
     "a GPU without process, at first": [node(replace(REST, processes=()), number=EARLY)],
+    "no end of the first iterations yet": [node(SPIN, number=EARLY)],
+    "no end of the first iterations on one node": [node(SPIN), node(SPIN, name="a-1", number=EARLY)],
     "a GPU that the plan does not use": [node(WORK, replace(REST, processes=()), ranks=1)],
     "it waits for the first time": [then(node(WORK), reading([SPIN], NOW, 101), reading([SPIN], NOW, 102))],
     "it has just worked": [then(node(SPIN), reading([WORK], NOW, 101))],
@@ -117,13 +120,22 @@ WORKS = {
 
 @pytest.mark.parametrize("nodes", WORKS.values(), ids=WORKS.keys())
 def test_nothing_else_is_taken_for_a_hang(nodes: list[NodeGpus]) -> None:
-    assert hang(nodes, NOW, has_logged=True) is None
+    assert hang(nodes, NOW, LONG_AGO) is None
 
 
-@pytest.mark.parametrize(("number", "hangs"), [(FIRST - 1, False), (FIRST, True)])
-def test_the_first_iterations_are_given_more_time(number: int, hangs: bool) -> None:
-    assert (hang([node(SPIN, number=number)], NOW, has_logged=False) is not None) is hangs
-    assert hang([node(SPIN, number=number)], NOW, has_logged=True) is not None
+@pytest.mark.parametrize("gpu", [SPIN, replace(REST, processes=())], ids=["spin", "idle"])
+@pytest.mark.parametrize(
+    ("number", "logged_unix", "hangs"),
+    [
+        (EARLY, None, False),
+        (EARLY + 1, None, True),
+        (EARLY, NOW - 10 * EARLY - 60, False),
+        (EARLY, NOW - 10 * EARLY + 60, True),
+    ],
+    ids=["early", "late", "logged before this start", "logged since"],
+)
+def test_a_start_is_given_time(gpu: GpuSample, number: int, logged_unix: int | None, hangs: bool) -> None:
+    assert (hang([node(gpu, number=number)], NOW, logged_unix) is not None) is hangs
 
 
 NO_GPU = GpuTrouble(unix=NOW, text="no GPU on n060: neither NVML (a) nor nvidia-smi (b) tells of one")

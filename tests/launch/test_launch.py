@@ -127,7 +127,7 @@ def test_a_sweep_reports_every_combination_and_goes_on_after_a_bad_one(
             ["experiment=seed_a10x8", "executor=local", "container=none"],
             "cluster.groups.gpu2.partition=gpu2: these are Slurm's nodes, but this version starts runs on this machine",
         ),
-        (["profile.nsys=true"], "profile.nsys=true"),
+        (["profile.nsys=true"], "profile.nsys=true: this machine has no command 'nsys' on PATH; install NVIDIA"),
         (["container=enroot"], "container.kind=enroot: this version starts runs on this machine only"),
         (["-m", "model=foo", "parallel.data=1,2"], "Could not find 'model/foo'"),
         (["runs_dir='a%j'"], "'%j'"),
