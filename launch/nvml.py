@@ -55,14 +55,18 @@ class Nvml:
         return tuple(self._sample(device) for device in self._devices)
 
     def _find(self) -> Iterator[_Device]:
-        for index in range(self._lib.nvmlDeviceGetCount()):
+        """What cannot be reached now is left out: nobody can use it."""
+        index = 0
+        for place in range(self._lib.nvmlDeviceGetCount()):
             try:
-                gpu = self._lib.nvmlDeviceGetHandleByIndex(index)
+                gpu = self._lib.nvmlDeviceGetHandleByIndex(place)
                 yield self._device(gpu, index)
                 for part in self._parts(gpu):
                     yield self._device(part, index)
-            except self._lib.NVMLError:  # a GPU that is lost already: nobody can use it, and so nobody has it
-                continue
+            except self._lib.NVMLError as error:
+                if error.value == self._lib.NVML_ERROR_NO_PERMISSION:  # another job's, which CUDA does not count here
+                    continue
+            index += 1
 
     def _device(self, handle: Any, index: int) -> _Device:
         uuid, name = self._lib.nvmlDeviceGetUUID(handle), self._lib.nvmlDeviceGetName(handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -146,6 +147,15 @@ def test_a_reading_that_was_cut_off_is_left_out_and_those_after_it_are_not(cut: 
 )
 def test_lines_of_others_are_passed_over(line: str) -> None:
     assert entries(f"{line}\n{entry_text(READING)}{line}\n") == (READING,)
+
+
+@pytest.mark.parametrize("page", ["formats.md", "gpus.md"])
+def test_the_readings_in_the_documentation_are_readings(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    (shown,) = [
+        entry for entry in entries("\n".join(map(str.strip, text.splitlines()))) if isinstance(entry, GpuReading)
+    ]
+    assert entry_text(shown).split("\n", 1)[1].strip() in "\n".join(map(str.strip, text.splitlines()))
 
 
 def test_a_problem_keeps_its_words() -> None:

@@ -129,6 +129,12 @@ def test_a_gpu_that_is_lost_keeps_its_place_by_nvml(machine: Machine) -> None:
     assert source.read() == (A10, SECOND)
 
 
+def test_gpus_of_other_jobs_are_not_counted_but_lost_ones_are(machine: Machine) -> None:
+    """As CUDA counts in a job that may open only its own: CUDA_VISIBLE_DEVICES=0 is the first of these."""
+    machine.nvml(nvml_gpu(0, error=4), nvml_gpu(1), nvml_gpu(2, error=15), nvml_gpu(3))
+    assert [(gpu.index, gpu.uuid) for gpu in Nvml().read()] == [(0, uuid(1)), (2, uuid(3))]
+
+
 GONE = "Unable to determine the device handle for GPU0: 0000:5F:00.0: Unknown Error"
 
 
