@@ -7,7 +7,6 @@ tells the worker when the agent does.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -41,7 +40,6 @@ _POLL_S = 0.1
 _TOLD_TO_END = 128 + signal.SIGTERM
 _NOT_FOUND = 127
 """As shells say it."""
-_PR_SET_PDEATHSIG = 1
 
 
 def worker_command(run: Path, node_rank: int, worker: str = WORKER) -> list[str]:
@@ -127,7 +125,7 @@ class NodeAgent:
 
         job = JobEnvironment()
         told = _Told()
-        _die_with_parent()
+        processes.die_with_parent()
         # The parent may have died before the kernel was asked to tell; a local job's id is its parent's.
         if job.cluster == "local" and os.getppid() != int(job.raw_job_id):
             told.by = signal.SIGTERM
@@ -228,7 +226,7 @@ class _Node:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # kept across exec; not every worker asks for it itself
+                preexec_fn=processes.die_with_parent,  # kept across exec; not every worker asks for it itself
             )
 
     def _watch(self, worker: subprocess.Popen[bytes]) -> None:
@@ -287,9 +285,3 @@ class Peer:
 def _has_ended(pid: int) -> bool:
     """Whether a child has ended; it is left to be waited for."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _die_with_parent() -> None:
-    """Asks the kernel to send this process SIGTERM when its parent ends, however it ends."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

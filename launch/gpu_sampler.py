@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ from launch.provenance import PROJECT
 
 MAX_BYTES = 32 * 2**20
 """A file that has grown to this, by 8 GPUs in three days, becomes <node>.gpu.1 and takes the place of an older one."""
+LATE_S = 60.0
+"""Until it is told that a driver does not even say which GPUs there are. Later, missing readings tell that."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
 _REAP_S = 1.0
 
@@ -65,7 +68,7 @@ def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[s
 
 
 def _prepare() -> None:
-    processes.die_with_parent()
+    processes.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # it announces a time limit, to every process of the job
 
 
@@ -77,12 +80,17 @@ def main(argv: Sequence[str]) -> int:
 def sample(path: Path, interval_s: int, devices: str | None, token: str) -> None:
     """Appends a reading every `interval_s`; returns when there is no GPU to read."""
     host = socket.gethostname()
+    late = GpuTrouble(unix=int(time.time() + LATE_S), text=f"{host}: the GPU driver has not answered for {LATE_S:g} s")
+    timer = threading.Timer(LATE_S, append, (path, late))
+    timer.start()
     try:
         source = open_gpus()
         gpus, unmatched = visible(source.read(), devices)
     except LaunchError as error:
         append(path, GpuTrouble(unix=int(time.time()), text=str(error)))
         return
+    finally:
+        timer.cancel()
     if unmatched is not None or not gpus:
         what = f"{unmatched} is none of this node's GPUs" if unmatched else "it hides every GPU"
         append(path, GpuTrouble(unix=int(time.time()), text=f"{DEVICES}={devices} on {host}: {what}"))

@@ -47,7 +47,7 @@ def is_of(token: str, pid: int) -> bool | None:
     return f"{TOKEN}={token}".encode() in environment.split(b"\0") if environment else None
 
 
-def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
+def die_with_parent(signum: signal.Signals = signal.SIGTERM) -> None:
     """Asks the kernel to send this process a signal when its parent ends, however it ends. It is kept across exec."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

@@ -16,7 +16,9 @@ import pytest
 from conf.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuTrouble, entries, entry_text
 from conf.rundir import RunDir
 from launch import gpu_sampler, processes
-from launch.gpu_sampler import append, gpu_sampling
+from launch.errors import LaunchError
+from launch.gpu_sampler import append, gpu_sampling, sample
+from launch.gpus import GpuSource
 from tests.launch.live import ROOT, wait_for
 from tests.launch.machines import Machine, nvml_gpu, smi_gpu, uuid
 
@@ -142,6 +144,20 @@ def test_nobody_waits_for_a_driver_that_hangs(
         ended = time.monotonic()
     assert time.monotonic() - ended < 1
     assert told(run) == ()
+
+
+def test_a_driver_that_never_answered_is_told(machine: Machine, run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow() -> GpuSource:
+        wait_for(lambda: told(run))
+        raise LaunchError("no GPU after all")
+
+    monkeypatch.setattr(gpu_sampler, "LATE_S", 0.1)
+    monkeypatch.setattr(gpu_sampler, "open_gpus", slow)
+    sample(run.node_gpu("a-0"), 1, None, "token")
+    assert [entry.text for entry in told(run) if isinstance(entry, GpuTrouble)] == [
+        f"{HOST}: the GPU driver has not answered for 0.1 s",
+        "no GPU after all",
+    ]
 
 
 def test_it_ends_with_its_parent_however_that_ends(machine: Machine, run: RunDir, environment: dict[str, str]) -> None:
