@@ -41,8 +41,8 @@ class Switch(Recorder):
         super().__init__(file)
         self.on = False
 
-    def span(self, name: str, micro_batch: int = -1, peer: int = -1) -> AbstractContextManager[None]:
-        return super().span(name, micro_batch, peer) if self.on else NOTHING
+    def span(self, name: str, micro_batch: int = -1, peer: int = -1, chunk: int = 0) -> AbstractContextManager[None]:
+        return super().span(name, micro_batch, peer, chunk) if self.on else NOTHING
 
 
 class Tdpp:

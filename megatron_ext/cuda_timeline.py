@@ -18,11 +18,11 @@ class CudaRecorder(Recorder):
         """`nvtx` also shows every span to NVIDIA's profilers, under the same name."""
         super().__init__(file)
         self._nvtx = nvtx
-        self._spans: List[Tuple[str, int, int, int, torch.cuda.Event, torch.cuda.Event]] = []
+        self._spans: List[Tuple[str, int, int, int, int, torch.cuda.Event, torch.cuda.Event]] = []
         self._anchor = self._drop_anchor()
 
     @contextmanager
-    def span(self, name: str, micro_batch: int = -1, peer: int = -1) -> Iterator[None]:
+    def span(self, name: str, micro_batch: int = -1, peer: int = -1, chunk: int = 0) -> Iterator[None]:
         """Records the time between the GPU's reaching the block's begin and its end."""
         start, end = _event(), _event()
         if self._nvtx:
@@ -32,15 +32,15 @@ class CudaRecorder(Recorder):
         end.record()
         if self._nvtx:
             torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
-        self._spans.append((name, self.iteration, micro_batch, peer, start, end))
+        self._spans.append((name, self.iteration, micro_batch, peer, chunk, start, end))
 
     def flush(self) -> None:
         """Turns the marks so far into times, once the GPU has passed them all, and writes them."""
         torch.cuda.synchronize()
         anchor, at = self._anchor
-        for name, iteration, micro_batch, peer, start, end in self._spans:
+        for name, iteration, micro_batch, peer, chunk, start, end in self._spans:
             begun, ended = (at + int(anchor.elapsed_time(event) * 1e6) for event in (start, end))
-            self._append(name, iteration, begun, ended, micro_batch, peer)
+            self._append(name, iteration, begun, ended, micro_batch, peer, chunk)
         self._spans.clear()
         self._anchor = self._drop_anchor()  # anew each time: an event's distance to it is a 32-bit float
         super().flush()

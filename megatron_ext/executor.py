@@ -126,16 +126,16 @@ class Executor:
                 with self._later.defer(key):
                     self._backward(kind, key)
             elif kind is Kind.BACKWARD_WEIGHT:
-                with self._recorder.span(kind.value, m):
+                with self._recorder.span(kind.value, m, chunk=chunk):
                     self._later.run(key)
             elif kind is Kind.RECV_FORWARD:
-                self._entered[key] = self._receive(kind, m).requires_grad_()
+                self._entered[key] = self._receive(kind, key).requires_grad_()
             elif kind is Kind.RECV_BACKWARD:
-                self._gradient_left[key] = self._receive(kind, m)
+                self._gradient_left[key] = self._receive(kind, key)
             elif kind is Kind.SEND_FORWARD:
-                self._send(kind, m, self._left[key].detach())
+                self._send(kind, key, self._left[key].detach())
             else:
-                self._send(kind, m, self._gradient_entered.pop(key))
+                self._send(kind, key, self._gradient_entered.pop(key))
         for outbox in self._outboxes.values():
             outbox.flush()
         losses, self._losses = self._losses, []
@@ -147,11 +147,11 @@ class Executor:
         if stage.first:
             assert tokens is not None
             self._entered[key] = tokens[:, :-1]
-        with self._recorder.span("forward-compute", m):
+        with self._recorder.span("forward-compute", m, chunk=chunk):
             left = stage(self._entered[key])
         if stage.last:
             assert tokens is not None
-            with self._recorder.span("loss-compute", m):
+            with self._recorder.span("loss-compute", m, chunk=chunk):
                 left = self._loss(left, tokens[:, 1:]) * loss_factor
             self._losses.append(left.detach())
         self._left[key] = left
@@ -159,18 +159,20 @@ class Executor:
     def _backward(self, kind: Kind, key: Key) -> None:
         m, chunk = key
         entered, left = self._entered.pop(key), self._left.pop(key)
-        with self._recorder.span(kind.value, m):
+        with self._recorder.span(kind.value, m, chunk=chunk):
             torch.autograd.backward([left], [self._gradient_left.pop(key, None)])
         if not self._stages[chunk].first:
             assert entered.grad is not None
             self._gradient_entered[key] = entered.grad
 
-    def _receive(self, kind: Kind, m: int) -> Tensor:
+    def _receive(self, kind: Kind, key: Key) -> Tensor:
+        m, chunk = key
         inbox = self._inboxes[kind]
-        with self._recorder.span(kind.value, m, inbox.peer.rank):
+        with self._recorder.span(kind.value, m, inbox.peer.rank, chunk):
             return inbox.take()
 
-    def _send(self, kind: Kind, m: int, tensor: Tensor) -> None:
+    def _send(self, kind: Kind, key: Key, tensor: Tensor) -> None:
+        m, chunk = key
         outbox = self._outboxes[kind]
-        with self._recorder.span(kind.value, m, outbox.peer.rank):
+        with self._recorder.span(kind.value, m, outbox.peer.rank, chunk):
             outbox.put(tensor)

@@ -82,11 +82,11 @@ class Rehearsal:
         for kind, m, chunk in self._actions:
             duration = self._times.of(kind, chunk)
             if duration is not None:
-                self._spend(kind.value, duration, m)
+                self._spend(kind.value, duration, m, chunk)
             elif kind in self._inboxes:
-                self._receive(kind, m)
+                self._receive(kind, m, chunk)
             else:
-                self._send(kind, m)
+                self._send(kind, m, chunk)
         for outbox in self._outboxes.values():
             outbox.flush()
         self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
@@ -101,23 +101,23 @@ class Rehearsal:
         """What the log's clock shows: with `anchored` the time that really passed since the common start."""
         return max(time.monotonic(), self.now_ns / 1e9) if self.clock == "anchored" else self.now_ns / 1e9
 
-    def _spend(self, name: str, duration: int, micro_batch: int) -> None:
+    def _spend(self, name: str, duration: int, micro_batch: int, chunk: int) -> None:
         start = self.now_ns
         self._pass(duration)
-        self._recorder.record(name, start, self.now_ns, micro_batch)
+        self._recorder.record(name, start, self.now_ns, micro_batch, chunk=chunk)
 
-    def _receive(self, kind: Kind, micro_batch: int) -> None:
+    def _receive(self, kind: Kind, micro_batch: int, chunk: int) -> None:
         inbox = self._inboxes[kind]
         start = self.now_ns
         self._reach(int(inbox.take().item()))
-        self._recorder.record(kind.value, start, self.now_ns, micro_batch, inbox.peer.rank)
+        self._recorder.record(kind.value, start, self.now_ns, micro_batch, inbox.peer.rank, chunk)
 
-    def _send(self, kind: Kind, micro_batch: int) -> None:
+    def _send(self, kind: Kind, micro_batch: int, chunk: int) -> None:
         outbox = self._outboxes[kind]
         forward = kind is Kind.SEND_FORWARD
         takes = self._times.send_forward_ns if forward else self._times.send_backward_ns
         outbox.put(torch.tensor([self.now_ns + takes]))
-        self._recorder.record(kind.value, self.now_ns, self.now_ns, micro_batch, outbox.peer.rank)
+        self._recorder.record(kind.value, self.now_ns, self.now_ns, micro_batch, outbox.peer.rank, chunk)
 
     def _together(self, name: str, group: Optional[dist.ProcessGroup], duration: int) -> None:
         """A collective: it begins when the last rank of the group comes to it."""

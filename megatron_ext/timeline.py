@@ -82,17 +82,21 @@ class Recorder:
         self.iteration = 0
         """Iteration that the next records belong to, from 1."""
 
-    def record(self, name: str, start_ns: int, end_ns: int, micro_batch: int = -1, peer: int = -1) -> None:
+    def record(
+        self, name: str, start_ns: int, end_ns: int, micro_batch: int = -1, peer: int = -1, chunk: int = 0
+    ) -> None:
         """Notes one event; times are `time.monotonic_ns`."""
-        self._append(name, self.iteration, start_ns, end_ns, micro_batch, peer)
+        self._append(name, self.iteration, start_ns, end_ns, micro_batch, peer, chunk)
 
-    def _append(self, name: str, iteration: int, start_ns: int, end_ns: int, micro_batch: int, peer: int) -> None:
+    def _append(
+        self, name: str, iteration: int, start_ns: int, end_ns: int, micro_batch: int, peer: int, chunk: int
+    ) -> None:
         if self._file is not None:
-            self._buffer += RECORD.pack(_INDEX[name], 0, iteration, micro_batch, peer, start_ns, end_ns)
+            self._buffer += RECORD.pack(_INDEX[name], chunk, iteration, micro_batch, peer, start_ns, end_ns)
 
-    def span(self, name: str, micro_batch: int = -1, peer: int = -1) -> ContextManager[None]:
+    def span(self, name: str, micro_batch: int = -1, peer: int = -1, chunk: int = 0) -> ContextManager[None]:
         """Records the time that its block takes, if the block ends well."""
-        return NOTHING if self._file is None else _Span(self, name, micro_batch, peer)
+        return NOTHING if self._file is None else _Span(self, name, micro_batch, peer, chunk)
 
     def clock(self, own_ns: int, rank0_ns: int, uncertainty_ns: int) -> None:
         """Notes that two clocks showed these times at one moment, give or take the uncertainty."""
@@ -116,17 +120,19 @@ class Recorder:
 class _Span:
     """A block whose time is recorded; a class of its own costs half of what `contextmanager` does."""
 
-    __slots__ = ("_micro_batch", "_name", "_peer", "_recorder", "_start")
+    __slots__ = ("_chunk", "_micro_batch", "_name", "_peer", "_recorder", "_start")
 
-    def __init__(self, recorder: Recorder, name: str, micro_batch: int, peer: int) -> None:
+    def __init__(self, recorder: Recorder, name: str, micro_batch: int, peer: int, chunk: int) -> None:
         self._recorder = recorder
         self._name = name
         self._micro_batch = micro_batch
         self._peer = peer
+        self._chunk = chunk
 
     def __enter__(self) -> None:
         self._start = time.monotonic_ns()
 
     def __exit__(self, failed: object, *_: object) -> None:
         if failed is None:
-            self._recorder.record(self._name, self._start, time.monotonic_ns(), self._micro_batch, self._peer)
+            end = time.monotonic_ns()
+            self._recorder.record(self._name, self._start, end, self._micro_batch, self._peer, self._chunk)

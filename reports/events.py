@@ -23,7 +23,7 @@ CLOCK = "clock"
 RECORD = np.dtype(
     [
         ("name", "<u2"),
-        ("flags", "<u2"),
+        ("chunk", "<u2"),
         ("iteration", "<u4"),
         ("micro_batch", "<i4"),
         ("peer", "<i4"),
@@ -35,6 +35,7 @@ EVENT = np.dtype(
     [
         ("rank", "<i4"),
         ("name", "<u2"),
+        ("chunk", "<u2"),
         ("iteration", "<i8"),
         ("micro_batch", "<i4"),
         ("peer", "<i4"),
@@ -208,7 +209,7 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
         part = np.zeros(len(moved), EVENT)
         part["rank"] = file.rank
         part["name"] = np.array([_index(names, name) for name in file.names], "<i8")[moved["name"]]
-        for key in ("iteration", "micro_batch", "peer", "start_ns", "end_ns"):
+        for key in ("iteration", "chunk", "micro_batch", "peer", "start_ns", "end_ns"):
             part[key] = moved[key]
         parts.append(part[np.argsort(part["start_ns"], kind="stable")])
     events = np.concatenate(parts) if parts else np.zeros(0, EVENT)

@@ -67,6 +67,7 @@ def event_columns(timeline: Timeline, ranks: int) -> dict[str, NDArray[Any]]:
         "count": np.bincount(events["rank"], minlength=ranks),
         "name": events["name"],
         "iteration": np.diff(events["iteration"], prepend=0),
+        "chunk": events["chunk"],
         "micro_batch": events["micro_batch"],
         "peer": events["peer"],
         "gap": start - before,

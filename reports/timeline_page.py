@@ -79,6 +79,7 @@ def _facts(
             }
             for rank in record.plan.ranks
         ],
+        "chunks": record.plan.chunks,
         "micro_batches": record.plan.micro_batches,
         "uncertainty_ns": timeline.uncertainty_ns,
         "open": figures.middle,

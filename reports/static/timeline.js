@@ -86,7 +86,8 @@ function hoverText(bar) {
     `node ${plain(rank.node)}${rank.host && rank.host !== rank.node ? ` (${plain(rank.host)})` : ""}<br>` +
     `iteration ${columns.iterations[view.iteration]}`;
   if (bar.count > 1) return `<b>${bar.count} × ${name}</b><br>${where}<br>${times} together; zoom in to see each`;
-  const microBatch = events.micro_batch[i] < 0 ? "" : ` · micro-batch ${events.micro_batch[i]}`;
+  const chunk = run.chunks > 1 ? ` · chunk ${events.chunk[i]}` : "";
+  const microBatch = events.micro_batch[i] < 0 ? "" : ` · micro-batch ${events.micro_batch[i]}${chunk}`;
   const peer = events.peer[i] < 0 ? "" : `<br>peer rank ${events.peer[i]}`;
   return `<b>${name}</b><br>${where}${microBatch}${peer}<br>${times}`;
 }

@@ -31,6 +31,7 @@ function assemble(columns, iterations) {
     rank: new Int32Array(length),
     name: columns.name,
     iteration: new Int32Array(length), // index into the numbers of the iterations
+    chunk: columns.chunk,
     micro_batch: columns.micro_batch,
     peer: columns.peer,
     start: new Float64Array(length), // ns from the first event of the run

@@ -29,7 +29,7 @@ from tests.megatron_ext.engine_run import make_run
 RECORD = np.dtype(
     [
         ("name", "<u2"),
-        ("flags", "<u2"),
+        ("chunk", "<u2"),
         ("iteration", "<u4"),
         ("micro_batch", "<i4"),
         ("peer", "<i4"),
@@ -136,7 +136,7 @@ def test_records_read_back_as_written_and_unflushed_ones_are_all_that_a_crash_lo
     path = tmp_path / "rank.bin"
     recorder = Recorder(open_events(path, plan, plan.ranks[1]))
     recorder.iteration = 7
-    recorder.record("forward-send", 10, 20, micro_batch=3, peer=2)
+    recorder.record("forward-send", 10, 20, micro_batch=3, peer=2, chunk=1)
     recorder.clock(100, 250, 2**40)
     recorder.flush()
     recorder.record("optimizer", 30, 40)
@@ -145,7 +145,7 @@ def test_records_read_back_as_written_and_unflushed_ones_are_all_that_a_crash_lo
     start = 12 + int.from_bytes(raw[8:12], "little")
     found = np.frombuffer(raw[start:], RECORD)
     assert found.tolist() == [
-        (NAMES.index("forward-send"), 0, 7, 3, 2, 10, 20),
+        (NAMES.index("forward-send"), 1, 7, 3, 2, 10, 20),
         (NAMES.index("clock"), 0, 7, -1, 2**31 - 1, 100, 250),
     ]
     recorder.close()

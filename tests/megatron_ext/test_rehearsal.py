@@ -25,6 +25,15 @@ from tests.megatron_ext.test_parts import RECORD
 COMPUTE = [NAMES.index(name) for name in NAMES if name.endswith("-compute")]
 SMALL = ("parallel.data=1", "parallel.pipeline=4", "parallel.partition=0-20-8-20", "parallel.global_batch_size=6")
 
+CHUNKS = (
+    "parallel.data=1",
+    "parallel.pipeline=4",
+    "parallel.chunks=2",
+    "parallel.schedule=interleaved",
+    "parallel.partition=0-9-6-6-6-6-15-0",
+    "parallel.global_batch_size=8",
+)
+
 
 @pytest.fixture
 def rehearse(tmp_path: os.PathLike[str]) -> Callable[..., EngineRun]:
@@ -88,20 +97,22 @@ def test_the_seeds_run_of_32_ranks_takes_what_the_simulator_says(rehearse: Calla
         (*SMALL, "parallel.schedule=gpipe"),
         SMALL,
         (*SMALL, "parallel.schedule=zb_h1"),
-        (
-            "parallel.data=1",
-            "parallel.pipeline=4",
-            "parallel.chunks=2",
-            "parallel.schedule=interleaved",
-            "parallel.partition=0-9-6-6-6-6-15-0",
-            "parallel.global_batch_size=8",
-        ),
+        CHUNKS,
     ],
     ids=["gpipe", "one_f_one_b", "zb_h1", "interleaved"],
 )
 def test_every_schedule_runs_as_simulated(rehearse: Callable[..., EngineRun], overrides: tuple[str, ...]) -> None:
     run = rehearse(*A10X8, "parallel.micro_batch_size=1", "parallel.node_order=gpu2", *overrides)
     assert measured(run) == pytest.approx(simulated(run), rel=1e-6)
+
+
+def test_events_tell_the_chunk(rehearse: Callable[..., EngineRun]) -> None:
+    run = rehearse(*A10X8, "parallel.micro_batch_size=1", "parallel.node_order=gpu2", *CHUNKS)
+    actions = schedule(run.plan.schedule, run.plan.pipeline, run.plan.chunks, run.plan.micro_batches)
+    for rank in range(run.plan.world_size):
+        found = events(run, rank, 1)[["name", "micro_batch", "chunk"]].tolist()
+        known = [(NAMES[name], m, chunk) for name, m, chunk in found if m >= 0]
+        assert known == [(kind.value, m, chunk) for kind, m, chunk in actions[rank]]
 
 
 def test_ranks_tell_the_node_that_they_stand_for(rehearse: Callable[..., EngineRun]) -> None:

@@ -73,24 +73,36 @@ class Replay:
         self.free = [5_000_000_000] * self.shape.ranks
         self.records = [[] for _ in range(self.shape.ranks)]
 
-    def note(self, rank: int, name: str, iteration: int, start: int, end: int, micro_batch: int = -1, peer: int = -1):
-        self.records[rank].append((ID[name], 0, iteration, micro_batch, peer, start, end))
+    def note(
+        self,
+        rank: int,
+        name: str,
+        iteration: int,
+        start: int,
+        end: int,
+        micro_batch: int = -1,
+        peer: int = -1,
+        chunk: int = 0,
+    ):
+        self.records[rank].append((ID[name], chunk, iteration, micro_batch, peer, start, end))
 
-    def work(self, rank: int, name: str, iteration: int, mean_ns: float, micro_batch: int = -1) -> int:
+    def work(self, rank: int, name: str, iteration: int, mean_ns: float, micro_batch: int = -1, chunk: int = 0) -> int:
         """The rank does something as soon as it is free; returns the end."""
         start = self.free[rank]
         end = start + int(mean_ns * self.random.lognormvariate(0, 0.05)) + 1
-        self.note(rank, name, iteration, start, end, micro_batch)
+        self.note(rank, name, iteration, start, end, micro_batch, chunk=chunk)
         self.free[rank] = end + self.random.randrange(2_000, 20_000)
         return end
 
-    def receive(self, rank: int, name: str, iteration: int, sent: int, micro_batch: int, peer: int) -> None:
-        """Waits for what `peer` sends at `sent`, and notes both ends of the transfer."""
+    def receive(
+        self, rank: int, name: str, iteration: int, sent: int, micro_batch: int, peer: int, chunks: tuple[int, int]
+    ) -> None:
+        """Waits for what `peer` sends at `sent`, and notes both ends of the transfer: own chunk, then the peer's."""
         start = self.free[rank]
         arrived = max(start, sent + LATENCY_NS) + self.random.randrange(50_000)
-        self.note(rank, name, iteration, start, arrived, micro_batch, peer)
+        self.note(rank, name, iteration, start, arrived, micro_batch, peer, chunks[0])
         handed_over = sent + self.random.randrange(20_000, 90_000)
-        self.note(peer, name.replace("recv", "send"), iteration, sent, handed_over, micro_batch, rank)
+        self.note(peer, name.replace("recv", "send"), iteration, sent, handed_over, micro_batch, rank, chunks[1])
         self.free[rank] = arrived
 
     def iteration(self, number: int) -> None:
@@ -136,16 +148,17 @@ class Replay:
                         break
                     todo[stage].pop(0)
                     if receives:
-                        self.receive(rank, kind.value, iteration, done[way, source, i], i, source % p * shape.data + dp)
+                        peer, sent = source % p * shape.data + dp, done[way, source, i]
+                        self.receive(rank, kind.value, iteration, sent, i, peer, (chunk, source // p))
                     elif kind.value.endswith("-compute"):
                         if kind is Kind.FORWARD:
                             self.work(rank, "batch-generator", iteration, 0.3e6, i)
                         cost = (partition[here] + 0.3) * 2.5e6 * slow * (2 if kind is Kind.BACKWARD else 1)
-                        end = self.work(rank, kind.value, iteration, cost, i)
+                        end = self.work(rank, kind.value, iteration, cost, i, chunk)
                         if kind is not Kind.BACKWARD_WEIGHT:
                             done[way, here, i] = end
                         if kind is Kind.FORWARD and here == len(partition) - 1:
-                            self.work(rank, "loss-compute", iteration, 0.8e6, i)
+                            self.work(rank, "loss-compute", iteration, 0.8e6, i, chunk)
 
 
 def plan(shape: Shape, name: str) -> dict:

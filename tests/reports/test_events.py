@@ -36,17 +36,17 @@ def test_every_event_is_read_and_sits_on_rank_0s_clock(run):
     assert timeline.notes == ()
     assert timeline.ranks == [0, 1, 2, 3]
     for rank, known in enumerate(records):
-        expected = sorted((NAMES[name], *rest) for name, _, *rest in known)
+        expected = sorted((NAMES[name], *rest) for name, *rest in known)
         found = sorted(rows(timeline, rank))
-        assert [row[:4] for row in found] == [row[:4] for row in expected]
+        assert [row[:5] for row in found] == [row[:5] for row in expected]
         # Rounding to whole nanoseconds on the rank's own clock, and back.
-        assert np.abs(np.array([row[4:] for row in found]) - [row[4:] for row in expected]).max() <= 2
+        assert np.abs(np.array([row[5:] for row in found]) - [row[5:] for row in expected]).max() <= 2
 
 
 def test_ranks_on_rank_0s_host_keep_their_times_exactly(run):
     paths, records = run
     timeline = read_run(paths)
-    assert sorted(rows(timeline, 1)) == sorted((NAMES[name], *rest) for name, _, *rest in records[1])
+    assert sorted(rows(timeline, 1)) == sorted((NAMES[name], *rest) for name, *rest in records[1])
 
 
 def test_the_largest_clock_uncertainty_is_known(run):
@@ -138,7 +138,7 @@ def test_a_rank_on_another_host_without_clock_records_is_placed_by_the_system_cl
     timeline = read_run(paths)
     assert timeline.notes == ("rank 3: no clock record; placed by the system clocks, whose error is not known",)
     # The header of every file has the same system time at the same moment; only the drift remains.
-    assert abs(min(row[4] for row in rows(timeline, 3)) - min(record[5] for record in records[3])) < 100_000
+    assert abs(min(row[5] for row in rows(timeline, 3)) - min(record[5] for record in records[3])) < 100_000
 
 
 def test_a_rank_that_nothing_can_place_is_left_out_and_said(run):

@@ -38,9 +38,8 @@ def restored(columns: dict[str, list[int]]) -> list[tuple[int, ...]]:
             iteration += columns["iteration"][i]
             start = end + columns["gap"][i]
             end = start + columns["duration"][i]
-            rows.append(
-                (rank, columns["name"][i], iteration, columns["micro_batch"][i], columns["peer"][i], start, end)
-            )
+            what = (columns[key][i] for key in ("micro_batch", "peer"))
+            rows.append((rank, columns["name"][i], columns["chunk"][i], iteration, *what, start, end))
         at += count
     return rows
 
@@ -59,6 +58,7 @@ def test_a_value_that_a_browser_cannot_hold_is_refused(value: int):
 ROWS = st.tuples(
     st.integers(0, 5),
     st.integers(0, 11),
+    st.integers(0, 2**16 - 1),
     st.integers(1, 2**32 - 1),
     st.integers(-1, 2**31 - 1),
     st.integers(-1, 2**31 - 1),
@@ -69,7 +69,7 @@ ROWS = st.tuples(
 
 @given(st.lists(ROWS, max_size=60))
 def test_events_come_back_exactly_with_times_from_the_first(rows):
-    events = np.array([(*row[:6], row[5] + row[6]) for row in rows], EVENT)
+    events = np.array([(*row[:7], row[6] + row[7]) for row in rows], EVENT)
     events = np.sort(events, order=["rank", "start_ns"])
     timeline = Timeline(events=events, names=("a",) * 12, hosts={}, uncertainty_ns=0, notes=())
     origin = events["start_ns"].min() if rows else 0

@@ -18,7 +18,7 @@ MS = 1_000_000
 
 def timeline(*events: tuple[int, str, int, int, int]) -> Timeline:
     """From (rank, name, iteration, start ms, end ms)."""
-    rows = [(rank, NAMES.index(name), n, -1, -1, start * MS, end * MS) for rank, name, n, start, end in events]
+    rows = [(rank, NAMES.index(name), 0, n, -1, -1, start * MS, end * MS) for rank, name, n, start, end in events]
     return Timeline(np.sort(np.array(rows, EVENT), order=["rank", "start_ns"]), NAMES, {}, 0, ())
 
 

@@ -89,7 +89,7 @@ def test_it_opens_at_the_steady_iteration_of_median_length_with_a_bar_per_event(
 
 def test_the_page_holds_exactly_the_events_of_the_run(page: Page, timeline: Timeline):
     held = page.evaluate(
-        """Object.fromEntries(["rank", "name", "iteration", "micro_batch", "peer", "start", "end"].map(
+        """Object.fromEntries(["rank", "name", "chunk", "iteration", "micro_batch", "peer", "start", "end"].map(
             (key) => [key, Array.from(events[key])]))"""
     )
     numbers = page.evaluate("Array.from(columns.iterations)")
@@ -97,7 +97,7 @@ def test_the_page_holds_exactly_the_events_of_the_run(page: Page, timeline: Time
     known, origin = timeline.events, timeline.events["start_ns"].min()
     assert [names[name] for name in held["name"]] == [timeline.names[name] for name in known["name"]]
     assert [numbers[index] for index in held["iteration"]] == known["iteration"].tolist()
-    for key in ("rank", "micro_batch", "peer"):
+    for key in ("rank", "chunk", "micro_batch", "peer"):
         assert held[key] == known[key].tolist()
     assert held["start"] == (known["start_ns"] - origin).tolist()
     assert held["end"] == (known["end_ns"] - origin).tolist()
@@ -339,6 +339,9 @@ def test_a_rehearsal_of_chunks_says_so_above_all_and_knows_the_nodes_it_stands_f
     events = events_of(run, shape.ranks)
     drawn_after(page, lambda: page.select_option("#node", "g1-1"))
     assert page.locator(BARS).count() == events_in(events, iteration(page), [2, 3])
+    told = page.evaluate("element('timeline').data.flatMap((trace) => trace.hovertext)")
+    assert any("· chunk 0<" in text for text in told)
+    assert any("· chunk 1<" in text for text in told)
     forward = page.evaluate("element('timeline').data[run.names.indexOf('forward-compute')].x.length")
     assert forward == 2 * shape.chunks * shape.micro_batches
 
