@@ -1,7 +1,7 @@
 """One rank of the same training run, by our engine and by others: what `benchmarks.engine` compares.
 
-Weights, data, loss, all-reduces of gradients, clipping and Adam are ours in all of them, the same code on the same
-flat buffers. What differs is who runs the pipeline, and in Megatron-Core the layers.
+Here are our engine, and others who run the pipeline but have our weights, data, all-reduces, clipping and Adam, the same
+code on the same flat buffers. `benchmarks.plain_pipelining` has nothing of ours.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class GradientReducer:
         self._missing: List[int] = []
         self._works: List[dist.Work] = []
         self._early = group is not None and len(self._buckets) > 1
-        """Whether there is something to overlap; to be told of every gradient costs a small model 5 % of its time."""
+        """Whether there is something to overlap; to be told of every gradient costs a small model some percent."""
         if self._early:
             flat.tell(self._arrived)
 
