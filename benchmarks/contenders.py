@@ -1,7 +1,7 @@
 """One rank of the same training run, by our engine and by others: what `benchmarks.engine` compares.
 
-Here are our engine, and others who run the pipeline but have our weights, data, all-reduces, clipping and Adam, the same
-code on the same flat buffers. `benchmarks.plain_pipelining` has nothing of ours.
+Here are our engine, and others who run the pipeline but have our weights, data, all-reduces, clipping and Adam, the
+same code on the same flat buffers. `benchmarks.plain_pipelining` has only our samples and learning rate.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ order that changes from round to round, so that whatever else the machine does h
 the same statistic over the rounds. CPU time, of all ranks together, depends less on the load than wall time. Our
 engine takes two turns in a round, in the same processes: recording, as it normally runs, and not recording.
 
-torch.distributed.pipelining is there twice: under a plain program with ordinary modules and torch's own optimizer, which
-is what a user would write, and under our stages and optimizer, which leaves nothing but who runs the schedule.
+torch.distributed.pipelining is there twice: in a plain program with ordinary modules and torch's own optimizer, which
+is what a user would write, and with our stages and optimizer, which leaves nothing but who runs the schedule.
 
 Before anything is timed the losses of the first iterations must agree, also with those of one process that holds the
 whole model: its CPU time is what the work costs without any pipeline. Megatron-Core is left out where it cannot be
