@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 from hydra import compose as hydra_compose
@@ -38,6 +39,18 @@ def to_experiment(cfg: DictConfig) -> Experiment:
     except InterpolationResolutionError as error:
         key, cause = error.full_key, str(error).splitlines()[0]
         raise ConfigError(f"{key} cannot be resolved: {cause}; give {key}=…") from error
+
+
+def read_experiment(config: Path) -> Experiment:
+    """The experiment of a run's config.yaml.
+
+    Raises:
+        ConfigError: as `to_experiment`, for example because it is of another version of tdpp.
+    """
+    try:
+        return to_experiment(cast(DictConfig, OmegaConf.load(config)))
+    except ConfigError as error:
+        raise ConfigError(f"{config}: {error}") from error
 
 
 def compose(overrides: Sequence[str] = (), config_name: str = "config") -> Experiment:

@@ -224,6 +224,11 @@ def compiled_layers_put_nothing_off(experiment: Experiment) -> None:
 def rehearsal_knows_the_time(experiment: Experiment) -> None:
     if experiment.executor.rehearse == "none":
         return
+    if experiment.executor.kind != "local":
+        raise ConfigError(
+            f"executor.rehearse={experiment.executor.rehearse} goes through the plan on this machine, but "
+            f"executor.kind={experiment.executor.kind}; use executor=local, or executor.rehearse=none"
+        )
     parallel = experiment.parallel
     unknown = {
         "parallel.recompute": parallel.recompute != "none",

@@ -169,6 +169,15 @@ class RunDir:
     def stop_request(self) -> Path:
         return self.path / "stop.json"
 
+    def save_request(self, start: str) -> Path:
+        """There when the nodes are to save and end, because one of them is running out of time."""
+        return self.path / f"save-{start}.json"
+
+    @property
+    def sbatch(self) -> Path:
+        """What was submitted to Slurm."""
+        return self.path / "sbatch"
+
     @property
     def nodes(self) -> Path:
         return self.path / "nodes"

@@ -121,6 +121,8 @@ class NodeGroup:
     partition: str | None = None
     gres: str | None = None
     cpus_per_task: int | None = None
+    mem: str | None = None
+    """Memory of a node as Slurm writes it, such as 200G; 0 is all of it, null leaves the partition's default."""
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
@@ -263,9 +265,18 @@ class Executor:
     """null: a free port, which rank 0's node chooses and publishes."""
     time_min: int = 60 * 24
     """Local only: minutes after which the run is ended."""
+    meet_min: int = 10
+    """Minutes that nodes wait for the others before the run fails: those of another job may start later."""
+    save_s: int = 120
+    """Slurm only: this long before its time limit a job saves a checkpoint, and is then started again."""
+    max_requeues: int = 3
+    """Slurm only: how often a job is started again after its time limit, a preemption or the failure of a node."""
 
     def __post_init__(self) -> None:
-        rules.at_least("executor.time_min", self.time_min, 1)
+        for key in ("time_min", "meet_min"):
+            rules.at_least(f"executor.{key}", getattr(self, key), 1)
+        rules.between("executor.save_s", self.save_s, 10, 65535)
+        rules.at_least("executor.max_requeues", self.max_requeues, 0)
         if self.master_port is not None:
             rules.between("executor.master_port", self.master_port, 1024, 65535)
 
@@ -385,9 +396,9 @@ class Experiment:
         rules.ranks_fill_nodes(self)
         rules.tensor_fits(self)
         rules.compiled_layers_put_nothing_off(self)
-        rules.rehearsal_knows_the_time(self)
         containers.environment(self)
         megatron_lm.can_run(self)
+        rules.rehearsal_knows_the_time(self)
 
     @property
     def partition(self) -> Partition:

@@ -2,7 +2,8 @@
 
 submitit calls it, one task per node. Whatever happens, the worker and its ranks end with it: it ends them when
 it is told to, when another node failed or when the run is stopped; the kernel tells it when its own parent dies, and
-tells the worker when the agent does.
+tells the worker when the agent does. When time is running out (SIGUSR2) it has the ranks save, and on Slurm its job
+started again.
 """
 
 from __future__ import annotations
@@ -11,95 +12,34 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from conf.rundir import RunDir
 from launch import processes
 from launch.errors import LaunchError
 from launch.gpu_sampler import gpu_sampling
-
-WORKER = "megatron_ext.worker"
-SCRUBBED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES")
-"""Not inherited by a worker: an outer launcher's view of the world, and what submitit sets for its own purposes."""
+from launch.peers import SILENCE_S, Finding, Peers, watched
+from launch.slurm_job import SlurmJob
+from launch.start import Start
+from launch.worker import SAVED, Worker, job_info, worker_environment
 
 BEAT_S = 2.0
 """Between two signs of life in nodes/<node>.json."""
-SILENCE_S = 30.0
-"""A node that gives no sign of life for this long counts as lost."""
 GRACE_S = 8.0
 """Between asking the worker to end and killing it; the worker takes up to 3 s to end its ranks."""
 INTERRUPT_GRACE_S = 0.5
 """The same after SIGINT: submitit kills its tasks 1 s after that signal."""
+REQUEUE_S = 120.0
+"""Slurm has ended a job that is to be started again by then."""
 _POLL_S = 0.1
+_LOOK_S = 0.3
 _TOLD_TO_END = 128 + signal.SIGTERM
 _NOT_FOUND = 127
 """As shells say it."""
-
-
-def worker_command(run: Path, node_rank: int, worker: str = WORKER) -> list[str]:
-    return [sys.executable, "-u", "-m", worker, str(run / "plan.json"), str(node_rank)]
-
-
-class Worker(Protocol):
-    """What runs the ranks of a node: an engine as submission chose it. It is pickled, and travels with the agent."""
-
-    def command(self, run: RunDir, node_rank: int) -> list[str] | None:
-        """None for as long as another node has to tell something first."""
-
-    def shown(self, run: Path, node_rank: int) -> list[str]:
-        """The command in a dry run, with words in the place of what only a run knows."""
-
-
-@dataclass(frozen=True)
-class ModuleWorker:
-    """The worker of tdpp's own engine, or one that keeps the same files (docs/formats.md)."""
-
-    module: str = WORKER
-
-    def command(self, run: RunDir, node_rank: int) -> list[str]:
-        return self.shown(run.path, node_rank)
-
-    def shown(self, run: Path, node_rank: int) -> list[str]:
-        return worker_command(run, node_rank, self.module)
-
-
-def worker_environment(
-    inherited: Mapping[str, str], given: Mapping[str, str], plan: Mapping[str, Any], node_rank: int
-) -> dict[str, str]:
-    """What a worker finds in its environment: what the agent inherited, scrubbed, and what run and node give it."""
-    kept = {k: v for k, v in inherited.items() if k not in SCRUBBED and not k.startswith("SUBMITIT_")}
-    return kept | given_environment(given, plan, node_rank)
-
-
-def given_environment(given: Mapping[str, str], plan: Mapping[str, Any], node_rank: int) -> dict[str, str]:
-    """The part of a worker's environment that is not inherited. `given` is what the run gives to all of them."""
-    return {**given, **plan["nodes"][node_rank]["environment"], "NODE_RANK": str(node_rank)}
-
-
-def job_info(plan: Mapping[str, Any], model: str, node_rank: int) -> str:
-    """What the node was told to run, as the first lines of its log."""
-    values = {
-        "NODE_RANK": node_rank,
-        "NNODES": len(plan["nodes"]),
-        "WORLD_SIZE": len(plan["ranks"]),
-        "GLOBAL_BATCH_SIZE": plan["global_batch_size"],
-        "MICRO_BATCH_SIZE": plan["micro_batch_size"],
-        "TENSOR_MP_SIZE": plan["tensor"],
-        "DP_SIZE": plan["data"],
-        "PIPELINE_MP_SIZE": plan["pipeline"],
-        "PARTITION": "-".join(map(str, plan["partition"])),
-        "MODEL": model,
-        "HIDDEN_SIZE": plan["model"]["hidden"],
-        "NUM_LAYERS": plan["model"]["layers"],
-        "PROFILE": str(plan["timeline"]).lower(),
-    }
-    return "".join(f"{key}: {value}\n" for key, value in values.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +52,17 @@ class NodeAgent:
     environment: Mapping[str, str]
     """Given to the worker."""
     worker: Worker
+    nodes: tuple[int, ...]
+    """Node ranks, by task of the job."""
+    submission: int
+    """How often the run had been submitted before."""
+    resumable: bool
+    """Whether the run saves checkpoints from which it can go on."""
+    meet_s: float
+    """How long this node waits for the others to start."""
+    save_s: float
+    """How long after SIGUSR2 the node will be ended by force."""
+    max_requeues: int
     gpu_interval_s: int = 0
     """Seconds between two readings of the node's GPUs; 0 for none."""
 
@@ -126,41 +77,57 @@ class NodeAgent:
         job = JobEnvironment()
         told = _Told()
         processes.die_with_parent()
+        slurm = SlurmJob.here(self.run, self.nodes, job.global_rank) if job.cluster == "slurm" else None
         # The parent may have died before the kernel was asked to tell; a local job's id is its parent's.
-        if job.cluster == "local" and os.getppid() != int(job.raw_job_id):
-            told.by = signal.SIGTERM
-        code = _Node(self, job.global_rank, told).run()
+        if slurm is None and os.getppid() != int(job.raw_job_id):
+            told.end = signal.SIGTERM
+        node = _Node(self, self.nodes[job.global_rank], slurm, told)
+        code = node.run()
         if code != 0:
-            raise LaunchError(f"node rank {job.global_rank}: the worker ended with {code}")
+            raise LaunchError(f"node rank {self.nodes[job.global_rank]}: {node.reason or f'ended with {code}'}")
 
 
 class _Told:
-    """Remembers the first signal that asks this process to end."""
+    """Remembers the signals that ask this process to end, or to save first."""
 
     def __init__(self) -> None:
-        self.by: signal.Signals | None = None
-        # SIGUSR2 is how submitit announces the time limit; its own handlers would requeue the job or ignore the signal.
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-            signal.signal(signum, self._note)
+        self.end: signal.Signals | None = None
+        self.save = False
+        signal.signal(signal.SIGTERM, self._note)
+        signal.signal(signal.SIGINT, self._note)
+        # By it submitit and Slurm announce the end; submitit's own handler would not know of the run's other nodes.
+        signal.signal(signal.SIGUSR2, self._note_save)
 
     def _note(self, signum: int, _: FrameType | None) -> None:
-        self.by = self.by or signal.Signals(signum)
+        self.end = self.end or signal.Signals(signum)
+
+    def _note_save(self, _signum: int, _: FrameType | None) -> None:
+        self.save = True
 
 
 class _Node:
     """One node of the run, while its worker lives."""
 
-    def __init__(self, agent: NodeAgent, node_rank: int, told: _Told) -> None:
+    def __init__(self, agent: NodeAgent, node_rank: int, slurm: SlurmJob | None, told: _Told) -> None:
         self._run = agent.run
         self._agent = agent
         self._node_rank = node_rank
+        self._slurm = slurm
         self._told = told
+        self._start = Start(agent.submission, slurm.restarts if slurm else 0)
         self._plan: dict[str, Any] = agent.run.read_json(agent.run.plan)
-        self._name: str = self._plan["nodes"][node_rank]["name"]
-        self._peers = [Peer(agent.run, n["name"]) for n in self._plan["nodes"] if n["name"] != self._name]
+        names = [node["name"] for node in self._plan["nodes"]]
+        self._name: str = names[node_rank]
+        ask = slurm.other if slurm else lambda _name, _time: None
+        self._peers = Peers(agent.run, watched(names, node_rank, agent.nodes), self._start, agent.meet_s, ask)
+        self._finding: Finding | None = None
+        self.reason: str | None = None
+        """Why the node ended, where its exit code does not say it."""
         self._state: dict[str, Any] = {
             "node": self._name,
             "node_rank": node_rank,
+            "start": str(self._start),
+            "job": slurm.id if slurm else None,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "started_unix": time.time(),
@@ -169,40 +136,81 @@ class _Node:
             "ended_unix": None,
             "exit_code": None,
             "stopped": None,
+            "reason": None,
         }
+        self._worker_ran = False
         self._next_beat = 0.0
+        self._next_look = 0.0
 
     def run(self) -> int:
         """Starts the worker unless the run is over already; returns its exit code, negative for a signal."""
         self._publish()
+        code = self._work()
+        if code not in (0, SAVED) and self._finding is None and not self._told.end and self._only_lost_others():
+            self._await_finding()
+        if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):
+            code = _TOLD_TO_END
+        stopped = self._stopped_by()
+        self._publish(
+            state="ended",
+            exit_code=code,
+            stopped=stopped.name if stopped else None,
+            reason=self.reason,
+            ended_unix=time.time(),
+        )
+        if code != 0 and self._slurm is not None:
+            self._slurm.cancel_waiting()
+        return code
+
+    def _work(self) -> int:
+        if self._start.restarts > self._agent.max_requeues:
+            self.reason = f"was started again more than executor.max_requeues={self._agent.max_requeues} times"
+            return _TOLD_TO_END
         self._look_around()
         command = self._command()
-        given = given_environment(self._agent.environment, self._plan, self._node_rank)
+        if command is None:
+            return _TOLD_TO_END
+        given = self._worker_environment()
         with gpu_sampling(self._run, self._name, self._agent.gpu_interval_s, given):
-            code = _TOLD_TO_END if command is None else self._run_worker(command)
-        stopped = self._told.by.name if self._told.by else None
-        self._publish(state="ended", exit_code=code, stopped=stopped, ended_unix=time.time())
-        return code
+            return self._run_worker(command, given)
+
+    def _worker_environment(self) -> dict[str, str]:
+        given = worker_environment(
+            os.environ, self._agent.environment, self._plan, self._node_rank, str(self._start)
+        )
+        if self._slurm is not None and "CUDA_VISIBLE_DEVICES" in os.environ:  # here it tells the job's GPUs
+            given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+        return given
+
+    def _stopped_by(self) -> signal.Signals | None:
+        if self._told.end:
+            return self._told.end
+        if self._finding is not None:
+            return signal.SIGTERM
+        return signal.SIGUSR2 if self._told.save else None
+
+    def _ending(self) -> bool:
+        return self._told.end is not None or self._finding is not None
 
     def _command(self) -> list[str] | None:
         """What runs this node's ranks; None when the node is told to end before that is known."""
-        while not self._told.by:
-            command = self._agent.worker.command(self._run, self._node_rank)
+        while not self._ending() and not self._told.save:
+            command = self._agent.worker.command(self._run, self._node_rank, str(self._start))
             if command is not None:
                 return command
-            if time.monotonic() >= self._next_beat:
-                self._publish()
+            self._beat()
             self._look_around()
             time.sleep(_POLL_S)
         return None
 
-    def _run_worker(self, command: list[str]) -> int:
+    def _run_worker(self, command: list[str], given: Mapping[str, str]) -> int:
         try:
-            worker = self._start_worker(command)
+            worker = self._start_worker(command, given)
         except FileNotFoundError:  # for example a profiler, which only its nodes can have
             with self._run.node_err(self._name).open("a", encoding="utf-8") as err:
                 err.write(f"{command[0]}: no such command on {socket.gethostname()}\n")
             return _NOT_FOUND
+        self._worker_ran = True
         try:
             self._publish(state="running")
             self._watch(worker)
@@ -214,41 +222,112 @@ class _Node:
             processes.kill(self._agent.environment[processes.TOKEN], self._node_rank)
         return code
 
-    def _start_worker(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _start_worker(self, command: list[str], given: Mapping[str, str]) -> subprocess.Popen[bytes]:
         run, rank = self._run, self._node_rank
         with run.node_out(self._name).open("ab") as out, run.node_err(self._name).open("ab") as err:
             out.write(job_info(self._plan, self._agent.model, rank).encode())
             out.flush()
             return subprocess.Popen(
                 command,
-                env=worker_environment(os.environ, self._agent.environment, self._plan, rank),
+                env=given,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=processes.die_with_parent,  # kept across exec; not every worker asks for it itself
+                preexec_fn=_prepare_worker,
             )
 
     def _watch(self, worker: subprocess.Popen[bytes]) -> None:
         """Returns when the worker has ended, or did not although it was asked to."""
-        deadline: float | None = None
+        saving_until: float | None = None
+        kill_at: float | None = None
+        next_request = 0.0
         while not _has_ended(worker.pid):
-            if time.monotonic() >= self._next_beat:
-                self._publish()
-            if deadline is None:
+            now = time.monotonic()
+            self._beat()
+            if kill_at is None:
                 self._look_around()
-                if self._told.by:
+                if self._told.save and self._agent.resumable and not self._ending():
+                    saving_until = saving_until or now + self._agent.save_s - GRACE_S
+                    if now >= next_request:  # again: a worker that is still starting does not listen yet
+                        os.kill(worker.pid, signal.SIGUSR2)
+                        next_request = now + 1.0
+                unsaved = self._told.save and (saving_until is None or now > saving_until)
+                if self._ending() or unsaved:
                     os.kill(worker.pid, signal.SIGTERM)
-                    grace = INTERRUPT_GRACE_S if self._told.by is signal.SIGINT else GRACE_S
-                    deadline = time.monotonic() + grace
-            elif time.monotonic() > deadline:
+                    kill_at = now + (INTERRUPT_GRACE_S if self._told.end is signal.SIGINT else GRACE_S)
+            elif now > kill_at:
                 return
             time.sleep(_POLL_S)
 
     def _look_around(self) -> None:
         """Ends this node too when the run is being stopped, or another node has failed or is lost."""
-        if self._run.stop_request.exists() or any(peer.has_failed() for peer in self._peers):
-            self._told.by = self._told.by or signal.SIGTERM
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_S
+        if self._run.stop_request.exists():
+            self._told.end = self._told.end or signal.SIGTERM
+        if self._told.save and not self._run.save_request(str(self._start)).exists():
+            self._run.write_json(self._run.save_request(str(self._start)), {"node": self._name, "unix": time.time()})
+        elif self._run.save_request(str(self._start)).exists():
+            self._told.save = True
+        if not self._ending():
+            self._finding = self._peers.look()
+            self.reason = f"ended because {self._finding.reason}" if self._finding else None
+
+    def _only_lost_others(self) -> bool:
+        """Whether ranks of this node told of nothing but others that were gone."""
+        ranks = self._plan["nodes"][self._node_rank]["ranks"]
+        told = [error for rank in ranks if (error := self._run.read_json(self._run.rank_error(rank)))]
+        return bool(told) and all(error["symptom"] for error in told)
+
+    def _await_finding(self) -> None:
+        """Ranks notice within moments that others are gone; the reason takes longer to be seen."""
+        until = time.monotonic() + SILENCE_S + 2 * BEAT_S
+        while not self._ending() and time.monotonic() < until:
+            self._beat()
+            self._look_around()
+            time.sleep(_POLL_S)
+
+    def _goes_on(self, code: int) -> bool:
+        """Whether the job is to be started again; if that is wanted in vain, `reason` says why."""
+        unfinished = code != 0 and not self._told.end
+        behind = unfinished and self._finding is not None and self._finding.again
+        out_of_time = unfinished and self._finding is None and self._told.save
+        if not (behind or out_of_time):
+            return False
+        if not self._agent.resumable:
+            self.reason = "cannot go on later, for it saves no checkpoints (train.checkpoint=false)"
+        elif code != SAVED and self._worker_ran and not behind and not (self._run.checkpoints / "latest").exists():
+            self.reason = (
+                f"could not save in time, and has no earlier checkpoint (executor.save_s={self._agent.save_s:g})"
+            )
+        elif self._start.restarts >= self._agent.max_requeues:
+            self.reason = f"was started again executor.max_requeues={self._agent.max_requeues} times already"
+        else:
+            return True
+        return False
+
+    def _started_again(self, slurm: SlurmJob) -> bool:
+        """Asks Slurm to start the job again, and waits to be ended for that; False, and `reason`, if it does not."""
+        self._told.end = None
+        self._publish(state="requeued")
+        try:
+            slurm.requeue()
+        except LaunchError as error:
+            self.reason = f"could not be started again: {error}"
+            return False
+        until = time.monotonic() + REQUEUE_S
+        while time.monotonic() < until:
+            if self._told.end:  # Slurm ends the job: what happens to this task no longer matters
+                os._exit(_TOLD_TO_END)
+            time.sleep(_POLL_S)
+        self.reason = f"was not started again by Slurm within {REQUEUE_S:g} s"
+        return False
+
+    def _beat(self) -> None:
+        if time.monotonic() >= self._next_beat:
+            self._publish()
 
     def _publish(self, **changes: Any) -> None:
         self._state |= {"beat_unix": time.time(), **changes}
@@ -256,32 +335,11 @@ class _Node:
         self._next_beat = time.monotonic() + BEAT_S
 
 
-class Peer:
-    """Another node of the run, as its state file tells. Its beats are timed by this node's clock."""
-
-    def __init__(self, run: RunDir, name: str) -> None:
-        self._run = run
-        self._name = name
-        self._beat: float | None = None
-        self._seen = time.monotonic()
-        self._next_look = 0.0
-
-    def has_failed(self) -> bool:
-        """Whether it ended badly, or went silent after it had started."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return False
-        self._next_look = now + BEAT_S / 2
-        state = self._run.read_json(self._run.node_state(self._name))
-        if state is None:  # not started; its ranks are waited for by those who need them
-            return False
-        if state["state"] == "ended":
-            return bool(state["exit_code"] != 0)
-        if state["beat_unix"] != self._beat:
-            self._beat, self._seen = state["beat_unix"], now
-        return now - self._seen > SILENCE_S
-
-
 def _has_ended(pid: int) -> bool:
     """Whether a child has ended; it is left to be waited for."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _prepare_worker() -> None:
+    processes.die_with_parent()  # kept across exec; not every worker asks for it itself
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to every process of a job

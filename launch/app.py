@@ -20,21 +20,22 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from conf.compose import register, to_experiment
+from conf.compose import read_experiment, register, to_experiment
 from conf.errors import TdppError
 from conf.rundir import RunDir
-from conf.schema import Experiment
-from launch.agent import WORKER
+from conf.schema import ExecutorKind, Experiment
 from launch.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.follow import follow, interruptible
 from launch.observe import observe
 from launch.runs import COLUMNS, run_row
-from launch.submit import Preflight, check_supported, submit
+from launch.submit import Preflight, check_supported, resume, submit
 from launch.table import print_table
 from launch.verdict import decide, judge
+from launch.worker import WORKER
 
 _NOISE = re.compile(r"To append to your config use|See https?://|\s*(full_key|object_type|reference_type)[:=]")
+RESUME = "resume="
 CONFIG_FOLDER = Path(conf.__file__).resolve().parent
 
 
@@ -79,8 +80,13 @@ class Session:
         run = submit(experiment, overrides, self.preflight, self.worker)
         self.outcomes.append(Outcome(overrides, run=run))
         print(f"run {run.path}", file=sys.stderr, flush=True)
-        if experiment.executor.wait:
-            follow(run)
+        _wait(experiment, run)
+
+
+def _wait(experiment: Experiment, run: RunDir) -> None:
+    """Follows a run on this machine to its end, if that is wanted; one on Slurm goes its own way."""
+    if experiment.executor.kind is ExecutorKind.local and experiment.executor.wait:
+        follow(run)
 
 
 def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> int:
@@ -91,6 +97,8 @@ def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> 
         KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the run that was followed has been stopped.
     """
     session = Session(preflight, worker)
+    if any(argument.startswith(RESUME) for argument in argv):
+        return _resume(argv, worker)
     try:
         with interruptible():
             _run_hydra(argv, session)
@@ -98,6 +106,25 @@ def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> 
         _tell(session)
         raise
     return _tell(session)
+
+
+def _resume(argv: Sequence[str], worker: str) -> int:
+    """`resume=RUN` stands alone: the run goes on as it was configured, so Hydra composes nothing."""
+    wanted = {key: value for key, _, value in (argument.partition("=") for argument in argv)}
+    others = sorted(set(wanted) - {"resume", "runs_dir"})
+    if others or len(wanted) != len(argv) or not wanted["resume"]:
+        raise LaunchError(
+            f"{' '.join(argv)}: resume=RUN goes on with a run as it was configured, and takes nothing but runs_dir=… "
+            "beside it; for another configuration start a new run with train.load=RUN"
+        )
+    run = RunDir.find(Path(wanted.get("runs_dir", "runs")), wanted["resume"])
+    with interruptible():
+        resume(run, worker)
+        print(f"run {run.path}", file=sys.stderr, flush=True)
+        _wait(read_experiment(run.config), run)
+    verdict = judge(run)
+    print(f"{run.name}: {verdict.state}, {verdict.reason}")
+    return verdict.exit_code
 
 
 def _run_hydra(argv: Sequence[str], session: Session) -> None:

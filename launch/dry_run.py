@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from conf.rundir import RunDir
-from conf.schema import Experiment
-from launch.agent import SCRUBBED, given_environment
+from conf.schema import ExecutorKind, Experiment
+from launch.jobs import job_requests
 from launch.plan import make_plan, plan_line
-from launch.submit import node_worker, run_environment
+from launch.sbatch import sbatch_text
+from launch.slurm import submission_of
+from launch.start import Start
+from launch.submit import node_worker, resumable, run_environment
 from launch.table import plain
+from launch.worker import SCRUBBED, given_environment
 
 FOLDER = "<time>-<hash>"
 TOKEN = "<token>"
+FIRST_START = str(Start(0, 0))
+MASTER_JOB = "<id of the master job>"
 """Stand for what is only known when a run starts."""
 
 
@@ -26,21 +32,33 @@ def dry_run_text(experiment: Experiment, worker: str) -> str:
     name = f"{experiment.name}/{FOLDER}"
     plan = make_plan(experiment, name)
     run = Path(experiment.runs_dir).absolute() / name
-    environment = run_environment(plan, experiment.cluster.environment, TOKEN, os.environ)
+    on_slurm = experiment.executor.kind is ExecutorKind.slurm
+    inherited = {k: v for k, v in os.environ.items() if not (on_slurm and k == "CUDA_VISIBLE_DEVICES")}
+    environment = run_environment(plan, experiment.cluster.environment, TOKEN, inherited)
     runner = node_worker(experiment, plan, RunDir(run), worker)
     count = len(plan["nodes"])
+    executor = "SlurmExecutor" if on_slurm else "LocalExecutor"
     parts = [
         f"run {name} in {run.parent}",
         plan_line(plan),
         _ranks(plan),
-        f"{count} node agent{'s' * (count > 1)}, started by submitit's LocalExecutor; each runs",
+        *(_scripts(experiment, plan, run) if on_slurm else ()),
+        f"{count} node agent{'s' * (count > 1)}, started by submitit's {executor}; each runs",
         *(
-            f"  on {node['name']}:\n    {_command(runner.shown(run, rank), given_environment(environment, plan, rank))}"
+            f"  on {node['name']}:\n"
+            f"    {_command(runner.shown(run, rank), given_environment(environment, plan, rank, FIRST_START))}"
             for rank, node in enumerate(plan["nodes"])
         ),
         f"plan.json\n{json.dumps(plan, indent=1)}",
     ]
     return "\n\n".join(parts)
+
+
+def _scripts(experiment: Experiment, plan: Mapping[str, Any], run: Path) -> Iterator[str]:
+    """What sbatch is given, byte for byte but for what is only known then."""
+    submission = submission_of(experiment, run, TOKEN, resumable(plan))
+    for number, request in enumerate(job_requests(experiment)):
+        yield f"sbatch/{request.role}.sh\n{sbatch_text(submission, request, after=MASTER_JOB if number else None)}"
 
 
 def _ranks(plan: Mapping[str, Any]) -> str:

@@ -9,12 +9,15 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from launch.agent import SCRUBBED, NodeAgent
+from launch import processes
+from launch.agent import NodeAgent
 from launch.errors import LaunchError
 from launch.processes import TOKEN
+from launch.worker import SCRUBBED
 
 SIGNAL_DELAY_S = 10
 """submitit warns the tasks (SIGUSR2) this long before the time limit, and kills them at it."""
+KILL_GRACE_S = 3.0
 _HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -33,11 +36,11 @@ def check_port(port: int | None) -> None:
             ) from error
 
 
-def start(agent: NodeAgent, token: str, nodes: int, time_min: int) -> None:
-    """Starts `nodes` node agents, which outlive this process and its terminal; jobs.json then names their job.
+def start(agent: NodeAgent, token: str, time_min: int) -> None:
+    """Starts the node agents, which outlive this process and its terminal; jobs.json then names their job.
 
     Raises:
-        LaunchError: submitit could not start them.
+        LaunchError: submitit could not start them. Nothing of them is left then.
     """
     import submitit  # before the fork, so that it is not imported there each time
 
@@ -49,14 +52,20 @@ def start(agent: NodeAgent, token: str, nodes: int, time_min: int) -> None:
             os.environ.pop(name, None)
         executor = submitit.LocalExecutor(run.submitit)
         executor.update_parameters(
-            tasks_per_node=nodes, timeout_min=time_min, signal_delay_s=SIGNAL_DELAY_S, gpus_per_node=0
+            tasks_per_node=len(agent.nodes), timeout_min=time_min, signal_delay_s=SIGNAL_DELAY_S, gpus_per_node=0
         )
         job = executor.submit(agent)
-        entry = {"id": job.job_id, "pid": int(job.job_id), "nodes": list(range(nodes))}
-        run.write_json(run.jobs, {"token": token, "executor": "local", "jobs": [entry]})
+        entry = {"id": job.job_id, "pid": int(job.job_id), "nodes": list(agent.nodes)}
+        run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": [entry]})
 
     log = run.submitit / "controller.log"
-    if _detached(submit, str(log)) != 0:
+    code = 1
+    try:
+        code = _detached(submit, str(log))
+    finally:
+        if code != 0:
+            processes.terminate(token, KILL_GRACE_S)
+    if code != 0:
         told = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise LaunchError(f"the run could not be started: {told[-1] if told else 'its controller left no message'}")
 

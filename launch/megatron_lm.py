@@ -49,13 +49,17 @@ class MegatronLM:
     options: tuple[str, ...]
     """Of pretrain_gpt.py."""
 
-    def command(self, run: RunDir, node_rank: int) -> list[str] | None:
+    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
         """Node 0 publishes where the ranks meet (master.json); None on another node for as long as it has not."""
         if node_rank == 0:
             host = "127.0.0.1" if len(self.ranks_per_node) == 1 else socket.gethostname()
-            run.write_json(run.address, {"host": host, "port": self.port or _free_port()})
+            run.write_json(run.address, {"start": start, "host": host, "port": self.port or _free_port()})
         address = run.read_json(run.address)
-        return None if address is None else self.torchrun(node_rank, Master(address["host"], address["port"]))
+        return (
+            None
+            if address is None or address["start"] != start
+            else self.torchrun(node_rank, Master(address["host"], address["port"]))
+        )
 
     def shown(self, _run: Path, node_rank: int) -> list[str]:
         return self.torchrun(node_rank, UNKNOWN)

@@ -15,14 +15,18 @@ from conf.errors import RunFolderError
 from conf.gpu_lines import entries
 from conf.log_lines import IterationLine, iteration_line
 from conf.rundir import RunDir
-from launch import processes
-from launch.agent import SILENCE_S
+from launch import processes, slurm_commands
 from launch.gpu_health import READINGS, NodeGpus
+from launch.peers import SILENCE_S
+from launch.slurm_commands import JobState
+from launch.start import Start
 
 TAIL_BYTES = 64 * 1024
 """Of metrics.jsonl some 200 logged iterations, of Megatron-LM's log with its timers some 30: enough for the pace."""
 GPU_TAIL_BYTES = 16 * 1024
 """Of nodes/<node>.gpu: the last three readings of 16 GPUs, and more."""
+SUBMISSION_S = 120.0
+"""A run whose jobs are not known after this time was cut off while it was submitted."""
 START_S = 5.0
 """A run without a process counts as lost after this time; before, it is still being started."""
 
@@ -40,12 +44,33 @@ class Node:
     """Of the worker; negative for a signal."""
     stopped: str | None = None
     """Name of the signal by which it was told to end."""
+    reason: str | None = None
+    """Why it ended, in its agent's words, where its exit code does not say it."""
+    job: str | None = None
+    """Of Slurm."""
     seen_unix: float = 0.0
     """Its end, or its last sign of life."""
 
     @property
     def ended(self) -> bool:
         return self.state == "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A Slurm job of the run."""
+
+    id: str
+    nodes: tuple[str, ...]
+    state: JobState | None
+    """None if Slurm has forgotten it."""
+
+    @property
+    def over(self) -> bool:
+        return self.state is None or self.state.over
+
+    def __str__(self) -> str:
+        return f"job {self.id} is unknown to Slurm" if self.state is None else str(self.state)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +109,12 @@ class Observation:
     created_unix: float
     stop_unix: float | None
     """When it was asked to stop."""
+    jobs: tuple[Job, ...]
+    """Slurm's, where it was asked."""
+    start: Start
+    """The newest one, or the one that is waited for."""
+    saved: int | None
+    """Iteration of the newest checkpoint, where the run was started more than once or is to be."""
     nodes: tuple[Node, ...]
     errors: tuple[RankError, ...]
     """By time."""
@@ -91,6 +122,9 @@ class Observation:
     """The last logged iterations."""
     gpus: tuple[NodeGpus, ...]
     """Of the nodes at work; none in a run on CPUs."""
+
+    def job_of(self, node: Node) -> Job | None:
+        return next((job for job in self.jobs if node.name in job.nodes), None)
 
     @property
     def over(self) -> bool:
@@ -107,31 +141,51 @@ def observe(run: RunDir, now: float | None = None) -> Observation:
 
     Raises:
         RunFolderError: a file of the run is not what it should be.
+        LaunchError: Slurm, which has jobs of the run, does not answer.
     """
     now = time.time() if now is None else now
     plan = run.read_json(run.plan)
     if plan is None:
         raise RunFolderError(f"{run.path} is not a run: plan.json is not there")
     created = run.plan.stat().st_mtime
+    submitted = run.read_json(run.jobs)
     names = [node["name"] for node in plan["nodes"]]
     states = {name: run.read_json(run.node_state(name)) for name in names}
+    first = Start(submitted["submission"], 0)
+    jobs: tuple[Job, ...] = ()
     living: set[int] | None = None
-    if not all(state and state["state"] == "ended" for state in states.values()) and _is_here(run):
-        # Processes first: one that ends in between is then seen by what it left, not taken for lost.
-        living = processes.find(run.read_json(run.jobs)["token"])
+    cut = any(state and state["stopped"] for state in states.values())  # then Slurm may know who did it
+    if not _all_ended(states, first) or (cut and submitted["executor"] == "slurm"):
+        # Processes and jobs first: what ends in between is then seen by what it left, not taken for lost.
+        if submitted["executor"] == "slurm":
+            jobs = _jobs(submitted["jobs"], names)
+        elif _is_here(run):
+            living = processes.find(submitted["token"])
         states = {name: run.read_json(run.node_state(name)) for name in names}
-    errors = (_error(run.read_json(path)) for path in run.errors.glob("rank-*.json"))
+    start = _newest(states, first, jobs)
+    nodes = []
+    for name in names:
+        state = states[name]
+        current = state if state is not None and Start.parse(state["start"]) == start else None
+        job = next((job for job in jobs if name in job.nodes), None)
+        if submitted["executor"] == "slurm":
+            nodes.append(_slurm_node(name, current, job, _submitting(submitted["jobs"], now, created), now))
+        else:
+            nodes.append(_node(name, current, living, now, created))
+    errors = (_error(content) for path in run.errors.glob("rank-*.json") if _of(content := run.read_json(path), start))
     request = run.read_json(run.stop_request)
-    nodes = tuple(_node(name, states[name], living, now, created) for name in names)
     return Observation(
         plan=plan,
         now_unix=now,
         created_unix=created,
         stop_unix=request["unix"] if request else None,
-        nodes=nodes,
+        jobs=jobs,
+        start=start,
+        saved=_saved(run) if start > Start(0, 0) or any(node.stopped for node in nodes) else None,
+        nodes=tuple(nodes),
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
         log=read_text_log(run.node_out(names[-1])) if "engine" in plan else read_log(run.metrics),
-        gpus=_gpus(run, plan, nodes) if plan["device"] == "cuda" else (),
+        gpus=_gpus(run, plan, tuple(nodes)) if plan["device"] == "cuda" else (),
     )
 
 
@@ -146,6 +200,47 @@ def _gpus(run: RunDir, plan: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[N
         for node in nodes
         if node.state == "running" and node.alive
     )
+
+
+def _all_ended(states: dict[str, Any], first: Start) -> bool:
+    """Whether every node's agent has told its end, all in the same start; nothing more is to be seen then."""
+    starts = {state and state["start"] for state in states.values()}
+    ended = all(state and state["state"] == "ended" for state in states.values())
+    return ended and len(starts) == 1 and Start.parse(starts.pop()) >= first
+
+
+def _jobs(submitted: list[dict[str, Any]], names: list[str]) -> tuple[Job, ...]:
+    states = slurm_commands.job_states(job["id"] for job in submitted)
+    return tuple(
+        Job(id=job["id"], nodes=tuple(names[rank] for rank in job["nodes"]), state=states.get(job["id"]))
+        for job in submitted
+    )
+
+
+def _newest(states: dict[str, Any], first: Start, jobs: tuple[Job, ...]) -> Start:
+    """The newest start that a node has told of; the one after it, if a job waits to be started again."""
+    told = {name: Start.parse(state["start"]) for name, state in states.items() if state is not None}
+    newest = max([first, *told.values()])
+    requeued = any(told.get(name) == newest and states[name]["state"] == "requeued" for name in told)
+    waiting = any(job.state and job.state.pending and told.get(name) == newest for job in jobs for name in job.nodes)
+    return Start(newest.submission, newest.restarts + 1) if requeued or waiting else newest
+
+
+def _submitting(jobs: list[dict[str, Any]], now: float, created: float) -> bool:
+    """Whether the run's jobs may still be on their way to Slurm."""
+    return not jobs and now - created < SUBMISSION_S
+
+
+def _of(error: Any, start: Start) -> bool:
+    """Whether an error is of this start; what ranks say that were started by hand is always told."""
+    return error["start"] in ("", str(start))
+
+
+def _saved(run: RunDir) -> int | None:
+    try:
+        return int((run.checkpoints / "latest").read_text().strip().removeprefix("iter_"))
+    except FileNotFoundError:
+        return None
 
 
 def read_log(path: Path) -> tuple[Iteration, ...]:
@@ -210,7 +305,29 @@ def _node(name: str, state: Any, living: set[int] | None, now: float, created: f
         pid=state["pid"],
         exit_code=state["exit_code"],
         stopped=state["stopped"],
+        reason=state["reason"],
         seen_unix=state["ended_unix"] or state["beat_unix"],
+    )
+
+
+def _slurm_node(name: str, state: Any, job: Job | None, submitting: bool, now: float) -> Node:
+    """A node lives as long as its job does; what its file says last is its own word.
+
+    One that never came is thought of last: its job may have been cancelled because another node failed.
+    """
+    alive = submitting if job is None else not job.over
+    if state is None:
+        return Node(name=name, alive=alive, seen_unix=now, job=job.id if job else None)
+    return Node(
+        name=name,
+        state=state["state"],
+        alive=alive and state["state"] != "ended",
+        pid=state["pid"],
+        exit_code=state["exit_code"],
+        stopped=state["stopped"],
+        reason=state["reason"],
+        seen_unix=state["ended_unix"] or state["beat_unix"],
+        job=state["job"],
     )
 
 

@@ -43,6 +43,7 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         "micro_batch_size": parallel.micro_batch_size,
         "global_batch_size": parallel.global_batch_size,
         "master_port": experiment.executor.master_port,
+        "meeting_timeout_s": experiment.executor.meet_min * 60,
         "nodes": [
             {
                 "name": name,

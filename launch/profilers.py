@@ -14,8 +14,8 @@ from typing import Any
 
 from conf.rundir import RunDir
 from conf.schema import ContainerKind, ExecutorKind, Experiment
-from launch.agent import Worker
 from launch.errors import LaunchError
+from launch.worker import Worker
 
 
 class Profiler(StrEnum):
@@ -85,8 +85,8 @@ class ProfiledWorker:
     nodes: tuple[str, ...]
     """Names by node rank."""
 
-    def command(self, run: RunDir, node_rank: int) -> list[str] | None:
-        command = self.worker.command(run, node_rank)
+    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
+        command = self.worker.command(run, node_rank, start)
         if command is None:
             return None
         report = self._report(run.path, node_rank)

@@ -9,35 +9,79 @@ import time
 from collections.abc import Sequence
 
 from conf.rundir import RunDir
-from launch import processes
+from launch import processes, slurm_commands
 from launch.agent import GRACE_S
 from launch.arguments import add_run, chosen_run
+from launch.errors import LaunchError
 from launch.observe import observe
 from launch.provenance import user_name
 from launch.verdict import decide
 
 SUBMISSION_S = 3.0
 """A submission that was under way when the run was stopped has shown its processes by then."""
+STOP_S = GRACE_S + 4
+"""Running jobs have ended by themselves by then: their agents see the request, and end their workers."""
+CANCEL_S = 90.0
+"""Slurm has ended a cancelled job by then; its KillWait is 30 s by default."""
+QUEUE_S = 0.5
+"""Between two looks at the queue."""
 
 
-def stop(run: RunDir) -> int:
-    """Ends every process of a run; returns how many were found. Takes at most some 15 s.
+def stop(run: RunDir) -> str:
+    """Ends everything that belongs to a run; returns what that was, in words. Takes at most some 15 s, or on Slurm
+    as long as Slurm takes to end a job (its KillWait).
 
     The agents end their workers in order, and record it; what does not end that way is killed. An agent that has
     not started yet finds the request when it does.
 
     Raises:
-        LaunchError: a process cannot be killed.
+        LaunchError: a process or a job cannot be ended.
     """
     run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
     jobs = run.read_json(run.jobs)
-    token = jobs["token"]
-    found = _find(token, SUBMISSION_S if not jobs["jobs"] else 0.0)
+    if jobs["executor"] == "slurm":
+        return _stop_jobs(slurm_commands.comment_of(jobs["token"]))
+    return _stop_processes(run, jobs["token"], submitting=not jobs["jobs"])
+
+
+def _stop_jobs(comment: str) -> str:
+    """Found by their comment: also those of a submission that was cut off before it wrote them down."""
+    ids = slurm_commands.submitted(comment)
+    slurm_commands.cancel(ids, only_pending=True)  # what waits for a running one must not start now
+    until = time.monotonic() + STOP_S
+    while left := slurm_commands.submitted(comment):
+        # Agents see the request, end their workers and tell; only what is still there after a while is cancelled.
+        if time.monotonic() > until:
+            slurm_commands.cancel(left)
+            _await_end(comment)
+            break
+        time.sleep(QUEUE_S)
+    return f"{len(ids)} job{'s' * (len(ids) != 1)} ended" + (f" ({', '.join(ids)})" if ids else "")
+
+
+def _await_end(comment: str) -> None:
+    until = time.monotonic() + CANCEL_S
+    while left := slurm_commands.submitted(comment):
+        if time.monotonic() > until:
+            raise LaunchError(f"jobs {', '.join(left)} were cancelled, but Slurm has not ended them in {CANCEL_S:g} s")
+        time.sleep(QUEUE_S)
+
+
+def _stop_processes(run: RunDir, token: str, submitting: bool) -> str:
+    found = _find(token, SUBMISSION_S if submitting else 0.0)
     agents = {node.pid for node in observe(run).nodes if node.pid and not node.ended}
     processes.send(agents & found, signal.SIGTERM)
     processes.wait_until_gone(token, GRACE_S + 2)
     processes.terminate(token, 1.0)
-    return len(found)
+    return f"{len(found)} processes ended"
+
+
+def is_over(run: RunDir) -> bool:
+    """Whether nothing of a run is left that could be stopped."""
+    jobs = run.read_json(run.jobs)
+    if jobs["executor"] == "slurm":
+        return not slurm_commands.submitted(slurm_commands.comment_of(jobs["token"]))
+    return observe(run).over and not processes.find(jobs["token"])
 
 
 def _find(token: str, patience_s: float) -> set[int]:
@@ -51,11 +95,10 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tdpp stop", description="End a run, and everything that belongs to it.")
     add_run(parser)
     run = chosen_run(parser.parse_args(argv))
-    seen = observe(run)
-    if seen.over and not processes.find(run.read_json(run.jobs)["token"]):
-        print(f"{run.name} has ended already: {decide(seen).state}; nothing to stop")
+    if is_over(run):
+        print(f"{run.name} has ended already: {decide(observe(run)).state}; nothing to stop")
         return 0
-    count = stop(run)
+    ended = stop(run)
     verdict = decide(observe(run))
-    print(f"{run.name}: {verdict.state}, {verdict.reason}; {count} processes ended")
+    print(f"{run.name}: {verdict.state}, {verdict.reason}; {ended}")
     return 0

@@ -14,23 +14,26 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from conf.compose import read_experiment
 from conf.rundir import RunDir, write_atomic
 from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
-from launch import local, megatron_lm, processes, profilers
-from launch.agent import WORKER, ModuleWorker, NodeAgent, Worker
+from launch import local, megatron_lm, processes, profilers, slurm
+from launch.agent import NodeAgent
 from launch.errors import LaunchError
+from launch.observe import observe
 from launch.plan import make_plan
 from launch.provenance import PROJECT, provenance, source_diff
+from launch.verdict import State, decide
+from launch.worker import WORKER, ModuleWorker, Worker
 
 Preflight = Callable[[Experiment], None]
 """Raises a TdppError if the experiment cannot run, for example because its data are not there."""
 
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
-_KILL_GRACE_S = 3.0
 
 
 def submit(experiment: Experiment, overrides: Sequence[str], preflight: Preflight, worker: str = WORKER) -> RunDir:
-    """Makes the run's folder and starts the run. If anything goes wrong, no process and no folder is left.
+    """Makes the run's folder and starts the run. If anything goes wrong, no process, job or folder is left.
 
     Raises:
         TdppError: the run cannot be started.
@@ -38,8 +41,9 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
     check_supported(experiment)
     if experiment.executor.rehearse is Rehearse.none:  # a rehearsal reads no data
         preflight(experiment)
-    local.check_port(experiment.executor.master_port)
-    profilers.check(experiment)
+    if experiment.executor.kind is ExecutorKind.local:
+        local.check_port(experiment.executor.master_port)
+        profilers.check(experiment)
     if experiment.engine.kind is EngineKind.megatron_lm:
         megatron_lm.check(experiment)
     config = OmegaConf.to_yaml(OmegaConf.create(asdict(experiment)))
@@ -53,21 +57,11 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
         write_atomic(run.overrides, "".join(f"{override}\n" for override in overrides))
         write_atomic(run.diff, source_diff())
         run.write_json(run.provenance, provenance())
-        run.write_json(run.jobs, {"token": token, "executor": "local", "jobs": []})
+        kind = str(experiment.executor.kind)
+        run.write_json(run.jobs, {"token": token, "executor": kind, "submission": 0, "jobs": []})
         run.write_json(run.plan, plan)
-        environment = run_environment(plan, experiment.cluster.environment, token, os.environ)
-        agent = NodeAgent(
-            run=run,
-            model=experiment.model.name,
-            environment=environment,
-            worker=node_worker(experiment, plan, run, worker),
-            gpu_interval_s=experiment.profile.gpu_interval_s if plan["device"] == "cuda" else 0,
-        )
-        local.start(agent, token, len(plan["nodes"]), experiment.executor.time_min)
-        for job in run.read_json(run.jobs)["jobs"]:
-            _link(run, job["id"])
+        _start(experiment, run, plan, worker)
     except BaseException:
-        processes.terminate(token, _KILL_GRACE_S)
         shutil.rmtree(run.path)
         with contextlib.suppress(OSError):  # other runs of the name are there
             run.path.parent.rmdir()
@@ -84,28 +78,88 @@ def _schedule(path: str) -> str:
             f"parallel.schedule_file={path}: cannot be read as text ({error}); give the path of a schedule, such as "
             "'python -m megatron_ext.schedule' prints, or null"
         ) from error
+def resume(run: RunDir, worker: str = WORKER) -> None:
+    """Starts a run again that ended early; it goes on from its newest checkpoint.
+
+    Raises:
+        TdppError: it cannot be, or has nothing left to do; it is then as it was.
+    """
+    experiment = read_experiment(run.config)
+    seen = observe(run)
+    verdict = decide(seen)
+    if not seen.over:
+        raise LaunchError(f"resume={run.name}: it is still {verdict.state} ({verdict.reason}); 'tdpp stop' ends it")
+    if verdict.state is State.succeeded:
+        raise LaunchError(
+            f"resume={run.name}: it has finished ({verdict.reason}); to train on, start a new run with more "
+            f"train.iterations and train.load={run.path}"
+        )
+    plan = run.read_json(run.plan)
+    if not resumable(plan):
+        raise LaunchError(
+            f"resume={run.name}: cannot be gone on with, for it saves no checkpoints that tdpp reads "
+            "(train.checkpoint=false, a rehearsal, or engine=megatron_lm); start it anew"
+        )
+    check_supported(experiment)
+    before, stopped = run.read_json(run.jobs), run.read_json(run.stop_request)
+    run.stop_request.unlink(missing_ok=True)
+    run.write_json(run.jobs, {**before, "submission": before["submission"] + 1, "jobs": []})
+    try:
+        _start(experiment, run, plan, worker)
+    except BaseException:
+        run.write_json(run.jobs, before)
+        if stopped is not None:
+            run.write_json(run.stop_request, stopped)
+        raise
+
+
+def resumable(plan: Mapping[str, Any]) -> bool:
+    """Whether a run leaves checkpoints from which it goes on when it is started again."""
+    return bool(plan["train"]["checkpoint"]) and plan["rehearsal"] is None and "engine" not in plan
+
+
+def _start(experiment: Experiment, run: RunDir, plan: Mapping[str, Any], worker: str) -> None:
+    jobs = run.read_json(run.jobs)
+    token, executor = jobs["token"], experiment.executor
+    on_slurm = executor.kind is ExecutorKind.slurm
+    # Which GPUs a job has Slurm says on each node, not this shell.
+    inherited = {k: v for k, v in os.environ.items() if not (on_slurm and k == "CUDA_VISIBLE_DEVICES")}
+
+    def agent(nodes: tuple[int, ...]) -> NodeAgent:
+        return NodeAgent(
+            run=run,
+            model=experiment.model.name,
+            environment=run_environment(plan, experiment.cluster.environment, token, inherited),
+            worker=node_worker(experiment, plan, run, worker),
+            nodes=nodes,
+            submission=jobs["submission"],
+            resumable=resumable(plan),
+            meet_s=executor.meet_min * 60,
+            save_s=executor.save_s if on_slurm else local.SIGNAL_DELAY_S,
+            max_requeues=executor.max_requeues if on_slurm else 0,
+            gpu_interval_s=experiment.profile.gpu_interval_s if plan["device"] == "cuda" else 0,
+        )
+
+    if on_slurm:
+        submission = slurm.submission_of(experiment, run.path, token, resumable(plan))
+        slurm.start(experiment, run, submission, agent)
+    else:
+        local.start(agent(tuple(range(len(plan["nodes"])))), token, executor.time_min)
+    for job in run.read_json(run.jobs)["jobs"]:
+        _link(run, job["id"])
 
 
 def check_supported(experiment: Experiment) -> None:
     """Raises LaunchError for what this version cannot start."""
-    kind, container = experiment.executor.kind, experiment.container.kind
-    if kind is not ExecutorKind.local:
-        raise LaunchError(
-            f"executor.kind={kind}: this version starts runs on this machine only; use executor=local (with "
-            "dry_run=true it shows any plan)"
-        )
+    container = experiment.container.kind
     if container is not ContainerKind.none:
         raise LaunchError(
-            f"container.kind={container}: this version starts runs on this machine only, without containers; use "
-            "container=none"
+            f"container.kind={container}: this version starts runs without containers; use container=none"
         )
-    partitions = {name: experiment.cluster.groups[name].partition for name in experiment.node_order.groups}
-    elsewhere = [f"cluster.groups.{name}.partition={partition}" for name, partition in partitions.items() if partition]
-    if elsewhere and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run:
-        raise LaunchError(
-            f"{', '.join(elsewhere)}: these are Slurm's nodes, but this version starts runs on this machine only; "
-            "executor.rehearse=virtual goes through the plan without them, and dry_run=true prints it"
-        )
+    if experiment.executor.kind is ExecutorKind.slurm:
+        slurm.check(experiment, os.environ)
+    else:
+        _check_local(experiment)
     path = str(Path(experiment.runs_dir).absolute() / experiment.name)
     for tag in _SUBMITIT_TAGS:
         if tag in path:
@@ -113,6 +167,16 @@ def check_supported(experiment: Experiment) -> None:
                 f"runs_dir={experiment.runs_dir}, name={experiment.name}: {path} holds {tag!r}, which submitit "
                 "replaces in paths; choose a path without it"
             )
+
+
+def _check_local(experiment: Experiment) -> None:
+    partitions = {name: experiment.cluster.groups[name].partition for name in experiment.node_order.groups}
+    elsewhere = [f"cluster.groups.{name}.partition={partition}" for name, partition in partitions.items() if partition]
+    if elsewhere and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run:
+        raise LaunchError(
+            f"{', '.join(elsewhere)}: these are Slurm's nodes, but executor.kind=local starts runs on this machine; "
+            "use executor=slurm; executor.rehearse=virtual goes through the plan without them"
+        )
 
 
 def node_worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, module: str) -> Worker:

@@ -1,9 +1,9 @@
 """What is to be thought of a run: a state, the rule that led to it, a reason, the evidence.
 
 `decide` looks at an `Observation` only. Its rules, in this order: a cause of failure (a rank's own error, a worker
-that died, a lost agent), the earliest first; stopped by request; ended from outside; errors whose cause nobody
-recorded; a loss that is not finite; success, which takes both the exit codes and the last iteration in the log; GPUs
-that tell of a hang; pace.
+that died, a lost agent or job), the earliest first; stopped by request; saved because time ran out; ended from
+outside; a node that gave up; errors whose cause nobody recorded; a loss that is not finite; success, which takes both
+the exit codes and the last iteration in the log; GPUs that tell of a hang; pace.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from enum import StrEnum
 
 from conf.rundir import RunDir
 from launch import gpu_health
-from launch.observe import Node, Observation, RankError, observe
+from launch.observe import Job, Node, Observation, RankError, observe
 from launch.plan import plan_line
+from launch.start import Start
+from launch.worker import SAVED
 
 STALL_LINES = 5
 """A run stalls when no line came for as long as this many usually take, and at least for `STALL_S`."""
@@ -35,6 +37,7 @@ class State(StrEnum):
     stalled = "stalled"
     incomplete = "incomplete"
     not_finite = "not finite"
+    interrupted = "interrupted"
     hung = "hung"
 
 
@@ -48,6 +51,7 @@ EXIT_CODES = {
     State.stalled: 5,
     State.incomplete: 6,
     State.not_finite: 7,
+    State.interrupted: 8,
     State.hung: 9,
 }
 """docs/exit-codes.md explains them. 2 is a wrong command line, 130 an interrupted launcher."""
@@ -79,7 +83,19 @@ def judge(run: RunDir, now: float | None = None) -> Verdict:
 def decide(seen: Observation) -> Verdict:
     state, rule, reason = next(
         finding
-        for rule in (_failure, _stop, _ended_from_outside, _symptoms, _not_finite, _success, _hung, _pace, _progress)
+        for rule in (
+            _failure,
+            _stop,
+            _interrupted,
+            _ended_from_outside,
+            _gave_up,
+            _symptoms,
+            _not_finite,
+            _success,
+            _gpus,
+            _pace,
+            _progress,
+        )
         if (finding := rule(seen)) is not None
     )
     return Verdict(state, rule, reason, tuple(_evidence(seen)))
@@ -110,14 +126,26 @@ def _causes(seen: Observation) -> list[Cause]:
     ]
     told_of = {error.node for error in seen.errors}
     for node in seen.nodes:
-        finding = _node_failure(node, node.name in told_of)
+        finding = _node_failure(node, seen.job_of(node), node.name in told_of)
         if finding is not None and (node.ended or seen.stop_unix is None):  # a stop may kill agents
             found.append(Cause(node.seen_unix, finding))
     until = math.inf if seen.stop_unix is None else seen.stop_unix
     return sorted((cause for cause in found if cause.unix <= until), key=lambda cause: cause.unix)
 
 
-def _node_failure(node: Node, ranks_told: bool) -> Finding | None:
+_JOB_RULES = {
+    "CANCELLED": "cancelled",
+    "NODE_FAIL": "node-failed",
+    "BOOT_FAIL": "node-failed",
+    "OUT_OF_MEMORY": "out-of-memory",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "time-limit",
+    "DEADLINE": "time-limit",
+}
+"""By Slurm's state of a job that took a node with it."""
+
+
+def _node_failure(node: Node, job: Job | None, ranks_told: bool) -> Finding | None:
     """What went wrong with a node itself. If its ranks told of errors, a plain exit code follows from them."""
     if node.ended:
         if node.stopped or not node.exit_code:
@@ -131,6 +159,9 @@ def _node_failure(node: Node, ranks_told: bool) -> Finding | None:
         return State.failed, "worker-failed", reason
     if node.alive:
         return None
+    if job is not None and job.state is not None:
+        when = "before it had started" if node.state == "absent" else "and left no result"
+        return State.failed, _JOB_RULES.get(job.state.state, "job-ended"), f"node {node.name} is gone, {when}: {job}"
     if node.state == "absent":
         return State.lost, "never-started", f"node {node.name} was never started, and nothing is left to start it"
     return State.lost, "agent-lost", f"the agent of node {node.name} (process {node.pid}) is gone and left no result"
@@ -144,14 +175,39 @@ def _stop(seen: Observation) -> Finding | None:
     return State.stopped, "stopped", "ended on request"
 
 
+def _interrupted(seen: Observation) -> Finding | None:
+    """The ranks saved because a signal told that time was running out, and nobody starts them again."""
+    saved = [node for node in seen.nodes if node.ended and node.exit_code == SAVED]
+    if not saved or not seen.over:
+        return None
+    why = next((f", and {node.reason}" for node in saved if node.reason), "")
+    reason = f"time ran out{why}; {_saved(seen)}; 'tdpp launch resume={_name(seen)}' goes on from there"
+    return State.interrupted, "time-limit", reason
+
+
+def _gave_up(seen: Observation) -> Finding | None:
+    """Nodes that ended because of others; those have no cause to show, or they would have been told of before."""
+    reasons = [node for node in seen.nodes if node.ended and node.exit_code and node.reason]
+    if not reasons or seen.stop_unix is not None:
+        return None
+    first = min(reasons, key=lambda node: node.seen_unix)
+    return State.failed, "node-gave-up", f"node {first.name} {first.reason}"
+
+
 def _ended_from_outside(seen: Observation) -> Finding | None:
     """Every node that ended badly was told to; were one not, the others would only have followed it."""
     bad = [node for node in seen.nodes if node.ended and node.exit_code]
-    if not bad or not all(node.stopped for node in bad):
+    told = [node for node in bad if node.reason is None]  # the others followed these
+    if not told or not all(node.stopped for node in bad):
         return None
-    first = min(bad, key=lambda node: node.seen_unix)
+    first = min(told, key=lambda node: node.seen_unix)
     if first.stopped == signal.SIGUSR2.name:
-        return State.failed, "time-limit", "the time limit was reached; give executor.time_min more minutes"
+        key = "cluster.groups.<group>.time_min" if seen.jobs else "executor.time_min"
+        return State.failed, "time-limit", f"the time limit was reached before anything was saved; give {key} more"
+    job = seen.job_of(first)
+    if job is not None and job.over:
+        rule = _JOB_RULES.get(job.state.state, "ended-from-outside") if job.state else "ended-from-outside"
+        return State.failed, rule, f"node {first.name} was ended by {first.stopped} from outside: {job}"
     reason = (
         f"node {first.name} was ended by {first.stopped} from outside: by somebody, or because its parent process died"
     )
@@ -222,7 +278,20 @@ def _usual_s(seen: Observation) -> float:
 def _progress(seen: Observation) -> Finding:
     if any(node.state == "running" for node in seen.nodes):
         return State.running, "running", f"{_ranks(seen)} at work"
-    return State.starting, "starting", "waiting for its nodes to start"
+    waiting = ", ".join(str(job) for job in seen.jobs if job.state and job.state.pending)
+    if seen.start.restarts:
+        where = f": {waiting}" if waiting else ""
+        reason = f"to be started again (restart {seen.start.restarts}){where}; {_saved(seen)}"
+        return State.starting, "restarting", reason
+    return State.starting, "starting", waiting or "waiting for its nodes to start"
+
+
+def _saved(seen: Observation) -> str:
+    return "nothing was saved" if seen.saved is None else f"saved after iteration {seen.saved}"
+
+
+def _name(seen: Observation) -> str:
+    return str(seen.plan["run"])
 
 
 def median_ms(seen: Observation) -> float:
@@ -233,6 +302,11 @@ def median_ms(seen: Observation) -> float:
 
 def _evidence(seen: Observation) -> Iterator[str]:
     yield f"plan: {plan_line(seen.plan)}"
+    for job in seen.jobs:
+        left = f", {job.state.time_left} left" if job.state and job.state.state == "RUNNING" else ""
+        yield f"{job}{left}: {', '.join(job.nodes)}"
+    if seen.start > Start(0, 0):
+        yield f"start {seen.start} (submission.restart); {_saved(seen)}"
     if seen.log:
         last = seen.log[-1]
         yield (
@@ -244,6 +318,7 @@ def _evidence(seen: Observation) -> Iterator[str]:
     for node in seen.nodes:
         if node.ended:
             told = f", told to end by {node.stopped}" if node.stopped else ""
+            told += f": it {node.reason}" if node.reason else ""
             yield f"node {node.name}: ended with {node.exit_code}{told}"
         else:
             sign = "" if node.alive else ", but no process of it lives"

@@ -110,6 +110,8 @@ class Plan:
     micro_batch_size: int
     global_batch_size: int
     master_port: Optional[int]
+    meeting_timeout_s: int
+    """How long ranks wait for all the others before they begin."""
     nodes: List[Node]
     ranks: List[Place]
     model: ModelConfig

@@ -33,10 +33,8 @@ from megatron_ext.local_store import LocalStore
 from megatron_ext.plan import Place, Plan
 from megatron_ext.train import train
 
-MEETING_TIMEOUT_S = 300
-"""How long nodes wait for node 0 to publish where the ranks meet."""
-CONNECT_TIMEOUT_S = 20
-"""How long a rank tries an address before it looks whether there is a newer one."""
+START = "TDPP_START"
+"""Environment, set by the node agent: which start of the run this is. What an earlier one left is not for this one."""
 GRACE_S = 3.0
 """Seconds between asking ranks to end and killing them."""
 _PR_SET_PDEATHSIG = 1
@@ -209,45 +207,59 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _open_store(plan: Plan) -> TCPStore:
     """Listens on the wanted port, or a free one, and publishes where (master.json)."""
     host = "127.0.0.1" if len(plan.nodes) == 1 else socket.gethostname()
+    timeout = timedelta(seconds=plan.meeting_timeout_s)
     try:
-        store = TCPStore(
-            host, plan.master_port or 0, None, True, timedelta(seconds=MEETING_TIMEOUT_S), wait_for_workers=False
-        )
+        store = TCPStore(host, plan.master_port or 0, None, True, timeout, wait_for_workers=False)
     except RuntimeError as error:
         raise EngineError(
             f"executor.master_port={plan.master_port}: cannot listen there on {host}: {str(error).splitlines()[0]}; "
             "choose another port, or null for a free one"
         ) from error
-    _write_json(plan.folder / "master.json", {"host": host, "port": store.port})
+    _write_json(plan.folder / "master.json", {"start": _start(), "host": host, "port": store.port})
     return store
 
 
 def _join_store(plan: Plan) -> Store:
-    """Waits until node 0 has published the store, and connects.
+    """Waits until node 0 has published the store, connects, and waits until all ranks have.
 
-    When a run is resumed, the address of its earlier start may be there until node 0 of this one has begun; nobody
-    listens on it.
+    What takes its time here, such as a node that is still in the queue, must not count as a lost rank later.
     """
+    until = time.monotonic() + plan.meeting_timeout_s
+    address = _address(plan, until)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address["host"], str(address["port"])
+    if address["host"] == "127.0.0.1":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    left = timedelta(seconds=max(1.0, until - time.monotonic()))
+    what = f"node 0 at {address['host']}:{address['port']}"
+    try:
+        store = TCPStore(address["host"], address["port"], None, False, left)
+        store.set_timeout(left)
+        what = f"all {plan.world_size} ranks"
+        if store.add("here", 1) == plan.world_size:
+            store.set("all-here", "")
+        store.wait(["all-here"])
+    except RuntimeError as error:
+        raise PeerLost(
+            f"{what} could not be reached within {plan.meeting_timeout_s} s: {str(error).splitlines()[0]}"
+        ) from error
+    return store
+
+
+def _address(plan: Plan, until: float) -> Dict[str, Any]:
     path = plan.folder / "master.json"
-    until = time.monotonic() + MEETING_TIMEOUT_S
-    tried = "none was published"
     while time.monotonic() < until:
         try:
-            address = json.loads(path.read_text(encoding="utf-8"))
+            address: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            time.sleep(0.02)
-            continue
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address["host"], str(address["port"])
-        if address["host"] == "127.0.0.1":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        try:
-            store = TCPStore(address["host"], address["port"], None, False, timedelta(seconds=CONNECT_TIMEOUT_S))
-        except RuntimeError as error:
-            tried = f"{address['host']}:{address['port']}: {str(error).splitlines()[0]}"
-            continue
-        store.set_timeout(timedelta(seconds=MEETING_TIMEOUT_S))
-        return store
-    raise PeerLost(f"node 0 could not be reached at its address ({path}) within {MEETING_TIMEOUT_S} s: {tried}")
+            address = {}
+        if address.get("start") == _start():
+            return address
+        time.sleep(0.02)
+    raise PeerLost(f"node 0 did not publish its address ({path}) within {plan.meeting_timeout_s} s")
+
+
+def _start() -> str:
+    return os.environ.get(START, "")
 
 
 def _report(plan: Plan, place: Place, error: BaseException, symptom: bool) -> None:
@@ -269,6 +281,7 @@ def _report_as(plan: Plan, place: Place, kind: str, message: str, trace: str, sy
         "dp": place.dp,
         "tp": place.tp,
         "node": plan.nodes[place.node].name,
+        "start": _start(),
         "unix": time.time(),
         "type": kind,
         "message": message,

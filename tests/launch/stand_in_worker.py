@@ -22,6 +22,15 @@ LAST = int(os.environ.get("LAST", "1000000"))
 """No iteration after this one, although the exit code is 0."""
 STRAY = "STRAY" in os.environ
 """Leaves a process behind that has left the process group."""
+SAVED = 75
+asked: list[int] = []
+"""Signals that asked this rank to save and end."""
+SHOW = "SHOW" in os.environ
+"""Prints its environment."""
+FAIL_START = os.environ.get("FAIL_START")
+"""The worker of this node rank fails at once."""
+HANG_RANK = int(os.environ.get("HANG_RANK", "-1"))
+"""This rank goes no further after iteration 2."""
 DEAF = "DEAF" in os.environ
 """Does not end when it is asked to."""
 
@@ -30,20 +39,27 @@ def main(plan_path: Path, node_rank: int) -> int:
     run, plan = plan_path.parent, json.loads(plan_path.read_text())
     node = plan["nodes"][node_rank]
     die_with_parent(signal.SIGTERM)
+    signal.signal(signal.SIGUSR2, lambda *_: [os.kill(pid, signal.SIGUSR2) for pid in ranks])
     signal.signal(signal.SIGTERM, signal.SIG_IGN if DEAF else lambda *_: sys.exit(143))
+    if SHOW:
+        print("\n".join(f"{name}={value}" for name, value in os.environ.items()), flush=True)
+    if str(node_rank) == FAIL_START:
+        print("no such device", file=sys.stderr)
+        return 1
     if STRAY:
         subprocess.Popen(["sleep", "300"], start_new_session=True)
-    ranks = {}
+    ranks: dict[int, int] = {}
     for rank in node["ranks"]:
         pid = os.fork()
         if pid == 0:
+            signal.signal(signal.SIGUSR2, lambda signum, _: asked.append(signum))
             die_with_parent(signal.SIGKILL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os._exit(train(run, plan, plan["ranks"][rank]))
         ranks[pid] = rank
     state = {rank: {"rank": rank, "pid": pid, "exit_code": None, "ended_unix": None} for pid, rank in ranks.items()}
     path = run / "nodes" / f"{node['name']}.ranks.json"
-    failed = False
+    failed = saved = False
     write(path, list(state.values()))
     while ranks and not failed:
         pid, status = os.wait()
@@ -54,27 +70,35 @@ def main(plan_path: Path, node_rank: int) -> int:
         if code < 0:
             message = f"killed by {signal.Signals(-code).name}"
             error(run, plan, plan["ranks"][rank], "Killed", message, symptom=False)
-        failed = failed or code != 0
+        failed, saved = failed or code not in (0, SAVED), saved or code == SAVED
     for pid in ranks:
         os.kill(pid, signal.SIGTERM)
-    return int(failed)
+    return 1 if failed else SAVED if saved else 0
 
 
 def train(run: Path, plan: dict, place: dict) -> int:
     rank, train = place["rank"], plan["train"]
     interval = train["log_interval"]
-    for iteration in range(1, min(train["iterations"], LAST) + 1):
+    latest = run / "checkpoints" / "latest"
+    begun = int(latest.read_text().split("_")[1]) if latest.exists() else 0
+    for iteration in range(begun + 1, min(train["iterations"], LAST) + 1):
         time.sleep(ITERATION_S)
         if rank == FAIL_RANK and iteration == 2:
             error(run, plan, place, "RuntimeError", "out of luck\nin detail", symptom=False)
             print(f"[rank {rank}] error: out of luck", file=sys.stderr)
             time.sleep(0.3)  # until the others have noticed
             return 1
+        while rank == HANG_RANK and iteration > 2:
+            time.sleep(1)
         if FAIL_RANK >= 0 and (run / "errors" / f"rank-{FAIL_RANK:05d}.json").exists():
             error(run, plan, place, "PeerLost", "a rank is gone", symptom=True)
             return 1
         if rank == len(plan["ranks"]) - 1 and (iteration % interval == 0 or iteration == train["iterations"]):
             log(run, plan, iteration, interval)
+        if asked:
+            if rank == len(plan["ranks"]) - 1:
+                latest.write_text(f"iter_{iteration:07d}\n")
+            return SAVED
     return 0
 
 
@@ -90,6 +114,7 @@ def log(run: Path, plan: dict, iteration: int, interval: int) -> None:
 def error(run: Path, plan: dict, place: dict, kind: str, message: str, symptom: bool) -> None:
     told = {key: place[key] for key in ("rank", "stage", "dp", "tp")}
     node = plan["nodes"][place["node"]]["name"]
+    told["start"] = os.environ["TDPP_START"]
     content = told | {"node": node, "unix": time.time(), "type": kind, "message": message, "symptom": symptom}
     write(run / "errors" / f"rank-{place['rank']:05d}.json", content | {"traceback": ""})
 

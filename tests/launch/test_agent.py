@@ -1,19 +1,17 @@
-"""What a node agent gives its worker, and when it thinks another node has failed."""
+"""What a node agent gives its worker."""
 
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch.agent import SILENCE_S, Peer, job_info, worker_command, worker_environment
 from launch.plan import make_plan
 from launch.provenance import PROJECT
 from launch.submit import run_environment
+from launch.worker import job_info, worker_command, worker_environment
 
 SUBMITIT = {"SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_EXECUTOR": "local", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -25,13 +23,13 @@ def nodes(*environments: dict[str, str]) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", *SUBMITIT])
 def test_a_worker_does_not_inherit_an_outer_launchers_world(name: str) -> None:
-    assert name not in worker_environment({name: "1", "HOME": "/"}, {}, nodes({}), 0)
+    assert name not in worker_environment({name: "1", "HOME": "/"}, {}, nodes({}), 0, "0.0")
 
 
 def test_a_worker_inherits_the_rest_and_gets_what_run_and_node_give() -> None:
     inherited = {"HOME": "/", "A": "old", "B": "old", "NODE_RANK": "7"}
-    found = worker_environment(inherited, {"A": "run", "B": "run"}, nodes({"B": "0"}, {"B": "1"}), 1)
-    assert found == {"HOME": "/", "A": "run", "B": "1", "NODE_RANK": "1"}
+    found = worker_environment(inherited, {"A": "run", "B": "run"}, nodes({"B": "0"}, {"B": "1"}), 1, "1.2")
+    assert found == {"HOME": "/", "A": "run", "B": "1", "NODE_RANK": "1", "TDPP_START": "1.2"}
 
 
 def test_each_group_of_nodes_has_an_environment_of_its_own() -> None:
@@ -68,46 +66,3 @@ def test_the_log_begins_with_what_the_node_was_told_to_run() -> None:
         "NODE_RANK: 0\nNNODES: 1\nWORLD_SIZE: 4\nGLOBAL_BATCH_SIZE: 16\nMICRO_BATCH_SIZE: 2\nTENSOR_MP_SIZE: 1\n"
         "DP_SIZE: 2\nPIPELINE_MP_SIZE: 2\nPARTITION: 1-3\nMODEL: tiny\nHIDDEN_SIZE: 64\nNUM_LAYERS: 4\nPROFILE: true\n"
     )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(time, "monotonic", made.monotonic)
-    return made
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    (tmp_path / "nodes").mkdir()
-    return RunDir(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("state", "exit_code", "failed"),
-    [("running", None, False), ("ended", 0, False), ("ended", 1, True), ("ended", -9, True)],
-)
-def test_a_node_that_ended_badly_has_failed(
-    run: RunDir, clock: Clock, state: str, exit_code: int | None, failed: bool
-) -> None:
-    run.write_json(run.node_state("a-0"), {"state": state, "exit_code": exit_code, "beat_unix": 0})
-    assert Peer(run, "a-0").has_failed() is failed
-
-
-def test_a_node_fails_by_silence_measured_with_our_own_clock(run: RunDir, clock: Clock) -> None:
-    peer = Peer(run, "a-0")
-    assert not peer.has_failed()  # not started
-    for beat in range(3):
-        run.write_json(run.node_state("a-0"), {"state": "running", "exit_code": None, "beat_unix": beat})
-        clock.now += SILENCE_S - 1
-        assert not peer.has_failed()
-    clock.now += SILENCE_S + 1
-    assert peer.has_failed()

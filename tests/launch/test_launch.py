@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -122,13 +123,14 @@ def test_a_sweep_reports_every_combination_and_goes_on_after_a_bad_one(
         (["runs_dir=["], "runs_dir=["),
         (["name=${nokey}"], "nokey"),
         (["parallel.data=1,2"], "To sweep over it, add --multirun"),
-        (["executor=slurm"], "executor.kind=slurm: this version starts runs on this machine only"),
+        (["executor=slurm"], "executor.kind=slurm: sbatch is not on this machine"),
+        (["executor=slurm", "runs_dir='a\\b'", "dry_run=true"], "holds a backslash"),
         (
             ["experiment=seed_a10x8", "executor=local", "container=none"],
-            "cluster.groups.gpu2.partition=gpu2: these are Slurm's nodes, but this version starts runs on this machine",
+            "cluster.groups.gpu2.partition=gpu2: these are Slurm's nodes, but executor.kind=local starts runs on this",
         ),
         (["profile.nsys=true"], "profile.nsys=true: this machine has no command 'nsys' on PATH; install NVIDIA"),
-        (["container=enroot"], "container.kind=enroot: this version starts runs on this machine only"),
+        (["container=enroot"], "container.kind=enroot: this version starts runs without containers"),
         (["-m", "model=foo", "parallel.data=1,2"], "Could not find 'model/foo'"),
         (["runs_dir='a%j'"], "'%j'"),
     ],
@@ -142,6 +144,8 @@ def test_a_bad_configuration_is_one_message_and_nothing_is_written(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    which = shutil.which
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "sbatch" else which(name))
     with pytest.raises(TdppError) as caught:
         launch(*overrides)
     assert caught.value.exit_code == 1

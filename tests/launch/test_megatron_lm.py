@@ -199,7 +199,7 @@ def test_two_nodes_meet_where_the_first_one_says(runs: Path) -> None:
     run = start(runs, *TWO_NODES, "cluster.groups.local.gpus_per_node=1", *SHORT)
     follow(run)
     assert judge(run).state == State.succeeded, run.node_err("local-1").read_text()
-    assert set(run.read_json(run.address)) == {"host", "port"}
+    assert set(run.read_json(run.address)) == {"start", "host", "port"}
 
 
 def test_a_failed_rank_fails_the_run(runs: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_failed_rank_fails_the_run(runs: Path) -> None:
 def test_a_run_that_is_stopped_leaves_nothing(runs: Path) -> None:
     run = start(runs, *SHORT, "train.iterations=100000")
     wait_for(lambda: b" iteration " in log(run), 60)
-    assert stop(run) > 0
+    assert stop(run) != "0 processes ended"
     assert judge(run).state == State.stopped
     assert processes.find(token(run)) == set()
 

@@ -77,14 +77,16 @@ class Case:
         run.write_json(run.plan, plan)
         os.utime(run.plan, (self.created, self.created))
         run.write_json(run.provenance, {"host": f"not-{socket.gethostname()}"})
-        run.write_json(run.jobs, {"token": "t", "executor": "local", "jobs": []})
+        run.write_json(run.jobs, {"token": "t", "executor": "local", "submission": 0, "jobs": []})
         for rank, (place, node) in enumerate(zip(plan["nodes"], self.nodes, strict=True)):
             if node is not None:
                 self._write_node(run, place["name"], rank, node)
         for error in self.errors:
             place = plan["ranks"][error.rank]
             node = plan["nodes"][place["node"]]["name"]
-            run.write_json(run.rank_error(error.rank), place | vars(error) | {"node": node, "traceback": ""})
+            run.write_json(
+                run.rank_error(error.rank), place | vars(error) | {"start": "0.0", "node": node, "traceback": ""}
+            )
         lines = range(5, self.last + 1, 5)
         run.metrics.write_text("".join(self._line(iteration) for iteration in lines))
         if self.stop is not None:
@@ -94,7 +96,8 @@ class Case:
     def _write_node(self, run: RunDir, name: str, rank: int, node: Node) -> None:
         content = {"node": name, "node_rank": rank, "host": "there", "pid": 1, "started_unix": 0, "state": node.state}
         content |= {"beat_unix": node.beat, "ended_unix": node.ended, "exit_code": node.exit_code}
-        run.write_json(run.node_state(name), content | {"stopped": node.stopped})
+        content |= {"start": "0.0", "job": None, "reason": None, "stopped": node.stopped}
+        run.write_json(run.node_state(name), content)
 
     def _line(self, iteration: int) -> str:
         unix = NOW - self.age - (self.last - iteration)

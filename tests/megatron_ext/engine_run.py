@@ -16,6 +16,7 @@ from conf.rundir import RunDir
 from launch.plan import make_plan
 from megatron_ext import safetensors, worker
 from megatron_ext.checkpoint import Checkpoint
+from megatron_ext.indexed_dataset import write_indexed
 from megatron_ext.plan import Plan
 
 VOCAB = 61
@@ -85,6 +86,15 @@ class EngineRun:
             self.run.plan, make_plan(compose([*TINY, f"data.prefix={prefix}", *overrides]), self.plan.run)
         )
         return EngineRun(self.run, Plan.read(self.run.plan))
+
+
+def make_corpus(folder: Path) -> Path:
+    """Indexed data of random walks, which a model can learn; some are shorter and some longer than a sequence."""
+    prefix = folder / "text_document"
+    random = np.random.default_rng(0)
+    walks = (random.integers(1, 4, size=n).cumsum() % VOCAB for n in random.integers(3, 90, size=60))
+    write_indexed(prefix, (walk.astype(np.uint16) for walk in walks), np.dtype(np.uint16))
+    return prefix
 
 
 def make_run(folder: Path, prefix: Path, *overrides: str) -> EngineRun:

@@ -1,0 +1,166 @@
+"""What a node agent sees of the run's other nodes, in the files that their agents keep.
+
+Node 0 watches all others, and they watch node 0 and the first node of their own job: what befalls one reaches all,
+and a shared file system bears it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from conf.rundir import RunDir
+from launch.start import Start
+
+LOOK_S = 1.0
+"""Between two looks at a node's file."""
+SILENCE_S = 30.0
+"""A node that gives no sign of life for this long counts as lost."""
+DECISION_S = 60.0
+"""Slurm has decided what becomes of a job by then, once one of its nodes was ended."""
+
+
+class Sign(StrEnum):
+    """What a node's file says of it, to a node of a certain start."""
+
+    absent = "absent"
+    """Has not told anything in this start yet."""
+    fine = "fine"
+    failed = "failed"
+    cut = "cut"
+    """Was ended from outside, or gives no sign of life: Slurm may be about to start its job again."""
+    ahead = "ahead"
+    """Belongs to a later start already."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why this node cannot go on."""
+
+    reason: str
+    again: bool
+    """Another job of the run is being started again; this one has to be, too."""
+
+
+class Peer:
+    """One other node. Its beats are timed by this node's clock."""
+
+    def __init__(self, run: RunDir, name: str, start: Start) -> None:
+        self.name = name
+        self._run = run
+        self._start = start
+        self._beat: float | None = None
+        self._seen = time.monotonic()
+        self._next_look = 0.0
+        self._sign = Sign.absent
+
+    def look(self) -> Sign:
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_S
+            self._sign = self._read(now)
+        return self._sign
+
+    def _read(self, now: float) -> Sign:
+        state: dict[str, Any] | None = self._run.read_json(self._run.node_state(self.name))
+        if state is None:
+            return Sign.absent
+        start = Start.parse(state["start"])
+        if start != self._start:
+            return Sign.ahead if start > self._start else Sign.absent
+        if state["state"] == "ended":
+            if state["exit_code"] == 0:
+                return Sign.fine
+            return Sign.cut if state["stopped"] == signal.SIGTERM.name and not state["reason"] else Sign.failed
+        if state["state"] == "requeued":
+            return Sign.fine
+        if state["beat_unix"] != self._beat:
+            self._beat, self._seen = state["beat_unix"], now
+        return Sign.cut if now - self._seen > SILENCE_S else Sign.fine
+
+
+class JobFate(StrEnum):
+    """What Slurm says of another job of the run."""
+
+    lives = "lives"
+    """Or is on its way out: not known yet."""
+    waits = "waits"
+    """In the queue."""
+    over = "over"
+
+
+@dataclass(frozen=True)
+class OtherJob:
+    """A peer's job as Slurm sees it."""
+
+    text: str
+    fate: JobFate
+
+
+AskSlurm = Callable[[str, float], OtherJob | None]
+"""The job of a node, by the node's name, as it was at or after a time (of the monotonic clock).
+
+None where there is none, because the node shares our job or Slurm is not used.
+"""
+
+
+def watched(names: list[str], node_rank: int, job_nodes: Sequence[int]) -> list[str]:
+    """Whom a node watches. `names` are by node rank, `job_nodes` the node ranks of its own job by task."""
+    if node_rank == 0:
+        return names[1:]
+    return [names[rank] for rank in dict.fromkeys((0, job_nodes[0])) if rank != node_rank]
+
+
+class Peers:
+    """The nodes that this one watches, for one start of the run."""
+
+    def __init__(self, run: RunDir, watched: Iterable[str], start: Start, meet_s: float, ask: AskSlurm) -> None:
+        self._peers = [Peer(run, name, start) for name in watched]
+        self._meet_s = meet_s
+        self._began = time.monotonic()
+        self._ask = ask
+        self._cut_since: dict[str, float] = {}
+
+    def look(self) -> Finding | None:
+        """Why this node has to end, if it has."""
+        for peer in self._peers:
+            sign = peer.look()
+            finding = None
+            if sign is Sign.ahead:
+                finding = Finding(f"node {peer.name} was started again", again=True)
+            elif sign is Sign.failed:
+                finding = Finding(f"node {peer.name} failed", again=False)
+            elif sign is Sign.absent:
+                finding = self._missing(peer.name)
+            elif sign is Sign.cut:
+                finding = self._cut(peer.name)
+            if finding is not None:
+                return finding
+        return None
+
+    def _missing(self, name: str) -> Finding | None:
+        job = self._ask(name, self._began)
+        if job is not None and job.fate is JobFate.over:
+            return Finding(f"node {name} will not come: {job.text}", again=False)
+        if time.monotonic() - self._began < self._meet_s:
+            return None
+        told = f": {job.text}" if job is not None else ""
+        return Finding(
+            f"node {name} did not start within executor.meet_min={self._meet_s / 60:g} minutes{told}", again=False
+        )
+
+    def _cut(self, name: str) -> Finding | None:
+        """A node of another job may be about to come back; until Slurm has decided nothing is known."""
+        since = self._cut_since.setdefault(name, time.monotonic())
+        job = self._ask(name, since)
+        if job is None or job.fate is JobFate.over:
+            return Finding(f"node {name} was lost" + (f": {job.text}" if job else ""), again=False)
+        if job.fate is JobFate.waits:
+            return Finding(f"node {name} was lost, and its job waits to be started again", again=True)
+        if time.monotonic() - since < DECISION_S:
+            return None
+        return Finding(f"node {name} was lost, although its job still runs: {job.text}", again=False)

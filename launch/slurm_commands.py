@@ -1,0 +1,184 @@
+"""Slurm's commands, and what they print: the only module that calls them (submitit calls sbatch)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from launch.errors import LaunchError
+
+TIMEOUT_S = 60
+COMMENT = "tdpp"
+_FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|PMIX?|PMI2?)_")
+_KEPT = {"SLURM_CONF"}
+
+PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
+LIVE = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+"""All other states are final: https://slurm.schedmd.com/squeue.html, section Job State Codes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """A job, or a component of a heterogeneous one, as Slurm told."""
+
+    id: str
+    state: str
+    """The state's name alone, such as CANCELLED."""
+    detail: str = ""
+    """What follows it: `by 1000` of a cancelled job; the reason of a pending one."""
+    time_left: str = ""
+    """As squeue writes it; empty if it did not."""
+
+    @property
+    def pending(self) -> bool:
+        return self.state in PENDING
+
+    @property
+    def over(self) -> bool:
+        return self.state not in PENDING and self.state not in LIVE
+
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"job {self.id} is {self.state}{detail}"
+
+
+def environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """For a command that submits: without what an allocation or a user's defaults would change in the job."""
+    return {name: value for name, value in inherited.items() if name in _KEPT or not _FOREIGN.match(name)}
+
+
+def job_states(ids: Iterable[str]) -> dict[str, JobState]:
+    """The states of jobs, by id; of a heterogeneous one that of its components together.
+
+    squeue knows at once; what it no longer knows, and who cancelled a job, the accounting tells, where there is one.
+
+    Raises:
+        LaunchError: Slurm does not answer.
+    """
+    wanted = list(ids)
+    if not wanted:
+        return {}
+    found = parse_squeue(_ask(["squeue", "--noheader", "--states=all", f"--jobs={','.join(wanted)}", SQUEUE_FORMAT]))
+    asked = [job for job in wanted if job not in found or found[job].state == "CANCELLED"]
+    if asked:
+        for job, state in parse_sacct(_accounting(asked)).items():
+            if job not in found or found[job].state == state.state:  # the accounting lags behind
+                found[job] = state
+    return {job: found[job] for job in wanted if job in found}
+
+
+SQUEUE_FORMAT = "--format=%i|%T|%r|%L"
+
+
+def _accounting(ids: Sequence[str]) -> str:
+    command = ["sacct", "-X", "-n", "-P", "-o", "JobID%40,State%60", "-j", ",".join(ids)]
+    done = _run(command)
+    if "accounting storage is disabled" in done.stderr:
+        return ""
+    return _output(command, done)
+
+
+def parse_squeue(text: str) -> dict[str, JobState]:
+    states = []
+    for line in text.splitlines():
+        job, state, reason, left = line.strip().split("|")
+        pending = state in PENDING
+        states.append(
+            JobState(id=job, state=state, detail=reason if pending and reason != "None" else "", time_left=left)
+        )
+    return _together(states)
+
+
+def parse_sacct(text: str) -> dict[str, JobState]:
+    """`CANCELLED by 1000` has two parts. A requeued job has a line only for its last start."""
+    states = []
+    for line in text.splitlines():
+        job, told = line.strip().split("|")
+        state, _, detail = told.partition(" ")
+        states.append(JobState(id=job, state=state.rstrip("+"), detail=detail))
+    return _together(states)
+
+
+def _together(states: Sequence[JobState]) -> dict[str, JobState]:
+    """One state for each job: components are `<id>+<number>`, and the first that is not well speaks for all."""
+    jobs: dict[str, list[JobState]] = {}
+    for state in states:
+        jobs.setdefault(state.id.partition("+")[0], []).append(state)
+
+    def order(state: JobState) -> int:
+        return 0 if not state.over else 1 if state.state != "COMPLETED" else 2
+
+    return {job: min(parts, key=order) for job, parts in jobs.items()}
+
+
+def submitted(comment: str) -> list[str]:
+    """Ids of this user's jobs in the queue that carry a run's comment: also those that nobody wrote down."""
+    text = _ask(["squeue", "--me", "--noheader", "--format=%i|%k"])
+    pairs = (line.strip().split("|", 1) for line in text.splitlines())
+    return list(dict.fromkeys(job.partition("+")[0] for job, found in pairs if found == comment))
+
+
+def comment_of(token: str) -> str:
+    """What a job of the run carries as its comment."""
+    return f"{COMMENT} {token}"
+
+
+def cancel(ids: Sequence[str], only_pending: bool = False) -> None:
+    """Ends jobs, or takes them out of the queue. Those that have ended already are left alone."""
+    if ids:
+        states = ["--state=PENDING"] if only_pending else []
+        _ask(["scancel", "--quiet", *states, *ids])
+
+
+def requeue(job: str) -> None:
+    """Has a job end and be started again.
+
+    Raises:
+        LaunchError: Slurm does not.
+    """
+    _ask(["scontrol", "requeue", job])
+
+
+def test(script: str) -> None:
+    """Asks Slurm whether it would take a job; submits nothing.
+
+    Raises:
+        LaunchError: it would not, with what it says.
+    """
+    done = _run(["sbatch", "--test-only", script])
+    if done.returncode != 0:
+        said = [re.sub(r"^(sbatch: )?(error: )?", "", line) for line in done.stderr.strip().splitlines()]
+        raise LaunchError(" ".join(dict.fromkeys(line for line in said if line)))
+
+
+def _ask(command: Sequence[str]) -> str:
+    return _output(command, _run(command))
+
+
+def _output(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
+    unknown = "Invalid job id specified" in done.stderr  # the only one asked for is not in the queue any more
+    if done.returncode != 0 and not (unknown and command[0] in ("squeue", "scancel")):
+        raise LaunchError(f"{' '.join(command)} failed with {done.returncode}: {done.stderr.strip() or 'no message'}")
+    return done.stdout
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            env=environment(os.environ),
+        )
+    except FileNotFoundError as error:
+        raise LaunchError(
+            f"{command[0]} is not on this machine, but the run is one of Slurm's; log in to its cluster"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"{' '.join(command)} gave no answer within {TIMEOUT_S} s") from error

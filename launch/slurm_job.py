@@ -1,0 +1,80 @@
+"""A Slurm job of a run, as its agents see it from inside."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from conf.rundir import RunDir
+from launch import slurm_commands
+from launch.errors import LaunchError
+from launch.peers import JobFate, OtherJob
+
+ASK_S = 5.0
+"""Between two questions to Slurm."""
+
+
+class SlurmJob:
+    """The job of this process. Only its first task speaks with Slurm; the others learn by the run's files."""
+
+    def __init__(self, run: RunDir, job: str, restarts: int, nodes: tuple[int, ...], first: bool) -> None:
+        self.id = job
+        self.restarts = restarts
+        self._run = run
+        self._first = first
+        names = [node["name"] for node in run.read_json(run.plan)["nodes"]]
+        self._own = {names[rank] for rank in nodes}
+        self._names = names
+        self._asked = -math.inf
+        self._states: dict[str, slurm_commands.JobState] = {}
+
+    @classmethod
+    def here(cls, run: RunDir, nodes: tuple[int, ...], task: int, given: Mapping[str, str] = os.environ) -> SlurmJob:
+        """`nodes` are the node ranks of the job by task, `task` is this one."""
+        # In a step of a heterogeneous job SLURM_JOB_ID is each component's own; the whole job goes by the leader's.
+        job = given.get("SLURM_HET_JOB_ID") or given["SLURM_JOB_ID"]
+        return cls(run, job, int(given.get("SLURM_RESTART_COUNT", 0)), nodes, first=task == 0)
+
+    def other(self, name: str, not_before: float) -> OtherJob | None:
+        """The job of another node, if it is not this one; as it was at most `ASK_S` ago, and not before a time."""
+        if name in self._own:
+            return None
+        if not self._first:
+            return OtherJob("the first node of this job asks Slurm", JobFate.lives)
+        job = next((job["id"] for job in self._jobs() if self._names.index(name) in job["nodes"]), None)
+        if job is None:
+            return OtherJob("its job is not submitted yet", JobFate.lives)
+        now = time.monotonic()
+        if self._asked < max(not_before, now - ASK_S) or job not in self._states:
+            self._states = slurm_commands.job_states([job["id"] for job in self._jobs() if job["id"] != self.id])
+            self._asked = now
+        state = self._states.get(job)
+        if state is None:
+            return OtherJob(f"Slurm does not know job {job}", JobFate.over)
+        fate = JobFate.over if state.over else JobFate.waits if state.pending else JobFate.lives
+        return OtherJob(str(state), fate)
+
+    def requeue(self) -> None:
+        """Has the job ended and started again.
+
+        Raises:
+            LaunchError: Slurm does not.
+        """
+        if self._first:
+            slurm_commands.requeue(self.id)
+
+    def cancel_waiting(self) -> None:
+        """Takes the run's other jobs out of the queue: what they wait for has failed."""
+        others = [job["id"] for job in self._jobs() if job["id"] != self.id]
+        if self._first and others:
+            try:
+                slurm_commands.cancel(others, only_pending=True)
+            except LaunchError as error:  # told, and the job that starts later finds the failure itself
+                print(f"could not take the run's other jobs out of the queue: {error}", flush=True)
+
+    def _jobs(self) -> list[dict[str, Any]]:
+        jobs: list[dict[str, Any]] = self._run.read_json(self._run.jobs)["jobs"]
+        return jobs
