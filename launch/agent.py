@@ -175,9 +175,7 @@ class _Node:
             return self._run_worker(command, given)
 
     def _worker_environment(self) -> dict[str, str]:
-        given = worker_environment(
-            os.environ, self._agent.environment, self._plan, self._node_rank, str(self._start)
-        )
+        given = worker_environment(os.environ, self._agent.environment, self._plan, self._node_rank, str(self._start))
         if self._slurm is not None and "CUDA_VISIBLE_DEVICES" in os.environ:  # here it tells the job's GPUs
             given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
         return given

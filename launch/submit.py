@@ -78,6 +78,8 @@ def _schedule(path: str) -> str:
             f"parallel.schedule_file={path}: cannot be read as text ({error}); give the path of a schedule, such as "
             "'python -m megatron_ext.schedule' prints, or null"
         ) from error
+
+
 def resume(run: RunDir, worker: str = WORKER) -> None:
     """Starts a run again that ended early; it goes on from its newest checkpoint.
 

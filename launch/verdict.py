@@ -92,7 +92,7 @@ def decide(seen: Observation) -> Verdict:
             _symptoms,
             _not_finite,
             _success,
-            _gpus,
+            _hung,
             _pace,
             _progress,
         )

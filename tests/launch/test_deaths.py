@@ -12,10 +12,14 @@ import pytest
 from conf.rundir import RunDir
 from launch import processes
 from launch.follow import follow
-from launch.verdict import State, judge
+from launch.observe import observe
+from launch.stop import stop
+from launch.submit import resume
+from launch.verdict import State, Verdict, judge
 from tests.launch.live import (
     FOREVER,
     TWO_NODES,
+    WORKER,
     agents,
     controller,
     ranks,
@@ -98,13 +102,28 @@ def test_a_failed_node_takes_the_others_along(runs: Path) -> None:
     assert run.read_json(run.node_state("local-1"))["stopped"] == "SIGTERM"
 
 
-def test_the_time_limit_is_told_as_such(runs: Path) -> None:
-    run = start(runs, *FOREVER, *TWO_NODES)
+def time_runs_out(run: RunDir) -> Verdict:
     wait_until_running(run)
     for pid in agents(run):
         os.kill(pid, signal.SIGUSR2)  # what submitit sends 10 s before the limit
     end(run)
-    verdict = judge(run)
+    return judge(run)
+
+
+def test_when_time_runs_out_the_run_saves_and_can_be_resumed(runs: Path) -> None:
+    run = start(runs, *FOREVER, *TWO_NODES)
+    verdict = time_runs_out(run)
+    assert (verdict.state, verdict.rule, verdict.exit_code) == (State.interrupted, "time-limit", 8)
+    assert f"'tdpp launch resume={run.name}' goes on" in verdict.reason
+    saved = observe(run).saved
+    resume(run, WORKER)
+    wait_for(lambda: observe(run).log[-1].iteration > (saved or 0))
+    assert judge(run).state is State.running
+    stop(run)
+
+
+def test_when_time_runs_out_on_a_run_that_saves_nothing_that_is_told(runs: Path) -> None:
+    verdict = time_runs_out(start(runs, *FOREVER, *TWO_NODES, "train.checkpoint=false"))
     assert (verdict.state, verdict.rule) == (State.failed, "time-limit")
     assert "executor.time_min" in verdict.reason
 

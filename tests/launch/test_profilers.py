@@ -102,7 +102,7 @@ def test_a_dry_run_shows_it_on_a_machine_that_has_it_not(tmp_path: Path, monkeyp
 class Waiting:
     """A worker that another node has to tell something first."""
 
-    def command(self, run: RunDir, node_rank: int) -> list[str] | None:
+    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
         return None
 
     def shown(self, run: Path, node_rank: int) -> list[str]:
@@ -111,7 +111,7 @@ class Waiting:
 
 def test_a_worker_that_cannot_start_yet_does_not_start_its_profiler(tmp_path: Path) -> None:
     worker = ProfiledWorker(worker=Waiting(), profiler=Profiler.nsys, nodes=("n-0",))
-    assert worker.command(RunDir(tmp_path), 0) is None
+    assert worker.command(RunDir(tmp_path), 0, "0.0") is None
 
 
 DOUBLE = """#!{python}
