@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,6 +40,11 @@ def _entries(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _folders(runs: Path) -> Iterator[Path]:
+    """Where runs may be; what else is there, too."""
+    return (path for name in _entries(runs) if name.name != "by_job" for path in _entries(name))
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,19 @@ class RunDir:
     def all(cls, runs: Path) -> Iterator[RunDir]:
         """Every run below `runs`, oldest first; others may be made and deleted meanwhile."""
         found = []
-        for path in (path for name in _entries(runs) if name.name != "by_job" for path in _entries(name)):
+        for path in _folders(runs):
             with suppress(FileNotFoundError, NotADirectoryError):
                 # The time in a name has seconds; within one, whichever was planned first.
                 found.append((path.name.split("-")[:2], (path / "plan.json").stat().st_mtime_ns, path))
         for _, _, path in sorted(found):
             if cls.is_one(path):
+                yield cls(path.absolute())
+
+    @classmethod
+    def broken(cls, runs: Path) -> Iterator[RunDir]:
+        """Folders that `create` has made, but that are no run: not yet, not any more, or they never became one."""
+        for path in sorted(_folders(runs), key=lambda path: path.name):
+            if (path / "nodes").is_dir() and not cls.is_one(path):
                 yield cls(path.absolute())
 
     @classmethod
@@ -244,6 +256,21 @@ class RunDir:
             return None
         except ValueError as error:
             raise RunFolderError(f"{path} is not JSON: {error}") from error
+
+    def read_object(self, path: Path, keys: Collection[str]) -> dict[str, Any] | None:
+        """The same of a file that holds an object with certain keys.
+
+        Raises:
+            RunFolderError: it holds something else.
+        """
+        content = self.read_json(path)
+        if content is None:
+            return None
+        if not isinstance(content, dict):
+            raise RunFolderError(f"{path} is damaged: it holds no JSON object")
+        if lacking := [key for key in keys if key not in content]:
+            raise RunFolderError(f"{path} is damaged, or of another version of tdpp: it lacks {', '.join(lacking)}")
+        return content
 
     def write_json(self, path: Path, value: Any) -> None:
         write_atomic(path, json.dumps(value, indent=1) + "\n")

@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -137,6 +138,8 @@ class _Node:
             "exit_code": None,
             "stopped": None,
             "reason": None,
+            "out_begin": _size(agent.run.node_out(self._name)),
+            "err_begin": _size(agent.run.node_err(self._name)),
         }
         self._worker_ran = False
         self._next_beat = 0.0
@@ -331,6 +334,11 @@ class _Node:
         self._state |= {"beat_unix": time.time(), **changes}
         self._run.write_json(self._run.node_state(self._name), self._state)
         self._next_beat = time.monotonic() + BEAT_S
+
+
+def _size(path: Path) -> int:
+    """Of a file that an earlier start may have left, in bytes."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def _has_ended(pid: int) -> bool:

@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 
 from conf.errors import TdppError
 
@@ -80,6 +80,8 @@ def _unknown(verb: str) -> str:
 
 
 def _version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("tdpp")
     except metadata.PackageNotFoundError:

@@ -12,7 +12,8 @@ from typing import Any
 from conf.rundir import RunDir
 from conf.schema import ExecutorKind, Experiment
 from launch.jobs import job_requests
-from launch.plan import make_plan, plan_line
+from launch.plan import make_plan
+from launch.plan_line import plan_line
 from launch.sbatch import sbatch_text
 from launch.slurm import submission_of
 from launch.start import Start

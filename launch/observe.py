@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from conf.errors import RunFolderError
 from conf.gpu_lines import entries
-from conf.log_lines import IterationLine, iteration_line
 from conf.rundir import RunDir
 from launch import processes, slurm_commands
+from launch.glance import Glance, glance, states_of
 from launch.gpu_health import READINGS, NodeGpus
+from launch.iterations import Iteration, read_log, read_text_log, tail
 from launch.peers import SILENCE_S
 from launch.slurm_commands import JobState
 from launch.start import Start
 
-TAIL_BYTES = 64 * 1024
-"""Of metrics.jsonl some 200 logged iterations, of Megatron-LM's log with its timers some 30: enough for the pace."""
 GPU_TAIL_BYTES = 16 * 1024
 """Of nodes/<node>.gpu: the last three readings of 16 GPUs, and more."""
 SUBMISSION_S = 120.0
@@ -48,8 +44,13 @@ class Node:
     """Why it ended, in its agent's words, where its exit code does not say it."""
     job: str | None = None
     """Of Slurm."""
+    started_unix: float | None = None
+    """When its agent began."""
     seen_unix: float = 0.0
     """Its end, or its last sign of life."""
+    out_begin: int = 0
+    err_begin: int = 0
+    """Where in nodes/<node>.out and .err this start begins, in bytes."""
 
     @property
     def ended(self) -> bool:
@@ -73,6 +74,9 @@ class Job:
         return f"job {self.id} is unknown to Slurm" if self.state is None else str(self.state)
 
 
+_ERROR = ("start", "rank", "stage", "dp", "tp", "node", "unix", "type", "message", "symptom")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankError:
     """errors/rank-*.json; `symptom` if the rank only lost another one."""
@@ -86,18 +90,6 @@ class RankError:
     type: str
     message: str
     symptom: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Iteration:
-    """A logged iteration. `elapsed_ms` is the mean per iteration since the one logged before."""
-
-    iteration: int
-    unix: float
-    elapsed_ms: float
-    loss: float | None
-    """None where all iterations since the line before were skipped, and in a rehearsal."""
-    nan: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,37 +135,42 @@ def observe(run: RunDir, now: float | None = None) -> Observation:
         RunFolderError: a file of the run is not what it should be.
         LaunchError: Slurm, which has jobs of the run, does not answer.
     """
+    before = glance(run)
+    return complete(before, slurm_commands.job_states(before.asks), now)
+
+
+def complete(before: Glance, answers: Mapping[str, JobState], now: float | None = None) -> Observation:
+    """Looks at everything else, now that Slurm has told what `before` asks.
+
+    Raises:
+        RunFolderError: a file of the run is not what it should be.
+    """
+    run, plan, submitted, names = before.run, before.plan, before.submitted, before.names
     now = time.time() if now is None else now
-    plan = run.read_json(run.plan)
-    if plan is None:
-        raise RunFolderError(f"{run.path} is not a run: plan.json is not there")
     created = run.plan.stat().st_mtime
-    submitted = run.read_json(run.jobs)
-    names = [node["name"] for node in plan["nodes"]]
-    states = {name: run.read_json(run.node_state(name)) for name in names}
-    first = Start(submitted["submission"], 0)
+    states = before.states
     jobs: tuple[Job, ...] = ()
     living: set[int] | None = None
-    cut = any(state and state["stopped"] for state in states.values())  # then Slurm may know who did it
-    if not _all_ended(states, first) or (cut and submitted["executor"] == "slurm"):
+    if before.asks or not before.settled:
         # Processes and jobs first: what ends in between is then seen by what it left, not taken for lost.
-        if submitted["executor"] == "slurm":
-            jobs = _jobs(submitted["jobs"], names)
+        if before.on_slurm:
+            jobs = _jobs(submitted["jobs"], names, answers)
         elif _is_here(run):
             living = processes.find(submitted["token"])
-        states = {name: run.read_json(run.node_state(name)) for name in names}
-    start = _newest(states, first, jobs)
+        states = states_of(run, plan)
+    start = _newest(before, states, jobs)
     nodes = []
     for name in names:
         state = states[name]
         current = state if state is not None and Start.parse(state["start"]) == start else None
         job = next((job for job in jobs if name in job.nodes), None)
-        if submitted["executor"] == "slurm":
+        if before.on_slurm:
             nodes.append(_slurm_node(name, current, job, _submitting(submitted["jobs"], now, created), now))
         else:
             nodes.append(_node(name, current, living, now, created))
-    errors = (_error(content) for path in run.errors.glob("rank-*.json") if _of(content := run.read_json(path), start))
-    request = run.read_json(run.stop_request)
+    told = (run.read_object(path, _ERROR) for path in run.errors.glob("rank-*.json"))
+    errors = (_error(content) for content in told if content is not None and _of(content, start))
+    request = run.read_object(run.stop_request, ("unix",))
     return Observation(
         plan=plan,
         now_unix=now,
@@ -195,35 +192,33 @@ def _gpus(run: RunDir, plan: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[N
         NodeGpus(
             node=node.name,
             ranks=ranks[node.name],
-            entries=entries(_tail(run.node_gpu(node.name), GPU_TAIL_BYTES), READINGS),
+            entries=entries(tail(run.node_gpu(node.name), GPU_TAIL_BYTES), READINGS),
         )
         for node in nodes
         if node.state == "running" and node.alive
     )
 
 
-def _all_ended(states: dict[str, Any], first: Start) -> bool:
-    """Whether every node's agent has told its end, all in the same start; nothing more is to be seen then."""
-    starts = {state and state["start"] for state in states.values()}
-    ended = all(state and state["state"] == "ended" for state in states.values())
-    return ended and len(starts) == 1 and Start.parse(starts.pop()) >= first
-
-
-def _jobs(submitted: list[dict[str, Any]], names: list[str]) -> tuple[Job, ...]:
-    states = slurm_commands.job_states(job["id"] for job in submitted)
+def _jobs(submitted: list[dict[str, Any]], names: list[str], answers: Mapping[str, JobState]) -> tuple[Job, ...]:
     return tuple(
-        Job(id=job["id"], nodes=tuple(names[rank] for rank in job["nodes"]), state=states.get(job["id"]))
+        Job(id=job["id"], nodes=tuple(names[rank] for rank in job["nodes"]), state=answers.get(job["id"]))
         for job in submitted
     )
 
 
-def _newest(states: dict[str, Any], first: Start, jobs: tuple[Job, ...]) -> Start:
+def _newest(before: Glance, states: dict[str, Any], jobs: tuple[Job, ...]) -> Start:
     """The newest start that a node has told of; the one after it, if a job waits to be started again."""
-    told = {name: Start.parse(state["start"]) for name, state in states.items() if state is not None}
-    newest = max([first, *told.values()])
+    told = _starts(states)
+    newest = max([before.first, *told.values()])
     requeued = any(told.get(name) == newest and states[name]["state"] == "requeued" for name in told)
-    waiting = any(job.state and job.state.pending and told.get(name) == newest for job in jobs for name in job.nodes)
+    # What was told only after Slurm had called the job pending does not mean that it waits for yet another start.
+    earlier = _starts(before.states)
+    waiting = any(job.state and job.state.pending and earlier.get(name) == newest for job in jobs for name in job.nodes)
     return Start(newest.submission, newest.restarts + 1) if requeued or waiting else newest
+
+
+def _starts(states: dict[str, Any]) -> dict[str, Start]:
+    return {name: Start.parse(state["start"]) for name, state in states.items() if state is not None}
 
 
 def _submitting(jobs: list[dict[str, Any]], now: float, created: float) -> bool:
@@ -243,49 +238,6 @@ def _saved(run: RunDir) -> int | None:
         return None
 
 
-def read_log(path: Path) -> tuple[Iteration, ...]:
-    """The last lines of metrics.jsonl."""
-    try:
-        return tuple(_iteration(json.loads(line)) for line in _last_lines(path))
-    except (ValueError, KeyError) as error:
-        raise RunFolderError(f"{path} holds a line that is no logged iteration: {error}") from error
-
-
-def read_text_log(path: Path) -> tuple[Iteration, ...]:
-    """The last iterations in what Megatron-LM's last rank printed.
-
-    Their time is that of the last writing: the time in the lines is a container's, of an unknown zone.
-    """
-    logged = [found for line in _last_lines(path) if (found := iteration_line(line)) is not None]
-    unix = path.stat().st_mtime if logged else 0.0
-    return tuple(
-        Iteration(iteration=one.iteration, unix=unix, elapsed_ms=one.elapsed_ms, loss=_trained(one), nan=one.nan)
-        for one in logged
-    )
-
-
-def _trained(line: IterationLine) -> float | None:
-    """The loss of a line; Megatron-LM leaves it out where it is no number, and where everything was skipped."""
-    return None if math.isnan(line.loss) and line.skipped and not line.nan else line.loss
-
-
-def _last_lines(path: Path) -> list[str]:
-    """Whole lines from the end of a file that may not be there yet; one that is still being written is left out."""
-    return _tail(path, TAIL_BYTES).split("\n")[:-1]
-
-
-def _tail(path: Path, size: int) -> str:
-    """The end of a file that may not be there yet, from the begin of a line."""
-    try:
-        with path.open("rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - size)
-            file.seek(start)
-            text = file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-    return text.partition("\n")[2] if start else text
-
-
 def _is_here(run: RunDir) -> bool:
     """Whether the run's processes are this user's and on this machine, so that they can be looked for."""
     origin = run.read_json(run.provenance)
@@ -298,16 +250,7 @@ def _node(name: str, state: Any, living: set[int] | None, now: float, created: f
         patience = START_S if living is not None else SILENCE_S
         return Node(name=name, alive=bool(living) or now - created < patience, seen_unix=created)
     alive = state["pid"] in living if living is not None else now - state["beat_unix"] < SILENCE_S
-    return Node(
-        name=name,
-        state=state["state"],
-        alive=alive and state["state"] != "ended",
-        pid=state["pid"],
-        exit_code=state["exit_code"],
-        stopped=state["stopped"],
-        reason=state["reason"],
-        seen_unix=state["ended_unix"] or state["beat_unix"],
-    )
+    return _told(name, state, alive)
 
 
 def _slurm_node(name: str, state: Any, job: Job | None, submitting: bool, now: float) -> Node:
@@ -318,6 +261,10 @@ def _slurm_node(name: str, state: Any, job: Job | None, submitting: bool, now: f
     alive = submitting if job is None else not job.over
     if state is None:
         return Node(name=name, alive=alive, seen_unix=now, job=job.id if job else None)
+    return _told(name, state, alive)
+
+
+def _told(name: str, state: Any, alive: bool) -> Node:
     return Node(
         name=name,
         state=state["state"],
@@ -326,14 +273,13 @@ def _slurm_node(name: str, state: Any, job: Job | None, submitting: bool, now: f
         exit_code=state["exit_code"],
         stopped=state["stopped"],
         reason=state["reason"],
-        seen_unix=state["ended_unix"] or state["beat_unix"],
         job=state["job"],
+        started_unix=state["started_unix"],
+        seen_unix=state["ended_unix"] or state["beat_unix"],
+        out_begin=state["out_begin"],
+        err_begin=state["err_begin"],
     )
 
 
 def _error(content: Any) -> RankError:
     return RankError(**{name: content[name] for name in RankError.__dataclass_fields__})
-
-
-def _iteration(content: Any) -> Iteration:
-    return Iteration(**{name: content[name] for name in Iteration.__dataclass_fields__})

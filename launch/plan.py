@@ -122,16 +122,6 @@ def node_names(experiment: Experiment) -> list[str]:
     return names
 
 
-def plan_line(plan: dict[str, Any]) -> str:
-    """The plan in one line."""
-    nodes = plan["nodes"]
-    return (
-        f"tensor {plan['tensor']} x data {plan['data']} x pipeline {plan['pipeline']}, partition "
-        f"{'-'.join(map(str, plan['partition']))}, micro-batch {plan['micro_batch_size']}, global batch "
-        f"{plan['global_batch_size']}, {len(plan['ranks'])} ranks on {len(nodes)} node{'s' * (len(nodes) > 1)}"
-    )
-
-
 def _gpu_name(experiment: Experiment, group: str) -> str:
     cluster = experiment.cluster
     return cluster.gpus[cluster.groups[group].gpu].name

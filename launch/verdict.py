@@ -18,7 +18,7 @@ from enum import StrEnum
 from conf.rundir import RunDir
 from launch import gpu_health
 from launch.observe import Job, Node, Observation, RankError, observe
-from launch.plan import plan_line
+from launch.plan_line import plan_line
 from launch.start import Start
 from launch.worker import SAVED
 
@@ -258,16 +258,28 @@ def _hung(seen: Observation) -> Finding | None:
 def _pace(seen: Observation) -> Finding | None:
     if not _is_late(seen):
         return None
-    age = seen.now_unix - seen.log[-1].unix
-    reason = f"no iteration was logged for {age:.0f} s; usually one line takes {_usual_s(seen):.1f} s"
+    age = seen.now_unix - max(seen.log[-1].unix, _began(seen))
+    since = " since the run was started again" if _began(seen) > seen.log[-1].unix else ""
+    reason = f"no iteration was logged for {age:.0f} s{since}; usually one line takes {_usual_s(seen):.1f} s"
     return State.stalled, "no-progress", reason
 
 
 def _is_late(seen: Observation) -> bool:
-    """Whether the next line of the log has not come for far longer than usual."""
+    """Whether the next line of the log has not come for far longer than usual.
+
+    The lines of an earlier start tell nothing of how long a run is silent that was started again; and before its
+    first own line it imports torch, reads the checkpoint, and its ranks meet.
+    """
     if not seen.log or seen.log[-1].iteration == seen.iterations:
         return False
-    return seen.now_unix - seen.log[-1].unix >= max(STALL_S, STALL_LINES * _usual_s(seen))
+    last, began = seen.log[-1].unix, _began(seen)
+    patience = max(STALL_S, STALL_LINES * _usual_s(seen), gpu_health.GRACE_S if began > last else 0)
+    return seen.now_unix - max(last, began) >= patience
+
+
+def _began(seen: Observation) -> float:
+    """When the last of the nodes joined this start; 0 while none has."""
+    return max((node.started_unix or 0.0 for node in seen.nodes), default=0.0)
 
 
 def _usual_s(seen: Observation) -> float:

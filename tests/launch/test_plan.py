@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from conf.compose import compose
 from conf.schema import Cluster, Experiment, Gpu, NodeGroup, Parallel
-from launch.plan import make_plan, plan_line
+from launch.plan import make_plan
+from launch.plan_line import plan_line
 from megatron_ext.plan import Plan
 
 DEMO = compose([])

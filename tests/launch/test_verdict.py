@@ -34,6 +34,7 @@ class Node:
     stopped: str | None = None
     beat: float = NOW - 1
     ended: float | None = None
+    started: float = 0.0
 
 
 OK = Node("ended", 0, ended=NOW - 5)
@@ -94,9 +95,17 @@ class Case:
         return run
 
     def _write_node(self, run: RunDir, name: str, rank: int, node: Node) -> None:
-        content = {"node": name, "node_rank": rank, "host": "there", "pid": 1, "started_unix": 0, "state": node.state}
+        content = {
+            "node": name,
+            "node_rank": rank,
+            "host": "there",
+            "pid": 1,
+            "started_unix": node.started,
+            "state": node.state,
+        }
         content |= {"beat_unix": node.beat, "ended_unix": node.ended, "exit_code": node.exit_code}
         content |= {"start": "0.0", "job": None, "reason": None, "stopped": node.stopped}
+        content |= {"out_begin": 0, "err_begin": 0}
         run.write_json(run.node_state(name), content)
 
     def _line(self, iteration: int) -> str:
@@ -203,6 +212,24 @@ def test_a_run_is_judged(tmp_path: Path, case: Case, state: State, reason: str) 
     verdict = judge(case.make(tmp_path / "run"), NOW)
     assert verdict.state == state
     assert reason in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("ago", "state"), [(250, State.running), (301, State.stalled)], ids=["it-may-still-be-starting", "too-long"]
+)
+def test_what_an_earlier_start_logged_hours_ago_does_not_make_a_run_stall(
+    tmp_path: Path, ago: float, state: State
+) -> None:
+    nodes: list[Node | None] = [Node(started=NOW - ago - 5), Node(started=NOW - ago)]
+    verdict = judge(Case(nodes, last=20, age=4 * 3600).make(tmp_path / "run"), NOW)
+    assert verdict.state == state
+    if state is State.stalled:
+        assert "no iteration was logged for 301 s since the run was started again" in verdict.reason
+
+
+def test_after_its_first_new_line_a_run_that_was_started_again_is_judged_by_its_pace(tmp_path: Path) -> None:
+    nodes: list[Node | None] = [Node(started=NOW - 90)] * 2
+    assert judge(Case(nodes, last=20, age=31).make(tmp_path / "run"), NOW).state is State.stalled
 
 
 def test_a_slow_runs_pace_sets_its_own_limit(tmp_path: Path) -> None:

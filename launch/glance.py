@@ -1,0 +1,75 @@
+"""What a run's own files tell at first sight: whether, and about which jobs, Slurm has to be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conf.errors import RunFolderError
+from conf.rundir import RunDir
+from launch.start import Start
+
+_PLAN = (
+    *("version", "run", "tensor", "data", "pipeline", "partition", "micro_batch_size", "global_batch_size"),
+    *("nodes", "ranks", "train", "device", "rehearsal"),
+)
+_JOBS = ("token", "executor", "submission", "jobs")
+_STATE = (
+    *("start", "job", "pid", "started_unix", "state", "beat_unix", "ended_unix", "exit_code", "stopped", "reason"),
+    *("out_begin", "err_begin"),
+)
+"""What is read of the run's files (docs/formats.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glance:
+    """What a run's own files tell before Slurm or this machine's processes are looked at."""
+
+    run: RunDir
+    plan: dict[str, Any]
+    submitted: dict[str, Any]
+    """jobs.json."""
+    states: dict[str, Any]
+    """nodes/<node>.json by the node's name, None where there is none."""
+
+    @property
+    def names(self) -> list[str]:
+        return [node["name"] for node in self.plan["nodes"]]
+
+    @property
+    def first(self) -> Start:
+        """The first start since the last submission."""
+        return Start(self.submitted["submission"], 0)
+
+    @property
+    def on_slurm(self) -> bool:
+        return bool(self.submitted["executor"] == "slurm")
+
+    @property
+    def settled(self) -> bool:
+        """Whether every node's agent has told its end, all in the same start; nothing more is to be seen then."""
+        starts = {state and state["start"] for state in self.states.values()}
+        ended = all(state and state["state"] == "ended" for state in self.states.values())
+        return ended and len(starts) == 1 and Start.parse(starts.pop()) >= self.first
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """Ids of the jobs that Slurm has to be asked about; none once the files tell all."""
+        cut = any(state and state["stopped"] for state in self.states.values())  # then Slurm may know who did it
+        if not self.on_slurm or (self.settled and not cut):
+            return ()
+        return tuple(job["id"] for job in self.submitted["jobs"])
+
+
+def glance(run: RunDir) -> Glance:
+    """Raises RunFolderError if a file of the run is not what it should be."""
+    plan, submitted = run.read_object(run.plan, _PLAN), run.read_object(run.jobs, _JOBS)
+    if plan is None or submitted is None:
+        lacking = run.plan if plan is None else run.jobs
+        raise RunFolderError(f"{run.path} is not a run: {lacking.name} is not there")
+    return Glance(run=run, plan=plan, submitted=submitted, states=states_of(run, plan))
+
+
+def states_of(run: RunDir, plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {node["name"]: run.read_object(run.node_state(node["name"]), _STATE) for node in plan["nodes"]}
