@@ -221,6 +221,9 @@ class _Node:
             code = worker.wait()
             # What has left the group, such as a helper with a session of its own.
             processes.kill(self._agent.environment[processes.TOKEN], self._node_rank)
+        if code == SAVED:  # Slurm's signal reaches the ranks, too, and they may be faster than this process
+            self._told.save = True
+            self._ask_all_to_save()
         return code
 
     def _start_worker(self, command: list[str], given: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -249,7 +252,9 @@ class _Node:
             if kill_at is None:
                 self._look_around()
                 if self._told.save and self._agent.resumable and not self._ending():
-                    saving_until = saving_until or now + self._agent.save_s - GRACE_S
+                    if saving_until is None:
+                        saving_until = now + self._agent.save_s - GRACE_S
+                        self._ask_all_to_save()
                     if now >= next_request:  # again: a worker that is still starting does not listen yet
                         os.kill(worker.pid, signal.SIGUSR2)
                         next_request = now + 1.0
@@ -261,6 +266,12 @@ class _Node:
                 return
             time.sleep(_POLL_S)
 
+    def _ask_all_to_save(self) -> None:
+        """All nodes, since the signal may have come to this one, or this job, alone."""
+        request = self._run.save_request(str(self._start))
+        if not request.exists():
+            self._run.write_json(request, {"node": self._name, "unix": time.time()})
+
     def _look_around(self) -> None:
         """Ends this node too when the run is being stopped, or another node has failed or is lost."""
         if time.monotonic() < self._next_look:
@@ -268,10 +279,7 @@ class _Node:
         self._next_look = time.monotonic() + _LOOK_S
         if self._run.stop_request.exists():
             self._told.end = self._told.end or signal.SIGTERM
-        if self._told.save and not self._run.save_request(str(self._start)).exists():
-            self._run.write_json(self._run.save_request(str(self._start)), {"node": self._name, "unix": time.time()})
-        elif self._run.save_request(str(self._start)).exists():
-            self._told.save = True
+        self._told.save = self._told.save or self._run.save_request(str(self._start)).exists()
         if not self._ending():
             self._finding = self._peers.look()
             self.reason = f"ended because {self._finding.reason}" if self._finding else None

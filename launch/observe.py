@@ -120,8 +120,12 @@ class Observation:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come: every node has ended or is lost."""
-        return all(node.ended or not node.alive for node in self.nodes)
+        """Whether nothing more will come: every node has ended or is lost.
+
+        What was ended from outside may be started again by Slurm; that is not known before its job has ended.
+        """
+        undecided = any(node.stopped and not node.reason and _lives(self.job_of(node)) for node in self.nodes)
+        return all(node.ended or not node.alive for node in self.nodes) and not undecided
 
     @property
     def iterations(self) -> int:
@@ -251,6 +255,10 @@ def _node(name: str, state: Any, living: set[int] | None, now: float, created: f
         return Node(name=name, alive=bool(living) or now - created < patience, seen_unix=created)
     alive = state["pid"] in living if living is not None else now - state["beat_unix"] < SILENCE_S
     return _told(name, state, alive)
+
+
+def _lives(job: Job | None) -> bool:
+    return job is not None and not job.over
 
 
 def _slurm_node(name: str, state: Any, job: Job | None, submitting: bool, now: float) -> Node:

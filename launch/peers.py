@@ -35,6 +35,8 @@ class Sign(StrEnum):
     """Was ended from outside, or gives no sign of life: Slurm may be about to start its job again."""
     ahead = "ahead"
     """Belongs to a later start already."""
+    requeued = "requeued"
+    """Has saved, and waits to be started again."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Peer:
                 return Sign.fine
             return Sign.cut if state["stopped"] == signal.SIGTERM.name and not state["reason"] else Sign.failed
         if state["state"] == "requeued":
-            return Sign.fine
+            return Sign.requeued
         if state["beat_unix"] != self._beat:
             self._beat, self._seen = state["beat_unix"], now
         return Sign.cut if now - self._seen > SILENCE_S else Sign.fine
@@ -138,6 +140,8 @@ class Peers:
                 finding = self._missing(peer.name)
             elif sign is Sign.cut:
                 finding = self._cut(peer.name)
+            elif sign is Sign.requeued:
+                finding = self._left_behind(peer.name)
             if finding is not None:
                 return finding
         return None
@@ -152,6 +156,13 @@ class Peers:
         return Finding(
             f"node {name} did not start within executor.meet_min={self._meet_s / 60:g} minutes{told}", again=False
         )
+
+    def _left_behind(self, name: str) -> Finding | None:
+        """All ranks save together; this node's should end in a moment."""
+        since = self._cut_since.setdefault(name, time.monotonic())
+        if time.monotonic() - since < SILENCE_S:
+            return None
+        return Finding(f"node {name} waits to be started again", again=True)
 
     def _cut(self, name: str) -> Finding | None:
         """A node of another job may be about to come back; until Slurm has decided nothing is known."""

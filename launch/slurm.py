@@ -73,6 +73,7 @@ def start(experiment: Experiment, run: RunDir, submission: Submission, make_agen
             slurm_commands.test(str(script))
         except LaunchError as error:
             raise LaunchError(f"{_asked_for(request)}: Slurm would not take this job: {error}") from error
+    slurm_commands.cancel(slurm_commands.submitted(submission.comment))  # what an earlier start may have left waiting
     try:
         _submit_all(run, requests, submission, make_agent)
     except BaseException:  # Ctrl-C too

@@ -108,10 +108,21 @@ def _together(states: Sequence[JobState]) -> dict[str, JobState]:
     for state in states:
         jobs.setdefault(state.id.partition("+")[0], []).append(state)
 
-    def order(state: JobState) -> int:
-        return 0 if not state.over else 1 if state.state != "COMPLETED" else 2
+    return {job: _whole(parts) for job, parts in jobs.items()}
 
-    return {job: min(parts, key=order) for job, parts in jobs.items()}
+
+def _whole(parts: Sequence[JobState]) -> JobState:
+    """What the states of a job's components come to."""
+    ended = next((part for part in parts if part.over and part.state != "COMPLETED"), None)
+    waiting = next((part for part in parts if part.pending and part.detail != "BeginTime"), None)
+    if ended is not None and waiting is not None:
+        # After a failure of its first node Slurm (22.05) puts only that component back into the queue, for ever.
+        return JobState(
+            id=ended.id,
+            state=ended.state,
+            detail=f"so the rest of the heterogeneous job, {waiting.id}, waits in vain",
+        )
+    return next((part for part in parts if not part.over), ended or parts[0])
 
 
 def submitted(comment: str) -> list[str]:
@@ -151,6 +162,8 @@ def test(script: str) -> None:
     done = _run(["sbatch", "--test-only", script])
     if done.returncode != 0:
         said = [re.sub(r"^(sbatch: )?(error: )?", "", line) for line in done.stderr.strip().splitlines()]
+        if any("node configuration is not available" in line for line in said):
+            said.append("(nodes that are down do not count; sinfo shows them)")
         raise LaunchError(" ".join(dict.fromkeys(line for line in said if line)))
 
 

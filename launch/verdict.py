@@ -188,7 +188,7 @@ def _interrupted(seen: Observation) -> Finding | None:
 def _gave_up(seen: Observation) -> Finding | None:
     """Nodes that ended because of others; those have no cause to show, or they would have been told of before."""
     reasons = [node for node in seen.nodes if node.ended and node.exit_code and node.reason]
-    if not reasons or seen.stop_unix is not None:
+    if not reasons or not seen.over or seen.stop_unix is not None:
         return None
     first = min(reasons, key=lambda node: node.seen_unix)
     return State.failed, "node-gave-up", f"node {first.name} {first.reason}"
@@ -198,7 +198,7 @@ def _ended_from_outside(seen: Observation) -> Finding | None:
     """Every node that ended badly was told to; were one not, the others would only have followed it."""
     bad = [node for node in seen.nodes if node.ended and node.exit_code]
     told = [node for node in bad if node.reason is None]  # the others followed these
-    if not told or not all(node.stopped for node in bad):
+    if not told or not seen.over or not all(node.stopped for node in bad):
         return None
     first = min(told, key=lambda node: node.seen_unix)
     if first.stopped == signal.SIGUSR2.name:

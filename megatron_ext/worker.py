@@ -106,7 +106,10 @@ class Ranks:
             _error_file(self._plan, place).unlink(missing_ok=True)
             pid = os.fork()
             if pid == 0:
-                interruption.listen()
+                if self._plan.train.checkpoint:
+                    interruption.listen()
+                else:  # it could only end without having saved; that is its agent's to do
+                    signal.signal(interruption.SIGNAL, signal.SIG_IGN)
                 os._exit(_rank_main(self._plan, place, parent, self._join))
             self._state[pid] = {"rank": place.rank, "pid": pid, "exit_code": None, "ended_unix": None}
         self._publish()

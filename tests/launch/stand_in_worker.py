@@ -52,7 +52,8 @@ def main(plan_path: Path, node_rank: int) -> int:
     for rank in node["ranks"]:
         pid = os.fork()
         if pid == 0:
-            signal.signal(signal.SIGUSR2, lambda signum, _: asked.append(signum))
+            saves = plan["train"]["checkpoint"]
+            signal.signal(signal.SIGUSR2, (lambda signum, _: asked.append(signum)) if saves else signal.SIG_IGN)
             die_with_parent(signal.SIGKILL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os._exit(train(run, plan, plan["ranks"][rank]))

@@ -52,7 +52,7 @@ def peers(run: RunDir, node_rank: int = 0, job: OtherJob | None = None) -> Peers
     [
         pytest.param({"state": "running"}, Sign.fine, id="at-work"),
         pytest.param({"state": "ended", "exit_code": 0}, Sign.fine, id="ended-well"),
-        pytest.param({"state": "requeued"}, Sign.fine, id="saved-and-waits-to-be-started-again"),
+        pytest.param({"state": "requeued"}, Sign.requeued, id="saved-and-waits-to-be-started-again"),
         pytest.param({"state": "ended", "exit_code": 1}, Sign.failed, id="failed"),
         pytest.param({"state": "ended", "exit_code": -9}, Sign.failed, id="killed"),
         pytest.param({"state": "ended", "exit_code": 143, "stopped": "SIGTERM"}, Sign.cut, id="ended-from-outside"),
@@ -155,3 +155,14 @@ def test_a_job_that_was_started_again_takes_the_others_along(run: RunDir, clock:
         tell(run, name)
     tell(run, "b-1", state="starting", start="0.2")
     assert peers(run).look() == Finding("node b-1 was started again", again=True)
+
+
+def test_a_node_that_goes_on_alone_follows_one_that_has_saved(run: RunDir, clock: Clock) -> None:
+    for name in NAMES:
+        tell(run, name)
+    tell(run, "b-0", state="requeued")
+    found = peers(run)
+    assert found.look() is None
+    clock.now += SILENCE_S + LOOK_S
+    tell(run, "b-1")
+    assert found.look() == Finding("node b-0 waits to be started again", again=True)

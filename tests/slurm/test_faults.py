@@ -18,7 +18,7 @@ from launch.errors import LaunchError
 from launch.observe import observe
 from launch.slurm_commands import job_states
 from launch.verdict import State, Verdict, judge
-from tests.launch.live import FOREVER, no_data_needed
+from tests.launch.live import FOREVER, WORKER, no_data_needed
 from tests.slurm.cluster import Cluster
 from tests.slurm.seed import NODES, SMALL, at_work, submitted, verdict_of, wait_for
 
@@ -141,8 +141,11 @@ def test_a_slave_job_that_is_cancelled_while_it_waits_ends_the_master(slurm: Clu
         assert_failed(verdict_of(run), "cancelled", f"job {slave} is CANCELLED")
 
 
-@pytest.mark.parametrize("node", ["hgx-001", "gpu2-002"])
-@HET
+@pytest.mark.parametrize(
+    ("het", "node"),
+    [("jobs", "hgx-001"), ("jobs", "gpu2-002"), ("hetjob", "gpu2-002")],
+    ids=["master", "slave", "hetjob"],
+)
 def test_a_node_that_fails_starts_the_run_again_where_it_was_saved(
     slurm: Cluster, tmp_path: Path, het: str, node: str
 ) -> None:
@@ -157,21 +160,29 @@ def test_a_node_that_fails_starts_the_run_again_where_it_was_saved(
     assert {run.read_json(path)["start"] for path in run.nodes.glob("*-?.json")} == {"0.1"}
 
 
-@pytest.mark.parametrize("het", ["jobs", "hetjob"])
+def test_a_heterogeneous_job_whose_first_node_fails_is_resumed_by_hand(slurm: Cluster, tmp_path: Path) -> None:
+    """Slurm puts only the first component back into the queue."""
+    run = endless(tmp_path, "executor.het=hetjob", "train.iterations=1000")
+    (run.checkpoints / "latest").write_text("iter_0000990\n")
+    slurm.set_node("hgx-001", "down")
+    wait_for(lambda: judge(run).state is State.failed)
+    assert "waits in vain" in judge(run).reason
+    slurm.set_node("hgx-001", "resume")
+    wait_for(lambda: slurm.states()["hgx-001"] == "idle")
+    main([f"resume={run.name}", f"runs_dir={run.runs}"], preflight=no_data_needed, worker=WORKER)
+    assert verdict_of(run).state is State.succeeded
+    assert 991 in iterations(run)
+
+
+@HET
 def test_at_the_time_limit_the_run_saves_and_is_started_again(slurm: Cluster, tmp_path: Path, het: str) -> None:
-    """Only the slaves have a limit. The signal comes 50 s before it."""
-    run = endless(
-        tmp_path,
-        f"executor.het={het}",
-        "cluster.groups.gpu2.time_min=1",
-        "executor.save_s=50",
-        "train.iterations=900",
-    )
-    verdict = verdict_of(run, 120)
+    """With two jobs, that of one of them."""
+    run = endless(tmp_path, f"executor.het={het}", "train.iterations=2500")
+    slurm.set_end(ids(run)[SLAVE], 31)
+    verdict = verdict_of(run, 150)
     assert verdict.state is State.succeeded, verdict
-    lines = iterations(run)
-    assert lines == list(range(1, 901))
-    assert "start 0.1" in "\n".join(verdict.evidence)
+    assert iterations(run) == list(range(1, 2501))
+    assert "start 0." in "\n".join(verdict.evidence)
 
 
 def test_a_run_that_is_preempted_saves_and_goes_on_when_it_may(slurm: Cluster, tmp_path: Path) -> None:
@@ -179,15 +190,13 @@ def test_a_run_that_is_preempted_saves_and_goes_on_when_it_may(slurm: Cluster, t
     run = endless(tmp_path, *groups, "train.iterations=600")
     with occupied(slurm, "--partition=hgx"):
         wait_for(lambda: observe(run).start.restarts == 1, 30)
-        assert observe(run).saved is not None
+        wait_for(lambda: observe(run).saved is not None)
     verdict = verdict_of(run, 120)
     assert verdict.state is State.succeeded, verdict
     assert iterations(run) == list(range(1, 601))
 
 
-def test_a_run_is_started_again_only_so_often_and_then_by_hand(
-    slurm: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_started_again_only_so_often_and_then_by_hand(slurm: Cluster, tmp_path: Path) -> None:
     run = endless(tmp_path, "executor.max_requeues=1", "train.iterations=1500")
     for count in (1, 2):
         for job in ids(run):
@@ -200,9 +209,11 @@ def test_a_run_is_started_again_only_so_often_and_then_by_hand(
     assert "executor.max_requeues=1" in verdict.reason
     assert f"tdpp launch resume={run.name}" in verdict.reason
     wait_for(lambda: not slurm.jobs())
-    main([f"resume={run.name}", f"runs_dir={run.runs}"], preflight=no_data_needed, worker="unused")
-    capfd.readouterr()
-    wait_for(lambda: observe(run).start.submission == 1)
+    saved = observe(run).saved
+    assert saved is not None
+    main([f"resume={run.name}", f"runs_dir={run.runs}"], preflight=no_data_needed, worker=WORKER)
+    assert verdict_of(run).state is State.succeeded
+    assert iterations(run) == list(range(1, 1501))
 
 
 def test_a_run_that_saves_nothing_is_not_started_again(slurm: Cluster, tmp_path: Path) -> None:
@@ -312,6 +323,7 @@ def test_a_cluster_that_does_not_answer_is_told(
         with pytest.raises(LaunchError, match=r"squeue .*failed with 1"):
             judge(run)
     assert judge(run).state is State.running
+    stop.stop(run)
 
 
 def test_fifty_runs_of_two_processes_at_once_keep_apart(slurm: Cluster, tmp_path: Path) -> None:
