@@ -101,6 +101,8 @@ class Observation:
     created_unix: float
     stop_unix: float | None
     """When it was asked to stop."""
+    free_bytes: int
+    """On the disk of the run folder, for this user."""
     jobs: tuple[Job, ...]
     """Slurm's, where it was asked."""
     start: Start
@@ -175,11 +177,13 @@ def complete(before: Glance, answers: Mapping[str, JobState], now: float | None 
     told = (run.read_object(path, _ERROR) for path in run.errors.glob("rank-*.json"))
     errors = (_error(content) for content in told if content is not None and _of(content, start))
     request = run.read_object(run.stop_request, ("unix",))
+    disk = os.statvfs(run.path)
     return Observation(
         plan=plan,
         now_unix=now,
         created_unix=created,
         stop_unix=request["unix"] if request else None,
+        free_bytes=disk.f_bavail * disk.f_frsize,
         jobs=jobs,
         start=start,
         saved=_saved(run) if start > Start(0, 0) or any(node.stopped for node in nodes) else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,13 +78,17 @@ def _srun(submission: Submission, request: JobRequest) -> str:
     """
     agent = f'{shlex.quote(submission.python)} -u -m submitit.core._submit "$FOLDER"'
     inner = f'exec {agent} >>"$FOLDER/${{SLURM_JOB_ID}}_${{SLURM_PROCID}}_log.out" 2>&1'
-    return shlex.join([*_srun_words(request), "bash", "-c", inner])
+    return shlex.join(["srun", "--unbuffered", *_srun_words(request, ["bash", "-c", inner])])
 
 
-def _srun_words(request: JobRequest) -> Iterator[str]:
-    yield "srun"
-    yield "--unbuffered"
-    if len(request.components) > 1:
-        yield f"--het-group={','.join(str(number) for number in range(len(request.components)))}"
-    elif (cpus := request.components[0].cpus_per_task) is not None:
-        yield f"--cpus-per-task={cpus}"  # srun stopped taking it from the job in Slurm 22.05
+def _srun_words(request: JobRequest, task: Sequence[str]) -> Iterator[str]:
+    """What srun runs, and where: in a heterogeneous job one step over all components."""
+    several = len(request.components) > 1
+    for number, component in enumerate(request.components):
+        if number:
+            yield ":"
+        if several:
+            yield f"--het-group={number}"
+        if component.cpus_per_task is not None:
+            yield f"--cpus-per-task={component.cpus_per_task}"  # srun stopped taking it from the job in Slurm 22.05
+        yield from task

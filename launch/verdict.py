@@ -25,6 +25,8 @@ from launch.worker import SAVED
 STALL_LINES = 5
 """A run stalls when no line came for as long as this many usually take, and at least for `STALL_S`."""
 STALL_S = 30.0
+FULL_BYTES = 64 * 1024
+"""A disk with less room than this counts as full."""
 
 
 class State(StrEnum):
@@ -127,6 +129,8 @@ def _causes(seen: Observation) -> list[Cause]:
     told_of = {error.node for error in seen.errors}
     for node in seen.nodes:
         finding = _node_failure(node, seen.job_of(node), node.name in told_of)
+        if finding is not None and not node.ended and _disk_is_full(seen):
+            finding = State.failed, "disk-full", f"{_FULL_DISK}, and so {finding[2]}"
         if finding is not None and (node.ended or seen.stop_unix is None):  # a stop may kill agents
             found.append(Cause(node.seen_unix, finding))
     until = math.inf if seen.stop_unix is None else seen.stop_unix
@@ -143,6 +147,14 @@ _JOB_RULES = {
     "DEADLINE": "time-limit",
 }
 """By Slurm's state of a job that took a node with it."""
+
+
+_FULL_DISK = "the disk of the run folder is full"
+
+
+def _disk_is_full(seen: Observation) -> bool:
+    """Nothing that fails for this can write why."""
+    return seen.free_bytes < FULL_BYTES
 
 
 def _node_failure(node: Node, job: Job | None, ranks_told: bool) -> Finding | None:
@@ -342,6 +354,8 @@ def _evidence(seen: Observation) -> Iterator[str]:
             yield line
     for cause in _causes(seen)[1:]:
         yield f"later: {cause.finding[2]}"
+    if _disk_is_full(seen):
+        yield f"{_FULL_DISK}: {seen.free_bytes} bytes are free"
     symptoms = sum(error.symptom for error in seen.errors)
     if symptoms:
         yield f"{symptoms} rank{'s' * (symptoms > 1)} failed only because another one was lost"

@@ -301,8 +301,12 @@ def _error_file(plan: Plan, place: Place) -> Path:
 def _write_json(path: Path, content: Any) -> None:
     """Atomically: a reader finds the old content or the new."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, interruption.SIGNAL)

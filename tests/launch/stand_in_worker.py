@@ -122,8 +122,12 @@ def error(run: Path, plan: dict, place: dict, kind: str, message: str, symptom: 
 
 def write(path: Path, content: object) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(content))
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(content))
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def die_with_parent(signum: signal.Signals) -> None:

@@ -1,0 +1,20 @@
+#!/bin/bash
+#SBATCH --comment='tdpp 0123'
+#SBATCH --constraint='a10&ib'
+#SBATCH --cpus-per-task=16
+#SBATCH --dependency=after:41
+#SBATCH --error=/shared/runs/xl/1/submitit/%j_batch.out
+#SBATCH --gres=gpu:a10:4
+#SBATCH --job-name=xl
+#SBATCH --kill-on-invalid-dep=yes
+#SBATCH --nodes=7
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/xl/1/submitit/%j_batch.out
+#SBATCH --partition=gpu2
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --time=90
+
+export SUBMITIT_EXECUTOR=slurm FOLDER=/shared/runs/xl/1/submitit
+srun --unbuffered --cpus-per-task=16 bash -c 'exec /opt/venv/bin/python -u -m submitit.core._submit "$FOLDER" >>"$FOLDER/${SLURM_JOB_ID}_${SLURM_PROCID}_log.out" 2>&1'
