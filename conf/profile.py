@@ -43,6 +43,13 @@ class ModelCosts:
 class LayerProfile:
     gpu: str = MISSING
     costs: list[ModelCosts] = MISSING
+    optimizer_ns_per_parameter: float | None = None
+    """Nanoseconds a parameter of a rank takes in the whole optimizer step; null: what the GPU's memory allows."""
+
+    def __post_init__(self) -> None:
+        value = self.optimizer_ns_per_parameter
+        if value is not None and not 0 <= value < 1000:
+            raise ConfigError(f"a profile's optimizer_ns_per_parameter={value} must be between 0 and 1000 nanoseconds")
 
     def of(self, model: str, tensor: int, micro_batch_size: int) -> ModelCosts:
         """The costs for exactly these sizes: nothing is guessed from others.

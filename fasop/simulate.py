@@ -12,11 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conf.errors import TdppError
-
-
-class SearchError(TdppError):
-    """A schedule or a search that makes no sense."""
+from fasop.errors import SearchError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,8 +42,9 @@ def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
         (COSTS.replace("LAYER", "soon"), "is not a profile: .*soon"),
         (COSTS.replace("LAYER", "1").replace("    head:", "    tail:"), "is not a profile: .*tail"),
         ("gpu: X\n", "is not a profile: .*costs"),
+        (f"optimizer_ns_per_parameter: -1\n{COSTS.replace('LAYER', '1')}", r"optimizer_ns_per_parameter=-1\.0 must be"),
     ],
-    ids=["negative", "no-number", "unknown-key", "no-costs"],
+    ids=["negative", "no-number", "unknown-key", "no-costs", "negative-optimizer"],
 )
 def test_a_bad_profile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str) -> None:
     monkeypatch.setattr(profile, "FOLDER", tmp_path)

@@ -1,0 +1,234 @@
+"""Pipelines as numbers: what every stage of many plans takes, as a linear function of its layers.
+
+All transformer layers of a model are alike, so a stage is its number of layers, and all its times and its memory are
+linear in it. Arrays are [stages, pipelines], times seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf import links, sizes
+from conf.links import Link
+from conf.schema import Schedule
+from fasop.costs import gradients_summed, layer_times, optimizer_s_per_parameter, weights_handed_out
+from fasop.fast import Floats, ends
+from fasop.hardware import NodeKind
+from fasop.memory import GIB, stage_memory
+from fasop.placement import Integers, Placement, Uses, place
+from fasop.training import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """What a stage takes, [stages, pipelines] each: `fixed + layers * layer`."""
+
+    fixed: Floats
+    layer: Floats
+
+    def of(self, layers: Integers) -> Floats:
+        return self.fixed + layers * self.layer
+
+    def take(self, columns: Integers) -> Linear:
+        return Linear(fixed=self.fixed[:, columns], layer=self.layer[:, columns])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Where the time of an iteration goes, by pipeline."""
+
+    total: Floats
+    """From the end of one iteration to the end of the next."""
+    pipeline: Floats
+    """Until the last backward pass has ended."""
+    sums: Floats
+    """The rest, until all gradients are summed over the replicas."""
+    embedding: Floats
+    """The rest, until the embedding's are summed too."""
+    optimizer: Floats
+    """The longest of the stages' steps. A stage that is done early begins the next iteration early, so that this
+    overlaps with `pipeline`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipelines:
+    """Plans of the same sizes and schedule on different nodes."""
+
+    schedule: Schedule
+    micro_batches: int
+    forward: Linear
+    backward: Linear
+    hop: Floats
+    """From the end of a pass until the next stage has its result; in row s from s to s + 1 and back."""
+    sums: Linear
+    """The gradients of a stage, over its replicas; after the last backward pass, unhidden."""
+    optimizer: Linear
+    """The step and, with a sharded optimizer, handing out its results."""
+    embedding: Floats
+    """[pipelines]: the embedding's gradients of the first and the last stage; 0 for a single one."""
+    capacity: Integers
+    """The most layers that memory allows; negative where not even the stage without layers fits."""
+    basis: Integers
+    """[pipelines]: what the times rest on (`fasop.costs.Basis`)."""
+
+    def __len__(self) -> int:
+        return len(self.basis)
+
+    @property
+    def stages(self) -> int:
+        return len(self.hop)
+
+    def take(self, columns: Integers) -> Pipelines:
+        """Some of them, or some of them several times."""
+        return replace(
+            self,
+            forward=self.forward.take(columns),
+            backward=self.backward.take(columns),
+            hop=self.hop[:, columns],
+            sums=self.sums.take(columns),
+            optimizer=self.optimizer.take(columns),
+            embedding=self.embedding[columns],
+            capacity=self.capacity[:, columns],
+            basis=self.basis[columns],
+        )
+
+    def fits(self, layers: Integers) -> NDArray[np.bool_]:
+        """[pipelines]: whether every stage has the memory for its layers."""
+        fitting: NDArray[np.bool_] = np.all(layers <= self.capacity, axis=0)
+        return fitting
+
+    def iteration(self, layers: Integers) -> Floats:
+        """[pipelines]: seconds of an iteration, once the first one is over; see `parts`."""
+        return self.parts(layers).total
+
+    def parts(self, layers: Integers) -> Parts:
+        """An iteration, from the moment at which all ranks know the norm of the gradient, where they wait for each
+        other, to the same moment of the next one: each stage steps its optimizer, goes through the schedule, sums
+        its gradients; then first and last stage sum the embedding's.
+        """
+        stepped = self.optimizer.of(layers)
+        none = np.zeros_like(self.hop[:1])
+        done = ends(
+            self.schedule,
+            self.micro_batches,
+            forward=self.forward.of(layers),
+            backward=self.backward.of(layers),
+            send_forward=self.hop,
+            send_backward=np.concatenate([none, self.hop[:-1]]),
+            start=stepped,
+        )
+        summed = done + self.sums.of(layers)
+        shared = np.maximum(summed[0], summed[-1]) + self.embedding
+        all_summed = summed.max(axis=0)
+        total = np.maximum(all_summed, shared)
+        last = done.max(axis=0)
+        return Parts(
+            total=total,
+            pipeline=last,
+            sums=all_summed - last,
+            embedding=total - all_summed,
+            optimizer=stepped.max(axis=0),
+        )
+
+
+def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -> Pipelines:
+    """The pipelines of `training` on nodes of these kinds, [pipelines, nodes], all with the same numbers of GPUs.
+
+    Of a stage on several kinds of nodes the slowest counts, for each time of its own; of its memory the smallest.
+
+    Raises:
+        SearchError: a profile has no costs for the tensor size.
+    """
+    parallel, view = training.parallel, _View(kinds, orders)
+    where = place(tuple(kinds[kind].gpus for kind in orders[0]), parallel.tensor, parallel.data, parallel.pipeline)
+    times = [layer_times(kind.gpu, kind.profile, training, links.within(kind.group)) for kind in kinds]
+    replicas = view.slowest(where.sums)
+    summing, handing = gradients_summed(replicas, training), weights_handed_out(replicas, training)
+    stepping = [optimizer_s_per_parameter(kind.gpu, kind.profile) for kind in kinds]
+    shares = parallel.data if parallel.sharded_optimizer else 1
+    bases = np.array([time.basis for time in times])
+    return Pipelines(
+        schedule=parallel.schedule,
+        micro_batches=parallel.micro_batches,
+        forward=_passes(view, where, [(t.embedding.forward, t.layer.forward, t.head.forward) for t in times]),
+        backward=_passes(view, where, [(t.embedding.backward, t.layer.backward, t.head.backward) for t in times]),
+        hop=view.slowest(where.hops).takes(np.array(float(training.message_bytes))),
+        sums=_by_parameters(training, summing),
+        optimizer=_by_parameters(
+            training,
+            Link(
+                latency_s=handing.latency_s,
+                s_per_byte=view.largest(where.stages, stepping) / shares + handing.s_per_byte,
+            ),
+        ),
+        embedding=_embedding(view, where, training),
+        capacity=_capacity(view, where, training),
+        basis=bases[orders].max(axis=1),
+    )
+
+
+class _View:
+    """What links and nodes are, in each order."""
+
+    def __init__(self, kinds: Sequence[NodeKind], orders: Integers) -> None:
+        self.kinds = kinds
+        self._kind_of = orders.T
+
+    def largest(self, uses: Uses, values: Sequence[float]) -> Floats:
+        """[items, pipelines]: the largest value, by kind, of an item's nodes."""
+        return self._reduced(uses, np.array(values)[self._kind_of[uses.nodes]])
+
+    def slowest(self, uses: Uses) -> Link[Floats]:
+        """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links."""
+        known = [(links.within(kind.group), links.between(kind.group, 1)) for kind in self.kinds]
+        latencies = np.array([[link.latency_s for link in pair] for pair in known])
+        rates = np.array([[link.s_per_byte for link in pair] for pair in known])
+        kinds, between = self._kind_of[uses.nodes], uses.between[:, np.newaxis]
+        return Link(
+            latency_s=self._reduced(uses, latencies[kinds, between]),
+            s_per_byte=self._reduced(uses, rates[kinds, between] * uses.sharing[:, np.newaxis]),
+        )
+
+    @staticmethod
+    def _reduced(uses: Uses, values: Floats) -> Floats:
+        reduced: Floats = np.maximum.reduceat(values, uses.starts, axis=0)
+        return reduced
+
+
+def _passes(view: _View, where: Placement, times: Sequence[tuple[float, float, float]]) -> Linear:
+    """From the times of embedding, layer and head, by kind."""
+    embedding, layer, head = (view.largest(where.stages, by_kind) for by_kind in zip(*times, strict=True))
+    fixed = np.zeros_like(layer)
+    fixed[0] += embedding[0]
+    fixed[-1] += head[-1]
+    return Linear(fixed=fixed, layer=layer)
+
+
+def _by_parameters(training: Training, link: Link[Floats]) -> Linear:
+    """What takes so many seconds for each parameter of a stage's ranks."""
+    model, tensor = training.model, training.parallel.tensor
+    fixed = np.zeros((training.parallel.pipeline, 1))
+    fixed[0] += sizes.embedding_parameters(model, tensor)
+    fixed[-1] += sizes.head_parameters(model, tensor, own_word=len(fixed) > 1)
+    return Linear(fixed=link.takes(fixed), layer=link.s_per_byte * sizes.layer_parameters(model, tensor))
+
+
+def _embedding(view: _View, where: Placement, training: Training) -> Floats:
+    parallel = training.parallel
+    size = training.gradient_bytes * sizes.word_parameters(training.model, parallel.tensor)
+    link = view.slowest(where.embedding).all_reduce(2 if parallel.pipeline > 1 else 1)
+    whole = link.takes(np.array(float(size)))
+    return whole.reshape(-1)
+
+
+def _capacity(view: _View, where: Placement, training: Training) -> Integers:
+    stages = [stage_memory(training, stage) for stage in range(training.parallel.pipeline)]
+    smallest = -view.largest(where.stages, [-kind.gpu.memory_gib for kind in view.kinds])
+    fixed = np.array([[stage.fixed] for stage in stages])
+    layer = np.array([[stage.layer] for stage in stages])
+    most: Integers = np.floor((smallest * GIB - fixed) / layer).astype(np.int64)
+    return most

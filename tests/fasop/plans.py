@@ -1,0 +1,47 @@
+"""Trainings and nodes that tests search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conf.compose import compose
+from conf.schema import Experiment
+from fasop.hardware import NodeKind, node_kinds
+from fasop.pipelines import Pipelines, pipelines
+from fasop.training import Training
+
+MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.precision=fp16")
+"""What the published runs were: Megatron-LM in fp16."""
+
+
+def experiment(*overrides: str) -> Experiment:
+    return compose(["experiment=seed_a10x8", *overrides])
+
+
+def mixed(*overrides: str) -> Experiment:
+    return compose(["experiment=seed_a100x1_a10x7", *overrides])
+
+
+def training(*overrides: str, **sizes: Any) -> Training:
+    """GPT-2 XL as the seed trains it, with other keys of `parallel`."""
+    whole = Training.of(experiment(*overrides))
+    return replace(whole, parallel=replace(whole.parallel, **sizes))
+
+
+def kinds(one: Experiment) -> Sequence[NodeKind]:
+    return node_kinds(one.cluster)
+
+
+def built(one: Experiment, order: Sequence[int], **sizes: Any) -> Pipelines:
+    """One pipeline on nodes of these kinds."""
+    whole = Training.of(one)
+    whole = replace(whole, parallel=replace(whole.parallel, **sizes))
+    return pipelines(whole, kinds(one), np.array([order]))
+
+
+def column(*layers: int) -> np.ndarray:
+    return np.array([layers]).T

@@ -1,0 +1,120 @@
+"""Memory: the engine's own tensors, counted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.compose import compose
+from conf.schema import Schedule
+from conf.sizes import embedding_parameters, head_parameters, layer_parameters
+from fasop.memory import GIB, StageMemory, bytes_per_parameter, in_flight, layer_activations, stage_memory
+from launch.plan import make_plan
+from megatron_ext.model import Stage, TransformerLayer
+from megatron_ext.plan import ModelConfig, Plan
+from megatron_ext.schedule import Kind, schedule
+from megatron_ext.tensor_parallel import TensorGroup
+from tests.fasop.plans import MEGATRON, training
+
+
+@pytest.mark.parametrize(
+    ("overrides", "plain", "sharded"),
+    [
+        ((), 16, 8 + 12 / 4),
+        (("train.precision=bf16",), 18, 6 + 12 / 4),
+        ((*MEGATRON, "train.precision=fp32"), 16, 8 + 8 / 4),
+        ((*MEGATRON, "train.precision=bf16"), 18, 6 + 12 / 4),
+        (MEGATRON, 20, 4 + 16 / 4),
+    ],
+    ids=["fp32", "bf16", "megatron-fp32", "megatron-bf16", "megatron-fp16-as-the-measured-run"],
+)
+def test_a_parameter_takes_what_its_engine_keeps(overrides: tuple[str, ...], plain: float, sharded: float) -> None:
+    assert bytes_per_parameter(training(*overrides)) == plain
+    assert bytes_per_parameter(training(*overrides, sharded_optimizer=True)) == sharded
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_parameters_are_those_of_the_engine(tmp_path: Path, tensor: int) -> None:
+    sizes = (f"parallel.tensor={tensor}", "parallel.data=1", "parallel.pipeline=2")
+    one = compose(["model=tiny", *sizes, "parallel.global_batch_size=2", "parallel.partition=1-3"])
+    (tmp_path / "plan.json").write_text(json.dumps(make_plan(one, "a/b")))
+    plan = Plan.read(tmp_path / "plan.json")
+    counts = [
+        sum(p.numel() for _, p in Stage(plan, s, TensorGroup(tensor, 0, None, False)).parameters_by_name())
+        for s in range(2)
+    ]
+    layer = layer_parameters(one.model, tensor)
+    first, last = embedding_parameters(one.model, tensor), head_parameters(one.model, tensor, own_word=True)
+    assert counts == [first + layer, last + 3 * layer]
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_activations_are_what_a_layer_keeps_for_its_backward_pass(recompute: str) -> None:
+    """The tensors that autograd saves, each storage once, without the weights."""
+    one = training(
+        "model.hidden=128",
+        "model.heads=4",
+        "model.sequence_length=96",
+        f"parallel.recompute={recompute}",
+        micro_batch_size=4,
+    )
+    model = one.model
+    config = ModelConfig(
+        layers=1, hidden=128, heads=4, sequence_length=96, vocab_size=model.vocab_size, padded_vocab_size=50304
+    )
+    layer = TransformerLayer(config, TensorGroup(1, 0, None, False), recompute)
+    weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(torch.randn(4, 96, 128, requires_grad=True))
+    kept = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    assert layer_activations(one) == pytest.approx(kept, rel=0.02)  # besides: the norms' means, the attention's sums
+
+
+@given(st.sampled_from(Schedule), st.integers(2, 8), st.integers(1, 20), st.integers(2, 3))
+def test_micro_batches_in_flight_are_those_of_the_schedule(
+    name: Schedule, stages: int, micro_batches: int, chunks: int
+) -> None:
+    chunks = chunks if name is Schedule.interleaved else 1
+    for stage, actions in enumerate(schedule(str(name), stages, chunks, micro_batches)):
+        steps = [
+            {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.BACKWARD_WEIGHT: -1}.get(action.kind, 0) for action in actions
+        ]
+        most = max(itertools.accumulate(steps))
+        bound = in_flight(name, stage, stages, micro_batches, chunks)
+        exact = name in (Schedule.gpipe, Schedule.one_f_one_b)
+        assert most == bound if exact else most <= bound
+
+
+def test_later_stages_hold_fewer_micro_batches() -> None:
+    """Not as many as there are stages on each of them."""
+    layer = [stage_memory(training(), stage).layer for stage in range(8)]
+    assert [(layer[0] - layer[s]) / layer_activations(training()) for s in range(8)] == pytest.approx(list(range(8)))
+
+
+@pytest.mark.parametrize("engine", [(), MEGATRON], ids=["tdpp", "megatron"])
+def test_recomputation_trades_memory(engine: tuple[str, ...]) -> None:
+    none, some, full = (
+        stage_memory(training(*engine, f"parallel.recompute={what}"), 1).of(8) for what in ("none", "selective", "full")
+    )
+    assert full < some <= none
+
+
+@given(st.floats(1e6, 1e9), st.floats(0, 5e9), st.floats(0.1, 80))
+def test_the_capacity_is_the_most_that_fits(layer: float, fixed: float, gib: float) -> None:
+    memory = StageMemory(layer=layer, fixed=fixed)
+    most = memory.capacity(gib)
+    assert memory.of(most + 1) > gib * GIB * (1 - 1e-12)
+    assert most < 0 or memory.of(most) <= gib * GIB * (1 + 1e-12)
