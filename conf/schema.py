@@ -265,7 +265,7 @@ class Executor:
     """null: a free port, which rank 0's node chooses and publishes."""
     time_min: int = 60 * 24
     """Local only: minutes after which the run is ended."""
-    meet_min: int = 10
+    meet_min: float = 10
     """Minutes that nodes wait for the others before the run fails: those of another job may start later."""
     save_s: int = 120
     """Slurm only: this long before its time limit a job saves a checkpoint, and is then started again."""
@@ -273,8 +273,8 @@ class Executor:
     """Slurm only: how often a job is started again after its time limit, a preemption or the failure of a node."""
 
     def __post_init__(self) -> None:
-        for key in ("time_min", "meet_min"):
-            rules.at_least(f"executor.{key}", getattr(self, key), 1)
+        rules.at_least("executor.time_min", self.time_min, 1)
+        rules.positive("executor.meet_min", self.meet_min)
         rules.between("executor.save_s", self.save_s, 10, 65535)
         rules.at_least("executor.max_requeues", self.max_requeues, 0)
         if self.master_port is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import asdict
 from itertools import accumulate
@@ -43,7 +44,7 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         "micro_batch_size": parallel.micro_batch_size,
         "global_batch_size": parallel.global_batch_size,
         "master_port": experiment.executor.master_port,
-        "meeting_timeout_s": experiment.executor.meet_min * 60,
+        "meeting_timeout_s": math.ceil(experiment.executor.meet_min * 60),
         "nodes": [
             {
                 "name": name,

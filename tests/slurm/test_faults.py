@@ -125,10 +125,12 @@ def test_a_master_job_that_never_starts_holds_the_slave_back_and_takes_it_along(
 
 def test_a_slave_job_that_does_not_start_in_time_is_taken_out_of_the_queue(slurm: Cluster, tmp_path: Path) -> None:
     with occupied(slurm, "--partition=gpu2", "--nodes=7"):
-        run = submitted(tmp_path / "runs", *FOREVER, "executor.meet_min=1")
+        run = submitted(tmp_path / "runs", *FOREVER, "executor.meet_min=0.2")
         verdict = verdict_of(run, 120)
         assert verdict.state is State.failed
-        assert "did not start within executor.meet_min=1 minutes: job" in "\n".join([verdict.reason, *verdict.evidence])
+        assert "did not start within executor.meet_min=0.2 minutes: job" in "\n".join(
+            [verdict.reason, *verdict.evidence]
+        )
         assert [job.name for job in slurm.jobs()] == ["wrap"]
 
 
@@ -174,15 +176,22 @@ def test_a_heterogeneous_job_whose_first_node_fails_is_resumed_by_hand(slurm: Cl
     assert 991 in iterations(run)
 
 
-@HET
-def test_at_the_time_limit_the_run_saves_and_is_started_again(slurm: Cluster, tmp_path: Path, het: str) -> None:
-    """With two jobs, that of one of them."""
-    run = endless(tmp_path, f"executor.het={het}", "train.iterations=2500")
+def test_at_the_time_limit_of_one_job_both_save_and_are_started_again(slurm: Cluster, tmp_path: Path) -> None:
+    run = endless(tmp_path, "train.iterations=2500")
     slurm.set_end(ids(run)[SLAVE], 31)
     verdict = verdict_of(run, 150)
     assert verdict.state is State.succeeded, verdict
     assert iterations(run) == list(range(1, 2501))
-    assert "start 0." in "\n".join(verdict.evidence)
+    assert "start 0.1" in "\n".join(verdict.evidence)
+
+
+def test_a_heterogeneous_job_that_gets_slurms_signal_saves_and_is_started_again(slurm: Cluster, tmp_path: Path) -> None:
+    run = endless(tmp_path, "executor.het=hetjob", "train.iterations=600")
+    assert slurm.run("scancel", "--signal=USR2", *ids(run)).returncode == 0
+    verdict = verdict_of(run)
+    assert verdict.state is State.succeeded, verdict
+    assert iterations(run) == list(range(1, 601))
+    assert run.save_request("0.0").exists()
 
 
 def test_a_run_that_is_preempted_saves_and_goes_on_when_it_may(slurm: Cluster, tmp_path: Path) -> None:
