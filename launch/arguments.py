@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from conf.rundir import RunDir
+
+_WATCH = "--watch"
+_DEFAULT = "auto"
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +27,36 @@ def add_runs_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="where runs are (default: %(default)s)")
 
 
+def add_watch(parser: argparse.ArgumentParser, until: str) -> None:
+    """`--watch` or `--watch=SECONDS`: for `parsed`. A word after it is a RUN."""
+    parser.add_argument(
+        _WATCH,
+        metavar="SECONDS",
+        type=_seconds,
+        help=f"look again every so many seconds, {until}: --watch (2 s, or 10 s while Slurm has to be asked) or "
+        "--watch=SECONDS; a terminal is drawn anew, elsewhere only changes are printed",
+    )
+
+
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """`argv`, in which a bare `--watch` takes no value: argparse would take the RUN after it for one."""
+    words = [f"{_WATCH}={_DEFAULT}" if word == _WATCH else word for word in argv]
+    return parser.parse_args(words)
+
+
 def chosen_run(arguments: argparse.Namespace) -> RunDir:
     """Raises RunFolderError if there is no such run."""
     return RunDir.find(arguments.runs_dir, arguments.run)
+
+
+def _seconds(text: str) -> float:
+    """0 leaves the choice to the command."""
+    if text == _DEFAULT:
+        return 0.0
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, such as --watch=5")
+    return seconds

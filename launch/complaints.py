@@ -1,13 +1,20 @@
-"""What a run's stderr says besides warnings, like lines counted together."""
+"""What a run's stderr says besides warnings, like lines counted together, what others may follow from first."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_WARNING = re.compile(r"\b\w*Warning\b|\bWARNING\b|^\s*warnings\.warn\(|^W\d{4} |^\[W\d{3}")
+_WARNING = re.compile(r"\b\w*Warning\b|\bWARNING\b|^\s*warnings\.warn\(|^W\d{4} |^(\[rank\d+\]:)?\[W\d{3}")
 _CHANGING = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
+_DIGITS = b"0123456789"
+_SYMPTOM = re.compile(
+    r"[Cc]onnection (reset|closed|refused)|[Bb]roken pipe|remote process exit|[Ww]atchdog|communicator was aborted|"
+    r"SignalException|SIGTERM"
+)
+"""How gloo, NCCL and torchrun tell that another process went first."""
 
 
 @dataclass(frozen=True)
@@ -19,24 +26,49 @@ class Complaint:
     nodes: tuple[str, ...]
 
 
-def complaints(stderr: Mapping[str, str]) -> list[Complaint]:
-    """Groups the lines of each node's stderr, in the order of their first appearance.
+def complaints(
+    stderr: Mapping[str, bytes], causes: Sequence[str] = (), symptoms: Sequence[str] = ()
+) -> list[Complaint]:
+    """Groups the lines of each node's stderr. `causes` and `symptoms` are what ranks told of their ends, by time.
 
-    Left out: warnings, the source line Python shows under one, and the indented part of a traceback.
+    First come lines that tell a cause, last those of ranks that only lost another one; otherwise they are in the order
+    of their first appearance, in that of the nodes: let the one that failed first be the first. Left out are warnings,
+    the source line Python shows under one, and the indented part of a traceback.
     """
     first: dict[str, str] = {}
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     nodes: dict[str, dict[str, None]] = {}
-    for node, text in stderr.items():
-        for line in _telling(text.splitlines()):
-            key = _CHANGING.sub("#", line)
-            first.setdefault(key, line)
-            counts[key] = counts.get(key, 0) + 1
-            nodes.setdefault(key, {})[node] = None
-    return [Complaint(first[key], counts[key], tuple(nodes[key])) for key in first]
+    for node, content in stderr.items():
+        for line, count in _alike(content):
+            if (text := _telling(line)) is not None:
+                key = _CHANGING.sub("#", text)
+                first.setdefault(key, text)
+                counts[key] += count
+                nodes.setdefault(key, {})[node] = None
+    found = [Complaint(first[key], counts[key], tuple(nodes[key])) for key in first]
+    return sorted(found, key=lambda complaint: _order(complaint.text, causes, symptoms))
 
 
-def _telling(lines: Iterable[str]) -> Iterable[str]:
-    for line in lines:
-        if line.strip() and not line[0].isspace() and not _WARNING.search(line) and "Traceback (most" not in line:
-            yield line.strip()
+def _alike(content: bytes) -> list[tuple[bytes, int]]:
+    """Of lines that differ only in digits the first, and how many there are: megabytes of them take milliseconds."""
+    lines = content.splitlines()
+    shapes = content.translate(None, _DIGITS).splitlines()
+    first = dict(zip(reversed(shapes), reversed(lines), strict=True))
+    return [(first[shape], count) for shape, count in Counter(shapes).items()]
+
+
+def _telling(line: bytes) -> str | None:
+    """A line without the blanks around it; None for one to leave out."""
+    text = line.decode(errors="replace")
+    if not text.strip() or text[0].isspace() or _WARNING.search(text) or "Traceback (most" in text:
+        return None
+    return text.strip()
+
+
+def _order(text: str, causes: Sequence[str], symptoms: Sequence[str]) -> tuple[int, int]:
+    for number, cause in enumerate(causes):
+        if cause and cause in text:
+            return 0, number
+    if _SYMPTOM.search(text) or any(symptom and symptom in text for symptom in symptoms):
+        return 2, 0
+    return 1, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -21,6 +22,8 @@ LINE_S = 0.2
 """Between two looks at the logs."""
 LOOK_S = 2.0
 """Between two looks at the processes, which cost more."""
+PART_BYTES = 4 << 20
+"""Of a log that is read at once."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -72,8 +75,8 @@ def _watch(run: RunDir) -> None:
             over = observe(run).over
             next_look = time.monotonic() + LOOK_S
         for log in logs:
-            for line in log.new_lines():
-                if is_iteration_line(line):
+            while lines := log.new_lines():
+                for line in filter(is_iteration_line, lines):
                     print(line, file=sys.stderr, flush=True)
 
 
@@ -85,23 +88,32 @@ def _tidy(run: RunDir) -> None:
 
 
 class Log:
-    """A text file that grows."""
+    """A text file that grows, and may be begun anew."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, begin: int = 0) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = begin
 
     def new_lines(self) -> list[str]:
-        """The lines completed since the last call; none while there is no file."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return []
-        whole = text[: text.rfind(b"\n") + 1]
+        """The next lines completed since the last call, some megabytes of them; none while there is no file."""
+        text = self._read()
+        whole = text[: text.rfind(b"\n") + 1] or (text if len(text) == PART_BYTES else b"")
         self._offset += len(whole)
         return whole.decode(errors="replace").splitlines()
+
+    def rest(self) -> str:
+        """The last line, as long as nothing has ended it."""
+        return self._read().decode(errors="replace")
+
+    def _read(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                return file.read(PART_BYTES)
+        except FileNotFoundError:
+            return b""
 
 
 def _say(text: str) -> None:

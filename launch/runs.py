@@ -4,42 +4,143 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 from conf.errors import RunFolderError
 from conf.rundir import RunDir
-from launch.arguments import add_runs_dir
-from launch.observe import Observation, observe
-from launch.status import as_json
-from launch.table import print_table
+from launch import slurm_commands
+from launch.arguments import add_runs_dir, add_watch, parsed
+from launch.errors import LaunchError
+from launch.findings import Findings
+from launch.glance import Glance, glance
+from launch.observe import SUBMISSION_S, Observation, complete
+from launch.slurm_commands import JobState
+from launch.status_text import as_json
+from launch.table import plain
 from launch.verdict import decide, median_ms
+from launch.watch import View, watch
 
 COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")
+NOTE = "note"
+"""A further column, where a run could not be judged."""
+UNKNOWN = "unknown"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A run, as far as it could be seen."""
+
+    run: RunDir
+    seen: Observation | None = None
+    trouble: str = ""
+    """Why it cannot be judged, where it was not seen."""
+    may_change: bool = False
+    """Whether it may be seen at the next look."""
+
+    @property
+    def over(self) -> bool:
+        return not self.may_change if self.seen is None else self.seen.over
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tdpp runs", description="List the runs, oldest first, with their verdicts.")
     add_runs_dir(parser)
     parser.add_argument("--json", action="store_true", help="a JSON list, an object for each run as in 'tdpp status'")
-    arguments = parser.parse_args(argv)
-    seen = list(_observed(RunDir.all(arguments.runs_dir)))
-    if arguments.json:
-        print(json.dumps([as_json(run, observation, decide(observation), ()) for run, observation in seen]))
+    add_watch(parser, "until all are over")
+    arguments = parsed(parser, argv)
+
+    def look() -> View:
+        return _view(listed(arguments.runs_dir), arguments.json)
+
+    if arguments.watch is None:
+        view = look()
+        view.show()
+        code = view.exit_code
     else:
-        print_table(COLUMNS, [run_row(run.name, observation) for run, observation in seen])
-    return 0
+        code = watch(look, arguments.watch)
+    if code:
+        raise LaunchError(f"{arguments.runs_dir}: some runs could not be judged; what is noted with them says why")
+    return code
 
 
-def _observed(runs: Iterable[RunDir]) -> Iterator[tuple[RunDir, Observation]]:
-    """What can be seen of each run that is not deleted meanwhile."""
-    for run in runs:
-        try:
-            observation = observe(run)
-        except (FileNotFoundError, RunFolderError):
-            if RunDir.is_one(run.path):
-                raise
-            continue
-        yield run, observation
+def listed(runs: Path) -> list[Listed]:
+    """Every run, oldest first, without those that are deleted meanwhile.
+
+    Slurm is asked once, about the jobs of all runs that are not over.
+    """
+    first = [(run, _attempt(run, partial(glance, run))) for run in RunDir.all(runs)]
+    answers: dict[str, JobState] | LaunchError
+    try:
+        answers = slurm_commands.job_states(job for _, look in first if isinstance(look, Glance) for job in look.asks)
+    except LaunchError as error:
+        answers = error
+    found = [look if isinstance(look, Listed) else _completed(run, look, answers) for run, look in first if look]
+    return sorted([*(run for run in found if run), *_damaged(runs)], key=lambda run: run.run.path.name.split("-")[:2])
+
+
+def _completed(run: RunDir, look: Glance, answers: Mapping[str, JobState] | LaunchError) -> Listed | None:
+    if isinstance(answers, LaunchError):
+        if look.asks:
+            return Listed(run=run, trouble=str(answers), may_change=True)
+        answers = {}
+    told = answers
+    return _attempt(run, lambda: Listed(run=run, seen=complete(look, told)))
+
+
+def _attempt(run: RunDir, look: Callable[[], T]) -> T | Listed | None:
+    """What `look` returns, or why it could not; None if the run was deleted meanwhile."""
+    try:
+        return look()
+    except (OSError, RunFolderError) as error:
+        return Listed(run=run, trouble=str(error)) if RunDir.is_one(run.path) else None
+
+
+def _damaged(runs: Path) -> Iterator[Listed]:
+    """Run folders that are no runs, and that nobody is just making or deleting."""
+    for run in RunDir.broken(runs):
+        with suppress(FileNotFoundError):
+            if time.time() - run.path.stat().st_mtime > SUBMISSION_S:
+                lacking = " and ".join(path.name for path in (run.config, run.plan) if not path.is_file())
+                yield Listed(run=run, trouble=f"{lacking} not there: cut off while it was submitted, or damaged")
+
+
+def _view(runs: Sequence[Listed], as_objects: bool) -> View:
+    unknown = any(run.seen is None for run in runs)
+    columns, rows = (*COLUMNS, *[NOTE] * unknown), [_row(run) for run in runs]
+    text = json.dumps([_object(run) for run in runs]) if as_objects else plain(columns, rows)
+    screen = None
+    if sys.stdout.isatty() and not as_objects:
+        from launch.screen import runs_screen
+
+        screen = runs_screen(columns, rows)
+    return View(
+        plain=text,
+        key=rows,
+        over=all(run.over for run in runs),
+        exit_code=LaunchError.exit_code * unknown,
+        on_slurm=any(run.may_change or (run.seen and run.seen.jobs) for run in runs),
+        screen=screen,
+    )
+
+
+def _row(run: Listed) -> list[str]:
+    if run.seen is None:
+        return [run.run.name, UNKNOWN, "-", "-", "-", run.trouble]
+    return run_row(run.run.name, run.seen)
+
+
+def _object(run: Listed) -> dict[str, Any]:
+    if run.seen is None:
+        return {"run": run.run.name, "path": str(run.run.path), "state": None, "reason": run.trouble}
+    return as_json(Findings(run=run.run, seen=run.seen, verdict=decide(run.seen)))
 
 
 def run_row(name: str, seen: Observation) -> list[str]:

@@ -12,6 +12,7 @@ from launch.errors import LaunchError
 
 TIMEOUT_S = 60
 COMMENT = "tdpp"
+_WORD = 80
 _FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|PMIX?|PMI2?)_")
 _KEPT = {"SLURM_CONF"}
 
@@ -174,8 +175,13 @@ def _ask(command: Sequence[str]) -> str:
 def _output(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
     unknown = "Invalid job id specified" in done.stderr  # the only one asked for is not in the queue any more
     if done.returncode != 0 and not (unknown and command[0] in ("squeue", "scancel")):
-        raise LaunchError(f"{' '.join(command)} failed with {done.returncode}: {done.stderr.strip() or 'no message'}")
+        raise LaunchError(f"{_shown(command)} failed with {done.returncode}: {done.stderr.strip() or 'no message'}")
     return done.stdout
+
+
+def _shown(command: Sequence[str]) -> str:
+    """A command for a message; hundreds of job ids are not spelt out."""
+    return " ".join(word if len(word) <= _WORD else f"{word[:_WORD]}…" for word in command)
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -194,4 +200,4 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             f"{command[0]} is not on this machine, but the run is one of Slurm's; log in to its cluster"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{' '.join(command)} gave no answer within {TIMEOUT_S} s") from error
+        raise LaunchError(f"{_shown(command)} gave no answer within {TIMEOUT_S} s") from error

@@ -4,81 +4,55 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from conf.rundir import RunDir
-from launch.arguments import add_run, chosen_run
-from launch.complaints import Complaint, complaints
-from launch.observe import Observation, observe
-from launch.verdict import Verdict, decide, median_ms
-
-STDERR_BYTES = 256 * 1024
-"""Of each node's stderr, its end."""
-SHOWN = 5
-WIDTH = 160
-"""Of a line of stderr that is shown."""
+from launch.arguments import add_run, add_watch, chosen_run, parsed
+from launch.errors import LaunchError
+from launch.findings import Findings, findings
+from launch.observe import observe
+from launch.status_text import as_json, as_text
+from launch.watch import View, watch
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tdpp status", description="Judge a run; the exit code tells the verdict.")
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="everything, as one JSON object")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--json", action="store_true", help="everything, as one JSON object; a line for each change")
+    add_watch(parser, "until it is over")
+    arguments = parsed(parser, argv)
     run = chosen_run(arguments)
-    seen = observe(run)
-    verdict = decide(seen)
-    found = complaints({node.name: _tail(run.node_err(node.name)) for node in seen.nodes})
-    if arguments.json:
-        print(json.dumps(as_json(run, seen, verdict, found)))
-    else:
-        print(as_text(run, verdict, found))
-    return verdict.exit_code
+    if arguments.watch is None:
+        view = _view(findings(run, observe(run)), arguments.json)
+        view.show()
+        return view.exit_code
+    return watch(lambda: _look(run, arguments.json), arguments.watch)
 
 
-def as_text(run: RunDir, verdict: Verdict, found: Sequence[Complaint]) -> str:
-    lines = [f"{run.name}: {verdict.state}, {verdict.reason}", *(f"  {line}" for line in verdict.evidence)]
-    if found:
-        lines.append("  stderr, warnings left out:")
-        lines += [f"    {c.count} x {_shortened(c.text)} ({', '.join(c.nodes)})" for c in found[:SHOWN]]
-    if len(found) > SHOWN:
-        lines.append(f"    and {len(found) - SHOWN} other lines: tdpp logs --err {run.name}")
-    return "\n".join(lines)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
-
-
-def as_json(run: RunDir, seen: Observation, verdict: Verdict, found: Sequence[Complaint]) -> dict[str, Any]:
-    last = seen.log[-1] if seen.log else None
-    return {
-        "run": run.name,
-        "path": str(run.path),
-        "state": verdict.state,
-        "rule": verdict.rule,
-        "exit_code": verdict.exit_code,
-        "reason": verdict.reason,
-        "evidence": list(verdict.evidence),
-        "iteration": last.iteration if last else 0,
-        "iterations": seen.iterations,
-        "loss": last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,  # JSON has no NaN
-        "ms_per_iteration": median_ms(seen) if last else None,
-        "nodes": [asdict(node) for node in seen.nodes],
-        "gpus": {node.node: asdict(node.entries[-1]) for node in seen.gpus if node.entries},
-        "errors": [asdict(error) for error in seen.errors],
-        "stderr": [asdict(complaint) for complaint in found],
-    }
-
-
-def _tail(path: Path) -> str:
+def _look(run: RunDir, as_object: bool) -> View:
+    """Slurm that does not answer for a while ends no watch."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - STDERR_BYTES))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
+        return _view(findings(run, observe(run)), as_object)
+    except LaunchError as error:
+        told = {"run": run.name, "path": str(run.path), "state": None, "reason": str(error)}
+        text = json.dumps(told) if as_object else f"{run.name}: unknown, {error}"
+        return View(plain=text, key=text, over=False, exit_code=error.exit_code, on_slurm=True)
+
+
+def _view(found: Findings, as_object: bool) -> View:
+    seen, verdict = found.seen, found.verdict
+    key = (
+        (verdict.state, verdict.rule, seen.log[-1:], [str(job) for job in seen.jobs]),
+        [(node.state, node.alive, node.exit_code) for node in seen.nodes],
+        (found.mismatches, found.stderr, found.agents),
+    )
+    text = json.dumps(as_json(found)) if as_object else as_text(found)
+    screen = None
+    if sys.stdout.isatty() and not as_object:
+        from launch.screen import status_screen
+
+        screen = status_screen(found)
+    return View(
+        plain=text, key=key, over=seen.over, exit_code=verdict.exit_code, on_slurm=bool(seen.jobs), screen=screen
+    )

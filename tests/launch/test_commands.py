@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from conf.rundir import RunDir
 from launch import cli
 from launch.follow import follow
-from launch.observe import Observation, observe
+from launch.glance import Glance
+from launch.observe import Observation, complete
+from launch.slurm_commands import JobState
 from launch.table import plain
 from tests.launch.live import TWO_NODES, start
 
@@ -87,29 +90,6 @@ def test_without_runs_there_is_a_message(
     assert "there are no runs in" in capsys.readouterr().err
 
 
-def test_logs_are_those_of_the_nodes(finished: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    assert cli.main(["logs", str(finished.path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "local-0: NODE_RANK: 0"
-    assert sum(line.startswith("local-1:  iteration ") for line in lines) == 6
-    assert cli.main(["logs", str(finished.path), "--node", "local-1"]) == 0
-    assert capsys.readouterr().out == finished.node_out("local-1").read_text()
-
-
-def test_logs_of_an_unknown_node_name_the_known_ones(finished: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["logs", str(finished.path), "--node", "x"]) == 1
-    assert "has the nodes local-0, local-1" in capsys.readouterr().err
-
-
-def test_logs_are_followed_to_the_end(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run = start(runs, "train.iterations=20")
-    assert cli.main(["logs", "-f", str(run.path)]) == 0
-    assert capfd.readouterr().out == run.node_out("local-0").read_text()
-    assert "      20/      20" in run.node_out("local-0").read_text()
-    follow(run)
-
-
 def test_runs_lists_every_run_in_a_line(finished: RunDir, failed: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["runs", "--runs-dir", str(finished.runs)]) == 0
     heading, *rows = capsys.readouterr().out.splitlines()
@@ -132,12 +112,12 @@ def test_a_run_that_is_deleted_meanwhile_is_not_listed(
     for name in ("deleted", "kept"):
         shutil.copytree(finished.path, tmp_path / "tiny" / name)
 
-    def delayed(run: RunDir) -> Observation:
-        if run.path.name == "deleted":
-            shutil.rmtree(run.path)
-        return observe(run)
+    def delayed(look: Glance, answers: Mapping[str, JobState]) -> Observation:
+        if look.run.path.name == "deleted":
+            shutil.rmtree(look.run.path)
+        return complete(look, answers)
 
-    monkeypatch.setattr("launch.runs.observe", delayed)
+    monkeypatch.setattr("launch.runs.complete", delayed)
     assert cli.main(["runs", "--runs-dir", str(tmp_path)]) == 0
     _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[:2] for row in rows] == [["tiny/kept", "succeeded"]]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from launch.complaints import Complaint, complaints
 
-PYTHON_WARNING = """\
+PYTHON_WARNING = b"""\
 /lib/torch/x.py:12: UserWarning: something is deprecated
   warnings.warn(
 WARNING:root:and this
 [W1121 07:00:00.1 socket.cpp:1] [c10d] The client socket cannot be initialized
+[rank3]:[W1121 07:00:00.1 socket.cpp:1] nor here
 """
-TRACEBACK = """\
+TRACEBACK = b"""\
 Traceback (most recent call last):
   File "a.py", line 3, in f
     g()
@@ -27,5 +28,33 @@ def test_of_a_traceback_the_last_line_is_kept() -> None:
 
 
 def test_lines_that_differ_in_numbers_only_are_counted_together() -> None:
-    found = complaints({"a": "rank 0 lost 0x1f\nother\n", "b": "rank 1 lost 0x2a\nrank 2 lost 0xff\n"})
+    found = complaints({"a": b"rank 0 lost 0x1f\nother\n", "b": b"rank 1 lost 0x2a\nrank 2 lost 0xff\n"})
     assert found == [Complaint("rank 0 lost 0x1f", 3, ("a", "b")), Complaint("other", 1, ("a",))]
+
+
+def test_what_may_be_the_cause_comes_before_what_follows_from_it() -> None:
+    stderr = {
+        "first": b"loading shard 3\n[rank 7] error: the optimizer lost its mind\n",
+        "second": b"[rank 2] error: rank 7 is gone\nRuntimeError: Connection closed by peer [10.0.0.1]:29500\nodd\n",
+    }
+    found = complaints(stderr, causes=["the optimizer lost its mind"], symptoms=["rank 7 is gone"])
+    assert [complaint.text for complaint in found] == [
+        "[rank 7] error: the optimizer lost its mind",
+        "loading shard 3",
+        "odd",
+        "[rank 2] error: rank 7 is gone",
+        "RuntimeError: Connection closed by peer [10.0.0.1]:29500",
+    ]
+
+
+def test_of_several_causes_the_earliest_comes_first() -> None:
+    stderr = {"a": b"ValueError: late\n", "b": b"ValueError: early\n"}
+    assert [c.text for c in complaints(stderr, causes=["early", "late"])] == ["ValueError: early", "ValueError: late"]
+
+
+def test_without_a_told_cause_the_first_nodes_lines_come_first() -> None:
+    assert [c.text for c in complaints({"b": b"from b\n", "a": b"from a\n"})] == ["from b", "from a"]
+
+
+def test_bytes_that_are_no_text_and_lines_ended_by_windows_are_told() -> None:
+    assert complaints({"a": b"caf\xe9\r\nplain"}) == [Complaint("caf\ufffd", 1, ("a",)), Complaint("plain", 1, ("a",))]

@@ -10,8 +10,9 @@ import pytest
 
 from conf.gpu_lines import GpuReading, GpuSample, GpuTrouble, entry_text
 from conf.rundir import RunDir
+from launch.findings import Findings
 from launch.observe import observe
-from launch.status import as_json, as_text
+from launch.status_text import as_json, as_text
 from launch.verdict import State, decide, judge
 from tests.launch.test_gpu_health import REST, SPIN, WORK
 from tests.launch.test_verdict import NOW, Case, ended
@@ -63,10 +64,11 @@ def test_each_node_at_work_has_a_line_of_evidence(tmp_path: Path) -> None:
     run = gpu_run(tmp_path, Case(last=20), WORK, WORK)
     run.node_gpu("local-1").write_text(entry_text(GpuTrouble(unix=int(NOW), text="no GPU on there: neither nor")))
     seen = observe(run, NOW)
-    text = as_text(run, decide(seen), [])
+    found = Findings(run=run, seen=seen, verdict=decide(seen))
+    text = as_text(found)
     assert "  GPUs of local-0: 2 of 2 busy, 97 % mean, fullest 11.2/22.2 GiB\n" in text
     assert text.endswith("\n  GPUs of local-1: no GPU on there: neither nor")
-    told = json.loads(json.dumps(as_json(run, seen, decide(seen), [])))["gpus"]
+    told = json.loads(json.dumps(as_json(found)))["gpus"]
     assert told["local-0"]["gpus"][1]["power_w"] == 140
     assert told["local-1"]["text"] == "no GPU on there: neither nor"
 

@@ -1,0 +1,31 @@
+"""What the agents of a run printed themselves, or what could not start them: submitit's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from conf.rundir import RunDir
+
+
+def agent_logs(run: RunDir, plan: Mapping[str, Any], jobs: Iterable[Mapping[str, Any]]) -> dict[str, list[Path]]:
+    """The files by node, and by job those of its script; `jobs` are those of jobs.json.
+
+    `<job>_<task>_log.out` is an agent's; of a heterogeneous job each component has an id of its own, counted on from
+    the whole job's, while tasks are counted through. On this machine its errors are in a file of their own.
+    """
+    names = [node["name"] for node in plan["nodes"]]
+    components = len({node["group"] for node in plan["nodes"]})
+    found: dict[str, list[Path]] = {name: [] for name in names}
+    for job in jobs:
+        ids = {str(int(job["id"]) + component) for component in range(components)}
+        tasks = {str(task): names[node_rank] for task, node_rank in enumerate(job["nodes"])}
+        for path in sorted(run.submitit.glob("*.*")):
+            number, _, rest = path.name.partition("_")
+            task, _, kind = rest.partition("_")
+            if number in ids and task in tasks and kind in ("log.out", "log.err"):
+                found[tasks[task]].append(path)
+            elif number in ids and rest == "batch.out":
+                found.setdefault(f"job {job['id']}", []).append(path)
+    return {source: paths for source, paths in found.items() if paths}

@@ -1,0 +1,77 @@
+"""`tdpp status` and `tdpp runs` on a terminal: in colour, and nodes that are in the same state in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from launch.findings import Findings
+from launch.status_text import SHOWN, STDERR_NOTE, complaint_lines, evidence
+from launch.verdict import EXIT_CODES, State
+
+_GOOD = {State.succeeded: "bold green", State.running: "bold cyan", State.starting: "bold cyan"}
+_BAD = "bold red"
+_NAMED = 6
+"""So many nodes of a state are named."""
+
+
+def colour(state: State) -> str:
+    """The style in which a verdict is written."""
+    return _GOOD.get(state, "bold yellow" if state is State.stopped or not EXIT_CODES[state] else _BAD)
+
+
+def status_screen(found: Findings) -> RenderableType:
+    verdict = found.verdict
+    head = Text.assemble((found.run.name, "bold"), "  ", (str(verdict.state), colour(verdict.state)))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in compact(evidence(found), [node.name for node in found.seen.nodes]):
+        table.add_row(label, Text(text, Style(color="yellow") if label == "mismatch" else ""))
+    parts: list[RenderableType] = [head, Padding(Text(verdict.reason), (0, 2)), Padding(table, (1, 2, 0, 2))]
+    if found.stderr:
+        more = len(found.stderr) - SHOWN
+        rest = [f"and {more} other lines: tdpp logs --err {found.run.name}"] if more > 0 else []
+        parts.append(_lines(f"stderr ({STDERR_NOTE})", [*complaint_lines(found.stderr[:SHOWN]), *rest]))
+    if found.agents:
+        parts.append(_lines("printed by agents that are gone, or by their job", complaint_lines(found.agents[-SHOWN:])))
+    return Group(*parts)
+
+
+def _lines(title: str, lines: Sequence[str]) -> RenderableType:
+    return Padding(Group(Text(title, "dim"), *(Padding(Text(line), (0, 2)) for line in lines)), (1, 2, 0, 2))
+
+
+def compact(lines: Iterable[str], nodes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Lines of evidence as label and text; nodes of which the same is said share a line, in the place of the first."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    said_of = {f"node {node}": node for node in nodes}
+    for line in lines:
+        label, colon, text = line.partition(": ")
+        if label in said_of:
+            rows.setdefault(("node", text), []).append(said_of[label])
+        else:
+            rows.setdefault((label, text) if colon else ("", line), [])
+    for (label, text), names in rows.items():
+        if not names:
+            yield label, text
+        elif len(names) == 1:
+            yield f"node {names[0]}", text
+        else:
+            others = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+            yield f"{len(names)} nodes", f"{text} ({', '.join(names[:_NAMED])}{others})"
+
+
+def runs_screen(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
+    """`rows` begin with a name and a verdict, or another word where there is none."""
+    table = Table(*columns, box=SIMPLE_HEAD)
+    for name, verdict, *cells in rows:
+        style = colour(State(verdict)) if verdict in list(State) else _BAD
+        table.add_row(Text(name), Text(verdict, style), *map(Text, cells))
+    return table
