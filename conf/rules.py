@@ -243,6 +243,19 @@ def rehearsal_knows_the_time(experiment: Experiment) -> None:
         )
 
 
+def time_is_left_to_train(experiment: Experiment) -> None:
+    """On Slurm, where the warning comes so early whatever the limit is."""
+    if experiment.executor.kind != "slurm":
+        return
+    for name in dict.fromkeys(experiment.node_order.groups):
+        limit, save_s = experiment.cluster.groups[name].time_min, experiment.executor.save_s
+        if limit is not None and limit * 60 <= save_s:
+            raise ConfigError(
+                f"cluster.groups.{name}.time_min={limit} is not more than executor.save_s={save_s} seconds, at which the "
+                f"run saves and ends; give it at least {save_s // 60 + 1} minutes, or use a smaller executor.save_s"
+            )
+
+
 def one_profiler(profile: Profile) -> None:
     if profile.nsys and profile.ncu:
         raise ConfigError(

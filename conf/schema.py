@@ -268,7 +268,7 @@ class Executor:
     meet_min: float = 10
     """Minutes that nodes wait for the others before the run fails: those of another job may start later."""
     save_s: int = 120
-    """Slurm only: this long before its time limit a job saves a checkpoint, and is then started again."""
+    """This long before its time limit a run saves a checkpoint and ends; on Slurm it is then started again."""
     max_requeues: int = 3
     """Slurm only: how often a job is started again after its time limit, a preemption or the failure of a node."""
 
@@ -399,6 +399,7 @@ class Experiment:
         containers.environment(self)
         megatron_lm.can_run(self)
         rules.rehearsal_knows_the_time(self)
+        rules.time_is_left_to_train(self)
 
     @property
     def partition(self) -> Partition:

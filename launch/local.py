@@ -9,14 +9,13 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from conf.schema import Executor
 from launch import processes
 from launch.agent import NodeAgent
 from launch.errors import LaunchError
 from launch.processes import TOKEN
 from launch.worker import SCRUBBED
 
-SIGNAL_DELAY_S = 10
-"""submitit warns the tasks (SIGUSR2) this long before the time limit, and kills them at it."""
 KILL_GRACE_S = 3.0
 _HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
@@ -36,7 +35,12 @@ def check_port(port: int | None) -> None:
             ) from error
 
 
-def start(agent: NodeAgent, token: str, time_min: int) -> None:
+def warning_s(executor: Executor) -> int:
+    """How long before the time limit submitit warns the agents (SIGUSR2); it kills them at the limit."""
+    return min(executor.save_s, executor.time_min * 30)
+
+
+def start(agent: NodeAgent, token: str, executor: Executor) -> None:
     """Starts the node agents, which outlive this process and its terminal; jobs.json then names their job.
 
     Raises:
@@ -50,11 +54,14 @@ def start(agent: NodeAgent, token: str, time_min: int) -> None:
         os.environ[TOKEN] = token
         for name in SCRUBBED:  # agents are told apart from their workers by NODE_RANK
             os.environ.pop(name, None)
-        executor = submitit.LocalExecutor(run.submitit)
-        executor.update_parameters(
-            tasks_per_node=len(agent.nodes), timeout_min=time_min, signal_delay_s=SIGNAL_DELAY_S, gpus_per_node=0
+        controller = submitit.LocalExecutor(run.submitit)
+        controller.update_parameters(
+            tasks_per_node=len(agent.nodes),
+            timeout_min=executor.time_min,
+            signal_delay_s=warning_s(executor),
+            gpus_per_node=0,
         )
-        job = executor.submit(agent)
+        job = controller.submit(agent)
         entry = {"id": job.job_id, "pid": int(job.job_id), "nodes": list(agent.nodes)}
         run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": [entry]})
 

@@ -49,8 +49,12 @@ class SlurmJob:
             return OtherJob("its job is not submitted yet", JobFate.lives)
         now = time.monotonic()
         if self._asked < max(not_before, now - ASK_S) or job not in self._states:
-            self._states = slurm_commands.job_states([job["id"] for job in self._jobs() if job["id"] != self.id])
             self._asked = now
+            try:
+                self._states = slurm_commands.job_states([job["id"] for job in self._jobs() if job["id"] != self.id])
+            except LaunchError as error:  # told, and asked again: a controller that restarts must not end the run
+                print(f"Slurm was asked about the run's other jobs: {error}", flush=True)
+                return OtherJob(f"job {job}: Slurm does not answer", JobFate.lives)
         state = self._states.get(job)
         if state is None:
             return OtherJob(f"Slurm does not know job {job}", JobFate.over)

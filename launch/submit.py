@@ -137,7 +137,7 @@ def _start(experiment: Experiment, run: RunDir, plan: Mapping[str, Any], worker:
             submission=jobs["submission"],
             resumable=resumable(plan),
             meet_s=executor.meet_min * 60,
-            save_s=executor.save_s if on_slurm else local.SIGNAL_DELAY_S,
+            save_s=executor.save_s if on_slurm else local.warning_s(executor),
             max_requeues=executor.max_requeues if on_slurm else 0,
             gpu_interval_s=experiment.profile.gpu_interval_s if plan["device"] == "cuda" else 0,
         )
@@ -146,7 +146,7 @@ def _start(experiment: Experiment, run: RunDir, plan: Mapping[str, Any], worker:
         submission = slurm.submission_of(experiment, run.path, token, resumable(plan))
         slurm.start(experiment, run, submission, agent)
     else:
-        local.start(agent(tuple(range(len(plan["nodes"])))), token, executor.time_min)
+        local.start(agent(tuple(range(len(plan["nodes"])))), token, executor)
     for job in run.read_json(run.jobs)["jobs"]:
         _link(run, job["id"])
 

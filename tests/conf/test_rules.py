@@ -298,6 +298,16 @@ def test_a_group_name_can_be_written_in_a_node_order() -> None:
             ["executor.rehearse=virtual", "parallel.sharded_optimizer=true", "parallel.sequence_parallel=true"],
             "parallel.sharded_optimizer and parallel.sequence_parallel would change",
         ),
+        (
+            ["experiment=seed_a10x8", "executor.rehearse=virtual"],
+            "executor.rehearse=virtual goes through the plan on this machine, but executor.kind=slurm",
+        ),
+        (
+            ["experiment=seed_a10x8", "cluster.groups.gpu2.time_min=2"],
+            "cluster.groups.gpu2.time_min=2 is not more than executor.save_s=120 seconds",
+        ),
+        (["executor.meet_min=0"], "executor.meet_min=0.0 must be a number above 0"),
+        (["executor.save_s=1"], "executor.save_s=1 must be between 10 and 65535"),
         (["train.seed=-1"], "train.seed=-1 must be between 0 and 4294967295"),
         (["train.seed=4294967296"], "train.seed=4294967296 must be between 0 and 4294967295"),
         (
@@ -309,6 +319,10 @@ def test_a_group_name_can_be_written_in_a_node_order() -> None:
         "compiled-zero-bubble",
         "rehearsed-recompute",
         "rehearsed-sharding",
+        "rehearsed-on-slurm",
+        "no-time-to-train",
+        "no-time-to-meet",
+        "no-time-to-save",
         "negative-seed",
         "large-seed",
         "sequence",
