@@ -251,8 +251,8 @@ def time_is_left_to_train(experiment: Experiment) -> None:
         limit, save_s = experiment.cluster.groups[name].time_min, experiment.executor.save_s
         if limit is not None and limit * 60 <= save_s:
             raise ConfigError(
-                f"cluster.groups.{name}.time_min={limit} is not more than executor.save_s={save_s} seconds, at which the "
-                f"run saves and ends; give it at least {save_s // 60 + 1} minutes, or use a smaller executor.save_s"
+                f"cluster.groups.{name}.time_min={limit} is not more than executor.save_s={save_s} seconds, at which "
+                f"the run saves and ends; give it at least {save_s // 60 + 1} minutes, or use a smaller executor.save_s"
             )
 
 
