@@ -358,3 +358,20 @@ def test_fifty_runs_of_two_processes_at_once_keep_apart(slurm: Cluster, tmp_path
         assert judge(run).state is State.succeeded
         assert iterations(run)[-1] == run.read_json(run.plan)["train"]["iterations"]
     assert len({job for run in made for job in ids(run)}) == 50
+
+
+def test_a_node_that_loses_power_is_noticed_and_its_job_taken_up_by_another_node(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    """The slave's nodes are any two of seven."""
+    run = endless(tmp_path, "train.iterations=3000")
+    (run.checkpoints / "latest").write_text("iter_0002990\n")
+    lost = run.read_json(run.node_state("gpu2-1"))["host"]
+    slurm.kill_node(lost)
+    try:
+        verdict = verdict_of(run, 120)
+    finally:
+        slurm.start_node(lost)
+    assert verdict.state is State.succeeded, verdict
+    assert run.read_json(run.node_state("gpu2-1"))["host"] != lost
+    assert 2991 in iterations(run)
