@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from megatron_ext import interruption
+from megatron_ext.engine import Engine, StepResult
 from megatron_ext.indexed_dataset import write_indexed
 from tests.megatron_ext.engine_run import EngineRun, make_run
 
@@ -103,15 +104,21 @@ def test_a_killed_worker_takes_its_ranks_along(long_run: tuple[EngineRun, int]) 
 
 
 def test_a_stopped_rank_is_given_up_after_the_timeout_and_named_by_who_waited(
-    engine_run: Callable[..., EngineRun],
+    engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It stops as it begins an iteration: the other one is then waiting for its message, not in an all-reduce."""
+    step = Engine.step
+
+    def stops(self: Engine, iteration: int) -> StepResult:
+        if iteration == 4 and self._place.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return step(self, iteration)
+
+    monkeypatch.setattr(Engine, "step", stops)
     run = engine_run(
         "parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-2", *LONG, "train.comm_timeout_s=2"
     )
-    worker = run.start()
-    wait_for(run.run.metrics.exists)
-    os.kill(pids(run)[1], signal.SIGSTOP)
-    assert ended(worker) == 1
+    assert ended(run.start()) == 1
     (error,) = run.errors()
     assert (error["rank"], error["type"]) == (0, "PeerLost")
     assert "rank 1" in error["message"]
