@@ -19,6 +19,7 @@ _GOOD = {State.succeeded: "bold green", State.running: "bold cyan", State.starti
 _BAD = "bold red"
 _NAMED = 6
 """So many nodes of a state are named."""
+_GPUS = "GPUs of "
 
 
 def colour(state: State) -> str:
@@ -49,7 +50,10 @@ def _lines(title: str, lines: Sequence[str]) -> RenderableType:
 
 
 def compact(lines: Iterable[str], nodes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Lines of evidence as label and text; nodes of which the same is said share a line, in the place of the first."""
+    """Lines of evidence as label and text; nodes of which the same is said share a line, in the place of the first.
+
+    Of the lines on a node's GPUs only some are shown, for what follows is to fit on the screen, too.
+    """
     rows: dict[tuple[str, str], list[str]] = {}
     said_of = {f"node {node}": node for node in nodes}
     for line in lines:
@@ -58,14 +62,20 @@ def compact(lines: Iterable[str], nodes: Sequence[str]) -> Iterator[tuple[str, s
             rows.setdefault(("node", text), []).append(said_of[label])
         else:
             rows.setdefault((label, text) if colon else ("", line), [])
+    of_gpus = [row for row in rows if row[0].startswith(_GPUS)]
     for (label, text), names in rows.items():
-        if not names:
-            yield label, text
-        elif len(names) == 1:
+        if len(names) > 1:
+            yield f"{len(names)} nodes", f"{text} ({_some(names)})"
+        elif names:
             yield f"node {names[0]}", text
-        else:
-            others = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
-            yield f"{len(names)} nodes", f"{text} ({', '.join(names[:_NAMED])}{others})"
+        elif (label, text) not in of_gpus[_NAMED:]:
+            yield label, text
+        elif (label, text) == of_gpus[-1]:
+            yield "GPUs", f"of {len(of_gpus) - _NAMED} other nodes: tdpp logs --gpu --tail 9"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
 
 
 def runs_screen(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:

@@ -134,6 +134,13 @@ def test_of_many_nodes_some_are_named() -> None:
     assert line == ("128 nodes", "running (a-0, a-1, a-2, a-3, a-4, a-5 and 122 others)")
 
 
+def test_of_the_gpus_of_many_nodes_some_lines_are_shown() -> None:
+    lines = [*(f"GPUs of a-{number}: 4 of 4 busy" for number in range(128)), "later: rank 3 failed"]
+    shown = list(compact(lines, []))
+    assert shown[:2] == [("GPUs of a-0", "4 of 4 busy"), ("GPUs of a-1", "4 of 4 busy")]
+    assert shown[6:] == [("GPUs", "of 122 other nodes: tdpp logs --gpu --tail 9"), ("later", "rank 3 failed")]
+
+
 def test_the_word_after_watch_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Case().make(tmp_path / "tiny" / "4711")
     assert cli.main(["status", "--watch", "4711", "--runs-dir", str(tmp_path)]) != 2
