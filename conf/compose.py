@@ -60,6 +60,15 @@ def compose(overrides: Sequence[str] = (), config_name: str = "config") -> Exper
         ConfigError: as `to_experiment`.
         hydra.errors.HydraException: an override cannot be parsed, or names no key or file.
     """
+    return to_experiment(compose_unchecked(overrides, config_name))
+
+
+def compose_unchecked(overrides: Sequence[str] = (), config_name: str = "config") -> DictConfig:
+    """The same before any rule is checked: what a search for a plan reads, since its parts need not fit together yet.
+
+    Raises:
+        hydra.errors.HydraException: an override cannot be parsed, or names no key or file.
+    """
     register()
     with initialize_config_module("conf", version_base="1.3"):
-        return to_experiment(hydra_compose(config_name, list(overrides)))
+        return hydra_compose(config_name, list(overrides))

@@ -72,6 +72,11 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
     return LayerTimes(embedding=times.embedding, layer=layer, head=times.head, basis=times.basis)
 
 
+def measured_tensor_sizes(profile: LayerProfile | None, model: Model) -> set[int] | None:
+    """Those that a profile has for a model; None where it does not know the model: a roofline serves for any."""
+    return {costs.tensor for costs in profile.costs if costs.model == model.name} or None if profile else None
+
+
 def _profiled(gpu: Gpu, points: Sequence[ModelCosts], training: Training) -> LayerTimes:
     parallel = training.parallel
     known = {p.micro_batch_size: p for p in points if p.tensor == parallel.tensor}

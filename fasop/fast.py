@@ -63,6 +63,58 @@ def ends(
     return now
 
 
+class Longest(NamedTuple):
+    """A path of waits that ends where it was asked to: how often each stage's times are on it; [stages, pipelines]."""
+
+    forward: Floats
+    backward: Floats
+    start: Floats
+    """1 for the stage whose start it begins with."""
+
+
+def longest(
+    schedule: Schedule,
+    micro_batches: int,
+    *,
+    forward: Floats,
+    backward: Floats,
+    send_forward: Floats,
+    send_backward: Floats,
+    start: Floats,
+    end: Floats,
+) -> Longest:
+    """What a stage's end consists of: the chain of passes and messages that it waits for, without a gap.
+
+    `end` is 1 for the stage of each pipeline whose end is asked for, and 0 elsewhere. The times are as for `ends`,
+    which is gone through forwards, noting what each pass waits for longest, and then back.
+    """
+    steps = _steps(schedule, len(forward), micro_batches)
+    now = start.copy()
+    activations = np.zeros((len(now) + 1, *now.shape[1:]))
+    gradients = np.zeros_like(activations)
+    waited = []
+    for is_forward, stages, receivers in steps:
+        message = activations[stages] if is_forward else gradients[_next(stages)]
+        waited.append(message > now[stages])
+        done = np.maximum(now[stages], message)
+        done += (forward if is_forward else backward)[stages]
+        if is_forward:
+            np.add(done, send_forward[stages], out=activations[receivers])
+        else:
+            np.add(done, send_backward[stages], out=gradients[receivers])
+        now[stages] = done
+    here, passes = end.astype(float), (np.zeros_like(now), np.zeros_like(now))
+    activations[:], gradients[:] = 0, 0
+    for (is_forward, stages, receivers), for_message in zip(reversed(steps), reversed(waited), strict=True):
+        messages = activations if is_forward else gradients
+        on_path = here[stages] + messages[receivers]
+        messages[receivers] = 0
+        passes[not is_forward][stages] += on_path
+        here[stages] = np.where(for_message, 0, on_path)
+        messages[stages if is_forward else _next(stages)] = np.where(for_message, on_path, 0)
+    return Longest(forward=passes[0], backward=passes[1], start=here)
+
+
 def _next(stages: slice) -> slice:
     return slice(stages.start + 1, stages.stop + 1, stages.step)
 

@@ -16,7 +16,7 @@ from conf import links, sizes
 from conf.links import Link
 from conf.schema import Schedule
 from fasop.costs import gradients_summed, layer_times, optimizer_s_per_parameter, weights_handed_out
-from fasop.fast import Floats, ends
+from fasop.fast import Floats, ends, longest
 from fasop.hardware import NodeKind
 from fasop.memory import GIB, stage_memory
 from fasop.placement import Integers, Placement, Uses, place
@@ -52,6 +52,17 @@ class Parts:
     optimizer: Floats
     """The longest of the stages' steps. A stage that is done early begins the next iteration early, so that this
     overlaps with `pipeline`."""
+
+    def of(self, column: int) -> Parts:
+        """Those of one pipeline."""
+        here = slice(column, column + 1)
+        return Parts(
+            total=self.total[here],
+            pipeline=self.pipeline[here],
+            sums=self.sums[here],
+            embedding=self.embedding[here],
+            optimizer=self.optimizer[here],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,16 +122,7 @@ class Pipelines:
         its gradients; then first and last stage sum the embedding's.
         """
         stepped = self.optimizer.of(layers)
-        none = np.zeros_like(self.hop[:1])
-        done = ends(
-            self.schedule,
-            self.micro_batches,
-            forward=self.forward.of(layers),
-            backward=self.backward.of(layers),
-            send_forward=self.hop,
-            send_backward=np.concatenate([none, self.hop[:-1]]),
-            start=stepped,
-        )
+        done = ends(self.schedule, self.micro_batches, **self._times(layers))
         summed = done + self.sums.of(layers)
         shared = np.maximum(summed[0], summed[-1]) + self.embedding
         all_summed = summed.max(axis=0)
@@ -133,6 +135,37 @@ class Pipelines:
             embedding=total - all_summed,
             optimizer=stepped.max(axis=0),
         )
+
+    def slopes(self, layers: Integers) -> Floats:
+        """[stages, pipelines]: seconds that the longest path of the iteration gains with a layer of each stage.
+
+        Every path takes a time that is linear in the layers, and the iteration the longest of them; so with any other
+        partition it takes at least its time with this one, plus these slopes times the difference.
+        """
+        times = self._times(layers)
+        sums = self.sums.of(layers)
+        summed = ends(self.schedule, self.micro_batches, **times) + sums
+        shared = summed.copy()
+        shared[[0, -1]] += self.embedding
+        end = np.zeros_like(summed)
+        end[np.argmax(shared, axis=0), np.arange(len(self))] = 1
+        path = longest(self.schedule, self.micro_batches, **times, end=end)
+        slopes: Floats = (
+            path.forward * self.forward.layer
+            + path.backward * self.backward.layer
+            + path.start * self.optimizer.layer
+            + end * self.sums.layer
+        )
+        return slopes
+
+    def _times(self, layers: Integers) -> dict[str, Floats]:
+        return {
+            "forward": self.forward.of(layers),
+            "backward": self.backward.of(layers),
+            "send_forward": self.hop,
+            "send_backward": np.concatenate([np.zeros_like(self.hop[:1]), self.hop[:-1]]),
+            "start": self.optimizer.of(layers),
+        }
 
 
 def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -> Pipelines:

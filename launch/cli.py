@@ -20,6 +20,7 @@ COMMANDS = {
     "logs": ("launch.logs", "print what the nodes of a run wrote"),
     "stop": ("launch.stop", "end a run, and everything that belongs to it"),
     "runs": ("launch.runs", "list the runs with their verdicts"),
+    "search": ("fasop.cli", "find the best plan for a cluster and a model"),
     "report": ("reports.cli", "show runs as a page"),
     "data": ("data_prep.cli", "turn text into indexed data, and inspect it"),
 }
@@ -59,6 +60,10 @@ def _run(argv: Sequence[str]) -> int:
         from data_prep.check import check_for_training
 
         return int(module.main(rest, preflight=check_for_training))
+    if verb == "search":
+        from launch.table import print_table
+
+        return int(module.main(rest, show=print_table))
     if verb == "report":
         from launch.verdict import judge
 
@@ -74,7 +79,7 @@ def usage() -> str:
 
 
 def _unknown(verb: str) -> str:
-    near = difflib.get_close_matches(verb, COMMANDS, cutoff=0.5)
+    near = difflib.get_close_matches(verb, COMMANDS, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the commands are: {', '.join(COMMANDS)}"
     return f"tdpp: error: unknown command {verb!r}; {hint}"
 

@@ -1,0 +1,119 @@
+"""The best plans for a cluster: degrees, micro-batch, node order and partition.
+
+Bounds decide what need not be looked at: a plan is left out only if it is proved that none of its partitions beats the
+plans that are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from conf.partition import NodeOrder, Partition
+from conf.schema import Parallel
+from fasop.baselines import even, minmax
+from fasop.candidates import Candidates, Space
+from fasop.costs import Basis
+from fasop.fast import Floats
+from fasop.hardware import NodeKind
+from fasop.partition import bottleneck, improved, quick_bound
+from fasop.pipelines import Parts, Pipelines
+from fasop.placement import Integers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A plan, and what is predicted of it; times are seconds."""
+
+    parallel: Parallel
+    """With partition and node order."""
+    total: float
+    """An iteration, once the first one is over."""
+    parts: Parts
+    """Where the time goes; arrays of one."""
+    bound: float
+    """Proved: no partition of this plan that fits takes less."""
+    basis: Basis
+
+    @property
+    def gap(self) -> float:
+        """How much less than `total` another partition could take at most, as a part of it."""
+        return 1 - self.bound / self.total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    plans: Sequence[Plan]
+    """The best first; equal ones in the order of their sizes and node orders."""
+    candidates: int
+    """Sizes and node orders that differ and fit into memory."""
+    searched: int
+    """Those of which partitions were searched; the bounds left out the others."""
+
+
+def search(space: Space, most: int) -> Result:
+    """The `most` best plans of the candidates of `space`."""
+    groups = space.groups
+    balanced = [bottleneck(group.pipelines, group.layers) for group in groups]
+    bounds = [quick_bound(group.pipelines, group.layers, least) for group, least in zip(groups, balanced, strict=True)]
+    starts = [start(group.pipelines, group.layers, least) for group, least in zip(groups, balanced, strict=True)]
+    seconds = [group.pipelines.iteration(begin) for group, begin in zip(groups, starts, strict=True)]
+    plans: list[Plan] = []
+    searched = 0
+    for number in sorted(range(len(groups)), key=lambda i: (bounds[i].min(), i)):
+        worth = np.nonzero(bounds[number] <= _last(seconds, most))[0]
+        if len(worth):
+            chosen = groups[number].take(worth)
+            partitions, seconds[number][worth] = improved(chosen.pipelines, starts[number][:, worth])
+            searched += len(worth)
+            plans += _plans(chosen, space.kinds, partitions, bounds[number][worth])
+    plans.sort(key=lambda plan: (plan.total, _sizes(plan.parallel)))
+    return Result(plans=plans[:most], candidates=sum(map(len, seconds)), searched=searched)
+
+
+def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
+    """Where the search for partitions begins: the best of what others do, if it fits, and the smallest largest stage.
+
+    So the partition that is found is never worse than theirs.
+    """
+    best, seconds = balanced.copy(), pipelines.iteration(balanced)
+    for other in (minmax(pipelines, layers), even(pipelines, layers)):
+        taken = np.where(pipelines.fits(other), pipelines.iteration(other), np.inf)
+        better = taken < seconds
+        best[:, better], seconds[better] = other[:, better], taken[better]
+    return best
+
+
+def _last(seconds: Sequence[Floats], most: int) -> float:
+    """The `most`-th smallest of all, or the largest if there are not so many."""
+    every = np.concatenate(seconds)
+    place = min(most, len(every)) - 1
+    return float(np.partition(every, place)[place])
+
+
+def _plans(group: Candidates, kinds: Sequence[NodeKind], partitions: Integers, proved: Floats) -> list[Plan]:
+    parts = group.pipelines.parts(partitions)
+    plans = []
+    for column, order in enumerate(group.orders):
+        parallel = replace(
+            group.training.parallel,
+            partition=str(Partition(tuple(partitions[:, column].tolist()))),
+            node_order=str(NodeOrder(tuple(kinds[kind].name for kind in order))),
+        )
+        plans.append(
+            Plan(
+                parallel=parallel,
+                total=float(parts.total[column]),
+                parts=parts.of(column),
+                bound=float(proved[column]),
+                basis=Basis(int(group.pipelines.basis[column])),
+            )
+        )
+    return plans
+
+
+def _sizes(parallel: Parallel) -> tuple[int, int, int, int, str]:
+    order = parallel.node_order or ""
+    return parallel.tensor, parallel.data, parallel.pipeline, parallel.micro_batch_size, order

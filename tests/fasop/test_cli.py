@@ -1,0 +1,86 @@
+"""`tdpp search`: a table, a file that launch takes, and one message for what cannot be."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conf.compose import compose
+from fasop import cli
+from fasop.table import CSV_COLUMNS
+from launch.cli import main
+
+SMALL = ("cluster=a10x8", "cluster.groups.gpu2.count=2", "model=xl", "parallel.global_batch_size=16")
+
+
+@pytest.fixture
+def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cli, "PLANS", tmp_path)
+    return tmp_path
+
+
+def test_plans_are_ranked_on_stdout_and_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *SMALL, "top=3", f"csv={tmp_path / 'plans.csv'}"]) == 0
+    told = capsys.readouterr()
+    assert [line.split()[0] for line in told.out.splitlines()[1:]] == ["1", "2", "3"]
+    assert "the one node order. The others are proved slower than these." in told.err
+    with (tmp_path / "plans.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == CSV_COLUMNS
+    times = [float(row["iteration_s"]) for row in rows]
+    assert times == sorted(times)
+    for row in rows:
+        parts = [float(row[key]) for key in ("pipeline_s", "sums_s", "embedding_s")]
+        assert float(row["iteration_s"]) == pytest.approx(sum(parts), abs=1e-5)
+        assert float(row["bound_s"]) <= float(row["iteration_s"])
+
+
+def test_launch_takes_the_best_plan_unchanged(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *SMALL, "plan=found"]) == 0
+    assert "parallel=found is the first of them" in capsys.readouterr().out
+    keys = yaml.safe_load((plans / "found.yaml").read_text())
+    one = compose(["train=gpt2", *SMALL, *(f"parallel.{key}={value}" for key, value in keys.items())])
+    assert {key: str(getattr(one.parallel, key)) for key in keys} == {key: str(value) for key, value in keys.items()}
+    assert sum(one.partition.layers) == 48
+
+
+def test_a_plan_is_not_overwritten_unless_told(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (plans / "mine.yaml").write_text("mine")
+    assert main(["search", *SMALL, "plan=mine"]) == 1
+    assert "mine.yaml exists; choose another name, or add overwrite=true" in capsys.readouterr().err
+    assert (plans / "mine.yaml").read_text() == "mine"
+    assert main(["search", *SMALL, "plan=mine", "overwrite=true"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["top=0"], "top=0 must be a number of plans, 1 or more"),
+        (["overwrite=yes"], "overwrite=yes must be true or false"),
+        (["plan=../x"], "plan='../x' cannot name a configuration"),
+        (["csv=/nowhere/plans.csv"], "cannot write /nowhere/plans.csv: No such file or directory"),
+        (["cluster=nope"], "Could not find 'cluster/nope'"),
+        (["cluster.nope=1"], "'tdpp launch --cfg job' every key"),
+        (["parallel.schedule=zb_h1"], "parallel.schedule=zb_h1 is not searched; use one of: one_f_one_b, gpipe"),
+        (["parallel.schedule_file=a.json"], "parallel.schedule_file=a.json cannot be searched"),
+        (["cluster=local"], "cluster.groups.local.gpus_per_node=null: a search must know"),
+        (["cluster.gpus.a10.profile=nope"], "there is no profile 'nope'"),
+    ],
+    ids=["top", "overwrite", "name", "csv", "choice", "key", "schedule", "file", "nodes", "profile"],
+)
+def test_what_cannot_be_is_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    small = [] if words == ["cluster=local"] else SMALL
+    assert main(["search", *small, *words]) == 1
+    told = capsys.readouterr()
+    assert told.err.count("tdpp: error:") == 1
+    assert message in told.err
+
+
+def test_times_that_were_not_measured_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *SMALL, "model=small", "top=1"]) == 0
+    told = capsys.readouterr()
+    assert "not measured" in told.out
+    assert "(not measured: what the GPUs' peak rates allow; real runs take longer)" in told.err

@@ -1,0 +1,169 @@
+"""Partitions against brute force: the balance is exact, the bounds hold, the search only ever gains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.schema import Schedule
+from fasop.baselines import even, minmax
+from fasop.fast import KNOWN
+from fasop.partition import bottleneck, bound, feasible, improved, largest_stage, quick_bound
+from fasop.pipelines import Linear, Pipelines
+from fasop.search import start
+from tests.fasop.plans import MEGATRON, built, column, experiment, mixed
+
+TIME = st.floats(0, 10, allow_nan=False)
+POSITIVE = st.floats(0.1, 10, allow_nan=False)
+
+
+@st.composite
+def lines(draw: st.DrawFn, most_stages: int = 5, layers: int = 7) -> Pipelines:
+    """Two pipelines of any times, with room for any number of layers or for few."""
+    stages = draw(st.integers(1, most_stages))
+
+    def numbers(what: st.SearchStrategy[float]) -> np.ndarray:
+        return np.array(draw(st.lists(what, min_size=2 * stages, max_size=2 * stages))).reshape(stages, 2)
+
+    def linear(layer: st.SearchStrategy[float]) -> Linear:
+        return Linear(fixed=numbers(TIME), layer=numbers(layer))
+
+    shared = numbers(TIME)[0] if stages > 1 else np.zeros(2)
+    return Pipelines(
+        schedule=draw(st.sampled_from(KNOWN)),
+        micro_batches=draw(st.integers(1, 8)),
+        forward=linear(POSITIVE),
+        backward=linear(POSITIVE),
+        hop=numbers(TIME),
+        sums=linear(TIME),
+        optimizer=linear(TIME),
+        embedding=shared,
+        capacity=numbers(st.integers(0, layers)).astype(int) if draw(st.booleans()) else np.full((stages, 2), layers),
+        basis=np.zeros(2, int),
+    )
+
+
+def partitions(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
+    if stages == 1:
+        yield (layers,)
+        return
+    for first in range(layers + 1):
+        for rest in partitions(layers - first, stages - 1):
+            yield (first, *rest)
+
+
+def every(one: Pipelines, layers: int) -> np.ndarray:
+    """All partitions of one pipeline that fit, [stages, partitions]."""
+    table = np.array(list(partitions(layers, one.stages))).T
+    return table[:, np.all(table <= one.capacity, axis=0)]
+
+
+def alone(several: Pipelines, number: int) -> Pipelines:
+    return several.take(np.array([number]))
+
+
+def times(one: Pipelines, table: np.ndarray) -> np.ndarray:
+    return one.take(np.zeros(table.shape[1], int)).iteration(table)
+
+
+@given(lines(), st.integers(0, 7))
+def test_the_balance_is_the_best_there_is(several: Pipelines, layers: int) -> None:
+    for number in range(2):
+        one = alone(several, number)
+        table = every(one, layers)
+        assert feasible(one, layers).tolist() == [table.shape[1] > 0]
+        if not table.shape[1]:
+            continue
+        found = bottleneck(one, layers)
+        assert found.sum() == layers
+        assert one.fits(found)[0]
+        best = largest_stage(one.take(np.zeros(table.shape[1], int)), table).min()
+        assert largest_stage(one, found)[0] == pytest.approx(best)
+
+
+@given(lines(), st.integers(0, 7))
+def test_no_partition_is_faster_than_the_bounds(several: Pipelines, layers: int) -> None:
+    for number in range(2):
+        one = alone(several, number)
+        table = every(one, layers)
+        if table.shape[1]:
+            best = times(one, table).min()
+            assert bound(one, layers)[0] <= best * (1 + 1e-12)
+            assert quick_bound(one, layers, bottleneck(one, layers))[0] <= best * (1 + 1e-12)
+
+
+@given(lines(), st.integers(1, 7))
+def test_the_search_ends_where_no_single_layer_can_gain(several: Pipelines, layers: int) -> None:
+    one = alone(several, 0)
+    if not feasible(one, layers)[0]:
+        return
+    begin = start(one, layers, bottleneck(one, layers))
+    found, seconds = improved(one, begin)
+    assert found.sum() == layers
+    assert one.fits(found)[0]
+    assert seconds == one.iteration(found)
+    table = every(one, layers)
+    near = table[:, np.abs(table - found).sum(axis=0) == 2]
+    assert near.shape[1] == 0 or times(one, near).min() >= seconds[0]
+    for other in (minmax(one, layers), even(one, layers), bottleneck(one, layers)):
+        assert not one.fits(other)[0] or seconds[0] <= one.iteration(other)[0]
+
+
+@given(lines(), st.integers(1, 7))
+def test_pipelines_are_searched_together_as_alone(several: Pipelines, layers: int) -> None:
+    if not feasible(several, layers).all():
+        return
+    together, seconds = improved(several, bottleneck(several, layers))
+    for number in range(2):
+        one = alone(several, number)
+        found, taken = improved(one, bottleneck(one, layers))
+        assert (found[:, 0].tolist(), taken[0]) == (together[:, number].tolist(), seconds[number])
+
+
+def test_a_balance_takes_less_than_a_millisecond() -> None:
+    one = built(mixed(), [0] + [1] * 7)
+    bottleneck(one, 48)
+    before = time.process_time()
+    for _ in range(20):
+        bottleneck(one, 48)
+    assert (time.process_time() - before) / 20 < 1e-3
+
+
+def test_the_largest_stage_is_not_what_decides() -> None:
+    """The balanced partition is not the fastest, and a stage with the embedding alone can be."""
+    one = built(mixed(*MEGATRON), [1, 0] + [1] * 6)
+    balanced = bottleneck(one, 48)
+    found, seconds = improved(one, balanced)
+    assert largest_stage(one, found)[0] > largest_stage(one, balanced)[0]
+    assert seconds[0] < 0.99 * one.iteration(balanced)[0]
+    seed = built(experiment(*MEGATRON), [0] * 8, pipeline=8)
+    assert improved(seed, column(0, 7, 7, 7, 7, 7, 7, 6))[0][0, 0] >= 0
+
+
+def test_hops_change_the_best_partition() -> None:
+    one = built(mixed(*MEGATRON), [0] + [1] * 7)
+    free = Pipelines(**{**vars(one), "hop": 0 * one.hop})
+    found, _ = improved(free, bottleneck(free, 48))
+    mine, seconds = improved(one, bottleneck(one, 48))
+    assert mine.tolist() != found.tolist()
+    assert seconds[0] < one.iteration(found)[0]
+
+
+def test_the_public_heuristic_balances() -> None:
+    one = built(mixed(), [0] + [1] * 7)
+    balanced = minmax(one, 48)
+    assert largest_stage(one, balanced)[0] < largest_stage(one, even(one, 48))[0]
+    assert balanced.min() >= 1
+
+
+def test_one_stage_has_one_partition() -> None:
+    one = built(
+        experiment("cluster.groups.gpu2.count=1", "parallel.pipeline=1", "parallel.partition=48"), [0], pipeline=1
+    )
+    assert one.schedule is Schedule.one_f_one_b
+    assert improved(one, bottleneck(one, 48))[0].tolist() == minmax(one, 48).tolist() == [[48]]
