@@ -256,6 +256,18 @@ def time_is_left_to_train(experiment: Experiment) -> None:
             )
 
 
+def sweep(experiment: Experiment) -> None:
+    not_negative("confirm_gpu_hours", experiment.confirm_gpu_hours)
+    if experiment.max_jobs is None:
+        return
+    at_least("max_jobs", experiment.max_jobs, 1)
+    if experiment.executor.kind == "local" and not experiment.executor.wait:
+        raise ConfigError(
+            f"max_jobs={experiment.max_jobs} cannot hold with executor.wait=false, which starts all runs on this "
+            "machine at once; use executor.wait=true, which runs them one after another, or max_jobs=null"
+        )
+
+
 def one_profiler(profile: Profile) -> None:
     if profile.nsys and profile.ncu:
         raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -47,6 +48,10 @@ def _folders(runs: Path) -> Iterator[Path]:
     return (path for name in _entries(runs) if name.name != "by_job" for path in _entries(name))
 
 
+def _digest(identity: str) -> str:
+    return hashlib.sha256(identity.encode()).hexdigest()[:8]
+
+
 @dataclass(frozen=True)
 class RunDir:
     """`runs/<name>/<time>-<hash>/`. Making the object touches nothing; `create` makes the folder."""
@@ -54,13 +59,13 @@ class RunDir:
     path: Path
 
     @classmethod
-    def create(cls, runs: Path, name: str, config: str, now: datetime) -> RunDir:
-        """A new folder for a run of `config`; two runs never share one.
+    def create(cls, runs: Path, name: str, identity: str, now: datetime) -> RunDir:
+        """A new folder; two runs never share one. Runs of one `identity` (conf/identity.py) have the same hash.
 
         Raises:
             RunFolderError: the folder cannot be made.
         """
-        digest = hashlib.sha256(config.encode()).hexdigest()[:8]
+        digest = _digest(identity)
         stamp = now.strftime("%Y%m%d-%H%M%S")
         try:
             (runs / name).mkdir(parents=True, exist_ok=True)
@@ -103,6 +108,16 @@ class RunDir:
         for path in sorted(_folders(runs), key=lambda path: path.name):
             if (path / "nodes").is_dir() and not cls.is_one(path):
                 yield cls(path.absolute())
+
+    @classmethod
+    def alike(cls, runs: Path, name: str, identity: str) -> list[RunDir]:
+        """Runs of that name whose folders have the hash of `identity`, latest first."""
+        pattern = re.compile(rf"\d{{8}}-\d{{6}}-{_digest(identity)}(\.(?P<attempt>\d+))?")
+        found = []
+        for path in _entries(runs / name):
+            if (match := pattern.fullmatch(path.name)) and cls.is_one(path):
+                found.append((path.name[:15], int(match["attempt"] or 0), path))
+        return [cls(path.absolute()) for _, _, path in sorted(found, reverse=True)]
 
     @classmethod
     def find(cls, runs: Path, wanted: str | None) -> RunDir:

@@ -379,6 +379,14 @@ class Experiment:
     runs_dir: str = "runs"
     dry_run: bool = False
     """Print what would be started, and write nothing."""
+    skip_existing: bool = False
+    """Start nothing for a configuration of which a run of this name has succeeded, or is in the queue or running."""
+    max_jobs: int | None = None
+    """Of the runs of a sweep, at most so many run at once; null: as many as the cluster takes."""
+    confirm_gpu_hours: float = 1000.0
+    """Ask before more than this is submitted to Slurm: the GPUs of the nodes times their time limits, over a sweep."""
+    yes: bool = False
+    """Submit without asking."""
     cluster: Cluster = MISSING
     model: Model = MISSING
     parallel: Parallel = MISSING
@@ -391,6 +399,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         rules.run_name(self.name)
+        rules.sweep(self)
         rules.partition_fits(self)
         rules.nodes_exist(self)
         rules.ranks_fill_nodes(self)

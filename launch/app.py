@@ -22,90 +22,81 @@ from omegaconf.errors import OmegaConfBaseException
 import conf
 from conf.compose import read_experiment, register, to_experiment
 from conf.errors import TdppError
-from conf.rundir import RunDir
+from conf.rundir import RunDir, write_atomic
 from conf.schema import ExecutorKind, Experiment
-from launch.dry_run import dry_run_text
+from launch.commit import Outcomes, confirm, settle, start_all
 from launch.errors import LaunchError
 from launch.follow import follow, interruptible
-from launch.observe import observe
-from launch.runs import COLUMNS, run_row
-from launch.submit import Preflight, check_supported, resume, submit
-from launch.table import print_table
-from launch.verdict import decide, judge
+from launch.outcomes import tell_single, tell_sweep
+from launch.submit import Preflight, resume
+from launch.sweep import Combination
+from launch.verdict import judge
 from launch.worker import WORKER
 
 _NOISE = re.compile(r"To append to your config use|See https?://|\s*(full_key|object_type|reference_type)[:=]")
 RESUME = "resume="
+SWEEP_RECORD = "multirun.yaml"
+"""As Hydra calls it."""
 CONFIG_FOLDER = Path(conf.__file__).resolve().parent
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one combination: one of the three."""
-
-    overrides: tuple[str, ...]
-    run: RunDir | None = None
-    dry_run: str | None = None
-    error: TdppError | None = None
 
 
 @dataclass
 class Session:
-    """One command: what it was given, and what came of it so far."""
+    """One command: what Hydra has composed for it, and what came of that so far."""
 
-    preflight: Preflight
-    worker: str
     mode: RunMode | None = None
     """Unknown until the first task begins."""
-    outcomes: list[Outcome] = field(default_factory=list)
+    combinations: list[Combination] = field(default_factory=list)
+    record: str = ""
+    """Of a sweep, as Hydra writes it."""
+    outcomes: Outcomes = field(default_factory=dict)
 
     def task(self, cfg: DictConfig) -> None:
-        """Hydra calls this with each composed configuration.
+        """Hydra calls this with each composed configuration. Nothing is started before all are known.
 
         What a user can mend is noted, not raised: Hydra would print it in its own way, and end a sweep.
         """
         self.mode = HydraConfig.get().mode
         # Unresolved: an override such as name='${model.name}-2' is text here, not a reference.
         overrides = tuple(map(str, OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False) or ()))
+        composed: Experiment | TdppError
         try:
-            self._launch(to_experiment(cfg), overrides)
+            composed = to_experiment(cfg)
         except TdppError as error:
-            self.outcomes.append(Outcome(overrides, error=error))
-
-    def _launch(self, experiment: Experiment, overrides: tuple[str, ...]) -> None:
-        if experiment.dry_run:
-            check_supported(experiment)
-            self.outcomes.append(Outcome(overrides, dry_run=dry_run_text(experiment, self.worker)))
-            return
-        run = submit(experiment, overrides, self.preflight, self.worker)
-        self.outcomes.append(Outcome(overrides, run=run))
-        print(f"run {run.path}", file=sys.stderr, flush=True)
-        _wait(experiment, run)
-
-
-def _wait(experiment: Experiment, run: RunDir) -> None:
-    """Follows a run on this machine to its end, if that is wanted; one on Slurm goes its own way."""
-    if experiment.executor.kind is ExecutorKind.local and experiment.executor.wait:
-        follow(run)
+            composed = error
+        self.combinations.append(Combination(overrides=overrides, composed=composed))
 
 
 def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> int:
     """Runs `tdpp launch <argv>`; returns the exit code of the verdict, or for a sweep 1 unless all is well.
 
     Raises:
-        TdppError: the configuration cannot be composed, or (without -m) the run cannot be started.
+        TdppError: the configuration cannot be composed, or (without -m) the run cannot be started, or GPU-hours are
+            not confirmed.
         KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the run that was followed has been stopped.
     """
-    session = Session(preflight, worker)
     if any(argument.startswith(RESUME) for argument in argv):
         return _resume(argv, worker)
+    session = Session()
     try:
         with interruptible():
             _run_hydra(argv, session)
-    except KeyboardInterrupt:
+            wanted = settle(session.combinations, session.outcomes, preflight)
+            confirm(list(wanted.values()))
+            if session.mode is RunMode.MULTIRUN:
+                _record(session.record, list(wanted.values()))
+            start_all(session.combinations, wanted, session.outcomes, worker)
+    except (KeyboardInterrupt, LaunchError):
         _tell(session)
         raise
     return _tell(session)
+
+
+def _tell(session: Session) -> int:
+    outcomes = [outcome for _, outcome in sorted(session.outcomes.items())]
+    if session.mode is RunMode.MULTIRUN:
+        return tell_sweep(outcomes, len(session.combinations))
+    return tell_single(outcomes)
 
 
 def _resume(argv: Sequence[str], worker: str) -> int:
@@ -121,7 +112,9 @@ def _resume(argv: Sequence[str], worker: str) -> int:
     with interruptible():
         resume(run, worker)
         print(f"run {run.path}", file=sys.stderr, flush=True)
-        _wait(read_experiment(run.config), run)
+        executor = read_experiment(run.config).executor
+        if executor.kind is ExecutorKind.local and executor.wait:
+            follow(run)
     verdict = judge(run)
     print(f"{run.name}: {verdict.state}, {verdict.reason}")
     return verdict.exit_code
@@ -130,25 +123,29 @@ def _resume(argv: Sequence[str], worker: str) -> int:
 def _run_hydra(argv: Sequence[str], session: Session) -> None:
     register()
     task = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="config")(session.task)
-    time = datetime.now().strftime("%Y%m%d-%H%M%S")
     with tempfile.TemporaryDirectory(prefix="tdpp-") as scratch, _arguments(argv), _errors_raised():
-
-        def sweep_dir(dry_run: bool, runs_dir: str) -> str:
-            """Where Hydra records a sweep before it runs it; a dry run must leave no trace."""
-            return scratch if dry_run else str(Path(runs_dir) / "sweeps" / time)
-
-        OmegaConf.register_new_resolver("sweep_dir", sweep_dir, replace=True)
+        OmegaConf.register_new_resolver("sweep_dir", lambda: scratch, replace=True)
         try:
             task()
         except (HydraException, OmegaConfBaseException) as error:
             raise LaunchError(hydra_message(error)) from error
-        except OSError as error:
-            if session.mode is not None:
-                raise
-            raise LaunchError(
-                f"cannot record the sweep: {error.strerror}: {error.filename}; choose another runs_dir, where you may "
-                "write"
-            ) from error
+        if session.mode is RunMode.MULTIRUN:
+            session.record = (Path(scratch) / SWEEP_RECORD).read_text(encoding="utf-8")
+
+
+def _record(text: str, wanted: Sequence[Experiment]) -> None:
+    """Keeps what Hydra writes of a sweep, if any of it is to be started: <runs_dir>/sweeps/<time>/multirun.yaml."""
+    runs_dir = next((experiment.runs_dir for experiment in wanted if not experiment.dry_run), None)
+    if runs_dir is None:
+        return
+    folder = Path(runs_dir) / "sweeps" / datetime.now().strftime("%Y%m%d-%H%M%S")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / SWEEP_RECORD, text)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot record the sweep: {error.strerror}: {error.filename}; choose another runs_dir, where you may write"
+        ) from error
 
 
 @contextmanager
@@ -189,46 +186,3 @@ def hydra_message(error: BaseException) -> str:
     if "Could not override" in str(error):
         lines.append("'tdpp launch --cfg job' prints every key")
     return "\n".join(lines)
-
-
-def _tell(session: Session) -> int:
-    """Tells on stdout what became of everything that was tried; returns the exit code."""
-    if session.mode is RunMode.MULTIRUN:
-        return _tell_sweep(session.outcomes)
-    return _tell_single(session.outcomes)
-
-
-def _tell_single(outcomes: Sequence[Outcome]) -> int:
-    """Without outcome Hydra itself has answered, for example to --cfg."""
-    code = 0
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
-        if outcome.dry_run is not None:
-            print(outcome.dry_run)
-        if outcome.run is not None:
-            verdict = judge(outcome.run)
-            print(f"{outcome.run.name}: {verdict.state}, {verdict.reason}")
-            code = verdict.exit_code
-    return code
-
-
-def _tell_sweep(outcomes: Sequence[Outcome]) -> int:
-    """A table of the runs, then each combination that could not be tried; 0 only if none failed in any way."""
-    rows, wrong = [], False
-    for outcome in outcomes:
-        if outcome.dry_run is not None:
-            print(f"# {' '.join(outcome.overrides)}\n{outcome.dry_run}\n")
-        if outcome.run is not None:
-            seen = observe(outcome.run)
-            name, *rest = run_row(outcome.run.name, seen)
-            rows.append([name, " ".join(outcome.overrides), *rest])
-            wrong = wrong or decide(seen).exit_code != 0
-    if rows:
-        print_table([COLUMNS[0], "overrides", *COLUMNS[1:]], rows)
-    sys.stdout.flush()
-    for outcome in outcomes:
-        if outcome.error is not None:
-            print(f"tdpp: error: {' '.join(outcome.overrides)}: {outcome.error}", file=sys.stderr)
-            wrong = True
-    return int(wrong)

@@ -28,8 +28,11 @@ MASTER_JOB = "<id of the master job>"
 """Stand for what is only known when a run starts."""
 
 
-def dry_run_text(experiment: Experiment, worker: str) -> str:
-    """The ranks, each node's command line with its environment, and plan.json."""
+def dry_run_text(experiment: Experiment, worker: str, behind: Sequence[str] = ()) -> str:
+    """The ranks, each node's command line with its environment, and plan.json.
+
+    `behind` stands for the ids of jobs that must have ended before the run starts.
+    """
     name = f"{experiment.name}/{FOLDER}"
     plan = make_plan(experiment, name)
     run = Path(experiment.runs_dir).absolute() / name
@@ -43,7 +46,7 @@ def dry_run_text(experiment: Experiment, worker: str) -> str:
         f"run {name} in {run.parent}",
         plan_line(plan),
         _ranks(plan),
-        *(_scripts(experiment, plan, run) if on_slurm else ()),
+        *(_scripts(experiment, plan, run, behind) if on_slurm else ()),
         f"{count} node agent{'s' * (count > 1)}, started by submitit's {executor}; each runs",
         *(
             f"  on {node['name']}:\n"
@@ -55,9 +58,9 @@ def dry_run_text(experiment: Experiment, worker: str) -> str:
     return "\n\n".join(parts)
 
 
-def _scripts(experiment: Experiment, plan: Mapping[str, Any], run: Path) -> Iterator[str]:
+def _scripts(experiment: Experiment, plan: Mapping[str, Any], run: Path, behind: Sequence[str]) -> Iterator[str]:
     """What sbatch is given, byte for byte but for what is only known then."""
-    submission = submission_of(experiment, run, TOKEN, resumable(plan))
+    submission = submission_of(experiment, run, TOKEN, resumable(plan), behind)
     for number, request in enumerate(job_requests(experiment)):
         yield f"sbatch/{request.role}.sh\n{sbatch_text(submission, request, after=MASTER_JOB if number else None)}"
 

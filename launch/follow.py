@@ -45,6 +45,29 @@ def interruptible() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
+@contextmanager
+def finishing() -> Iterator[None]:
+    """What is in here is finished before Ctrl-C, SIGTERM or SIGHUP interrupt; a second one does not wait for it."""
+    noted: list[int] = []
+
+    def note(signum: int, _frame: FrameType | None) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(signum)
+
+    before = {signum: signal.getsignal(signum) for signum in _ENDING}
+    for signum, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(signum, note)
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    if noted:
+        raise KeyboardInterrupt
+
+
 def follow(run: RunDir) -> None:
     """Prints iteration lines on stderr as they come, until no process of the run is left.
 
@@ -54,12 +77,17 @@ def follow(run: RunDir) -> None:
         _watch(run)
         _tidy(run)
     except BaseException:
-        for signum in _ENDING:
-            signal.signal(signum, signal.SIG_IGN)
-        _say(f"stopping {run.name} …")
-        stop(run)
-        _say(f"stopped {run.name}; nothing of it runs any more")
+        give_up(run)
         raise
+
+
+def give_up(run: RunDir) -> None:
+    """Stops a run whose watcher ends; no signal interrupts it any more."""
+    for signum in _ENDING:
+        signal.signal(signum, signal.SIG_IGN)
+    _say(f"stopping {run.name} …")
+    stop(run)
+    _say(f"stopped {run.name}; nothing of it runs any more")
 
 
 def _watch(run: RunDir) -> None:

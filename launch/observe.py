@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,13 @@ def observe(run: RunDir, now: float | None = None) -> Observation:
     """
     before = glance(run)
     return complete(before, slurm_commands.job_states(before.asks), now)
+
+
+def observe_all(runs: Iterable[RunDir]) -> list[Observation]:
+    """Looks at several runs, and asks Slurm once about all of them; raises as `observe` does."""
+    before = [glance(run) for run in runs]
+    answers = slurm_commands.job_states([job for one in before for job in one.asks])
+    return [complete(one, answers) for one in before]
 
 
 def complete(before: Glance, answers: Mapping[str, JobState], now: float | None = None) -> Observation:

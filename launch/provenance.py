@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,24 +21,39 @@ _GIT_TIMEOUT_S = 10
 _PACKAGES = ("tdpp", "torch", "hydra-core", "omegaconf", "submitit", "numpy")
 
 
-def provenance() -> dict[str, Any]:
-    """The content of provenance.json; what cannot be known is null."""
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The source tree at one moment; without git or a repository nothing of it is known."""
+
+    commit: str | None
+    changed: list[str] | None
+    """Files that differ from the commit or are not in it, as `git status --porcelain` prints them."""
+    diff: str
+    """What differs from the commit in tracked files; empty if nothing, or if there is no repository."""
+
+
+def read_source() -> Source:
+    """Asks git about the source tree."""
     commit, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+    return Source(
+        commit=None if commit is None else commit.strip(),
+        changed=None if changed is None else changed.splitlines(),
+        diff=_git("diff", "--no-ext-diff", "--binary", "HEAD") or "",
+    )
+
+
+def provenance(source: Source) -> dict[str, Any]:
+    """The content of provenance.json; what cannot be known is null."""
     return {
         "unix": time.time(),
-        "commit": None if commit is None else commit.strip(),
-        "changed": None if changed is None else changed.splitlines(),
+        "commit": source.commit,
+        "changed": source.changed,
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
         "user": user_name(),
         "host": socket.gethostname(),
         "cwd": str(Path.cwd()),
         "command": shlex.join(sys.orig_argv),
     }
-
-
-def source_diff() -> str:
-    """What differs from the commit in tracked files; empty if nothing, or if there is no repository."""
-    return _git("diff", "--no-ext-diff", "--binary", "HEAD") or ""
 
 
 def _git(*arguments: str) -> str | None:

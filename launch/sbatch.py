@@ -25,6 +25,8 @@ class Submission:
     """Seconds before a time limit at which the job gets SIGUSR2."""
     requeue: bool
     """Whether Slurm may start a job again after a failure of a node."""
+    behind: tuple[str, ...] = ()
+    """Ids of jobs that must have ended, however, before the run's first job starts."""
 
 
 def sbatch_text(submission: Submission, request: JobRequest, after: str | None) -> str:
@@ -64,6 +66,8 @@ def _whole_job(submission: Submission, after: str | None) -> dict[str, str | Non
     options: dict[str, str | None] = {"open-mode": "append", "output": log, "error": log}
     if after is not None:
         options |= {"dependency": f"after:{after}", "kill-on-invalid-dep": "yes"}
+    elif submission.behind:
+        options |= {"dependency": f"afterany:{':'.join(submission.behind)}"}
     return options
 
 

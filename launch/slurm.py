@@ -45,7 +45,9 @@ def check(experiment: Experiment, environment: Mapping[str, str]) -> None:
         )
 
 
-def submission_of(experiment: Experiment, run: Path, token: str, resumable: bool) -> Submission:
+def submission_of(
+    experiment: Experiment, run: Path, token: str, resumable: bool, behind: Sequence[str] = ()
+) -> Submission:
     return Submission(
         name=experiment.name,
         comment=slurm_commands.comment_of(token),
@@ -53,6 +55,7 @@ def submission_of(experiment: Experiment, run: Path, token: str, resumable: bool
         folder=RunDir(run).submitit,
         save_s=experiment.executor.save_s,
         requeue=resumable,
+        behind=tuple(behind),
     )
 
 

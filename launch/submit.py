@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from conf.compose import read_experiment
+from conf.identity import identity
 from conf.rundir import RunDir, write_atomic
 from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
 from launch import local, megatron_lm, processes, profilers, slurm
@@ -22,7 +23,7 @@ from launch.agent import NodeAgent
 from launch.errors import LaunchError
 from launch.observe import observe
 from launch.plan import make_plan
-from launch.provenance import PROJECT, provenance, source_diff
+from launch.provenance import PROJECT, Source, provenance, read_source
 from launch.verdict import State, decide
 from launch.worker import WORKER, ModuleWorker, Worker
 
@@ -33,11 +34,13 @@ _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 
 
 def submit(experiment: Experiment, overrides: Sequence[str], preflight: Preflight, worker: str = WORKER) -> RunDir:
-    """Makes the run's folder and starts the run. If anything goes wrong, no process, job or folder is left.
+    """Checks an experiment and starts it, as `check` and `start` do."""
+    check(experiment, preflight)
+    return start(experiment, overrides, worker, read_source())
 
-    Raises:
-        TdppError: the run cannot be started.
-    """
+
+def check(experiment: Experiment, preflight: Preflight) -> None:
+    """Raises a TdppError for what keeps the experiment from being started, as far as Slurm need not be asked."""
     check_supported(experiment)
     if experiment.executor.rehearse is Rehearse.none:  # a rehearsal reads no data
         preflight(experiment)
@@ -46,21 +49,33 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
         profilers.check(experiment)
     if experiment.engine.kind is EngineKind.megatron_lm:
         megatron_lm.check(experiment)
+
+
+def start(
+    experiment: Experiment, overrides: Sequence[str], worker: str, source: Source, behind: Sequence[str] = ()
+) -> RunDir:
+    """Makes the run's folder and starts the run. If anything goes wrong, no process, job or folder is left.
+
+    On Slurm it waits in the queue until the jobs with the ids `behind` have ended.
+
+    Raises:
+        TdppError: the run cannot be started.
+    """
     config = OmegaConf.to_yaml(OmegaConf.create(asdict(experiment)))
-    run = RunDir.create(Path(experiment.runs_dir), experiment.name, config, datetime.now())
+    run = RunDir.create(Path(experiment.runs_dir), experiment.name, identity(experiment), datetime.now())
     token = secrets.token_hex(16)
     try:
         plan = make_plan(experiment, run.name)
         write_atomic(run.config, config)
         if experiment.parallel.schedule_file is not None:
-            write_atomic(run.schedule, _schedule(experiment.parallel.schedule_file))
+            write_atomic(run.schedule, read_schedule(experiment.parallel.schedule_file))
         write_atomic(run.overrides, "".join(f"{override}\n" for override in overrides))
-        write_atomic(run.diff, source_diff())
-        run.write_json(run.provenance, provenance())
+        write_atomic(run.diff, source.diff)
+        run.write_json(run.provenance, provenance(source))
         kind = str(experiment.executor.kind)
         run.write_json(run.jobs, {"token": token, "executor": kind, "submission": 0, "jobs": []})
         run.write_json(run.plan, plan)
-        _start(experiment, run, plan, worker)
+        _start(experiment, run, plan, worker, behind)
     except BaseException:
         shutil.rmtree(run.path)
         with contextlib.suppress(OSError):  # other runs of the name are there
@@ -69,7 +84,7 @@ def submit(experiment: Experiment, overrides: Sequence[str], preflight: Prefligh
     return run
 
 
-def _schedule(path: str) -> str:
+def read_schedule(path: str) -> str:
     """The content of `parallel.schedule_file`; the engine checks it."""
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -120,7 +135,9 @@ def resumable(plan: Mapping[str, Any]) -> bool:
     return bool(plan["train"]["checkpoint"]) and plan["rehearsal"] is None and "engine" not in plan
 
 
-def _start(experiment: Experiment, run: RunDir, plan: Mapping[str, Any], worker: str) -> None:
+def _start(
+    experiment: Experiment, run: RunDir, plan: Mapping[str, Any], worker: str, behind: Sequence[str] = ()
+) -> None:
     jobs = run.read_json(run.jobs)
     token, executor = jobs["token"], experiment.executor
     on_slurm = executor.kind is ExecutorKind.slurm
@@ -143,7 +160,7 @@ def _start(experiment: Experiment, run: RunDir, plan: Mapping[str, Any], worker:
         )
 
     if on_slurm:
-        submission = slurm.submission_of(experiment, run.path, token, resumable(plan))
+        submission = slurm.submission_of(experiment, run.path, token, resumable(plan), behind)
         slurm.start(experiment, run, submission, agent)
     else:
         local.start(agent(tuple(range(len(plan["nodes"])))), token, executor)

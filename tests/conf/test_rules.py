@@ -51,6 +51,16 @@ BROKEN = {
         "parallel.chunks=2 needs parallel.pipeline of at least 2, not 1: one stage holds the whole model; "
         "use parallel.chunks=1 and another parallel.schedule, such as one_f_one_b",
     ),
+    "a sweep runs one run at a time at least": (["max_jobs=0"], "max_jobs=0 must be at least 1"),
+    "runs of this machine that nobody waits for have no limit": (
+        ["max_jobs=2", "executor.wait=false"],
+        "max_jobs=2 cannot hold with executor.wait=false, which starts all runs on this machine at once; use "
+        "executor.wait=true, which runs them one after another, or max_jobs=null",
+    ),
+    "a limit of GPU-hours is a number": (
+        ["confirm_gpu_hours=-1"],
+        "confirm_gpu_hours=-1.0 must be a number, 0 or above",
+    ),
     "one profiler at a time": (
         ["profile.nsys=true", "profile.ncu=true"],
         "profile.nsys=true and profile.ncu=true: a process runs under one profiler at a time; set one to false",

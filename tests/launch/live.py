@@ -39,7 +39,7 @@ def tdpp(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*TDPP, *arguments],
         cwd=cwd,
-        env=ENVIRONMENT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         text=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch import provenance
-from launch.provenance import source_diff
+from launch.provenance import read_source
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_diff_restores_what_ran(repository: Path) -> None:
     (repository / "a.py").write_text("new")
-    diff = source_diff()
+    diff = read_source().diff
     subprocess.run(["git", "checkout", "-q", "a.py"], cwd=repository, check=True)
     subprocess.run(["git", "apply"], cwd=repository, input=diff, text=True, check=True)
     assert (repository / "a.py").read_text() == "new"
@@ -32,16 +32,17 @@ def test_the_diff_restores_what_ran(repository: Path) -> None:
 def test_commit_and_changed_files_are_recorded(repository: Path) -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=repository, capture_output=True, text=True, check=True)
     (repository / "b.py").touch()
-    told = provenance.provenance()
+    told = provenance.provenance(read_source())
     assert (told["commit"], told["changed"]) == (head.stdout.strip(), ["?? b.py"])
 
 
 def test_without_a_repository_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "PROJECT", tmp_path)
-    told = provenance.provenance()
-    assert (told["commit"], told["changed"], source_diff()) == (None, None, "")
+    source = read_source()
+    told = provenance.provenance(source)
+    assert (told["commit"], told["changed"], source.diff) == (None, None, "")
 
 
 def test_without_git_nothing_is_claimed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert provenance.provenance()["commit"] is None
+    assert provenance.provenance(read_source())["commit"] is None
