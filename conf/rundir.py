@@ -259,6 +259,13 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def doctor_node(self, node: str) -> Path:
+        """What `tdpp doctor` found on a node."""
+        return self.path / "doctor" / f"{node}.json"
+
+    def doctor_rank(self, rank: int) -> Path:
+        return self.path / "doctor" / f"rank-{rank:05d}.json"
+
     @property
     def report(self) -> Path:
         return self.path / "report"

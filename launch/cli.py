@@ -16,6 +16,7 @@ WRONG_USAGE = 2
 
 COMMANDS = {
     "launch": ("launch.app", "start an experiment, or with -m a sweep of them"),
+    "doctor": ("launch.doctor", "check the machines of an experiment before it is launched"),
     "status": ("launch.status", "judge a run: the verdict, then the evidence"),
     "logs": ("launch.logs", "print what the nodes of a run wrote"),
     "stop": ("launch.stop", "end a run, and everything that belongs to it"),
@@ -56,7 +57,7 @@ def _run(argv: Sequence[str]) -> int:
         print(_unknown(verb), file=sys.stderr)
         return WRONG_USAGE
     module = import_module(COMMANDS[verb][0])
-    if verb == "launch":
+    if verb in ("launch", "doctor"):
         from data_prep.check import check_for_training
 
         return int(module.main(rest, preflight=check_for_training))

@@ -73,9 +73,16 @@ def follow(run: RunDir) -> None:
 
     If anything ends this early (Ctrl-C, a closed terminal), the run is stopped first.
     """
-    try:
+    with stopped_if_interrupted(run):
         _watch(run)
-        _tidy(run)
+        tidy(run)
+
+
+@contextmanager
+def stopped_if_interrupted(run: RunDir) -> Iterator[None]:
+    """If anything ends the block early (Ctrl-C, a closed terminal), the run is stopped first."""
+    try:
+        yield
     except BaseException:
         give_up(run)
         raise
@@ -108,7 +115,7 @@ def _watch(run: RunDir) -> None:
                     print(line, file=sys.stderr, flush=True)
 
 
-def _tidy(run: RunDir) -> None:
+def tidy(run: RunDir) -> None:
     """The last agents and submitit's controller are on their way out; what is not, is ended."""
     token = run.read_json(run.jobs)["token"]
     if processes.wait_until_gone(token, GRACE_S):

@@ -70,18 +70,27 @@ def start(experiment: Experiment, run: RunDir, submission: Submission, make_agen
     requests = job_requests(experiment)
     run.sbatch.mkdir(exist_ok=True)
     for request in requests:
-        script = run.sbatch / f"{request.role}.sh"
-        write_atomic(script, sbatch_text(submission, request, after=None))
-        try:
-            slurm_commands.test(str(script))
-        except LaunchError as error:
-            raise LaunchError(f"{_asked_for(request)}: Slurm would not take this job: {error}") from error
+        ask(submission, request, run.sbatch)
     slurm_commands.cancel(slurm_commands.submitted(submission.comment))  # what an earlier start may have left waiting
     try:
         _submit_all(run, requests, submission, make_agent)
     except BaseException:  # Ctrl-C too
         slurm_commands.cancel(slurm_commands.submitted(submission.comment))
         raise
+
+
+def ask(submission: Submission, request: JobRequest, folder: Path) -> None:
+    """Asks Slurm whether it would take a job; its script is left in a folder, and nothing is submitted.
+
+    Raises:
+        LaunchError: it would not; the message names the keys that it may be about.
+    """
+    script = folder / f"{request.role}.sh"
+    write_atomic(script, sbatch_text(submission, request, after=None))
+    try:
+        slurm_commands.test(str(script))
+    except LaunchError as error:
+        raise LaunchError(f"{asked_for(request)}: Slurm would not take this job: {error}") from error
 
 
 def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submission, make_agent: MakeAgent) -> None:
@@ -94,7 +103,7 @@ def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submiss
         run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": jobs})
 
 
-def _asked_for(request: JobRequest) -> str:
+def asked_for(request: JobRequest) -> str:
     """The keys that an answer of Slurm may be about."""
     return "; ".join(
         f"cluster.groups.{part.group}: {len(part.nodes)} node{'s' * (len(part.nodes) > 1)}"

@@ -168,6 +168,16 @@ def test(script: str) -> None:
         raise LaunchError(" ".join(dict.fromkeys(line for line in said if line)))
 
 
+def version() -> str:
+    """Such as `slurm-wlm 22.05.8`."""
+    return _ask(["sbatch", "--version"]).strip()
+
+
+def srun_has(option: str) -> bool:
+    """Whether srun knows an option, which may come from a plugin."""
+    return option in _ask(["srun", "--help"])
+
+
 def _ask(command: Sequence[str]) -> str:
     return _output(command, _run(command))
 

@@ -50,7 +50,7 @@ def main(argv: List[str]) -> int:
     signal.signal(interruption.SIGNAL, signal.SIG_IGN)  # until there are ranks to tell
     try:
         plan = Plan.read(plan_path)
-        _die_with_parent(signal.SIGTERM)
+        die_with_parent(signal.SIGTERM)
         return _run_node(plan, node_rank)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -64,7 +64,7 @@ def _run_node(plan: Plan, node_rank: int) -> int:
     if plan.rehearsal is None:
         import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: once here, not in every rank)
     local = LocalStore() if local_store.suffices(plan) else None
-    ranks = Ranks(plan, node_rank, partial(_join_store, plan) if local is None else local.join)
+    ranks = Ranks(plan, node_rank, partial(join_store, plan) if local is None else local.join)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(interruption.SIGNAL, ranks.forward)
@@ -74,7 +74,7 @@ def _run_node(plan: Plan, node_rank: int) -> int:
         gc.freeze()  # what was imported stays: no rank's collections need to look at it, and thereby copy it
         with _blocked():
             ranks.start()
-        store = _open_store(plan) if node_rank == 0 and local is None else None
+        store = open_store(plan) if node_rank == 0 and local is None else None
         code = ranks.wait()
         del store
     except Stopped:
@@ -171,7 +171,7 @@ def _rank_main(plan: Plan, place: Place, parent: int, join: Callable[[], Store])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the launcher's to handle
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
-    _die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return 1
     try:
@@ -207,7 +207,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     )
 
 
-def _open_store(plan: Plan) -> TCPStore:
+def open_store(plan: Plan) -> TCPStore:
     """Listens on the wanted port, or a free one, and publishes where (master.json)."""
     host = "127.0.0.1" if len(plan.nodes) == 1 else socket.gethostname()
     timeout = timedelta(seconds=plan.meeting_timeout_s)
@@ -222,7 +222,7 @@ def _open_store(plan: Plan) -> TCPStore:
     return store
 
 
-def _join_store(plan: Plan) -> Store:
+def join_store(plan: Plan) -> Store:
     """Waits until node 0 has published the store, connects, and waits until all ranks have.
 
     What takes its time here, such as a node that is still in the queue, must not count as a lost rank later.
@@ -322,7 +322,7 @@ def _blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
 
-def _die_with_parent(signum: signal.Signals) -> None:
+def die_with_parent(signum: signal.Signals) -> None:
     """Asks the kernel to send this process a signal when its parent ends, however it ends."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

@@ -78,7 +78,7 @@ class Cluster:
         self._user = pwd.getpwuid(os.getuid()).pw_name
         self._network: Network | None = None
         self._machines: dict[str, machines.Machine] = {}
-        self._cut: set[str] = set()
+        self._broken: set[str] = set()
 
     def start(self) -> None:
         """Returns when every node is idle."""
@@ -154,7 +154,7 @@ class Cluster:
     def kill_node(self, name: str) -> None:
         """Power off: every process of the node is gone. It takes Slurm some 17 s to notice; `set_node` tells it."""
         self._machines.pop(name).kill()
-        self._cut.discard(name)
+        self._broken.discard(name)
 
     def start_node(self, name: str) -> None:
         """Power on, after `kill_node`."""
@@ -165,12 +165,17 @@ class Cluster:
     def cut(self, name: str) -> None:
         """Pulls the node's network cable; its processes go on. Isolated clusters only."""
         self._isolated(name).ip("link set eth0 down\n")
-        self._cut.add(name)
+        self._broken.add(name)
 
     def mend(self, name: str) -> None:
         """Plugs it in again."""
         self._isolated(name).ip("link set eth0 up\n")
-        self._cut.discard(name)
+        self._broken.discard(name)
+
+    def hide(self, name: str, folder: Path) -> None:
+        """Puts an empty folder in a folder's place on this node, until `clear`. Isolated clusters only."""
+        self._isolated(name).call("mount", "-t", "tmpfs", "tmpfs", str(folder))
+        self._broken.add(name)
 
     def processes(self, *names: str) -> dict[int, str]:
         """What jobs have running on these nodes, or on any: command lines by the pids they have here."""
@@ -182,8 +187,8 @@ class Cluster:
 
     def clear(self) -> list[str]:
         """Back to idle nodes and no jobs. Returns what it found: jobs, and processes that outlived theirs."""
-        # What ran there is not the jobs' fault: nobody could tell it to end.
-        for name in sorted(self._cut):
+        # What ran on a node without network is not the jobs' fault: nobody could tell it to end.
+        for name in sorted(self._broken):
             self.kill_node(name)
         for name in self.nodes:
             if name not in self._machines:
@@ -192,7 +197,8 @@ class Cluster:
         self.cancel_all()
         for name, state in self.states().items():
             if state.startswith(("down", "drain")):
-                self.set_node(name, "resume")
+                # It may be back by itself by now, which Slurm calls an error; the nodes are waited for below.
+                self.run("scontrol", "update", f"nodename={name}", "state=resume")
         self._wait("end of the jobs", lambda: not self.jobs())
         until = time.monotonic() + 3
         while (strays := self.processes()) and time.monotonic() < until:

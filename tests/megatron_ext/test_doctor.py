@@ -1,0 +1,108 @@
+"""What the doctor finds on a node: links between all neighbours, and an end whatever its ranks do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.compose import compose
+from launch.plan import make_plan
+from megatron_ext.links import steps
+
+QUICK = """
+import os, sys, time
+import torch.distributed as dist
+from megatron_ext import doctor, doctor_rank
+
+doctor.TOGETHER_S, doctor_rank.WAIT_S = 3.0, 2
+all_reduce = dist.all_reduce
+
+def hangs_on_one_rank(*arguments):
+    if str(dist.get_rank()) == os.environ.get("HANG_RANK"):
+        time.sleep(300)
+    return all_reduce(*arguments)
+
+dist.all_reduce = hangs_on_one_rank
+sys.exit(doctor.main(sys.argv[1:]))
+"""
+"""The doctor with less patience, and ranks that may hang."""
+ROOT = Path(__file__).parents[2]
+TWO_NODES = ("cluster.groups.local.count=2", "cluster.groups.local.gpus_per_node=2")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([[0]], []),
+        ([[0, 1, 2]], [[(0, 1)], [(1, 2)]]),
+        ([[0], [1]], [[(0, 1)]]),
+        ([[0], [1], [2]], [[(0, 1)], [(1, 2)], [(2, 0)]]),
+        ([[0], [1], [2], [3]], [[(0, 1), (2, 3)], [(1, 2)], [(3, 0)]]),
+        ([[0, 1], [2, 3]], [[(0, 1), (2, 3)], [(0, 2), (1, 3)]]),
+        ([[0, 1, 2, 3], [4]], [[(0, 1)], [(1, 2)], [(2, 3)], [(0, 4)]]),
+    ],
+    ids=["one-rank", "one-node", "two-nodes", "odd-ring", "even-ring", "both", "uneven"],
+)
+def test_all_neighbours_measure_and_none_is_in_two_pairs_at_once(
+    nodes: list[list[int]], expected: list[list[tuple[int, int]]]
+) -> None:
+    found = steps(nodes)
+    assert found == expected
+    for step in found:
+        ranks = [rank for pair in step for rank in pair]
+        assert len(ranks) == len(set(ranks))
+
+
+def start(folder: Path, *overrides: str, **environment: str) -> subprocess.Popen[str]:
+    """The doctor of the first node of a plan for the CPU."""
+    plan = make_plan(compose(["parallel=single", "parallel.global_batch_size=24", *overrides]), "x/y")
+    (folder / "plan.json").write_text(json.dumps(plan))
+    return subprocess.Popen(
+        [sys.executable, "-c", QUICK, str(folder / "plan.json"), "0"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
+        text=True,
+    )
+
+
+def told(folder: Path, name: str) -> dict[str, Any]:
+    """What a node or rank has written so far."""
+    path = folder / "doctor" / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def test_ranks_measure_what_lies_between_them(tmp_path: Path) -> None:
+    assert start(tmp_path, "parallel.data=3").wait(60) == 0
+    ranks = [told(tmp_path, f"rank-{rank:05d}") for rank in range(3)]
+    assert [rank["stage"] for rank in ranks] == ["done"] * 3
+    assert [[link["to"] for link in rank["links"]] for rank in ranks] == [[1], [2], []]
+    assert all(value > 0 for rank in ranks for link in rank["links"] for value in link.values())
+    node = told(tmp_path, "local-0")
+    assert node["exit_codes"] == {"0": 0, "1": 0, "2": 0}
+    assert node["problem"] is None
+
+
+def test_ranks_that_hang_are_ended_and_how_far_they_came_is_kept(tmp_path: Path) -> None:
+    assert start(tmp_path, "parallel.data=3", HANG_RANK="1").wait(30) == 0
+    assert told(tmp_path, "local-0")["exit_codes"]["1"] == -signal.SIGKILL
+    assert told(tmp_path, "rank-00001")["stage"] == "all-reduce"
+    assert "failed" not in told(tmp_path, "rank-00001")
+    assert told(tmp_path, "rank-00000")["symptom"] is True
+
+
+def test_told_to_stop_it_first_finishes_what_its_node_can_tell_alone(tmp_path: Path) -> None:
+    process = start(tmp_path, "parallel.data=4", *TWO_NODES)
+    until = time.monotonic() + 30
+    while not told(tmp_path, "local-0") and time.monotonic() < until:
+        time.sleep(0.01)
+    process.terminate()
+    assert process.wait(15) == 128 + signal.SIGTERM
+    assert told(tmp_path, "local-0")["exit_codes"] == {"0": -signal.SIGKILL, "1": -signal.SIGKILL}
+    assert told(tmp_path, "rank-00001")["torch"]
