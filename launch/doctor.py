@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from conf.compose import compose
 from conf.errors import TdppError
 from conf.rundir import RunDir
 from conf.schema import Engine, ExecutorKind, Experiment, Rehearse
+from launch.agent_logs import agent_logs
 from launch.app import hydra_message
 from launch.checks import Check, Level
 from launch.doctor_findings import read_findings
@@ -29,11 +31,10 @@ from launch.doctor_login import HERE, jobs_check, login_checks
 from launch.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.follow import interruptible, stopped_if_interrupted, tidy
-from launch.observe import Node, Observation, observe
+from launch.observe import Job, Node, Observation, observe
 from launch.stop import is_over, stop
 from launch.submit import Preflight, submit
 from launch.table import print_table
-from launch.verdict import State, decide
 
 WORKER = "megatron_ext.doctor"
 FOLDER = "doctor"
@@ -41,6 +42,8 @@ FOLDER = "doctor"
 WAIT_MIN = 10
 RUN_MIN = 5
 """The nodes are done by then, once they are all there: megatron_ext.doctor bounds all that it does."""
+SAVE_S = 10
+"""The least that executor.save_s may be: nothing is saved."""
 END_S = 10.0
 """Jobs have left the queue by then, once their nodes are done."""
 LOOK_S = {ExecutorKind.local: 0.2, ExecutorKind.slurm: 1.0}
@@ -88,10 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _minutes(text: str) -> int:
-    minutes = int(text)
-    if minutes < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 < minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
     return minutes
 
 
@@ -108,12 +111,12 @@ def _experiment(overrides: Sequence[str]) -> Experiment:
     return experiment
 
 
-def as_checkup(experiment: Experiment, wait_min: int) -> Experiment:
+def as_checkup(experiment: Experiment, wait_min: float) -> Experiment:
     """The same nodes and ranks for a short job that trains nothing and saves nothing.
 
     A short time limit lets Slurm's backfill start it early.
     """
-    limit = wait_min + RUN_MIN
+    limit = math.ceil(wait_min) + RUN_MIN
     groups = {
         name: replace(group, time_min=min(limit, group.time_min or limit))
         for name, group in experiment.cluster.groups.items()
@@ -125,12 +128,12 @@ def as_checkup(experiment: Experiment, wait_min: int) -> Experiment:
         engine=Engine(),
         train=replace(experiment.train, checkpoint=False, save_interval=None),
         profile=replace(experiment.profile, timeline=False, nsys=False, ncu=False, gpu_interval_s=0),
-        executor=replace(experiment.executor, meet_min=wait_min, time_min=limit),
+        executor=replace(experiment.executor, meet_min=wait_min, time_min=limit, save_s=SAVE_S),
     )
 
 
 def _examine(
-    experiment: Experiment, checkup: Experiment, overrides: Sequence[str], wait_min: int, worker: str
+    experiment: Experiment, checkup: Experiment, overrides: Sequence[str], wait_min: float, worker: str
 ) -> tuple[Path | None, list[Check]]:
     """Submits the job, waits for its end and judges what it found; the folder, if it came to that."""
     try:
@@ -140,6 +143,8 @@ def _examine(
     checks = []
     with stopped_if_interrupted(run):
         given_up = _wait(run, checkup.executor.kind, wait_min)
+        if given_up is not None:
+            stop(run)
         seen = observe(run)
         _end(run)
     if given_up is not None:
@@ -150,7 +155,7 @@ def _examine(
         groups=tuple(node["group"] for node in plan["nodes"]),
         cuda=plan["device"] == "cuda",
         nodes=read_findings(run),
-        lost=_lost(run, seen, plan),
+        lost=_lost(run, seen),
     )
     return run.path, checks + judge(case)
 
@@ -159,23 +164,28 @@ def _no_data_needed(_experiment: Experiment) -> None:
     """In place of the check of the data, which has been made: what the nodes find is worth knowing all the same."""
 
 
-def _wait(run: RunDir, kind: ExecutorKind, wait_min: int) -> str | None:
+def _wait(run: RunDir, kind: ExecutorKind, wait_min: float) -> str | None:
     """Waits until all nodes are done, telling on stderr for what; returns why it gave up, if it did."""
     begun = time.monotonic()
     told = ""
     while not (seen := observe(run)).over:
-        verdict = decide(seen)
-        if verdict.reason != told and verdict.state in (State.starting, State.running):
-            told = verdict.reason
-            print(f"{run.name}: {told}", file=sys.stderr, flush=True)
-        waited = time.monotonic() - begun
         absent = [node.name for node in seen.nodes if node.state == "absent"]
+        doing = _awaited(seen, absent) if absent else f"examining {len(seen.nodes)} node{'s' * (len(seen.nodes) > 1)}"
+        if doing != told:
+            print(f"{run.name}: {doing}", file=sys.stderr, flush=True)
+            told = doing
+        waited = time.monotonic() - begun
         if absent and waited > wait_min * 60:
-            return f"{', '.join(absent)} did not start within {wait_min} minutes: {told}; wait longer with --wait-min"
+            return f"nodes did not start within {wait_min:g} minutes: {doing}; wait longer with --wait-min"
         if waited > (wait_min + RUN_MIN) * 60:
-            return f"the nodes were not done after {wait_min + RUN_MIN} minutes, and were stopped"
+            return f"the nodes were not done after {wait_min + RUN_MIN:g} minutes, and were stopped"
         time.sleep(LOOK_S[kind])
     return None
+
+
+def _awaited(seen: Observation, absent: Sequence[str]) -> str:
+    pending = [str(job) for job in seen.jobs if job.state and job.state.pending]
+    return f"waiting for {', '.join(absent)} to start" + (f": {', '.join(pending)}" if pending else "")
 
 
 def _end(run: RunDir) -> None:
@@ -192,40 +202,47 @@ def _end(run: RunDir) -> None:
         time.sleep(LOOK_S[ExecutorKind.slurm])
 
 
-def _lost(run: RunDir, seen: Observation, plan: Mapping[str, object]) -> dict[str, dict[str, str]]:
+def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
     """By group and node, why nodes told nothing, or ended before they had told all."""
+    logs = agent_logs(run, seen.plan, run.read_json(run.jobs)["jobs"])
     lost: dict[str, dict[str, str]] = {}
-    groups = {node["name"]: node["group"] for node in run.read_json(run.plan)["nodes"]}
-    for node in seen.nodes:
-        why = _why_lost(run, seen, node)
+    for place, node in zip(seen.plan["nodes"], seen.nodes, strict=True):
+        job = seen.job_of(node)
+        words = [path for source in (node.name, f"job {node.job}") for path in logs.get(source, [])]
+        told = run.doctor_node(node.name).exists()
+        why = _why_lost(node, job, told, seen.stop_unix is not None, [run.node_err(node.name)], words)
         if why is not None:
-            lost.setdefault(groups[node.name], {})[node.name] = why
+            lost.setdefault(place["group"], {})[node.name] = why
     return lost
 
 
-def _why_lost(run: RunDir, seen: Observation, node: Node) -> str | None:
+def _why_lost(
+    node: Node, job: Job | None, told: bool, given_up: bool, of_worker: list[Path], of_agent: list[Path]
+) -> str | None:
+    """None for a node that told all, or ended early only because of others. The last two are what was printed."""
     if node.ended and node.exit_code == 0:
         return None
-    told = run.doctor_node(node.name).exists()
+    if given_up and node.state == "absent":
+        return "did not start in time"
+    state = f": {job}" if job is not None and job.over else ""
+    if node.ended and node.stopped and not node.reason and not given_up:
+        return f"was ended by {node.stopped} from outside{state}"
     if node.ended and not node.stopped and not node.reason:
-        last = _last_line(run.node_err(node.name))
-        return f"its worker ended with {node.exit_code}" + (f": {last}" if last else f", see {run.node_err(node.name)}")
+        return f"its worker ended with {node.exit_code}{_last_words(of_worker)}"
     if told and node.ended:
-        return None  # it ended because another one was lost, which is told of
-    if node.reason:
-        return node.reason
-    job = seen.job_of(node)
-    if job is not None:
-        return f"told nothing: {job}; see {run.submitit}, and whether the nodes see runs_dir"
-    return f"told nothing; see {run.submitit}"
+        return None
+    return node.reason or f"told nothing{state}{_last_words(of_agent)}"
 
 
-def _last_line(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+def _last_words(paths: Sequence[Path]) -> str:
+    """The last line, to be put behind what happened; empty if there is none."""
+    lines = [
+        line.strip()
+        for path in paths
+        if path.exists()
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
+    return next((f": {line}" for line in reversed(lines) if line), "")
 
 
 def _tell(checks: Sequence[Check], path: Path | None, as_json: bool) -> None:

@@ -196,7 +196,8 @@ def _all_reduce(case: Case) -> Check:
     if len(times) == count:
         text = f"right on all {count} ranks, 1 MiB in {max(times):.1f} ms"
         return Check(level=Level.ok, where="all nodes", what="all-reduce", text=text)
-    why = _causes(ranks) or "not every rank came"
+    lost = [name for nodes in case.lost.values() for name in nodes]
+    why = _causes(ranks) or "not tried: " + (f"{', '.join(lost)} did not come" if lost else "not every rank came")
     return Check(level=Level.error, where="all nodes", what="all-reduce", text=why)
 
 

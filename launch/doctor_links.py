@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from conf.schema import Experiment, Precision
+from conf.schema import Experiment
+from conf.sizes import activation_bytes
 from launch.checks import Check, Level
 from launch.doctor_findings import Link, NodeFindings
 
@@ -67,20 +68,13 @@ def measured(nodes: Sequence[NodeFindings]) -> list[Path]:
     ]
 
 
-def message_bytes(experiment: Experiment) -> int:
-    """What a stage sends to the next one for a micro-batch."""
-    width = 4 if experiment.train.precision is Precision.fp32 else 2
-    model = experiment.model
-    return experiment.parallel.micro_batch_size * model.sequence_length * model.hidden * width
-
-
 def _judge(experiment: Experiment, between: bool, pair: tuple[str, str], paths: Sequence[Path]) -> Check:
     """By the slowest path. The configuration's own figures are those of the slower group, as in a rehearsal."""
     configured = [experiment.cluster.groups[name] for name in pair]
     kind = "inter" if between else "intra"
     gbit_per_s = min(getattr(group, f"{kind}_gbit_per_s") for group in configured)
     latency_us = max(getattr(group, f"{kind}_latency_us") for group in configured)
-    size = message_bytes(experiment)
+    size = activation_bytes(experiment.model, experiment.parallel.micro_batch_size, experiment.train.precision)
     slowest = max(paths, key=lambda path: path.message_us(size))
     ratio = slowest.message_us(size) / _message_us(latency_us, gbit_per_s, size * slowest.sharing)
     where = pair[0] if pair[0] == pair[1] else " - ".join(pair)

@@ -29,12 +29,12 @@ print(sorted({{"hydra", "omegaconf", "torch", "submitit", "numpy", "rich"}} & se
 def test_help_lists_every_command_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for command in ("launch", "status", "logs", "stop", "runs", "report", "data"):
+    for command in ("launch", "doctor", "status", "logs", "stop", "runs", "report", "data"):
         assert sum(line.startswith(f"  {command} ") for line in lines) == 1
 
 
 @pytest.mark.parametrize(
-    ("word", "told"), [("lanch", "did you mean launch?"), ("xyzzy", "the commands are: launch, status")]
+    ("word", "told"), [("lanch", "did you mean launch?"), ("xyzzy", "the commands are: launch, doctor, status")]
 )
 def test_an_unknown_command_names_the_nearest(word: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([word]) == 2

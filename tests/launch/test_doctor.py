@@ -110,7 +110,7 @@ def test_interrupted_it_leaves_nothing_running(here: list[str], tmp_path: Path) 
     command = [*TDPP, "doctor", *here]
     process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    assert "waiting for its nodes" in process.stderr.readline()
+    assert "waiting for local-0 to start" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     shutil.rmtree(tmp_path / "runs" / "doctor" / "by_job")  # the fixture looks for processes of what is left

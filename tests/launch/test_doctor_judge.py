@@ -248,7 +248,7 @@ LOST_ALL = "an all-reduce of 32 ranks failed: Connection closed by peer"
             with_rank(9, stage="alone", all_reduce_ms=None, hindrance="node gpu2-3 did not come"),
             "not tried: node gpu2-3 did not come",
         ),
-        (with_rank(9, stage="alone", exit_code=-9, all_reduce_ms=None), "not every rank came"),
+        (with_rank(9, stage="alone", exit_code=-9, all_reduce_ms=None), "not tried: not every rank came"),
     ],
     ids=["hung", "died", "wrong", "lost-others", "hindered", "stopped"],
 )

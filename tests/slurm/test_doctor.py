@@ -119,6 +119,19 @@ def test_no_job_is_submitted_that_slurm_would_not_take(slurm: Cluster, examine: 
     assert not runs.exists()
 
 
+def test_nodes_that_do_not_start_in_time_are_told_with_slurms_reason_and_given_up(
+    slurm: Cluster, examine: Doctor
+) -> None:
+    with occupied(slurm, "--partition=gpu2", "--nodes=7"):
+        found = examine("--wait-min=0.15")
+        assert [job.name for job in slurm.jobs()] == ["wrap"]
+    assert found["here", "jobs"][1].startswith("nodes did not start within 0.15 minutes: waiting for gpu2-0, gpu2-1")
+    assert "is PENDING (Resources)" in found["here", "jobs"][1]
+    assert found["gpu2", "nodes"] == ("error", "gpu2-0, gpu2-1: did not start in time")
+    assert found["all nodes", "all-reduce"] == ("error", "not tried: gpu2-0, gpu2-1 did not come")
+    assert found["hgx", "data"][0] == "ok"
+
+
 def test_interrupted_in_the_queue_it_says_why_and_takes_its_jobs_along(
     slurm: Cluster, prefix: Path, runs: Path
 ) -> None:
