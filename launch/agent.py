@@ -288,12 +288,13 @@ class _Node:
         """Whether ranks of this node told of nothing but others that were gone."""
         ranks = self._plan["nodes"][self._node_rank]["ranks"]
         told = [error for rank in ranks if (error := self._run.read_json(self._run.rank_error(rank)))]
-        return bool(told) and all(error["symptom"] for error in told)
+        now = [error for error in told if error["start"] == str(self._start)]
+        return bool(now) and all(error["symptom"] for error in now)
 
     def _await_finding(self) -> None:
         """Ranks notice within moments that others are gone; the reason takes longer to be seen."""
         until = time.monotonic() + SILENCE_S + 2 * BEAT_S
-        while not self._ending() and time.monotonic() < until:
+        while not self._ending() and (time.monotonic() < until or self._peers.undecided):
             self._beat()
             self._look_around()
             time.sleep(_POLL_S)
@@ -319,7 +320,6 @@ class _Node:
 
     def _started_again(self, slurm: SlurmJob) -> bool:
         """Asks Slurm to start the job again, and waits to be ended for that; False, and `reason`, if it does not."""
-        self._told.end = None
         self._publish(state="requeued")
         try:
             slurm.requeue()

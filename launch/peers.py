@@ -6,6 +6,7 @@ and a shared file system bears it.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,8 @@ from launch.start import Start
 
 LOOK_S = 1.0
 """Between two looks at a node's file."""
+LATE_S = 5.0
+"""A look at a node's file counts at most this much silence: what is more, this node itself was held up."""
 SILENCE_S = 30.0
 """A node that gives no sign of life for this long counts as lost."""
 DECISION_S = 60.0
@@ -49,25 +52,28 @@ class Finding:
 
 
 class Peer:
-    """One other node. Its beats are timed by this node's clock."""
+    """One other node. Its beats are timed by this node's clock, while this node can look.
+
+    A file system that stands still silences all nodes, and none of them is lost for that.
+    """
 
     def __init__(self, run: RunDir, name: str, start: Start) -> None:
         self.name = name
         self._run = run
         self._start = start
         self._beat: float | None = None
-        self._seen = time.monotonic()
-        self._next_look = 0.0
+        self._silent_s = 0.0
+        self._looked = -math.inf
         self._sign = Sign.absent
 
     def look(self) -> Sign:
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_S
-            self._sign = self._read(now)
+        since = time.monotonic() - self._looked
+        if since >= LOOK_S:
+            self._sign = self._read(since)
+            self._looked = time.monotonic()
         return self._sign
 
-    def _read(self, now: float) -> Sign:
+    def _read(self, since: float) -> Sign:
         state: dict[str, Any] | None = self._run.read_json(self._run.node_state(self.name))
         if state is None:
             return Sign.absent
@@ -80,9 +86,9 @@ class Peer:
             return Sign.cut if state["stopped"] == signal.SIGTERM.name and not state["reason"] else Sign.failed
         if state["state"] == "requeued":
             return Sign.requeued
-        if state["beat_unix"] != self._beat:
-            self._beat, self._seen = state["beat_unix"], now
-        return Sign.cut if now - self._seen > SILENCE_S else Sign.fine
+        self._silent_s = self._silent_s + min(since, LATE_S) if state["beat_unix"] == self._beat else 0.0
+        self._beat = state["beat_unix"]
+        return Sign.cut if self._silent_s > SILENCE_S else Sign.fine
 
 
 class JobFate(StrEnum):
@@ -127,11 +133,18 @@ class Peers:
         self._ask = ask
         self._cut_since: dict[str, float] = {}
 
+    @property
+    def undecided(self) -> bool:
+        """Whether a node is lost or left, and what that means for this one will be known in a while."""
+        return bool(self._cut_since)
+
     def look(self) -> Finding | None:
         """Why this node has to end, if it has."""
         for peer in self._peers:
             sign = peer.look()
             finding = None
+            if sign not in (Sign.cut, Sign.requeued):  # it is back, or has told more
+                self._cut_since.pop(peer.name, None)
             if sign is Sign.ahead:
                 finding = Finding(f"node {peer.name} was started again", again=True)
             elif sign is Sign.failed:

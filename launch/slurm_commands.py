@@ -51,10 +51,11 @@ def environment(inherited: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in inherited.items() if name in _KEPT or not _FOREIGN.match(name)}
 
 
-def job_states(ids: Iterable[str]) -> dict[str, JobState]:
+def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, JobState]:
     """The states of jobs, by id; of a heterogeneous one that of its components together.
 
     squeue knows at once; what it no longer knows, and who cancelled a job, the accounting tells, where there is one.
+    `timeout_s` is how long each of these two is waited for.
 
     Raises:
         LaunchError: Slurm does not answer.
@@ -62,10 +63,11 @@ def job_states(ids: Iterable[str]) -> dict[str, JobState]:
     wanted = list(ids)
     if not wanted:
         return {}
-    found = parse_squeue(_ask(["squeue", "--noheader", "--states=all", f"--jobs={','.join(wanted)}", SQUEUE_FORMAT]))
+    queue = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(wanted)}", SQUEUE_FORMAT]
+    found = parse_squeue(_ask(queue, timeout_s))
     asked = [job for job in wanted if job not in found or found[job].state == "CANCELLED"]
     if asked:
-        for job, state in parse_sacct(_accounting(asked)).items():
+        for job, state in parse_sacct(_accounting(asked, timeout_s)).items():
             if job not in found or found[job].state == state.state:  # the accounting lags behind
                 found[job] = state
     return {job: found[job] for job in wanted if job in found}
@@ -74,9 +76,9 @@ def job_states(ids: Iterable[str]) -> dict[str, JobState]:
 SQUEUE_FORMAT = "--format=%i|%T|%r|%L"
 
 
-def _accounting(ids: Sequence[str]) -> str:
+def _accounting(ids: Sequence[str], timeout_s: float) -> str:
     command = ["sacct", "-X", "-n", "-P", "-o", "JobID%40,State%60", "-j", ",".join(ids)]
-    done = _run(command)
+    done = _run(command, timeout_s)
     if "accounting storage is disabled" in done.stderr:
         return ""
     return _output(command, done)
@@ -178,8 +180,8 @@ def srun_has(option: str) -> bool:
     return option in _ask(["srun", "--help"])
 
 
-def _ask(command: Sequence[str]) -> str:
-    return _output(command, _run(command))
+def _ask(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
+    return _output(command, _run(command, timeout_s))
 
 
 def _output(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
@@ -194,14 +196,14 @@ def _shown(command: Sequence[str]) -> str:
     return " ".join(word if len(word) <= _WORD else f"{word[:_WORD]}…" for word in command)
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
             env=environment(os.environ),
         )
@@ -210,4 +212,4 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             f"{command[0]} is not on this machine, but the run is one of Slurm's; log in to its cluster"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{_shown(command)} gave no answer within {TIMEOUT_S} s") from error
+        raise LaunchError(f"{_shown(command)} gave no answer within {timeout_s:g} s") from error

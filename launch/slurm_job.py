@@ -11,10 +11,12 @@ from typing import Any
 from conf.rundir import RunDir
 from launch import slurm_commands
 from launch.errors import LaunchError
-from launch.peers import JobFate, OtherJob
+from launch.peers import SILENCE_S, JobFate, OtherJob
 
 ASK_S = 5.0
 """Between two questions to Slurm."""
+ANSWER_S = SILENCE_S / 3
+"""For each of the two commands of a question: meanwhile this node gives no sign of life."""
 
 
 class SlurmJob:
@@ -29,7 +31,9 @@ class SlurmJob:
         self._own = {names[rank] for rank in nodes}
         self._names = names
         self._asked = -math.inf
-        self._states: dict[str, slurm_commands.JobState] = {}
+        self._about: set[str] = set()
+        self._states: dict[str, slurm_commands.JobState] | None = None
+        """What Slurm said of the jobs `_about` at `_asked`; None if it gave no answer."""
 
     @classmethod
     def here(cls, run: RunDir, nodes: tuple[int, ...], task: int, given: Mapping[str, str] = os.environ) -> SlurmJob:
@@ -47,19 +51,24 @@ class SlurmJob:
         job = next((job["id"] for job in self._jobs() if self._names.index(name) in job["nodes"]), None)
         if job is None:
             return OtherJob("its job is not submitted yet", JobFate.lives)
-        now = time.monotonic()
-        if self._asked < max(not_before, now - ASK_S) or job not in self._states:
-            self._asked = now
-            try:
-                self._states = slurm_commands.job_states([job["id"] for job in self._jobs() if job["id"] != self.id])
-            except LaunchError as error:  # told, and asked again: a controller that restarts must not end the run
-                print(f"Slurm was asked about the run's other jobs: {error}", flush=True)
-                return OtherJob(f"job {job}: Slurm does not answer", JobFate.lives)
+        if self._asked < max(not_before, time.monotonic() - ASK_S) or job not in self._about:
+            self._ask()
+        if self._states is None:  # asked again: a controller that restarts must not end the run
+            return OtherJob(f"job {job}: Slurm does not answer", JobFate.lives)
         state = self._states.get(job)
         if state is None:
             return OtherJob(f"Slurm does not know job {job}", JobFate.over)
         fate = JobFate.over if state.over else JobFate.waits if state.pending else JobFate.lives
         return OtherJob(str(state), fate)
+
+    def _ask(self) -> None:
+        self._asked = time.monotonic()
+        self._about = {job["id"] for job in self._jobs() if job["id"] != self.id}
+        try:
+            self._states = slurm_commands.job_states(self._about, ANSWER_S)
+        except LaunchError as error:
+            print(f"Slurm was asked about the run's other jobs: {error}", flush=True)
+            self._states = None
 
     def requeue(self) -> None:
         """Has the job ended and started again.

@@ -76,10 +76,26 @@ def test_silence_is_measured_with_our_own_clock(run: RunDir, clock: Clock) -> No
     peer = Peer(run, "b-0", HERE)
     for beat in (5.0, 4.0, 3.0):  # their clock may go wrong
         tell(run, "b-0", beat_unix=beat)
-        clock.now += SILENCE_S - 1
-        assert peer.look() is Sign.fine
-    clock.now += SILENCE_S + 1
-    assert peer.look() is Sign.cut
+        assert look_for(clock, peer, SILENCE_S - LOOK_S) is Sign.fine
+    assert look_for(clock, peer, SILENCE_S + LOOK_S) is Sign.cut
+
+
+def test_a_node_that_was_held_up_itself_takes_no_other_for_lost(run: RunDir, clock: Clock) -> None:
+    """The file system that all of them share stood still."""
+    peer = Peer(run, "b-0", HERE)
+    tell(run, "b-0")
+    assert peer.look() is Sign.fine
+    clock.now += 10 * SILENCE_S
+    assert peer.look() is Sign.fine
+
+
+def look_for(clock: Clock, peer: Peer, seconds: float) -> Sign:
+    """What is seen at last."""
+    sign = peer.look()
+    for _ in range(int(seconds / LOOK_S)):
+        clock.now += LOOK_S
+        sign = peer.look()
+    return sign
 
 
 @pytest.mark.parametrize(
@@ -141,6 +157,19 @@ def test_until_slurm_has_decided_a_node_that_was_cut_off_is_waited_for(run: RunD
     assert finding is not None
     assert not finding.again
     assert "its job still runs" in finding.reason
+
+
+def test_a_node_that_came_back_is_given_as_much_time_when_it_is_silent_again(run: RunDir, clock: Clock) -> None:
+    found = Peers(run, ["b-0"], HERE, MEET_S, lambda _name, _time: OtherJob("job 7 is RUNNING", JobFate.lives))
+    for _ in range(2):
+        tell(run, "b-0")
+        for _ in range(int(SILENCE_S + DECISION_S / 2)):
+            assert found.look() is None
+            clock.now += LOOK_S
+        assert found.undecided
+    tell(run, "b-0")
+    assert found.look() is None
+    assert not found.undecided
 
 
 def test_a_node_of_the_same_job_that_was_cut_off_is_lost_at_once(run: RunDir, clock: Clock) -> None:

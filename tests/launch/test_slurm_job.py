@@ -1,0 +1,76 @@
+"""What a run's agents learn of its other jobs from Slurm's commands; stand-ins on PATH answer here."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from conf.rundir import RunDir
+from launch import slurm_job
+from launch.peers import JobFate
+from launch.slurm_job import SlurmJob
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "run")
+    made.path.mkdir()
+    made.write_json(made.plan, {"nodes": [{"name": "a-0"}, {"name": "b-0"}]})
+    made.write_json(made.jobs, {"jobs": [{"id": "1", "nodes": [0]}, {"id": "2", "nodes": [1]}]})
+    return made
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script to be written; it has to note each call in the file `calls` of its folder."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder / "squeue"
+
+
+def says(squeue: Path, script: str) -> None:
+    squeue.write_text(f"#!/bin/sh\necho >> {squeue.parent}/calls\n{script}\n")
+    squeue.chmod(0o755)
+
+
+def calls(squeue: Path) -> int:
+    return len((squeue.parent / "calls").read_text().splitlines())
+
+
+def test_what_slurm_said_before_it_fell_silent_is_not_its_answer_now(run: RunDir, squeue: Path) -> None:
+    job = SlurmJob(run, "1", 0, (0,), first=True)
+    says(squeue, "echo '2|PENDING|Resources|5:00'")
+    before = job.other("b-0", time.monotonic())
+    assert before is not None
+    assert before.fate is JobFate.waits
+    says(squeue, "echo 'Unable to contact slurm controller' >&2; exit 1")
+    since = time.monotonic()
+    for _ in range(3):
+        now = job.other("b-0", since)
+        assert now is not None
+        assert (now.fate, now.text) == (JobFate.lives, "job 2: Slurm does not answer")
+
+
+def test_a_controller_that_does_not_answer_is_asked_no_more_often_than_another(run: RunDir, squeue: Path) -> None:
+    job = SlurmJob(run, "1", 0, (0,), first=True)
+    says(squeue, "exit 1")
+    since = time.monotonic()
+    for _ in range(3):
+        job.other("b-0", since)
+    assert calls(squeue) == 1
+
+
+def test_an_agent_that_waits_for_slurm_is_not_taken_for_lost(
+    run: RunDir, squeue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_job, "ANSWER_S", 0.2)
+    says(squeue, "exec sleep 30")
+    began = time.monotonic()
+    answer = SlurmJob(run, "1", 0, (0,), first=True).other("b-0", began)
+    assert answer is not None
+    assert answer.fate is JobFate.lives
+    assert time.monotonic() - began < 10
