@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -33,6 +34,16 @@ def write_atomic(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _text(path: Path) -> str:
+    """Of a file that may be replaced at any time: over NFS (version 3) its reader may then find the old one stale."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+    return path.read_text(encoding="utf-8")
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -273,7 +284,7 @@ class RunDir:
     def read_json(self, path: Path) -> Any:
         """The content of one of the run's JSON files, or None if it is not there yet."""
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            return json.loads(_text(path))
         except FileNotFoundError:
             return None
         except ValueError as error:

@@ -98,7 +98,6 @@ class Observation:
 
     plan: dict[str, Any]
     now_unix: float
-    created_unix: float
     stop_unix: float | None
     """When it was asked to stop."""
     free_bytes: int
@@ -160,7 +159,7 @@ def complete(before: Glance, answers: Mapping[str, JobState], now: float | None 
     """
     run, plan, submitted, names = before.run, before.plan, before.submitted, before.names
     now = time.time() if now is None else now
-    created = run.plan.stat().st_mtime
+    submitted_unix = run.jobs.stat().st_mtime  # written without jobs first, and last when all are submitted
     states = before.states
     jobs: tuple[Job, ...] = ()
     living: set[int] | None = None
@@ -178,9 +177,9 @@ def complete(before: Glance, answers: Mapping[str, JobState], now: float | None 
         current = state if state is not None and Start.parse(state["start"]) == start else None
         job = next((job for job in jobs if name in job.nodes), None)
         if before.on_slurm:
-            nodes.append(_slurm_node(name, current, job, _submitting(submitted["jobs"], now, created), now))
+            nodes.append(_slurm_node(name, current, job, _submitting(submitted["jobs"], now, submitted_unix), now))
         else:
-            nodes.append(_node(name, current, living, now, created))
+            nodes.append(_node(name, current, living, now, submitted_unix))
     told = (run.read_object(path, _ERROR) for path in run.errors.glob("rank-*.json"))
     errors = (_error(content) for content in told if content is not None and _of(content, start))
     request = run.read_object(run.stop_request, ("unix",))
@@ -188,7 +187,6 @@ def complete(before: Glance, answers: Mapping[str, JobState], now: float | None 
     return Observation(
         plan=plan,
         now_unix=now,
-        created_unix=created,
         stop_unix=request["unix"] if request else None,
         free_bytes=disk.f_bavail * disk.f_frsize,
         jobs=jobs,
@@ -236,9 +234,9 @@ def _starts(states: dict[str, Any]) -> dict[str, Start]:
     return {name: Start.parse(state["start"]) for name, state in states.items() if state is not None}
 
 
-def _submitting(jobs: list[dict[str, Any]], now: float, created: float) -> bool:
+def _submitting(jobs: list[dict[str, Any]], now: float, submitted_unix: float) -> bool:
     """Whether the run's jobs may still be on their way to Slurm."""
-    return not jobs and now - created < SUBMISSION_S
+    return not jobs and now - submitted_unix < SUBMISSION_S
 
 
 def _of(error: Any, start: Start) -> bool:
@@ -259,11 +257,11 @@ def _is_here(run: RunDir) -> bool:
     return bool(origin and origin["host"] == socket.gethostname() and run.path.stat().st_uid == os.getuid())
 
 
-def _node(name: str, state: Any, living: set[int] | None, now: float, created: float) -> Node:
+def _node(name: str, state: Any, living: set[int] | None, now: float, submitted_unix: float) -> Node:
     """`living` are the run's processes if they can be seen; otherwise signs of life must do."""
     if state is None:
         patience = START_S if living is not None else SILENCE_S
-        return Node(name=name, alive=bool(living) or now - created < patience, seen_unix=created)
+        return Node(name=name, alive=bool(living) or now - submitted_unix < patience, seen_unix=submitted_unix)
     alive = state["pid"] in living if living is not None else now - state["beat_unix"] < SILENCE_S
     return _told(name, state, alive)
 

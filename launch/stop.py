@@ -9,10 +9,9 @@ import time
 from collections.abc import Sequence
 
 from conf.rundir import RunDir
-from launch import processes, slurm_commands
+from launch import processes, slurm, slurm_commands
 from launch.agent import GRACE_S
 from launch.arguments import add_run, chosen_run
-from launch.errors import LaunchError
 from launch.observe import observe
 from launch.provenance import user_name
 from launch.verdict import decide
@@ -21,10 +20,6 @@ SUBMISSION_S = 3.0
 """A submission that was under way when the run was stopped has shown its processes by then."""
 STOP_S = GRACE_S + 4
 """Running jobs have ended by themselves by then: their agents see the request, and end their workers."""
-CANCEL_S = 90.0
-"""Slurm has ended a cancelled job by then; its KillWait is 30 s by default."""
-QUEUE_S = 0.5
-"""Between two looks at the queue."""
 
 
 def stop(run: RunDir) -> str:
@@ -49,22 +44,11 @@ def _stop_jobs(comment: str) -> str:
     ids = slurm_commands.submitted(comment)
     slurm_commands.cancel(ids, only_pending=True)  # what waits for a running one must not start now
     until = time.monotonic() + STOP_S
-    while left := slurm_commands.submitted(comment):
-        # Agents see the request, end their workers and tell; only what is still there after a while is cancelled.
-        if time.monotonic() > until:
-            slurm_commands.cancel(left)
-            _await_end(comment)
-            break
-        time.sleep(QUEUE_S)
+    # Agents see the request, end their workers and tell; only what is still there after a while is cancelled.
+    while slurm_commands.submitted(comment) and time.monotonic() < until:
+        time.sleep(slurm.QUEUE_S)
+    slurm.end(comment)
     return f"{len(ids)} job{'s' * (len(ids) != 1)} ended" + (f" ({', '.join(ids)})" if ids else "")
-
-
-def _await_end(comment: str) -> None:
-    until = time.monotonic() + CANCEL_S
-    while left := slurm_commands.submitted(comment):
-        if time.monotonic() > until:
-            raise LaunchError(f"jobs {', '.join(left)} were cancelled, but Slurm has not ended them in {CANCEL_S:g} s")
-        time.sleep(QUEUE_S)
 
 
 def _stop_processes(run: RunDir, token: str, submitting: bool) -> str:
@@ -78,10 +62,12 @@ def _stop_processes(run: RunDir, token: str, submitting: bool) -> str:
 
 def is_over(run: RunDir) -> bool:
     """Whether nothing of a run is left that could be stopped."""
+    if not observe(run).over:  # its jobs may not be in the queue yet, or be another user's
+        return False
     jobs = run.read_json(run.jobs)
     if jobs["executor"] == "slurm":
         return not slurm_commands.submitted(slurm_commands.comment_of(jobs["token"]))
-    return observe(run).over and not processes.find(jobs["token"])
+    return not processes.find(jobs["token"])
 
 
 def _find(token: str, patience_s: float) -> set[int]:

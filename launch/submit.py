@@ -120,7 +120,7 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
     check_supported(experiment)
     before, stopped = run.read_json(run.jobs), run.read_json(run.stop_request)
     run.stop_request.unlink(missing_ok=True)
-    run.write_json(run.jobs, {**before, "submission": before["submission"] + 1, "jobs": []})
+    run.write_json(run.jobs, {**before, "submission": seen.start.submission + 1, "jobs": []})
     try:
         _start(experiment, run, plan, worker)
     except BaseException:

@@ -160,7 +160,7 @@ def _disk_is_full(seen: Observation) -> bool:
 def _node_failure(node: Node, job: Job | None, ranks_told: bool) -> Finding | None:
     """What went wrong with a node itself. If its ranks told of errors, a plain exit code follows from them."""
     if node.ended:
-        if node.stopped or not node.exit_code:
+        if node.stopped or node.reason or not node.exit_code:
             return None
         if node.exit_code < 0:
             name = _signal(-node.exit_code)

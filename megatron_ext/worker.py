@@ -9,6 +9,7 @@ was asked to save and end (SIGUSR2) and its ranks have done so. No rank outlives
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -253,7 +254,9 @@ def _address(plan: Plan, until: float) -> Dict[str, Any]:
     while time.monotonic() < until:
         try:
             address: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):  # over NFS a file is stale that was just replaced
+                raise
             address = {}
         if address.get("start") == _start():
             return address

@@ -59,6 +59,15 @@ def test_stop_finds_the_processes_of_a_submission_that_was_cut_off(runs: Path) -
     assert processes.find(token(run)) == set()
 
 
+def test_a_submission_to_slurm_that_is_under_way_is_not_over(runs: Path) -> None:
+    """None of its jobs is in the queue yet."""
+    run = start(runs)
+    follow(run)
+    run.node_state("local-0").unlink()
+    run.write_json(run.jobs, {**run.read_json(run.jobs), "executor": "slurm", "jobs": []})
+    assert not stop.is_over(run)
+
+
 def test_stop_leaves_a_run_alone_that_has_ended(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = start(runs)
     follow(run)

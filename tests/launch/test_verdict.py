@@ -35,13 +35,14 @@ class Node:
     beat: float = NOW - 1
     ended: float | None = None
     started: float = 0.0
+    reason: str | None = None
 
 
 OK = Node("ended", 0, ended=NOW - 5)
 
 
-def ended(code: int, stopped: str | None = None, at: float = NOW - 5) -> Node:
-    return Node("ended", code, stopped, ended=at)
+def ended(code: int, stopped: str | None = None, at: float = NOW - 5, reason: str | None = None) -> Node:
+    return Node("ended", code, stopped, ended=at, reason=reason)
 
 
 @dataclass
@@ -67,7 +68,8 @@ class Case:
     """Seconds since the last line."""
     loss: float | None = 4.0
     stop: float | None = None
-    created: float = NOW - 600
+    submitted: float = NOW - 600
+    """For the last time."""
 
     def make(self, path: Path) -> RunDir:
         run = RunDir(path)
@@ -76,9 +78,10 @@ class Case:
         plan = make_plan(compose([*TWO_NODES, "train.iterations=50", "train.log_interval=5"]), "tiny/run")
         run.config.touch()
         run.write_json(run.plan, plan)
-        os.utime(run.plan, (self.created, self.created))
+        os.utime(run.plan, (NOW - 9000, NOW - 9000))
         run.write_json(run.provenance, {"host": f"not-{socket.gethostname()}"})
         run.write_json(run.jobs, {"token": "t", "executor": "local", "submission": 0, "jobs": []})
+        os.utime(run.jobs, (self.submitted, self.submitted))
         for rank, (place, node) in enumerate(zip(plan["nodes"], self.nodes, strict=True)):
             if node is not None:
                 self._write_node(run, place["name"], rank, node)
@@ -104,7 +107,7 @@ class Case:
             "state": node.state,
         }
         content |= {"beat_unix": node.beat, "ended_unix": node.ended, "exit_code": node.exit_code}
-        content |= {"start": "0.0", "job": None, "reason": None, "stopped": node.stopped}
+        content |= {"start": "0.0", "job": None, "reason": node.reason, "stopped": node.stopped}
         content |= {"out_begin": 0, "err_begin": 0}
         run.write_json(run.node_state(name), content)
 
@@ -132,9 +135,9 @@ CASES = {
     "the-last-iteration-is-logged-but-the-checkpoint-takes-long": (
         Case(last=50, age=500), State.running, "4 ranks at work"
     ),
-    "nothing-told-yet": (Case([None, None], created=NOW - 2), State.starting, "waiting for its nodes"),
+    "nothing-told-yet": (Case([None, None], submitted=NOW - 2), State.starting, "waiting for its nodes"),
     "never-told-anything": (
-        Case([None, None], created=NOW - SILENCE_S - 1), State.lost, "node local-0 was never started"
+        Case([None, None], submitted=NOW - SILENCE_S - 1), State.lost, "node local-0 was never started"
     ),
     "one-node-never-told-anything": (
         Case([Node(), None]), State.lost, "node local-1 was never started"
@@ -198,6 +201,10 @@ CASES = {
     "ended-by-somebody-else": (
         Case([ended(143, "SIGTERM", NOW - 6), ended(143, "SIGTERM")]),
         State.failed, "node local-0 was ended by SIGTERM from outside",
+    ),
+    "started-again-too-often": (
+        Case([ended(143, reason="was started again more than executor.max_requeues=3 times")] * 2, last=20),
+        State.failed, "node local-0 was started again more than executor.max_requeues=3 times",
     ),
     "time-limit": (Case([ended(143, "SIGUSR2")] * 2, last=20), State.failed, "executor.time_min"),
     "loss-not-a-number": (Case(last=20, loss=math.nan), State.not_finite, "the loss of iteration 20 is nan"),

@@ -303,6 +303,25 @@ def test_a_slave_that_cannot_be_submitted_takes_the_master_back(
     assert not list((tmp_path / "runs").iterdir())
 
 
+def test_a_stop_in_the_middle_of_a_submission_leaves_no_job_behind(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after the last look of the one who stops, and before the slave is submitted."""
+    real = slurm.run("which", "sbatch").stdout.strip()
+    between = tmp_path / "bin" / "sbatch"
+    between.parent.mkdir()
+    between.write_text(
+        f'#!/bin/sh\n[ "$1" = --test-only ] || for run in {tmp_path}/runs/*/*/; do\n'
+        f'echo \'{{"unix": 1.0}}\' > "$run/stop.json"\ndone\nexec {real} "$@"\n'
+    )
+    between.chmod(0o755)
+    with occupied(slurm, "--partition=hgx") as other, monkeypatch.context() as path:
+        path.setenv("PATH", f"{between.parent}:{os.environ['PATH']}")
+        run = submitted(tmp_path / "runs", *FOREVER)
+        assert [job.id for job in slurm.jobs()] == [other]
+        assert judge(run).state is State.stopped
+
+
 def test_inside_an_allocation_nothing_is_submitted(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
