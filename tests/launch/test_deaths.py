@@ -110,6 +110,17 @@ def time_runs_out(run: RunDir) -> Verdict:
     return judge(run)
 
 
+def test_a_run_that_is_resumed_is_a_start_of_its_own(runs: Path) -> None:
+    """An earlier try to resume it failed, and is not counted, but one of its nodes had begun."""
+    run = start(runs, *FOREVER)
+    stop(run)
+    state = run.read_json(run.node_state("local-0"))
+    run.write_json(run.node_state("local-0"), {**state, "start": "1.0"})
+    resume(run, WORKER)
+    stop(run)
+    assert run.read_json(run.node_state("local-0"))["start"] == "2.0"
+
+
 def test_when_time_runs_out_the_run_saves_and_can_be_resumed(runs: Path) -> None:
     run = start(runs, *FOREVER, *TWO_NODES)
     verdict = time_runs_out(run)
