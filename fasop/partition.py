@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.schema import Schedule
 from fasop.fast import Floats
-from fasop.pipelines import Pipelines
+from fasop.pipelines import Linear, Pipelines
 from fasop.placement import Integers
 
 CELLS = 2**22
@@ -25,25 +26,43 @@ def feasible(pipelines: Pipelines, layers: int) -> NDArray[np.bool_]:
 
 
 def bottleneck(pipelines: Pipelines, layers: int) -> Integers:
-    """The partitions whose largest stage time, forward and backward, is least.
+    """The partitions whose largest stage time, forward and backward, is least; see `least_largest`."""
+    return least_largest(_both_passes(pipelines), pipelines.capacity, layers)
 
-    Each layer in turn goes to the stage that then takes least of all that have room. That is optimal, since stage
-    times only grow with their layers (Ibaraki and Katoh 1988, resource allocation with a minimax objective): some
-    stage of any partition has as many layers as the largest stage here, or the room is used up. All pipelines must be
-    `feasible`. The first of equal stages wins.
+
+def least_largest(costs: Linear, capacity: Integers, layers: int) -> Integers:
+    """The partitions whose largest cost of a stage is least.
+
+    Each layer in turn goes to the stage that then costs least of all that have room. That is optimal, since costs
+    only grow with the layers (Ibaraki and Katoh 1988, resource allocation with a minimax objective): any other
+    partition has a stage with at least as many layers as the largest stage has here. All pipelines must be `feasible`.
+    The first of equal stages wins.
     """
-    growth = pipelines.forward.layer + pipelines.backward.layer
-    after = pipelines.forward.fixed + pipelines.backward.fixed + growth
-    after = np.where(pipelines.capacity > 0, after, np.inf)
-    given = np.zeros(after.shape, np.int64)
-    every = np.arange(len(pipelines))
-    for _ in range(layers):
-        stage = np.argmin(after, axis=0)
-        given[stage, every] += 1
-        after[stage, every] += growth[stage, every]
-        after[stage, every] = np.where(
-            given[stage, every] < pipelines.capacity[stage, every], after[stage, every], np.inf
-        )
+    fixed, growth, every = costs.fixed, costs.layer, np.arange(costs.fixed.shape[1])
+    given = _below_level(costs, capacity, layers)
+    after = np.where(given < capacity, fixed + (given + 1) * growth, np.inf)
+    left = layers - given.sum(axis=0)
+    while left.any():
+        columns = every[left > 0]
+        stage = np.argmin(after[:, columns], axis=0)
+        given[stage, columns] += 1
+        left[columns] -= 1
+        now = given[stage, columns]
+        next_cost = fixed[stage, columns] + (now + 1) * growth[stage, columns]
+        after[stage, columns] = np.where(now < capacity[stage, columns], next_cost, np.inf)
+    return given
+
+
+def _both_passes(pipelines: Pipelines) -> Linear:
+    forward, backward = pipelines.forward, pipelines.backward
+    return Linear(fixed=forward.fixed + backward.fixed, layer=forward.layer + backward.layer)
+
+
+def _below_level(costs: Linear, capacity: Integers, layers: int) -> Integers:
+    """The layers that stages get before any costs more than all would if layers had parts: a head start."""
+    level = (layers + (costs.fixed / costs.layer).sum(axis=0)) / (1 / costs.layer).sum(axis=0)
+    given: Integers = np.clip(np.floor((level - costs.fixed) / costs.layer), 0, capacity).astype(np.int64)
+    given[:, given.sum(axis=0) > layers] = 0
     return given
 
 
@@ -123,28 +142,49 @@ def _tried(
 def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats:
     """[pipelines]: seconds below which no partition gets an iteration, proved; `balanced` is from `bottleneck`.
 
-    The larger of two bounds. For the largest stage: it steps its optimizer and computes for all M micro-batches, and
-    then the first stage still sums its gradients and the embedding's.
+    The largest of three bounds. In each the first stage still sums its gradients, and then the embedding's.
 
-    For every stage s, as in `bound`: U_0 + ... + U_(s-1) + M (f_s + b_s), and then the same sums. The largest of these
-    is at least their mean with any weights. Each is linear in the layers, so a mean is a constant and a price for each
-    stage's layers, and no partition pays less than `layers` times the lowest price. The weights, found from the last
-    stage back, make the prices equal where they can.
+    For the largest stage: it steps its optimizer and computes for all M micro-batches.
+
+    For any stage s: the first micro-batch goes through all P stages and back; after it s has M - 1 backward passes
+    left, and with 1F1B, where it has run P - s forward passes by then, M - P + s forward passes. All layers together
+    take at least what they would on the fastest stage.
+
+    For the mean over the stages: see `_mean_bound`.
     """
-    work = pipelines.forward.layer + pipelines.backward.layer
-    fixed = pipelines.forward.fixed + pipelines.backward.fixed
-    after = pipelines.sums.fixed[0] + pipelines.embedding
-    one = pipelines.micro_batches * largest_stage(pipelines, balanced) + pipelines.optimizer.fixed.min(axis=0)
-    weights, later = np.zeros_like(work), np.zeros(len(pipelines))
+    costs, count = _both_passes(pipelines), pipelines.micro_batches
+    stepped, after = pipelines.optimizer.fixed, pipelines.sums.fixed[0] + pipelines.embedding
+    busiest = count * largest_stage(pipelines, balanced) + stepped.min(axis=0)
+    ahead = max(0, count - pipelines.stages) if pipelines.schedule is Schedule.one_f_one_b else 0
+    left = Linear(
+        fixed=(count - 1) * pipelines.backward.fixed + ahead * pipelines.forward.fixed,
+        layer=(count - 1) * pipelines.backward.layer + ahead * pipelines.forward.layer,
+    )
+    round_trip = costs.fixed.sum(axis=0) + layers * costs.layer.min(axis=0) + 2 * pipelines.hop[:-1].sum(axis=0)
+    if count > 1:
+        round_trip = round_trip + left.of(least_largest(left, pipelines.capacity, layers)).max(axis=0)
+    mean = _mean_bound(pipelines, costs, layers)
+    least: Floats = np.maximum(busiest, np.maximum(round_trip, mean) + stepped[0]) + after
+    return least
+
+
+def _mean_bound(pipelines: Pipelines, costs: Linear, layers: int) -> Floats:
+    """[pipelines]: what the pipeline takes at least, by a mean over its stages.
+
+    For every stage s, as in `bound`: U_0 + ... + U_(s-1) + M (f_s + b_s). The largest of these is at least their mean
+    with any weights. Each is linear in the layers, so a mean is a constant and a price for each stage's layers, and no
+    partition pays less than `layers` times the lowest price. The weights, found from the last stage back, make the
+    prices equal where they can.
+    """
+    weights, later = np.zeros_like(costs.layer), np.zeros(len(pipelines))
     for stage in range(pipelines.stages - 1, -1, -1):
-        weights[stage] = np.maximum(0.0, 1 / work[stage] - later) / pipelines.micro_batches
+        weights[stage] = np.maximum(0.0, 1 / costs.layer[stage] - later) / pipelines.micro_batches
         later += weights[stage]
     weights /= later
     beyond = _later(weights)
     through = pipelines.micro_batches * weights + beyond
-    constant = (through * fixed + 2 * beyond * pipelines.hop).sum(axis=0) + pipelines.optimizer.fixed[0]
-    mean = constant + layers * (through * work).min(axis=0)
-    least: Floats = np.maximum(one, mean) + after
+    constant = (through * costs.fixed + 2 * beyond * pipelines.hop).sum(axis=0)
+    least: Floats = constant + layers * (through * costs.layer).min(axis=0)
     return least
 
 

@@ -58,19 +58,17 @@ def search(space: Space, most: int) -> Result:
     groups = space.groups
     balanced = [bottleneck(group.pipelines, group.layers) for group in groups]
     bounds = [quick_bound(group.pipelines, group.layers, least) for group, least in zip(groups, balanced, strict=True)]
-    starts = [start(group.pipelines, group.layers, least) for group, least in zip(groups, balanced, strict=True)]
-    seconds = [group.pipelines.iteration(begin) for group, begin in zip(groups, starts, strict=True)]
     plans: list[Plan] = []
-    searched = 0
     for number in sorted(range(len(groups)), key=lambda i: (bounds[i].min(), i)):
-        worth = np.nonzero(bounds[number] <= _last(seconds, most))[0]
+        limit = plans[most - 1].total if len(plans) >= most else np.inf
+        worth = np.nonzero(bounds[number] <= limit)[0]
         if len(worth):
             chosen = groups[number].take(worth)
-            partitions, seconds[number][worth] = improved(chosen.pipelines, starts[number][:, worth])
-            searched += len(worth)
+            begin = start(chosen.pipelines, chosen.layers, balanced[number][:, worth])
+            partitions, _ = improved(chosen.pipelines, begin)
             plans += _plans(chosen, space.kinds, partitions, bounds[number][worth])
-    plans.sort(key=lambda plan: (plan.total, _sizes(plan.parallel)))
-    return Result(plans=plans[:most], candidates=sum(map(len, seconds)), searched=searched)
+            plans.sort(key=lambda plan: (plan.total, _sizes(plan.parallel)))
+    return Result(plans=plans[:most], candidates=sum(len(group.orders) for group in groups), searched=len(plans))
 
 
 def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
