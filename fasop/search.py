@@ -18,7 +18,7 @@ from fasop.candidates import Candidates, Space
 from fasop.costs import Basis
 from fasop.fast import Floats
 from fasop.hardware import NodeKind
-from fasop.partition import bottleneck, improved, quick_bound
+from fasop.partition import bottleneck, bound, improved, quick_bound
 from fasop.pipelines import Parts, Pipelines
 from fasop.placement import Integers
 
@@ -34,8 +34,10 @@ class Plan:
     parts: Parts
     """Where the time goes; arrays of one."""
     bound: float
-    """Proved: no partition of this plan that fits takes less."""
+    """Proved: no partition of these sizes and nodes that fits takes less. That of the best plan is a tighter one."""
     basis: Basis
+    pipelines: Pipelines
+    """What its stages take; one pipeline."""
 
     @property
     def gap(self) -> float:
@@ -68,6 +70,9 @@ def search(space: Space, most: int) -> Result:
             partitions, _ = improved(chosen.pipelines, begin)
             plans += _plans(chosen, space.kinds, partitions, bounds[number][worth])
             plans.sort(key=lambda plan: (plan.total, _sizes(plan.parallel)))
+    best = plans[0]
+    proved = bound(best.pipelines, groups[0].layers)[0]
+    plans[0] = replace(best, bound=max(best.bound, float(proved)))
     return Result(plans=plans[:most], candidates=sum(len(group.orders) for group in groups), searched=len(plans))
 
 
@@ -107,6 +112,7 @@ def _plans(group: Candidates, kinds: Sequence[NodeKind], partitions: Integers, p
                 parts=parts.of(column),
                 bound=float(proved[column]),
                 basis=Basis(int(group.pipelines.basis[column])),
+                pipelines=group.pipelines.take(np.array([column])),
             )
         )
     return plans

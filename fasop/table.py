@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Sequence
 
-from conf.partition import Partition
 from fasop.costs import Basis
 from fasop.search import Plan
 
@@ -59,7 +58,6 @@ def plan_yaml(plan: Plan, command: str) -> str:
         "embedding": parts.embedding[0],
     }
     told = " + ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
-    assert q.partition is not None
     return "\n".join(
         [
             f"# Found by: {command}",
@@ -67,7 +65,7 @@ def plan_yaml(plan: Plan, command: str) -> str:
             f"tensor: {q.tensor}",
             f"data: {q.data}",
             f"pipeline: {q.pipeline}",
-            f"partition: {Partition.parse(q.partition)}" if "-" in q.partition else f'partition: "{q.partition}"',
+            f'partition: "{q.partition}"',
             f"sequence_parallel: {str(q.sequence_parallel).lower()}",
             f"recompute: {q.recompute}",
             f"sharded_optimizer: {str(q.sharded_optimizer).lower()}",
