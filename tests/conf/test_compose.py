@@ -34,8 +34,8 @@ def compatible(group: str, choice: str) -> list[str]:
     """The choice, and what the rest of the default configuration must be for it to fit.
 
     A cluster wants a plan with as many ranks as it has GPUs, a model a plan without a partition made for another
-    one, a plan a model with as many layers as its partition; Megatron-LM a checkout and GPUs; a GPU a place in the
-    cluster.
+    one, a plan a model with as many layers as its partition and no nodes of another cluster; Megatron-LM a checkout
+    and GPUs; a GPU a place in the cluster.
     """
     if group == "cluster":
         nodes = read(group, choice)["groups"].values()
@@ -51,7 +51,8 @@ def compatible(group: str, choice: str) -> list[str]:
     if group == "parallel":
         partition = read(group, choice).get("partition")
         layers = [f"model.layers={sum(Partition.parse(partition).layers)}"] if partition else []
-        return [f"parallel={choice}", *layers]
+        order = ["parallel.node_order=null"] if read(group, choice).get("node_order") else []
+        return [f"parallel={choice}", *layers, *order]
     if (group, choice) == ("engine", "megatron_lm"):
         return ["experiment=seed_a10x8", "engine=megatron_lm", "engine.checkout=/opt/megatron-lm"]
     if group == "gpu":

@@ -47,6 +47,15 @@ def test_launch_takes_the_best_plan_unchanged(plans: Path, capsys: pytest.Captur
     assert sum(one.partition.layers) == 48
 
 
+@pytest.mark.parametrize("experiment", ["seed_a10x8", "seed_a100x1_a10x7"])
+def test_an_experiment_takes_another_plan(experiment: str) -> None:
+    """Its own is a choice of the group `parallel`, too, so that `parallel=NAME` replaces all of it."""
+    found = compose(
+        [f"experiment={experiment}", "parallel=single", "parallel.data=32", "parallel.global_batch_size=64"]
+    )
+    assert (found.parallel.pipeline, found.parallel.partition, found.parallel.node_order) == (1, None, None)
+
+
 def test_a_plan_is_not_overwritten_unless_told(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (plans / "mine.yaml").write_text("mine")
     assert main(["search", *SMALL, "plan=mine"]) == 1
