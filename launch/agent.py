@@ -141,7 +141,6 @@ class _Node:
             "out_begin": _size(agent.run.node_out(self._name)),
             "err_begin": _size(agent.run.node_err(self._name)),
         }
-        self._worker_ran = False
         self._next_beat = 0.0
         self._next_look = 0.0
 
@@ -161,7 +160,9 @@ class _Node:
             reason=self.reason,
             ended_unix=time.time(),
         )
-        if code != 0 and self._slurm is not None:
+        # After SIGTERM Slurm may be about to start this job again, and the others with it.
+        may_come_back = self._told.end is not None and self._agent.resumable
+        if code != 0 and self._slurm is not None and not may_come_back:
             self._slurm.cancel_waiting()
         return code
 
@@ -211,7 +212,6 @@ class _Node:
             with self._run.node_err(self._name).open("a", encoding="utf-8") as err:
                 err.write(f"{command[0]}: no such command on {socket.gethostname()}\n")
             return _NOT_FOUND
-        self._worker_ran = True
         try:
             self._publish(state="running")
             self._watch(worker)
@@ -304,11 +304,11 @@ class _Node:
         unfinished = code != 0 and not self._told.end
         behind = unfinished and self._finding is not None and self._finding.again
         out_of_time = unfinished and self._finding is None and self._told.save
-        if not (behind or out_of_time):
+        if not (behind or out_of_time) or self._run.stop_request.exists():
             return False
         if not self._agent.resumable:
             self.reason = "cannot go on later, for it saves no checkpoints (train.checkpoint=false)"
-        elif code != SAVED and self._worker_ran and not behind and not (self._run.checkpoints / "latest").exists():
+        elif code != SAVED and not behind and self._run.metrics.exists() and not self._has_saved():
             self.reason = (
                 f"could not save in time, and has no earlier checkpoint (executor.save_s={self._agent.save_s:g})"
             )
@@ -317,6 +317,9 @@ class _Node:
         else:
             return True
         return False
+
+    def _has_saved(self) -> bool:
+        return (self._run.checkpoints / "latest").exists()
 
     def _started_again(self, slurm: SlurmJob) -> bool:
         """Asks Slurm to start the job again, and waits to be ended for that; False, and `reason`, if it does not."""

@@ -23,8 +23,8 @@ LATE_S = 5.0
 """A look at a node's file counts at most this much silence: what is more, this node itself was held up."""
 SILENCE_S = 30.0
 """A node that gives no sign of life for this long counts as lost."""
-DECISION_S = 60.0
-"""Slurm has decided what becomes of a job by then, once one of its nodes was ended."""
+DECISION_S = 330.0
+"""Slurm has decided by then what becomes of a job that lost a node: its SlurmdTimeout is 300 s unless set."""
 
 
 class Sign(StrEnum):

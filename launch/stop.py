@@ -12,6 +12,7 @@ from conf.rundir import RunDir
 from launch import processes, slurm, slurm_commands
 from launch.agent import GRACE_S
 from launch.arguments import add_run, chosen_run
+from launch.errors import LaunchError
 from launch.observe import observe
 from launch.provenance import user_name
 from launch.verdict import decide
@@ -32,7 +33,12 @@ def stop(run: RunDir) -> str:
     Raises:
         LaunchError: a process or a job cannot be ended.
     """
-    run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
+    try:
+        run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
+    except PermissionError as error:
+        raise LaunchError(
+            f"{run.path} cannot be written by user {user_name()}: a run is stopped by the user who started it"
+        ) from error
     jobs = run.read_json(run.jobs)
     if jobs["executor"] == "slurm":
         return _stop_jobs(slurm_commands.comment_of(jobs["token"]))

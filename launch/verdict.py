@@ -121,10 +121,11 @@ def _failure(seen: Observation) -> Finding | None:
 
 def _causes(seen: Observation) -> list[Cause]:
     """By time; nothing that followed a request to stop is one."""
+    told_to_end = {node.name for node in seen.nodes if node.stopped}
     found = [
         Cause(error.unix, (State.failed, "rank-failed", f"{_place(error)} {_what(error)}"))
         for error in seen.errors
-        if not error.symptom
+        if not error.symptom and not (_ended_by_sigterm(error) and error.node in told_to_end)
     ]
     told_of = {error.node for error in seen.errors}
     for node in seen.nodes:
@@ -135,6 +136,11 @@ def _causes(seen: Observation) -> list[Cause]:
             found.append(Cause(node.seen_unix, finding))
     until = math.inf if seen.stop_unix is None else seen.stop_unix
     return sorted((cause for cause in found if cause.unix <= until), key=lambda cause: cause.unix)
+
+
+def _ended_by_sigterm(error: RankError) -> bool:
+    """Slurm sends it to every process of a job that it ends; a rank may get it before its agent does."""
+    return error.type == "Killed" and error.message.startswith("killed by SIGTERM")
 
 
 _JOB_RULES = {

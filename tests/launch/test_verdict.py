@@ -118,6 +118,14 @@ class Case:
 
 
 CASES = {
+    "ranks-that-were-killed-with-their-node-did-not-fail-by-themselves": (
+        Case([ended(-15, "SIGTERM"), ended(143, "SIGTERM")], [Error(0, NOW - 6, "Killed", "killed by SIGTERM")]),
+        State.failed, "was ended by SIGTERM from outside",
+    ),
+    "a-rank-that-somebody-ended-is-named": (
+        Case([ended(1), ended(143, "SIGTERM")], [Error(0, NOW - 6, "Killed", "killed by SIGTERM")]),
+        State.failed, "rank 0 (stage 0, dp 0, tp 0, node local-0) was killed by SIGTERM",
+    ),
     "all-ended-well-and-the-last-iteration-is-logged": (
         Case([OK, OK], last=50),
         State.succeeded, "4 ranks ended well, and iteration 50 of 50 is in the log",

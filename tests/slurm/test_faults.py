@@ -394,3 +394,14 @@ def test_a_node_that_loses_power_is_noticed_and_its_job_taken_up_by_another_node
     assert verdict.state is State.succeeded, verdict
     assert run.read_json(run.node_state("gpu2-1"))["host"] != lost
     assert 2991 in iterations(run)
+
+
+def test_a_master_that_slurm_starts_again_keeps_its_waiting_slave(slurm: Cluster, tmp_path: Path) -> None:
+    """`scontrol requeue` is also what a preemption without warning looks like."""
+    with occupied(slurm, "--partition=gpu2", "--nodes=7"):
+        run = submitted(tmp_path / "runs", "train.iterations=5")
+        wait_for(lambda: run.node_state("hgx-0").exists())
+        assert slurm.run("scontrol", "requeue", ids(run)[MASTER]).returncode == 0
+        wait_for(lambda: observe(run).start.restarts == 1)
+    verdict = verdict_of(run)
+    assert verdict.state is State.succeeded, verdict
