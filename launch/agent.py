@@ -1,4 +1,5 @@
-"""The node agent: the process that runs a node's worker, tells how it goes, and leaves nothing running.
+"""The node agent: the process that prepares a node's container, runs its worker, tells how it goes, and leaves nothing
+running.
 
 submitit calls it, one task per node. Whatever happens, the worker and its ranks end with it: it ends them when
 it is told to, when another node failed or when the run is stopped; the kernel tells it when its own parent dies, and
@@ -11,27 +12,25 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from conf.rundir import RunDir
 from launch import processes
+from launch.container import Command, RunContainer
 from launch.errors import LaunchError
 from launch.gpu_sampler import gpu_sampling
+from launch.node_state import BEAT_S, NodeState
 from launch.peers import SILENCE_S, Finding, Peers, watched
 from launch.slurm_job import SlurmJob
 from launch.start import Start
-from launch.worker import SAVED, Worker, job_info, worker_environment
+from launch.told import Told
+from launch.worker import GRACE_S, SAVED, Worker, given_environment, job_info
+from launch.worker_process import WorkerProcess
+from launch.workplace import Workplace
 
-BEAT_S = 2.0
-"""Between two signs of life in nodes/<node>.json."""
-GRACE_S = 8.0
-"""Between asking the worker to end and killing it; the worker takes up to 3 s to end its ranks."""
 INTERRUPT_GRACE_S = 0.5
 """The same after SIGINT: submitit kills its tasks 1 s after that signal."""
 REQUEUE_S = 120.0
@@ -41,6 +40,8 @@ _LOOK_S = 0.3
 _TOLD_TO_END = 128 + signal.SIGTERM
 _NOT_FOUND = 127
 """As shells say it."""
+_NOT_READY = 1
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,11 @@ class NodeAgent:
     environment: Mapping[str, str]
     """Given to the worker."""
     worker: Worker
+    container: RunContainer | None
     nodes: tuple[int, ...]
     """Node ranks, by task of the job."""
+    het_groups: tuple[int | None, ...]
+    """By task: the component of a heterogeneous job that the node is of; None in any other job."""
     submission: int
     """How often the run had been submitted before."""
     resumable: bool
@@ -76,43 +80,26 @@ class NodeAgent:
         from submitit import JobEnvironment
 
         job = JobEnvironment()
-        told = _Told()
+        told = Told()
         processes.die_with_parent()
         slurm = SlurmJob.here(self.run, self.nodes, job.global_rank) if job.cluster == "slurm" else None
         # The parent may have died before the kernel was asked to tell; a local job's id is its parent's.
         if slurm is None and os.getppid() != int(job.raw_job_id):
             told.end = signal.SIGTERM
-        node = _Node(self, self.nodes[job.global_rank], slurm, told)
+        node = _Node(self, job.global_rank, slurm, told)
         code = node.run()
         if code != 0:
             raise LaunchError(f"node rank {self.nodes[job.global_rank]}: {node.reason or f'ended with {code}'}")
 
 
-class _Told:
-    """Remembers the signals that ask this process to end, or to save first."""
-
-    def __init__(self) -> None:
-        self.end: signal.Signals | None = None
-        self.save = False
-        signal.signal(signal.SIGTERM, self._note)
-        signal.signal(signal.SIGINT, self._note)
-        # By it submitit and Slurm announce the end; submitit's own handler would not know of the run's other nodes.
-        signal.signal(signal.SIGUSR2, self._note_save)
-
-    def _note(self, signum: int, _: FrameType | None) -> None:
-        self.end = self.end or signal.Signals(signum)
-
-    def _note_save(self, _signum: int, _: FrameType | None) -> None:
-        self.save = True
-
-
 class _Node:
     """One node of the run, while its worker lives."""
 
-    def __init__(self, agent: NodeAgent, node_rank: int, slurm: SlurmJob | None, told: _Told) -> None:
+    def __init__(self, agent: NodeAgent, task: int, slurm: SlurmJob | None, told: Told) -> None:
         self._run = agent.run
         self._agent = agent
-        self._node_rank = node_rank
+        self._node_rank = node_rank = agent.nodes[task]
+        self._het_group = agent.het_groups[task]
         self._slurm = slurm
         self._told = told
         self._start = Start(agent.submission, slurm.restarts if slurm else 0)
@@ -124,36 +111,18 @@ class _Node:
         self._finding: Finding | None = None
         self.reason: str | None = None
         """Why the node ended, where its exit code does not say it."""
-        self._state: dict[str, Any] = {
-            "node": self._name,
-            "node_rank": node_rank,
-            "start": str(self._start),
-            "job": slurm.id if slurm else None,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "started_unix": time.time(),
-            "state": "starting",
-            "beat_unix": time.time(),
-            "ended_unix": None,
-            "exit_code": None,
-            "stopped": None,
-            "reason": None,
-            "out_begin": _size(agent.run.node_out(self._name)),
-            "err_begin": _size(agent.run.node_err(self._name)),
-        }
-        self._next_beat = 0.0
+        self._state = NodeState(agent.run, self._name, node_rank, self._start, slurm.id if slurm else None)
         self._next_look = 0.0
 
     def run(self) -> int:
         """Starts the worker unless the run is over already; returns its exit code, negative for a signal."""
-        self._publish()
         code = self._work()
         if code not in (0, SAVED) and self._finding is None and not self._told.end and self._only_lost_others():
             self._await_finding()
         if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):
             code = _TOLD_TO_END
         stopped = self._stopped_by()
-        self._publish(
+        self._state.publish(
             state="ended",
             exit_code=code,
             stopped=stopped.name if stopped else None,
@@ -171,15 +140,22 @@ class _Node:
             self.reason = f"was started again more than executor.max_requeues={self._agent.max_requeues} times"
             return _TOLD_TO_END
         self._look_around()
-        command = self._command()
-        if command is None:
-            return _TOLD_TO_END
-        given = self._worker_environment()
-        with gpu_sampling(self._run, self._name, self._agent.gpu_interval_s, given):
-            return self._run_worker(command, given)
+        with Workplace(self._agent.container, self._node_rank, self._het_group) as place:
+            try:
+                ready = self._awaited(lambda: self._prepared(place))
+            except LaunchError as error:
+                self._complain(str(error))
+                self.reason = f"could not make its container ready: {error}"
+                return _NOT_READY
+            command = ready and self._awaited(self._command)
+            if not command:
+                return _TOLD_TO_END
+            given = self._given_environment()
+            with gpu_sampling(self._run, self._name, self._agent.gpu_interval_s, given):
+                return self._run_worker(place.process(command, given, os.environ))
 
-    def _worker_environment(self) -> dict[str, str]:
-        given = worker_environment(os.environ, self._agent.environment, self._plan, self._node_rank, str(self._start))
+    def _given_environment(self) -> dict[str, str]:
+        given = given_environment(self._agent.environment, self._plan, self._node_rank, str(self._start))
         if self._slurm is not None and "CUDA_VISIBLE_DEVICES" in os.environ:  # here it tells the job's GPUs
             given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
         return given
@@ -194,61 +170,60 @@ class _Node:
     def _ending(self) -> bool:
         return self._told.end is not None or self._finding is not None
 
-    def _command(self) -> list[str] | None:
-        """What runs this node's ranks; None when the node is told to end before that is known."""
+    def _awaited(self, look: Callable[[], _Found]) -> _Found | None:
+        """What `look` gives once that is true; None when the node is told to end before."""
         while not self._ending() and not self._told.save:
-            command = self._agent.worker.command(self._run, self._node_rank, str(self._start))
-            if command is not None:
-                return command
-            self._beat()
+            if found := look():
+                return found
+            self._state.beat()
             self._look_around()
             time.sleep(_POLL_S)
         return None
 
-    def _run_worker(self, command: list[str], given: Mapping[str, str]) -> int:
+    def _prepared(self, place: Workplace) -> bool:
+        ready = place.ready()
+        self._state.prepares(place.doing)
+        return ready
+
+    def _command(self) -> list[str] | None:
+        """What runs this node's ranks, once that is known."""
+        return self._agent.worker.command(self._run, self._node_rank, str(self._start))
+
+    def _run_worker(self, command: Command) -> int:
         try:
-            worker = self._start_worker(command, given)
+            worker = self._start_worker(command)
         except FileNotFoundError:  # for example a profiler, which only its nodes can have
-            with self._run.node_err(self._name).open("a", encoding="utf-8") as err:
-                err.write(f"{command[0]}: no such command on {socket.gethostname()}\n")
+            self._complain(f"{command.argv[0]}: no such command on {socket.gethostname()}")
             return _NOT_FOUND
         try:
-            self._publish(state="running")
+            self._state.publish(state="running")
             self._watch(worker)
         finally:
-            # The worker is not waited for yet, so that its group cannot be another's by now.
-            os.killpg(worker.pid, signal.SIGKILL)
-            code = worker.wait()
-            # What has left the group, such as a helper with a session of its own.
-            processes.kill(self._agent.environment[processes.TOKEN], self._node_rank)
+            code = worker.clear()
         if code == SAVED:  # Slurm's signal reaches the ranks, too, and they may be faster than this process
             self._told.save = True
             self._ask_all_to_save()
         return code
 
-    def _start_worker(self, command: list[str], given: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _start_worker(self, command: Command) -> WorkerProcess:
         run, rank = self._run, self._node_rank
         with run.node_out(self._name).open("ab") as out, run.node_err(self._name).open("ab") as err:
             out.write(job_info(self._plan, self._agent.model, rank).encode())
             out.flush()
-            return subprocess.Popen(
-                command,
-                env=given,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-                preexec_fn=_prepare_worker,
-            )
+            return WorkerProcess(command, rank, out, err)
 
-    def _watch(self, worker: subprocess.Popen[bytes]) -> None:
+    def _complain(self, text: str) -> None:
+        with self._run.node_err(self._name).open("a", encoding="utf-8") as err:
+            err.write(f"{text}\n")
+
+    def _watch(self, worker: WorkerProcess) -> None:
         """Returns when the worker has ended, or did not although it was asked to."""
         saving_until: float | None = None
         kill_at: float | None = None
         next_request = 0.0
-        while not _has_ended(worker.pid):
+        while not worker.ended:
             now = time.monotonic()
-            self._beat()
+            self._state.beat()
             if kill_at is None:
                 self._look_around()
                 if self._told.save and self._agent.resumable and not self._ending():
@@ -256,11 +231,11 @@ class _Node:
                         saving_until = now + self._agent.save_s - GRACE_S
                         self._ask_all_to_save()
                     if now >= next_request:  # again: a worker that is still starting does not listen yet
-                        os.kill(worker.pid, signal.SIGUSR2)
+                        worker.ask_to_save()
                         next_request = now + 1.0
                 unsaved = self._told.save and (saving_until is None or now > saving_until)
                 if self._ending() or unsaved:
-                    os.kill(worker.pid, signal.SIGTERM)
+                    worker.ask_to_end()
                     kill_at = now + (INTERRUPT_GRACE_S if self._told.end is signal.SIGINT else GRACE_S)
             elif now > kill_at:
                 return
@@ -295,7 +270,7 @@ class _Node:
         """Ranks notice within moments that others are gone; the reason takes longer to be seen."""
         until = time.monotonic() + SILENCE_S + 2 * BEAT_S
         while not self._ending() and (time.monotonic() < until or self._peers.undecided):
-            self._beat()
+            self._state.beat()
             self._look_around()
             time.sleep(_POLL_S)
 
@@ -323,7 +298,7 @@ class _Node:
 
     def _started_again(self, slurm: SlurmJob) -> bool:
         """Asks Slurm to start the job again, and waits to be ended for that; False, and `reason`, if it does not."""
-        self._publish(state="requeued")
+        self._state.publish(state="requeued")
         try:
             slurm.requeue()
         except LaunchError as error:
@@ -336,27 +311,3 @@ class _Node:
             time.sleep(_POLL_S)
         self.reason = f"was not started again by Slurm within {REQUEUE_S:g} s"
         return False
-
-    def _beat(self) -> None:
-        if time.monotonic() >= self._next_beat:
-            self._publish()
-
-    def _publish(self, **changes: Any) -> None:
-        self._state |= {"beat_unix": time.time(), **changes}
-        self._run.write_json(self._run.node_state(self._name), self._state)
-        self._next_beat = time.monotonic() + BEAT_S
-
-
-def _size(path: Path) -> int:
-    """Of a file that an earlier start may have left, in bytes."""
-    return path.stat().st_size if path.exists() else 0
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether a child has ended; it is left to be waited for."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _prepare_worker() -> None:
-    processes.die_with_parent()  # kept across exec; not every worker asks for it itself
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to every process of a job

@@ -26,6 +26,8 @@ _GPU = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,
 _NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
 """What enroot's hook for NVIDIA's driver goes by; CUDA_VISIBLE_DEVICES narrows it down."""
 _INJECTED = ("APPTAINERENV_", "SINGULARITYENV_")
+_DEAF = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
+"""A worker that ignores SIGUSR2 until it listens, as an agent's own children do: Slurm sends it to all of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +131,12 @@ def create(container: RunContainer, name: str, *, anew: bool = False) -> list[st
     return ["enroot", "create", *(["--force"] if anew else []), "-n", name, str(container.file)]
 
 
-def preparation(container: RunContainer) -> list[list[str]]:
-    """What makes a node ready that has neither the image file nor the container, in order."""
+def preparation(container: RunContainer, node_rank: int) -> list[list[str]]:
+    """What makes a node ready that has neither the image file nor the container, in order; node 0 brings the file."""
     if container.kind is ContainerKind.pyxis or container.file is None:
         return []
-    fetched = [fetch(container, container.file)] if isinstance(container.image, ImageReference) else []
+    brings = node_rank == 0 and isinstance(container.image, ImageReference)
+    fetched = [fetch(container, container.file)] if brings else []
     created = [create(container, UNKNOWN_NAME)] if container.kind is ContainerKind.enroot else []
     return fetched + created
 
@@ -216,7 +219,7 @@ def _pyxis_srun(
     words += [f"--container-mounts={','.join(map(_pyxis_mount, container.mounts))}"]
     words += [f"--container-workdir={container.folder}", "--no-container-mount-home"]
     words += [f"--container-env={','.join(given)}"]
-    return Command((*words, *command), given)
+    return Command((*words, *_DEAF, *command), given)
 
 
 def _pyxis_mount(mount: Mount) -> str:

@@ -135,11 +135,14 @@ class Setup:
         folder = self._private_folder()
         mark = folder / f"{name}.made"
         self._held = lock = _Lock(folder / f"{name}.lock")
+        until = time.monotonic() + LIMIT_S
         while True:
             yield from lock.take(fcntl.LOCK_SH)
-            if (yield from self._exists(name, lock)) and self._is_wanted(mark):
+            if self._is_wanted(mark) and (yield from self._exists(name, lock)):
                 return
-            yield from lock.take(fcntl.LOCK_EX)
+            if not lock.try_take(fcntl.LOCK_EX):  # another one makes it, or uses one that is not wanted
+                yield _bounded(lock.busy, until)
+                continue
             exists = yield from self._exists(name, lock)
             if not (exists and self._is_wanted(mark)):  # which it may be by now: the lock was free in between
                 mark.unlink(missing_ok=True)
@@ -203,13 +206,21 @@ class _Lock:
     def take(self, how: int) -> Doing:
         """Shared or alone, in the place of what was held before."""
         until = time.monotonic() + LIMIT_S
-        while True:
-            try:
-                fcntl.flock(self.file, how | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield _bounded(f"another process that holds {self.file.name}", until)
-            else:
-                return
+        while not self.try_take(how):
+            yield _bounded(self.busy, until)
+
+    def try_take(self, how: int) -> bool:
+        """The same without waiting; if another process is in the way, what was held before is lost, too."""
+        try:
+            fcntl.flock(self.file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    @property
+    def busy(self) -> str:
+        """What is waited for when it cannot be taken."""
+        return f"another process that holds {self.file.name}"
 
     def close(self) -> None:
         self.file.close()

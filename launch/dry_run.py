@@ -11,20 +11,24 @@ from typing import Any
 
 from conf.rundir import RunDir
 from conf.schema import ExecutorKind, Experiment
+from launch.container import UNKNOWN_NAME, Command, SlurmStep, preparation, run_container
 from launch.jobs import job_requests
 from launch.plan import make_plan
 from launch.plan_line import plan_line
+from launch.provenance import PROJECT
 from launch.sbatch import sbatch_text
 from launch.slurm import submission_of
 from launch.start import Start
 from launch.submit import node_worker, resumable, run_environment
 from launch.table import plain
-from launch.worker import SCRUBBED, given_environment
+from launch.worker import SCRUBBED, Worker, given_environment
+from launch.workplace import process_to_start
 
 FOLDER = "<time>-<hash>"
 TOKEN = "<token>"
 FIRST_START = str(Start(0, 0))
 MASTER_JOB = "<id of the master job>"
+HOST = "<host>"
 """Stand for what is only known when a run starts."""
 
 
@@ -37,9 +41,6 @@ def dry_run_text(experiment: Experiment, worker: str, behind: Sequence[str] = ()
     plan = make_plan(experiment, name)
     run = Path(experiment.runs_dir).absolute() / name
     on_slurm = experiment.executor.kind is ExecutorKind.slurm
-    inherited = {k: v for k, v in os.environ.items() if not (on_slurm and k == "CUDA_VISIBLE_DEVICES")}
-    environment = run_environment(plan, experiment.cluster.environment, TOKEN, inherited)
-    runner = node_worker(experiment, plan, RunDir(run), worker)
     count = len(plan["nodes"])
     executor = "SlurmExecutor" if on_slurm else "LocalExecutor"
     parts = [
@@ -48,11 +49,7 @@ def dry_run_text(experiment: Experiment, worker: str, behind: Sequence[str] = ()
         _ranks(plan),
         *(_scripts(experiment, plan, run, behind) if on_slurm else ()),
         f"{count} node agent{'s' * (count > 1)}, started by submitit's {executor}; each runs",
-        *(
-            f"  on {node['name']}:\n"
-            f"    {_command(runner.shown(run, rank), given_environment(environment, plan, rank, FIRST_START))}"
-            for rank, node in enumerate(plan["nodes"])
-        ),
+        *_nodes(experiment, plan, run, node_worker(experiment, plan, RunDir(run), worker)),
         f"plan.json\n{json.dumps(plan, indent=1)}",
     ]
     return "\n\n".join(parts)
@@ -63,6 +60,27 @@ def _scripts(experiment: Experiment, plan: Mapping[str, Any], run: Path, behind:
     submission = submission_of(experiment, run, TOKEN, resumable(plan), behind)
     for number, request in enumerate(job_requests(experiment)):
         yield f"sbatch/{request.role}.sh\n{sbatch_text(submission, request, after=MASTER_JOB if number else None)}"
+
+
+def _nodes(experiment: Experiment, plan: Mapping[str, Any], run: Path, worker: Worker) -> Iterator[str]:
+    """The commands of each node; those that make its container it leaves out where image and container are there."""
+    container = run_container(experiment, plan, run, PROJECT)
+    environment = run_environment(experiment, plan, TOKEN, os.environ)
+    steps = _steps(experiment)
+    for rank, node in enumerate(plan["nodes"]):
+        given = given_environment(environment, plan, rank, FIRST_START)
+        started = process_to_start(container, UNKNOWN_NAME, worker.shown(run, rank), given, {}, steps[rank])
+        prepared = [shlex.join(words) for words in preparation(container, rank)] if container else []
+        yield "\n    ".join([f"  on {node['name']}:", *prepared, _command(started)])
+
+
+def _steps(experiment: Experiment) -> dict[int, SlurmStep]:
+    """By node rank: where pyxis would start the worker."""
+    return {
+        node: SlurmStep(node=HOST, cpus=cpus, het_group=number)
+        for request in job_requests(experiment)
+        for node, cpus, number in zip(request.nodes, request.cpus_per_task, request.het_groups, strict=True)
+    }
 
 
 def _ranks(plan: Mapping[str, Any]) -> str:
@@ -91,8 +109,8 @@ def stage_contents(partition: list[int], pipeline: int, stage: int) -> str:
     return ", ".join(holds) or "nothing, passes on"
 
 
-def _command(words: Sequence[str], given: Mapping[str, str]) -> str:
+def _command(command: Command) -> str:
     """As a shell would run it with this environment; everything else of it is inherited."""
-    unset = [word for name in SCRUBBED if name not in given for word in ("-u", name)]
-    settings = [f"{name}={value}" for name, value in given.items()]
-    return shlex.join(["env", *unset, *settings, *words])
+    unset = [word for name in SCRUBBED if name not in command.environment for word in ("-u", name)]
+    settings = [f"{name}={value}" for name, value in command.environment.items()]
+    return shlex.join(["env", *unset, *settings, *command.argv])

@@ -14,9 +14,9 @@ from types import FrameType
 from conf.log_lines import is_iteration_line
 from conf.rundir import RunDir
 from launch import processes
-from launch.agent import GRACE_S
 from launch.observe import observe
 from launch.stop import stop
+from launch.worker import GRACE_S
 
 LINE_S = 0.2
 """Between two looks at the logs."""

@@ -37,6 +37,18 @@ class JobRequest:
         """Node ranks, by task: those of a heterogeneous job's step go through its components in order."""
         return tuple(node for component in self.components for node in component.nodes)
 
+    @property
+    def het_groups(self) -> tuple[int | None, ...]:
+        """By task: the component of a heterogeneous job that the node is of; None in any other job."""
+        if len(self.components) == 1:
+            return (None,) * len(self.nodes)
+        return tuple(number for number, component in enumerate(self.components) for _ in component.nodes)
+
+    @property
+    def cpus_per_task(self) -> tuple[int | None, ...]:
+        """By task."""
+        return tuple(component.cpus_per_task for component in self.components for _ in component.nodes)
+
 
 def job_requests(experiment: Experiment) -> tuple[JobRequest, ...]:
     """The jobs in the order of their submission: the first has node rank 0, and the others wait for its start."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import socket
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +40,7 @@ UNKNOWN = Master("<host of node 0>", "<port>")
 class MegatronLM:
     """What runs the ranks of a node."""
 
+    python: str
     checkout: str
     ranks_per_node: tuple[int, ...]
     """By node rank."""
@@ -73,14 +73,15 @@ class MegatronLM:
             "master-port": master.port,
         }
         script = str(Path(self.checkout) / SCRIPT)
-        return [sys.executable, "-u", "-m", "torch.distributed.run", *_words(options), script, *self.options]
+        return [self.python, "-u", "-m", "torch.distributed.run", *_words(options), script, *self.options]
 
 
-def worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir) -> MegatronLM:
+def worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, python: str) -> MegatronLM:
     """What runs the ranks of each node of this run."""
     assert experiment.engine.checkout is not None
     options = _words(pretrain_options(experiment, plan["data_prefix"], run.checkpoints))
     return MegatronLM(
+        python=python,
         checkout=experiment.engine.checkout,
         ranks_per_node=experiment.ranks_per_node(),
         port=experiment.executor.master_port,

@@ -40,6 +40,8 @@ class Node:
     """Of the worker; negative for a signal."""
     stopped: str | None = None
     """Name of the signal by which it was told to end."""
+    doing: str | None = None
+    """What its container waits for, while its agent makes that ready."""
     reason: str | None = None
     """Why it ended, in its agent's words, where its exit code does not say it."""
     job: str | None = None
@@ -289,6 +291,7 @@ def _told(name: str, state: Any, alive: bool) -> Node:
         pid=state["pid"],
         exit_code=state["exit_code"],
         stopped=state["stopped"],
+        doing=state["doing"],
         reason=state["reason"],
         job=state["job"],
         started_unix=state["started_unix"],

@@ -16,6 +16,7 @@ from typing import Any
 
 from conf.rundir import RunDir
 from launch.start import Start
+from launch.worker import SAVED
 
 LOOK_S = 1.0
 """Between two looks at a node's file."""
@@ -81,7 +82,7 @@ class Peer:
         if start != self._start:
             return Sign.ahead if start > self._start else Sign.absent
         if state["state"] == "ended":
-            if state["exit_code"] == 0:
+            if state["exit_code"] in (0, SAVED):  # all ranks save together: this node's have, or will in a moment
                 return Sign.fine
             return Sign.cut if state["stopped"] == signal.SIGTERM.name and not state["reason"] else Sign.failed
         if state["state"] == "requeued":

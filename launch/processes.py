@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable
@@ -45,6 +46,16 @@ def is_of(token: str, pid: int) -> bool | None:
     except OSError:
         return None
     return f"{TOKEN}={token}".encode() in environment.split(b"\0") if environment else None
+
+
+def catches(pid: int, signum: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal, so that it would neither miss it nor die of it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # ended meanwhile
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (signum - 1) & 1)
 
 
 def die_with_parent(signum: signal.Signals = signal.SIGTERM) -> None:

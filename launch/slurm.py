@@ -25,8 +25,8 @@ CANCEL_S = 90.0
 """Slurm has ended a cancelled job by then; its KillWait is 30 s by default."""
 QUEUE_S = 0.5
 """Between two looks at the queue."""
-MakeAgent = Callable[[tuple[int, ...]], NodeAgent]
-"""The agent for a job, of the node ranks by task."""
+MakeAgent = Callable[[JobRequest], NodeAgent]
+"""The agent for a job."""
 
 
 def check(experiment: Experiment, environment: Mapping[str, str]) -> None:
@@ -119,7 +119,7 @@ def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submiss
     for request in requests:
         text = sbatch_text(submission, request, after=jobs[0]["id"] if jobs else None)
         write_atomic(run.sbatch / f"{request.role}.sh", text)
-        job = _submit(run, text, make_agent(request.nodes))
+        job = _submit(run, text, make_agent(request))
         jobs.append({"id": job, "role": request.role, "nodes": list(request.nodes)})
         run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": jobs})
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from conf.rundir import RunDir
 from launch import processes, slurm, slurm_commands
-from launch.agent import GRACE_S
 from launch.arguments import add_run, chosen_run
 from launch.errors import LaunchError
 from launch.observe import observe
 from launch.provenance import user_name
 from launch.verdict import decide
+from launch.worker import GRACE_S
 
 SUBMISSION_S = 3.0
 """A submission that was under way when the run was stopped has shown its processes by then."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -20,6 +21,8 @@ from conf.rundir import RunDir, write_atomic
 from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
 from launch import local, megatron_lm, processes, profilers, slurm
 from launch.agent import NodeAgent
+from launch.container import run_container
+from launch.container_setup import check_program
 from launch.errors import LaunchError
 from launch.observe import observe
 from launch.plan import make_plan
@@ -47,6 +50,8 @@ def check(experiment: Experiment, preflight: Preflight) -> None:
     if experiment.executor.kind is ExecutorKind.local:
         local.check_port(experiment.executor.master_port)
         profilers.check(experiment)
+        if experiment.container.kind is not ContainerKind.none:
+            check_program(experiment.container.kind)
     if experiment.engine.kind is EngineKind.megatron_lm:
         megatron_lm.check(experiment)
 
@@ -141,16 +146,18 @@ def _start(
     jobs = run.read_json(run.jobs)
     token, executor = jobs["token"], experiment.executor
     on_slurm = executor.kind is ExecutorKind.slurm
-    # Which GPUs a job has Slurm says on each node, not this shell.
-    inherited = {k: v for k, v in os.environ.items() if not (on_slurm and k == "CUDA_VISIBLE_DEVICES")}
+    environment = run_environment(experiment, plan, token, os.environ)
+    container = run_container(experiment, plan, run.path, PROJECT)
 
-    def agent(nodes: tuple[int, ...]) -> NodeAgent:
+    def agent(nodes: tuple[int, ...], het_groups: tuple[int | None, ...]) -> NodeAgent:
         return NodeAgent(
             run=run,
             model=experiment.model.name,
-            environment=run_environment(plan, experiment.cluster.environment, token, inherited),
+            environment=environment,
             worker=node_worker(experiment, plan, run, worker),
+            container=container,
             nodes=nodes,
+            het_groups=het_groups,
             submission=jobs["submission"],
             resumable=resumable(plan),
             meet_s=executor.meet_min * 60,
@@ -161,20 +168,16 @@ def _start(
 
     if on_slurm:
         submission = slurm.submission_of(experiment, run.path, token, resumable(plan), behind)
-        slurm.start(experiment, run, submission, agent)
+        slurm.start(experiment, run, submission, lambda request: agent(request.nodes, request.het_groups))
     else:
-        local.start(agent(tuple(range(len(plan["nodes"])))), token, executor)
+        count = len(plan["nodes"])
+        local.start(agent(tuple(range(count)), (None,) * count), token, executor)
     for job in run.read_json(run.jobs)["jobs"]:
         _link(run, job["id"])
 
 
 def check_supported(experiment: Experiment) -> None:
     """Raises LaunchError for what this version cannot start."""
-    container = experiment.container.kind
-    if container is not ContainerKind.none:
-        raise LaunchError(
-            f"container.kind={container}: this version starts runs without containers; use container=none"
-        )
     if experiment.executor.kind is ExecutorKind.slurm:
         slurm.check(experiment, os.environ)
     else:
@@ -189,6 +192,11 @@ def check_supported(experiment: Experiment) -> None:
 
 
 def _check_local(experiment: Experiment) -> None:
+    if experiment.container.kind is ContainerKind.pyxis:
+        raise LaunchError(
+            "container.kind=pyxis: pyxis is a part of Slurm's srun, but executor.kind=local starts runs on this "
+            "machine without it; use container=enroot, or executor=slurm"
+        )
     partitions = {name: experiment.cluster.groups[name].partition for name in experiment.node_order.groups}
     elsewhere = [f"cluster.groups.{name}.partition={partition}" for name, partition in partitions.items() if partition]
     if elsewhere and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run:
@@ -200,25 +208,30 @@ def _check_local(experiment: Experiment) -> None:
 
 def node_worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, module: str) -> Worker:
     """What runs the ranks of a node; `module` is the worker of tdpp's own engine."""
-    worker: Worker = ModuleWorker(module)
+    container = experiment.container
+    python = sys.executable if container.kind is ContainerKind.none else container.python
+    worker: Worker = ModuleWorker(module, python)
     if experiment.engine.kind is EngineKind.megatron_lm:
-        worker = megatron_lm.worker(experiment, plan, run)
+        worker = megatron_lm.worker(experiment, plan, run, python)
     return profilers.profiled(worker, experiment, plan)
 
 
 def run_environment(
-    plan: Mapping[str, Any], cluster: Mapping[str, str], token: str, inherited: Mapping[str, str]
+    experiment: Experiment, plan: Mapping[str, Any], token: str, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the run gives to every worker, over what the worker inherits. `cluster` is `cluster.environment`."""
-    paths = [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(PROJECT))]
-    given = {"PYTHONPATH": os.pathsep.join([str(PROJECT), *paths])}
+    """What the run gives to every worker, over what the worker inherits. `inherited` is this shell's environment."""
+    given = {"PYTHONPATH": str(PROJECT)}
+    if experiment.container.kind is ContainerKind.none:  # this shell's folders are not in a container
+        paths = [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(PROJECT))]
+        given["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *paths])
     if plan["device"] == "cpu":
         given["OMP_NUM_THREADS"] = "1"
     if plan.get("engine") == "megatron_lm":
         given |= megatron_lm.ENVIRONMENT
-    if "CUDA_VISIBLE_DEVICES" in inherited:
+    # On Slurm a job's GPUs are told on its nodes, not by this shell.
+    if experiment.executor.kind is ExecutorKind.local and "CUDA_VISIBLE_DEVICES" in inherited:
         given["CUDA_VISIBLE_DEVICES"] = inherited["CUDA_VISIBLE_DEVICES"]
-    return given | dict(cluster) | {processes.TOKEN: token}
+    return given | dict(experiment.cluster.environment) | {processes.TOKEN: token}
 
 
 def _link(run: RunDir, job_id: str) -> None:

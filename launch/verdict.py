@@ -168,6 +168,8 @@ def _node_failure(node: Node, job: Job | None, ranks_told: bool) -> Finding | No
     if node.ended:
         if node.stopped or node.reason or not node.exit_code:
             return None
+        if node.reason:
+            return State.failed, "node-gave-up", f"node {node.name} {node.reason}"
         if node.exit_code < 0:
             name = _signal(-node.exit_code)
             return State.failed, "worker-killed", f"the worker of node {node.name} was killed by {name}"
@@ -313,6 +315,10 @@ def _progress(seen: Observation) -> Finding:
         where = f": {waiting}" if waiting else ""
         reason = f"to be started again (restart {seen.start.restarts}){where}; {_saved(seen)}"
         return State.starting, "restarting", reason
+    preparing = next((node for node in seen.nodes if node.alive and node.doing), None)
+    if preparing is not None:
+        reason = f"node {preparing.name} makes its container ready, waiting for {preparing.doing}"
+        return State.starting, "preparing", reason
     return State.starting, "starting", waiting or "waiting for its nodes to start"
 
 
@@ -348,18 +354,19 @@ def _evidence(seen: Observation) -> Iterator[str]:
     for node in seen.nodes:
         if node.ended:
             told = f", told to end by {node.stopped}" if node.stopped else ""
-            told += f": it {node.reason}" if node.reason else ""
+            told += f": it {_first_line(node.reason)}" if node.reason else ""
             yield f"node {node.name}: ended with {node.exit_code}{told}"
         else:
             sign = "" if node.alive else ", but no process of it lives"
             state = "not started" if node.state == "absent" else node.state
+            state += f", waiting for {node.doing}" if node.doing else ""
             yield f"node {node.name}: {state}{sign}"
     for node_gpus in seen.gpus:
         line = gpu_health.evidence(node_gpus, seen.now_unix)
         if line is not None:
             yield line
     for cause in _causes(seen)[1:]:
-        yield f"later: {cause.finding[2]}"
+        yield f"later: {_first_line(cause.finding[2])}"
     if _disk_is_full(seen):
         yield f"{_FULL_DISK}: {seen.free_bytes} bytes are free"
     symptoms = sum(error.symptom for error in seen.errors)
@@ -386,8 +393,12 @@ def _place(error: RankError) -> str:
 def _what(error: RankError) -> str:
     if error.type == "Killed":
         return f"was {error.message}"
-    first, *more = error.message.strip().splitlines() or [""]
-    return f"failed with {error.type}: {first}{' …' if more else ''}"
+    return f"failed with {error.type}: {_first_line(error.message)}"
+
+
+def _first_line(text: str) -> str:
+    first, *more = text.strip().splitlines() or [""]
+    return f"{first}{' …' if more else ''}"
 
 
 def _signal(number: int) -> str:

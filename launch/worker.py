@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ START = "TDPP_START"
 """Environment of a worker: which start of the run this is (`launch.start`)."""
 SAVED = 75
 """Exit code of a worker that saved and ended because it was asked to, by SIGUSR2."""
+GRACE_S = 8.0
+"""Between asking a worker to end and killing it; it takes up to 3 s to end its ranks."""
 SCRUBBED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES")
 """Not inherited by a worker: an outer launcher's view of the world, and what submitit sets for its own purposes."""
 
@@ -33,25 +34,19 @@ class Worker(Protocol):
 class ModuleWorker:
     """The worker of tdpp's own engine, or one that keeps the same files (docs/formats.md)."""
 
-    module: str = WORKER
+    module: str
+    python: str
 
     def command(self, run: RunDir, node_rank: int, start: str) -> list[str]:
         return self.shown(run.path, node_rank)
 
     def shown(self, run: Path, node_rank: int) -> list[str]:
-        return worker_command(run, node_rank, self.module)
+        return [self.python, "-u", "-m", self.module, str(run / "plan.json"), str(node_rank)]
 
 
-def worker_command(run: Path, node_rank: int, worker: str = WORKER) -> list[str]:
-    return [sys.executable, "-u", "-m", worker, str(run / "plan.json"), str(node_rank)]
-
-
-def worker_environment(
-    inherited: Mapping[str, str], given: Mapping[str, str], plan: Mapping[str, Any], node_rank: int, start: str
-) -> dict[str, str]:
-    """What a worker finds in its environment: what the agent inherited, scrubbed, and what run and node give it."""
-    kept = {k: v for k, v in inherited.items() if k not in SCRUBBED and not k.startswith("SUBMITIT_")}
-    return kept | given_environment(given, plan, node_rank, start)
+def scrubbed(inherited: Mapping[str, str]) -> dict[str, str]:
+    """What a worker may inherit of its agent's environment."""
+    return {k: v for k, v in inherited.items() if k not in SCRUBBED and not k.startswith("SUBMITIT_")}
 
 
 def given_environment(given: Mapping[str, str], plan: Mapping[str, Any], node_rank: int, start: str) -> dict[str, str]:

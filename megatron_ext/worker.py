@@ -83,6 +83,7 @@ def _run_node(plan: Plan, node_rank: int) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(interruption.SIGNAL, signal.SIG_IGN)  # while Python ends, it would kill: handlers are gone then
         ranks.end()
     return code
 

@@ -81,9 +81,9 @@ def agents(run: RunDir) -> list[int]:
     return sorted(pid for pid in processes.find(token(run)) if b"submitit.core._submit" in command(pid))
 
 
-def workers(run: RunDir) -> list[int]:
+def workers(run: RunDir, module: str = WORKER) -> list[int]:
     """Not the ranks, which are forks with the same command line."""
-    found = {pid for pid in processes.find(token(run)) if WORKER.encode() in command(pid)}
+    found = {pid for pid in processes.find(token(run)) if module.encode() in command(pid)}
     return sorted(pid for pid in found if parent(pid) not in found)
 
 

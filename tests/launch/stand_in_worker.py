@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 ITERATION_S = float(os.environ.get("ITERATION_S", "0.02"))
@@ -39,7 +40,8 @@ def main(plan_path: Path, node_rank: int) -> int:
     run, plan = plan_path.parent, json.loads(plan_path.read_text())
     node = plan["nodes"][node_rank]
     die_with_parent(signal.SIGTERM)
-    signal.signal(signal.SIGUSR2, lambda *_: [os.kill(pid, signal.SIGUSR2) for pid in ranks])
+    ranks: dict[int, int] = {}
+    signal.signal(signal.SIGUSR2, lambda *_: ask_to_save(ranks))
     signal.signal(signal.SIGTERM, signal.SIG_IGN if DEAF else lambda *_: sys.exit(143))
     if SHOW:
         print("\n".join(f"{name}={value}" for name, value in os.environ.items()), flush=True)
@@ -48,7 +50,6 @@ def main(plan_path: Path, node_rank: int) -> int:
         return 1
     if STRAY:
         subprocess.Popen(["sleep", "300"], start_new_session=True)
-    ranks: dict[int, int] = {}
     for rank in node["ranks"]:
         pid = os.fork()
         if pid == 0:
@@ -74,7 +75,14 @@ def main(plan_path: Path, node_rank: int) -> int:
         failed, saved = failed or code not in (0, SAVED), saved or code == SAVED
     for pid in ranks:
         os.kill(pid, signal.SIGTERM)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # as in the engine's worker
     return 1 if failed else SAVED if saved else 0
+
+
+def ask_to_save(ranks: dict[int, int]) -> None:
+    for pid in ranks:
+        with suppress(ProcessLookupError):  # it has just been waited for
+            os.kill(pid, signal.SIGUSR2)
 
 
 def train(run: Path, plan: dict, place: dict) -> int:

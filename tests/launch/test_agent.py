@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
+from conf.rundir import RunDir
 from launch.plan import make_plan
 from launch.provenance import PROJECT
-from launch.submit import run_environment
-from launch.worker import job_info, worker_command, worker_environment
+from launch.submit import node_worker, run_environment
+from launch.worker import WORKER, given_environment, job_info, scrubbed
+from launch.workplace import process_to_start
 
+SHELL = {"PYTHONPATH": f"/one:{PROJECT}:/two", "CUDA_VISIBLE_DEVICES": "2,3"}
+MEGATRON_LM = ["engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "cluster.gpus.cpu.name=stand-in"]
 SUBMITIT = {"SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_EXECUTOR": "local", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -21,15 +25,22 @@ def nodes(*environments: dict[str, str]) -> dict[str, object]:
     return {"nodes": [{"environment": environment} for environment in environments]}
 
 
+def given_by(overrides: list[str], shell: dict[str, str]) -> dict[str, str]:
+    experiment = compose(overrides)
+    return run_environment(experiment, make_plan(experiment, "a/b"), "token", shell)
+
+
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", *SUBMITIT])
 def test_a_worker_does_not_inherit_an_outer_launchers_world(name: str) -> None:
-    assert name not in worker_environment({name: "1", "HOME": "/"}, {}, nodes({}), 0, "0.0")
+    assert scrubbed({name: "1", "HOME": "/"}) == {"HOME": "/"}
 
 
 def test_a_worker_inherits_the_rest_and_gets_what_run_and_node_give() -> None:
     inherited = {"HOME": "/", "A": "old", "B": "old", "NODE_RANK": "7"}
-    found = worker_environment(inherited, {"A": "run", "B": "run"}, nodes({"B": "0"}, {"B": "1"}), 1, "1.2")
-    assert found == {"HOME": "/", "A": "run", "B": "1", "NODE_RANK": "1", "TDPP_START": "1.2"}
+    given = given_environment({"A": "run", "B": "run"}, nodes({"B": "0"}, {"B": "1"}), 1, "1.2")
+    started = process_to_start(None, "", ["worker"], given, inherited, None)
+    assert started.argv == ("worker",)
+    assert started.environment == {"HOME": "/", "A": "run", "B": "1", "NODE_RANK": "1", "TDPP_START": "1.2"}
 
 
 def test_each_group_of_nodes_has_an_environment_of_its_own() -> None:
@@ -39,9 +50,7 @@ def test_each_group_of_nodes_has_an_environment_of_its_own() -> None:
 
 
 def test_the_run_gives_its_devices_threads_and_source_tree() -> None:
-    plan = make_plan(compose([]), "a/b")
-    inherited = {"PYTHONPATH": f"/one:{PROJECT}:/two", "CUDA_VISIBLE_DEVICES": "2,3"}
-    given = run_environment(plan, {"NCCL_DEBUG": "WARN"}, "token", inherited)
+    given = given_by(["+cluster.environment.NCCL_DEBUG=WARN"], SHELL)
     assert given == {
         "PYTHONPATH": f"{PROJECT}:/one:/two",
         "OMP_NUM_THREADS": "1",
@@ -52,13 +61,30 @@ def test_the_run_gives_its_devices_threads_and_source_tree() -> None:
 
 
 def test_the_clusters_environment_wins_over_the_defaults_but_not_over_the_token() -> None:
-    plan = make_plan(compose([]), "a/b")
-    given = run_environment(plan, {"OMP_NUM_THREADS": "2", "TDPP_RUN_TOKEN": "mine"}, "token", {})
+    own = ["+cluster.environment.OMP_NUM_THREADS='2'", "+cluster.environment.TDPP_RUN_TOKEN=mine"]
+    given = given_by(own, {})
     assert (given["OMP_NUM_THREADS"], given["TDPP_RUN_TOKEN"]) == ("2", "token")
 
 
-def test_the_worker_is_run_by_the_same_python() -> None:
-    assert worker_command(Path("/r"), 2) == [sys.executable, "-u", "-m", "megatron_ext.worker", "/r/plan.json", "2"]
+def test_a_container_has_a_python_path_of_its_own() -> None:
+    assert given_by(["container=enroot"], SHELL)["PYTHONPATH"] == str(PROJECT)
+
+
+def test_a_job_of_slurm_has_other_devices_than_the_shell() -> None:
+    assert "CUDA_VISIBLE_DEVICES" not in given_by(["executor=slurm"], SHELL)
+
+
+@pytest.mark.parametrize("engine", [[], MEGATRON_LM], ids=["tdpp", "megatron_lm"])
+@pytest.mark.parametrize(
+    ("container", "python"),
+    [([], sys.executable), (["container=enroot", "container.python=/opt/bin/python3.8"], "/opt/bin/python3.8")],
+    ids=["host", "container"],
+)
+def test_the_worker_is_run_by_this_python_or_the_images(engine: list[str], container: list[str], python: str) -> None:
+    experiment = compose([*engine, *container])
+    plan = make_plan(experiment, "a/b")
+    words = node_worker(experiment, plan, RunDir(Path("/r")), WORKER).shown(Path("/r"), 0)
+    assert words[:3] == [python, "-u", "-m"]
 
 
 def test_the_log_begins_with_what_the_node_was_told_to_run() -> None:

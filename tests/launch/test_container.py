@@ -154,6 +154,7 @@ def test_pyxis_starts_a_worker_as_a_step_on_its_own_node() -> None:
         "'--container-image=nvcr.io#nvidia/pytorch:23.04-py3' --container-name=tdpp-box "
         "--container-mounts=/tdpp:/tdpp,/raid/data:/data:ro --container-workdir=/tdpp --no-container-mount-home "
         "--container-env=NVIDIA_VISIBLE_DEVICES,NVIDIA_DRIVER_CAPABILITIES,PYTHONPATH,NODE_RANK "
+        'sh -c \'trap "" USR2; exec "$@"\' sh '
         "python3 -u -m megatron_ext.worker /runs/xl/1/plan.json 3"
     )
     assert command.environment.items() >= GIVEN.items()
@@ -195,16 +196,19 @@ def test_the_worker_s_own_words_come_last_and_unchanged(container: RunContainer)
 
 
 def test_a_node_is_prepared_by_bringing_the_image_and_creating_the_container() -> None:
-    assert [line(words) for words in preparation(CPU)] == [
+    created = "enroot create -n '<container>' /images/nvcr.io+nvidia+pytorch+23.04-py3.sqsh"
+    assert [line(words) for words in preparation(CPU, 0)] == [
         "enroot import -o /images/nvcr.io+nvidia+pytorch+23.04-py3.sqsh 'docker://nvcr.io#nvidia/pytorch:23.04-py3'",
-        "enroot create -n '<container>' /images/nvcr.io+nvidia+pytorch+23.04-py3.sqsh",
+        created,
     ]
+    assert [line(words) for words in preparation(CPU, 1)] == [created]
     own = Path("/images/own.sqsh")
-    assert [line(words) for words in preparation(replace(CPU, image=own, file=own))] == [
+    assert [line(words) for words in preparation(replace(CPU, image=own, file=own), 0)] == [
         "enroot create -n '<container>' /images/own.sqsh"
     ]
-    assert [words[0] for words in preparation(APPTAINER)] == ["apptainer"]
-    assert preparation(PYXIS) == []
+    assert [words[0] for words in preparation(APPTAINER, 0)] == ["apptainer"]
+    assert preparation(APPTAINER, 1) == []
+    assert preparation(PYXIS, 0) == []
 
 
 def test_a_container_is_named_after_its_image_and_told_apart() -> None:

@@ -130,7 +130,8 @@ def test_a_sweep_reports_every_combination_and_goes_on_after_a_bad_one(
             "cluster.groups.gpu2.partition=gpu2: these are Slurm's nodes, but executor.kind=local starts runs on this",
         ),
         (["profile.nsys=true"], "profile.nsys=true: this machine has no command 'nsys' on PATH; install NVIDIA"),
-        (["container=enroot"], "container.kind=enroot: this version starts runs without containers"),
+        (["container=enroot"], "container.kind=enroot: there is no enroot on the PATH of "),
+        (["container=pyxis"], "container.kind=pyxis: pyxis is a part of Slurm's srun, but executor.kind=local starts"),
         (["-m", "model=foo", "parallel.data=1,2"], "Could not find 'model/foo'"),
         (["runs_dir='a%j'"], "'%j'"),
     ],
@@ -145,7 +146,7 @@ def test_a_bad_configuration_is_one_message_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     which = shutil.which
-    monkeypatch.setattr("shutil.which", lambda name: None if name == "sbatch" else which(name))
+    monkeypatch.setattr("shutil.which", lambda name: None if name in ("sbatch", "enroot") else which(name))
     with pytest.raises(TdppError) as caught:
         launch(*overrides)
     assert caught.value.exit_code == 1

@@ -40,7 +40,7 @@ SHORT = ("parallel.data=1", "train.iterations=6", "train.log_interval=2")
 
 
 def torchrun(experiment: Experiment, node_rank: int) -> list[str]:
-    runner = worker(experiment, make_plan(experiment, "a/b"), RunDir(Path("/runs/a/b")))
+    runner = worker(experiment, make_plan(experiment, "a/b"), RunDir(Path("/runs/a/b")), "python3")
     return runner.torchrun(node_rank, Master("gpu2-0.cluster", 6000))
 
 

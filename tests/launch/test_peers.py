@@ -52,6 +52,11 @@ def peers(run: RunDir, node_rank: int = 0, job: OtherJob | None = None) -> Peers
     [
         pytest.param({"state": "running"}, Sign.fine, id="at-work"),
         pytest.param({"state": "ended", "exit_code": 0}, Sign.fine, id="ended-well"),
+        pytest.param(
+            {"state": "ended", "exit_code": 75, "stopped": "SIGUSR2", "reason": "gave up"},
+            Sign.fine,
+            id="saved-for-good",
+        ),
         pytest.param({"state": "requeued"}, Sign.requeued, id="saved-and-waits-to-be-started-again"),
         pytest.param({"state": "ended", "exit_code": 1}, Sign.failed, id="failed"),
         pytest.param({"state": "ended", "exit_code": -9}, Sign.failed, id="killed"),

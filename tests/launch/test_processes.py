@@ -34,6 +34,19 @@ def test_a_process_is_found_by_its_node(sleeper: subprocess.Popen[bytes]) -> Non
     assert processes.find(TOKEN, node_rank=11) == set()
 
 
+def test_a_process_tells_which_signals_it_handles(sleeper: subprocess.Popen[bytes]) -> None:
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        assert processes.catches(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert not processes.catches(os.getpid(), signal.SIGUSR2)
+    assert not processes.catches(sleeper.pid, signal.SIGUSR2)
+    sleeper.kill()
+    sleeper.wait()
+    assert not processes.catches(sleeper.pid, signal.SIGUSR2)
+
+
 def test_the_dead_are_not_found_before_their_parent_waits(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)

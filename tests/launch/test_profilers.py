@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -12,14 +13,16 @@ import pytest
 
 from conf.compose import compose
 from conf.rundir import RunDir
+from launch import processes
 from launch.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.observe import observe
 from launch.plan import make_plan
 from launch.profilers import ProfiledWorker, Profiler, check, profiled
 from launch.verdict import State, judge
+from launch.worker import SAVED
 from tests.launch import live
-from tests.launch.live import TWO_NODES, wait_for
+from tests.launch.live import FOREVER, TWO_NODES, wait_for
 
 COMMAND = ["python3", "-u", "-m", "megatron_ext.worker", "plan.json", "0"]
 
@@ -126,6 +129,15 @@ sys.exit(code)
 """
 
 
+def write_double(folder: Path, profiler: Profiler) -> Path:
+    """A command that starts what it is told to, and writes a report when that has ended."""
+    double = folder / profiler
+    folder.mkdir()
+    double.write_text(DOUBLE.format(python=sys.executable, options=len(LINES[profiler]) - 1))
+    double.chmod(0o755)
+    return double
+
+
 @pytest.mark.parametrize("profiler", Profiler)
 @pytest.mark.parametrize(
     ("overrides", "state"),
@@ -140,11 +152,8 @@ def test_a_run_under_a_profiler_ends_as_it_would_without(
     overrides: list[str],
     state: State,
 ) -> None:
-    double = tmp_path / "bin" / profiler
-    double.parent.mkdir()
+    double = write_double(tmp_path / "bin", profiler)
     options = LINES[profiler][1:]
-    double.write_text(DOUBLE.format(python=sys.executable, options=len(options)))
-    double.chmod(0o755)
     monkeypatch.setenv("PATH", str(double.parent), prepend=os.pathsep)
     run = live.start(runs, *TWO_NODES, f"profile.{profiler}=true", *overrides)
     wait_for(lambda: observe(run).over)
@@ -153,6 +162,19 @@ def test_a_run_under_a_profiler_ends_as_it_would_without(
     good = state is State.succeeded
     assert not good or {path.name for path in folder.iterdir()} == {"local-0.rep", "local-1.rep"}
     assert not good or json.loads((folder / "local-1.rep").read_text())[-3:] == options[-3:]
+
+
+def test_a_run_under_a_profiler_that_hands_no_signal_on_is_saved(
+    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double = write_double(tmp_path / "bin", Profiler.nsys)
+    monkeypatch.setenv("PATH", str(double.parent), prepend=os.pathsep)
+    run = live.start(runs, *TWO_NODES, *FOREVER, "profile.nsys=true")
+    live.wait_until_running(run)
+    processes.send(live.agents(run), signal.SIGUSR2)
+    wait_for(lambda: observe(run).over)
+    assert judge(run).state is State.interrupted
+    assert [run.read_json(run.node_state(name))["exit_code"] for name in ("local-0", "local-1")] == [SAVED] * 2
 
 
 def test_a_node_without_the_profiler_says_so(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from launch import processes
 from launch.follow import follow
 from launch.submit import submit
 from launch.verdict import State, judge
+from launch.worker import SAVED
+from launch.worker import WORKER as ENGINE
 from megatron_ext.indexed_dataset import write_indexed
-from tests.launch.live import no_data_needed, ranks, token, wait_for
+from tests.launch.live import no_data_needed, ranks, token, wait_for, workers
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,19 @@ def test_it_trains_to_the_end(runs: Path, corpus: Path) -> None:
     run = start(runs, corpus, 3)
     follow(run)
     assert judge(run).state == State.succeeded
+
+
+def test_it_is_asked_to_save_until_it_has_ended(runs: Path, corpus: Path) -> None:
+    """Also while its Python ends, when no handler is there any more."""
+    run = start(runs, corpus, 100_000)
+    wait_for(run.metrics.exists, 30)
+    (worker,) = workers(run, ENGINE)
+    while worker in processes.find(token(run)):
+        processes.send([worker], signal.SIGUSR2)
+        time.sleep(0.001)
+    follow(run)
+    assert run.read_json(run.node_state("local-0"))["exit_code"] == SAVED
+    assert (run.checkpoints / "latest").exists()
 
 
 def test_its_killed_rank_is_named_first(runs: Path, corpus: Path) -> None:

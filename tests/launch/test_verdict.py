@@ -36,6 +36,7 @@ class Node:
     ended: float | None = None
     started: float = 0.0
     reason: str | None = None
+    doing: str | None = None
 
 
 OK = Node("ended", 0, ended=NOW - 5)
@@ -107,7 +108,7 @@ class Case:
             "state": node.state,
         }
         content |= {"beat_unix": node.beat, "ended_unix": node.ended, "exit_code": node.exit_code}
-        content |= {"start": "0.0", "job": None, "reason": node.reason, "stopped": node.stopped}
+        content |= {"start": "0.0", "job": None, "doing": node.doing, "reason": node.reason, "stopped": node.stopped}
         content |= {"out_begin": 0, "err_begin": 0}
         run.write_json(run.node_state(name), content)
 
@@ -144,6 +145,17 @@ CASES = {
         Case(last=50, age=500), State.running, "4 ranks at work"
     ),
     "nothing-told-yet": (Case([None, None], submitted=NOW - 2), State.starting, "waiting for its nodes"),
+    "a-container-is-made-ready": (
+        Case([Node("preparing", doing="enroot create -n a b.sqsh"), None], submitted=NOW - 2),
+        State.starting, "node local-0 makes its container ready, waiting for enroot create -n a b.sqsh",
+    ),
+    "a-container-cannot-be-made-ready": (
+        Case([
+            Node("ended", 1, ended=NOW - 5, reason="could not: it said last:\n  no"),
+            Node("ended", 143, "SIGTERM", ended=NOW - 4, reason="ended because node local-0 failed"),
+        ]),
+        State.failed, "node local-0 could not: it said last:\n  no",
+    ),
     "never-told-anything": (
         Case([None, None], submitted=NOW - SILENCE_S - 1), State.lost, "node local-0 was never started"
     ),

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import pytest
 
+from tests.launch.containers.conftest import double, enroot, image  # noqa: F401  (fixtures)
 from tests.slurm import machines
 from tests.slurm.cluster import OF_A_JOB, PACKAGES, Cluster, missing
 

@@ -34,7 +34,7 @@ CONTAINER = RunContainer(
 
 def agent(het_group: int | None) -> None:
     """What runs on every node."""
-    script = 'echo "$SLURMD_NODENAME" "$1" "$CUDA_VISIBLE_DEVICES" "$GIVEN"'
+    script = 'kill -USR2 $$; echo "$SLURMD_NODENAME" "$1" "$CUDA_VISIBLE_DEVICES" "$GIVEN"'
     worker = ["sh", "-c", script, "sh", os.environ["SLURMD_NODENAME"]]
     command = start(CONTAINER, "box", {"GIVEN": "a, b"}, worker, SlurmStep.own(os.environ, het_group))
     words = [word for word in command.argv if not word.startswith(("--container", "--no-container"))]
@@ -62,5 +62,5 @@ def test_it_runs_on_the_agent_s_own_node_of_a_heterogeneous_job(slurm: Cluster) 
 
 
 def line(node: str) -> str:
-    """What a worker writes that runs on its agent's node."""
+    """What a worker writes that runs on its agent's node, and is told to save before it listens."""
     return f"{node} {node} 0,1,2,3 a, b"

@@ -114,6 +114,12 @@ def test_two_nodes_of_one_machine_share_it(enroot: Runtime, container: RunContai
     assert enroot.calls.count("create") == 1
 
 
+def test_two_that_find_nothing_at_the_same_time_share_it(enroot: Runtime, container: RunContainer) -> None:
+    with Setup(container, 0) as first, Setup(container, 1) as second:
+        wait_for(lambda: all([first.step(), second.step()]))
+    assert enroot.calls.count("create") == 1
+
+
 def test_a_reload_makes_it_anew_once_for_the_run(enroot: Runtime, container: RunContainer) -> None:
     touched = touch_in(enroot, done(container))
     again = replace(container, run="tiny/2", reload=True)

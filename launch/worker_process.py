@@ -1,0 +1,59 @@
+"""A node's worker while it runs: it is asked to save or to end, and cleared away with all that it has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import IO
+
+from launch import processes
+from launch.container import Command
+
+
+class WorkerProcess:
+    """What was started to run a node's worker: the worker itself, or what runs it, such as a profiler."""
+
+    def __init__(self, command: Command, node_rank: int, out: IO[bytes], err: IO[bytes]) -> None:
+        """Starts it.
+
+        Raises:
+            FileNotFoundError: there is no such command.
+        """
+        self._token = command.environment[processes.TOKEN]
+        self._node_rank = node_rank
+        self._process = subprocess.Popen(
+            command.argv,
+            env=dict(command.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            preexec_fn=_prepare,
+        )
+
+    @property
+    def ended(self) -> bool:
+        """It is not waited for yet then, so that its group cannot be another's."""
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def ask_to_save(self) -> None:
+        """Tells the worker and its ranks, whatever they run in; not those that do not listen yet."""
+        living = processes.find(self._token, self._node_rank)
+        processes.send((pid for pid in living if processes.catches(pid, signal.SIGUSR2)), signal.SIGUSR2)
+
+    def ask_to_end(self) -> None:
+        os.kill(self._process.pid, signal.SIGTERM)
+
+    def clear(self) -> int:
+        """Kills what is left of it; its exit code, negative for a signal."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        # What has left the group, such as a helper with a session of its own, or the step in which pyxis runs it.
+        processes.kill(self._token, self._node_rank)
+        return code
+
+
+def _prepare() -> None:
+    processes.die_with_parent()  # kept across exec; not every worker asks for it itself
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to every process of a job

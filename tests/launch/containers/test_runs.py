@@ -1,0 +1,139 @@
+"""Runs on this machine whose workers are in containers: what submission and node agents make of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from conf.rundir import RunDir
+from launch import processes
+from launch.dry_run import dry_run_text
+from launch.follow import follow
+from launch.observe import observe
+from launch.profilers import Profiler
+from launch.provenance import PROJECT
+from launch.stop import stop
+from launch.verdict import State, judge
+from launch.worker import SAVED
+from tests.launch import live
+from tests.launch.containers.apptainer_double import MAGIC
+from tests.launch.containers.conftest import Runtime
+from tests.launch.live import FOREVER, TWO_NODES, token, wait_for
+from tests.launch.test_profilers import write_double
+
+SHOW = "+cluster.environment.SHOW=1"
+
+
+@pytest.fixture
+def contained(enroot: Runtime, image: Path, tmp_path: Path) -> list[str]:
+    return [
+        "container=enroot",
+        f"container.image={image}",
+        f"container.image_dir={tmp_path}/images",
+        f"cluster.scratch={tmp_path}",
+        f"data.prefix={tmp_path}/none",
+        *TWO_NODES,
+    ]
+
+
+def environment(run: RunDir, node: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in run.node_out(node).read_text().splitlines() if "=" in line)
+
+
+def test_the_workers_of_both_nodes_run_in_it(
+    enroot: Runtime, contained: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "host")
+    run = live.start(runs, SHOW, *contained)
+    follow(run)
+    assert judge(run).state is State.succeeded, judge(run)
+    found = environment(run, "local-1")
+    expected = {"NODE_RANK": "1", "TDPP_START": "0.0", "TDPP_RUN_TOKEN": token(run), "PYTHONPATH": str(PROJECT)}
+    assert expected.items() <= found.items()
+    assert "SECRET" not in found
+    assert enroot.calls.count("create") == 1
+
+
+def test_apptainer_runs_them_too(
+    apptainer: Runtime, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "7")
+    monkeypatch.setenv("APPTAINERENV_SECRET", "host")
+    image = tmp_path / "it.sif"
+    image.write_bytes(MAGIC)
+    run = live.start(runs, SHOW, "container=apptainer", f"container.image={image}", f"data.prefix={tmp_path}/none")
+    follow(run)
+    assert judge(run).state is State.succeeded, judge(run)
+    found = environment(run, "local-0")
+    assert {"NODE_RANK": "0", "TDPP_START": "0.0", "TDPP_RUN_TOKEN": token(run)}.items() <= found.items()
+    assert not {"SECRET", "SLURM_PROCID"} & found.keys()
+
+
+def test_a_run_in_it_under_a_profiler_is_saved(
+    enroot: Runtime, contained: list[str], runs: Path, tmp_path: Path
+) -> None:
+    """The profiler is the container's, and hands no signal on."""
+    folder = write_double(tmp_path / "opt", Profiler.ncu).parent
+    own = [f"container.mounts=[{folder}]", f"+cluster.environment.PATH='{folder}:{os.environ['PATH']}'"]
+    run = live.start(runs, *FOREVER, "profile.ncu=true", *contained, *own)
+    live.wait_until_running(run)
+    processes.send(live.agents(run), signal.SIGUSR2)
+    wait_for(lambda: observe(run).over)
+    assert judge(run).state is State.interrupted, judge(run)
+    assert [run.read_json(run.node_state(name))["exit_code"] for name in ("local-0", "local-1")] == [SAVED] * 2
+
+
+def test_a_container_that_cannot_be_made_is_told(enroot: Runtime, contained: list[str], runs: Path) -> None:
+    run = live.start(runs, *FOREVER, *contained, "container.image=/no/such.sqsh")
+    wait_for(lambda: observe(run).over)
+    verdict = judge(run)
+    assert (verdict.state, verdict.rule, verdict.exit_code) == (State.failed, "node-gave-up", 1)
+    assert "could not make its container ready: container.image=/no/such.sqsh: there is no such file" in verdict.reason
+    assert "there is no such file" in run.node_err(verdict.reason.split()[1]).read_text()
+
+
+def test_stop_ends_what_makes_it(double: Runtime, contained: list[str], runs: Path) -> None:
+    double.hold.touch()
+    run = live.start(runs, *FOREVER, *contained)
+    wait_for(lambda: any(node.doing and node.doing.startswith("enroot create") for node in observe(run).nodes))
+    assert judge(run).rule == "preparing"
+    stop(run)
+    assert judge(run).state is State.stopped
+    double.hold.unlink()
+    shutil.rmtree(double.data)
+
+
+DRY = ["container.image=registry.test/small:1", "container.image_dir=/images", "data.prefix=/data/gpt", *TWO_NODES]
+
+
+def commands(tmp_path: Path, *overrides: str) -> list[list[str]]:
+    """By node: the first words of its commands in a dry run."""
+    text = dry_run_text(compose([f"runs_dir={tmp_path}", *DRY, *overrides]), "worker")
+    nodes = text.partition("each runs\n\n")[2].partition("\n\nplan.json")[0].split("\n\n")
+    return [[line.strip() for line in node.splitlines()[1:]] for node in nodes]
+
+
+def test_a_dry_run_shows_what_each_node_runs(tmp_path: Path) -> None:
+    first, second = commands(tmp_path, "container=enroot")
+    image = "/images/registry.test+small+1.sqsh"
+    brought, created, started = first
+    assert brought == f"enroot import -o {image} 'docker://registry.test#small:1'"
+    assert created == f"enroot create -n '<container>' {image}"
+    assert " enroot start -m /data:/data:none:x-create=auto,rbind -m " in started
+    assert " -e NODE_RANK=0 -e TDPP_START=0.0 '<container>' python3 -u -m worker " in started
+    assert second[:-1] == [created]
+
+
+def test_a_dry_run_shows_the_steps_of_pyxis(tmp_path: Path) -> None:
+    groups = ["cluster=a100x1_a10x7", "parallel.node_order=hgx+gpu2", "parallel.pipeline=8", "parallel.data=1"]
+    own = ["parallel.partition=null", "model.layers=8", "executor=slurm", "cluster.groups.gpu2.cpus_per_task=16"]
+    text = dry_run_text(
+        compose([f"runs_dir={tmp_path}", *DRY[:-2], *groups, *own, "executor.het=hetjob", "container=pyxis"]), "worker"
+    )
+    assert " '--nodelist=<host>' --export=ALL --het-group=0 '--container-image=registry.test#small:1'" in text
+    assert " '--nodelist=<host>' --export=ALL --cpus-per-task=16 --het-group=1 '--container-image=" in text

@@ -1,0 +1,164 @@
+"""Runs on a real Slurm cluster whose workers run in containers: of enroot, its double or the real one, and of pyxis,
+whose part in srun a stand-in plays.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.rundir import RunDir
+from launch import stop
+from launch.verdict import State, judge
+from launch.worker import SAVED
+from launch.worker import WORKER as ENGINE
+from tests.launch.containers.conftest import REAL, Runtime
+from tests.launch.live import FOREVER
+from tests.megatron_ext.engine_run import make_corpus
+from tests.slurm.cluster import Cluster
+from tests.slurm.seed import at_work, submitted, verdict_of, wait_for
+from tests.slurm.test_faults import assert_failed, ids
+from tests.slurm.test_runs import TRAINED, losses, said
+
+REFERENCE = "registry.test/small:1.0"
+NODES = ("hgx-0", "gpu2-0", "gpu2-1")
+ALONE = ["parallel.node_order=gpu2", "parallel.pipeline=1", "parallel.partition=4"]
+LONG = [*FOREVER, "train.log_interval=1", "executor.max_requeues=0"]
+
+
+@pytest.fixture
+def contained(enroot: Runtime, image: Path, tmp_path: Path) -> list[str]:
+    """Overrides for a run in containers of an image that is in a registry, or with the real enroot a file."""
+    shutil.copyfile(image, enroot.registry / REFERENCE.replace("/", "#", 1))
+    return [
+        "container=enroot",
+        f"container.image={image if REAL else REFERENCE}",
+        f"container.image_dir={tmp_path}/images",
+        f"cluster.scratch={tmp_path}",
+        f"data.prefix={tmp_path}/none",
+    ]
+
+
+@pytest.fixture(autouse=True)
+def nothing_half_made(tmp_path: Path) -> Iterator[None]:
+    """No part of an image is left, and each container is whole."""
+    yield
+    images, containers = tmp_path / "images", tmp_path / "enroot" / "data"
+    assert not images.exists() or [path.name for path in images.iterdir() if path.suffix != ".sqsh"] == []
+    made = {path.stem for path in tmp_path.glob(f"tdpp-{os.getuid()}/*.made")}
+    assert not containers.exists() or {path.name for path in containers.iterdir()} == made
+
+
+def finished(run: RunDir) -> None:
+    verdict = verdict_of(run)
+    assert verdict.state is State.succeeded, "\n".join([verdict.reason, *verdict.evidence, *said(run)])
+
+
+def hosts(run: RunDir) -> int:
+    return len({run.read_json(run.node_state(name))["host"] for name in NODES})
+
+
+def test_the_engine_trains_in_containers_as_without(
+    slurm: Cluster, tmp_path: Path, enroot: Runtime, contained: list[str]
+) -> None:
+    training = [*TRAINED, "train.iterations=3", f"data.prefix={make_corpus(tmp_path)}"]
+    inside = submitted(tmp_path / "runs", *contained, *training, worker=ENGINE)
+    outside = submitted(tmp_path / "runs", *training, "parallel.node_order=gpu2*3", worker=ENGINE)
+    finished(inside)
+    finished(outside)
+    np.testing.assert_array_equal(losses(inside), losses(outside))
+    assert enroot.calls.count("import") == (0 if REAL else 1)
+    assert enroot.calls.count("create") == hosts(inside)
+
+
+def test_containers_are_used_again_and_made_anew_when_that_is_asked_for(
+    slurm: Cluster, tmp_path: Path, enroot: Runtime, contained: list[str]
+) -> None:
+    shown = ["train.iterations=2", "+cluster.environment.SHOW=1"]
+    for times, asked in ((1, []), (1, []), (2, ["container.reload=true"])):
+        run = submitted(tmp_path / "runs", *shown, *contained, *asked, *ALONE)
+        finished(run)
+        assert enroot.calls.count("import") == (0 if REAL else 1)
+        assert enroot.calls.count("create") == times
+    environment = dict(line.split("=", 1) for line in run.node_out("gpu2-0").read_text().splitlines() if "=" in line)
+    token = run.read_json(run.jobs)["token"]
+    expected = {"NODE_RANK": "0", "TDPP_START": "0.0", "TDPP_RUN_TOKEN": token, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    assert expected.items() <= environment.items()
+    assert environment["PYTHONPATH"] == os.environ["PYTHONPATH"].split(os.pathsep)[0]
+    assert not [name for name in environment if name.startswith(("SLURM_", "SUBMITIT_"))]
+
+
+def test_an_image_that_cannot_be_brought_ends_the_run(
+    slurm: Cluster, tmp_path: Path, double: Runtime, contained: list[str]
+) -> None:
+    asked = ["container.image=registry.test/other:2", "executor.het=hetjob"]
+    run = submitted(tmp_path / "runs", *FOREVER, *contained, *asked)
+    verdict = verdict_of(run)
+    told = "node hgx-0 could not make its container ready: container.image=registry.test/other:2: enroot import -o "
+    assert_failed(verdict, "node-gave-up", told)
+    host = run.read_json(run.node_state("hgx-0"))["host"]
+    assert (
+        f"ended with exit code 1 on {host}; it said last:\n  [ERROR] URL https://registry.test#other:2"
+        in verdict.reason
+    )
+    assert "[ERROR] URL https://registry.test#other:2" in run.node_err("hgx-0").read_text()
+    ended = "ended with 143, told to end by SIGTERM: it ended because node hgx-0 failed"
+    assert [line for line in verdict.evidence if line.startswith("node gpu2-")] == [
+        f"node gpu2-{n}: {ended}" for n in (0, 1)
+    ]
+    assert (tmp_path / "images").is_dir()
+
+
+def test_stop_ends_a_run_whose_containers_are_being_made(
+    slurm: Cluster, tmp_path: Path, double: Runtime, contained: list[str]
+) -> None:
+    double.hold.touch()
+    run = submitted(tmp_path / "runs", *FOREVER, *contained)
+    wait_for(lambda: list((tmp_path / "images").glob(".*")))
+    wait_for(lambda: any("which node 0 brings" in line for line in judge(run).evidence))
+    verdict = judge(run)
+    assert (verdict.state, verdict.rule) == (State.starting, "preparing")
+    assert verdict.reason.startswith("node hgx-0 makes its container ready, waiting for enroot import -o ")
+    assert stop.main([str(run.path)]) == 0
+    assert judge(run).state is State.stopped
+
+
+def test_a_run_in_containers_is_saved(slurm: Cluster, tmp_path: Path, enroot: Runtime, contained: list[str]) -> None:
+    is_saved(slurm, submitted(tmp_path / "runs", *contained, *LONG))
+
+
+PYXIS = """#!{python}
+import os, sys
+words = sys.argv[1:]
+options = [word for word in words if word.startswith(("--container-", "--no-container-"))]
+with open({log!r}, "a") as log:
+    log.write("\\n".join(options) + "\\n" if options else "")
+os.execv({srun!r}, ["srun", *(word for word in words if word not in options)])
+"""
+
+
+def test_a_run_in_containers_of_pyxis_is_saved(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun takes the options of pyxis, and leaves them at that."""
+    stand_in, log, srun = tmp_path / "bin" / "srun", tmp_path / "options", shutil.which("srun")
+    stand_in.parent.mkdir()
+    stand_in.write_text(PYXIS.format(python=sys.executable, srun=srun, log=str(log)))
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(stand_in.parent), prepend=os.pathsep)
+    contained = ["container=pyxis", f"container.image={REFERENCE}", f"container.python={sys.executable}"]
+    is_saved(slurm, submitted(tmp_path / "runs", *contained, *LONG))
+    assert f"--container-image={REFERENCE.replace('/', '#', 1)}" in log.read_text().splitlines()
+
+
+def is_saved(slurm: Cluster, run: RunDir) -> None:
+    """The first job is told, and tells the other."""
+    wait_for(lambda: at_work(run) and all(run.node_ranks(name).exists() for name in NODES))
+    assert slurm.run("scancel", "--signal=USR2", ids(run)[0]).returncode == 0
+    verdict = verdict_of(run)
+    assert verdict.state is State.interrupted, "\n".join([verdict.reason, *verdict.evidence, *said(run)])
+    assert [run.read_json(run.node_state(name))["exit_code"] for name in NODES] == [SAVED] * 3
