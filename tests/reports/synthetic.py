@@ -7,6 +7,7 @@ import random
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +84,7 @@ class Replay:
         micro_batch: int = -1,
         peer: int = -1,
         chunk: int = 0,
-    ):
+    ) -> None:
         self.records[rank].append((ID[name], chunk, iteration, micro_batch, peer, start, end))
 
     def work(self, rank: int, name: str, iteration: int, mean_ns: float, micro_batch: int = -1, chunk: int = 0) -> int:
@@ -161,7 +162,7 @@ class Replay:
                             self.work(rank, "loss-compute", iteration, 0.8e6, i, chunk)
 
 
-def plan(shape: Shape, name: str) -> dict:
+def plan(shape: Shape, name: str) -> dict[str, Any]:
     nodes = [node_name(node) for node in range(shape.nodes)]
     return {
         "version": 1,
@@ -217,7 +218,7 @@ def plan(shape: Shape, name: str) -> dict:
     }
 
 
-def rehearsed(plan: dict, clock: str) -> dict:
+def rehearsed(plan: dict[str, Any], clock: str) -> dict[str, Any]:
     """The plan on one machine; the times by rank, which no report reads, are left out."""
     ranks = [rank | {"node": 0, "emulates": plan["nodes"][rank["node"]]["name"]} for rank in plan["ranks"]]
     every = [rank["rank"] for rank in ranks]
