@@ -41,7 +41,7 @@ def test_a_run_whose_gpus_only_wait_hangs(tmp_path: Path) -> None:
 CASES = {
     "it has just logged": (Case(last=20, age=5), State.running),
     "its last iteration is logged": (Case(last=50, age=500), State.running),
-    "a node has not started": (Case([None, None], created=NOW - 2), State.starting),
+    "a node has not started": (Case([None, None], submitted=NOW - 2), State.starting),
     "it has failed": (Case([ended(1), ended(143, "SIGTERM")], last=20, age=40), State.failed),
 }
 
