@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +20,6 @@ from launch.sbatch import Submission, sbatch_text
 if TYPE_CHECKING:
     import submitit
 
-CANCEL_S = 90.0
-"""Slurm has ended a cancelled job by then; its KillWait is 30 s by default."""
-QUEUE_S = 0.5
-"""Between two looks at the queue."""
 MakeAgent = Callable[[JobRequest], NodeAgent]
 """The agent for a job."""
 
@@ -76,28 +71,14 @@ def start(experiment: Experiment, run: RunDir, submission: Submission, make_agen
     run.sbatch.mkdir(exist_ok=True)
     for request in requests:
         ask(submission, request, run.sbatch)
-    end(submission.comment)  # what an earlier start may have left waiting
+    slurm_commands.end(submission.comment)  # what an earlier start may have left waiting
     try:
         _submit_all(run, requests, submission, make_agent)
     except BaseException:  # Ctrl-C too
-        end(submission.comment)
+        slurm_commands.end(submission.comment)
         raise
     if run.stop_request.exists():  # it may have come when not all of the jobs were in the queue
-        end(submission.comment)
-
-
-def end(comment: str) -> None:
-    """Cancels the jobs that carry a run's comment, and waits until they are gone: also those that nobody wrote down.
-
-    Raises:
-        LaunchError: Slurm does not end them, or does not answer.
-    """
-    until = time.monotonic() + CANCEL_S
-    slurm_commands.cancel(slurm_commands.submitted(comment))
-    while left := slurm_commands.submitted(comment):
-        if time.monotonic() > until:
-            raise LaunchError(f"jobs {', '.join(left)} were cancelled, but Slurm has not ended them in {CANCEL_S:g} s")
-        time.sleep(QUEUE_S)
+        slurm_commands.end(submission.comment)
 
 
 def ask(submission: Submission, request: JobRequest, folder: Path) -> None:

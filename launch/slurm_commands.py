@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launch.errors import LaunchError
 
 TIMEOUT_S = 60
+CANCEL_S = 90.0
+"""Slurm has ended a cancelled job by then; its KillWait is 30 s by default."""
+QUEUE_S = 0.5
+"""Between two looks at the queue."""
 COMMENT = "tdpp"
 _WORD = 80
 _FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|PMIX?|PMI2?)_")
@@ -145,6 +150,20 @@ def cancel(ids: Sequence[str], only_pending: bool = False) -> None:
     if ids:
         states = ["--state=PENDING"] if only_pending else []
         _ask(["scancel", "--quiet", *states, *ids])
+
+
+def end(comment: str) -> None:
+    """Cancels the jobs that carry a run's comment, and waits until they are gone: also those that nobody wrote down.
+
+    Raises:
+        LaunchError: Slurm does not end them, or does not answer.
+    """
+    until = time.monotonic() + CANCEL_S
+    cancel(submitted(comment))
+    while left := submitted(comment):
+        if time.monotonic() > until:
+            raise LaunchError(f"jobs {', '.join(left)} were cancelled, but Slurm has not ended them in {CANCEL_S:g} s")
+        time.sleep(QUEUE_S)
 
 
 def requeue(job: str) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from conf.rundir import RunDir
-from launch import processes, slurm, slurm_commands
+from launch import processes, slurm_commands
 from launch.arguments import add_run, chosen_run
 from launch.errors import LaunchError
 from launch.observe import observe
@@ -52,8 +52,8 @@ def _stop_jobs(comment: str) -> str:
     until = time.monotonic() + STOP_S
     # Agents see the request, end their workers and tell; only what is still there after a while is cancelled.
     while slurm_commands.submitted(comment) and time.monotonic() < until:
-        time.sleep(slurm.QUEUE_S)
-    slurm.end(comment)
+        time.sleep(slurm_commands.QUEUE_S)
+    slurm_commands.end(comment)
     return f"{len(ids)} job{'s' * (len(ids) != 1)} ended" + (f" ({', '.join(ids)})" if ids else "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,9 +53,10 @@ def test_of_a_long_stderr_the_end_is_told_in_whole_lines(tmp_path: Path) -> None
 
 
 def test_what_the_agents_of_lost_nodes_printed_is_told(tmp_path: Path) -> None:
-    run = Case([Node(beat=NOW - 99), None], last=20, created=NOW - 600).make(tmp_path / "run")
+    run = Case([Node(beat=NOW - 99), None], last=20).make(tmp_path / "run")
     jobs = run.read_json(run.jobs)
     run.write_json(run.jobs, jobs | {"jobs": [{"id": "77", "pid": 77, "nodes": [0, 1]}]})
+    os.utime(run.jobs, (NOW - 600, NOW - 600))
     run.submitit.mkdir()
     (run.submitit / "77_1_log.err").write_text("python: No such file or directory\n")
     found = findings(run, observe(run, NOW))
