@@ -75,7 +75,7 @@ def make_run(path: Path, alone: bool) -> RunDir:
         name = node["name"]
         state = {"node": name, "node_rank": rank, "start": "0.0", "job": None, "host": name, "pid": 1}
         state |= {"started_unix": now - ITERATIONS, "state": "running", "beat_unix": now + 3600, "ended_unix": None}
-        state |= {"exit_code": None, "stopped": None, "reason": None, "out_begin": 0, "err_begin": 0}
+        state |= {"exit_code": None, "stopped": None, "reason": None, "doing": None, "out_begin": 0, "err_begin": 0}
         run.write_json(run.node_state(name), state)
         ranks = [{"rank": number, "pid": 1, "exit_code": None, "ended_unix": None} for number in node["ranks"]]
         run.write_json(run.node_ranks(name), ranks)
