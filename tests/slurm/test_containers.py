@@ -15,6 +15,7 @@ import pytest
 
 from conf.rundir import RunDir
 from launch import stop
+from launch.provenance import PROJECT
 from launch.verdict import State, judge
 from launch.worker import SAVED
 from launch.worker import WORKER as ENGINE
@@ -90,7 +91,7 @@ def test_containers_are_used_again_and_made_anew_when_that_is_asked_for(
     token = run.read_json(run.jobs)["token"]
     expected = {"NODE_RANK": "0", "TDPP_START": "0.0", "TDPP_RUN_TOKEN": token, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     assert expected.items() <= environment.items()
-    assert environment["PYTHONPATH"] == os.environ["PYTHONPATH"].split(os.pathsep)[0]
+    assert environment["PYTHONPATH"] == str(PROJECT)
     assert not [name for name in environment if name.startswith(("SLURM_", "SUBMITIT_"))]
 
 

@@ -124,7 +124,8 @@ def test_a_dry_run_shows_what_each_node_runs(tmp_path: Path) -> None:
     brought, created, started = first
     assert brought == f"enroot import -o {image} 'docker://registry.test#small:1'"
     assert created == f"enroot create -n '<container>' {image}"
-    assert " enroot start -m /data:/data:none:x-create=auto,rbind -m " in started
+    assert " enroot start -m " in started
+    assert " -m /data:/data:none:x-create=auto,rbind " in started
     assert " -e NODE_RANK=0 -e TDPP_START=0.0 '<container>' python3 -u -m worker " in started
     assert second[:-1] == [created]
 
