@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launch.errors import LaunchError
 
@@ -63,7 +63,7 @@ def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, Jo
     `timeout_s` is how long each of these two is waited for.
 
     Raises:
-        LaunchError: Slurm does not answer.
+        LaunchError: Slurm does not answer, or not who knows of a job that has left the queue.
     """
     wanted = list(ids)
     if not wanted:
@@ -72,7 +72,13 @@ def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, Jo
     found = parse_squeue(_ask(queue, timeout_s))
     asked = [job for job in wanted if job not in found or found[job].state == "CANCELLED"]
     if asked:
-        for job, state in parse_sacct(_accounting(asked, timeout_s)).items():
+        try:
+            accounts = parse_sacct(_accounting(asked, timeout_s))
+        except LaunchError:
+            if any(job not in found for job in asked):
+                raise
+            accounts = {job: replace(found[job], detail="nobody tells by whom: sacct fails") for job in asked}
+        for job, state in accounts.items():
             if job not in found or found[job].state == state.state:  # the accounting lags behind
                 found[job] = state
     return {job: found[job] for job in wanted if job in found}

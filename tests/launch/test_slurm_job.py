@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from conf.rundir import RunDir
-from launch import slurm_job
+from launch import slurm_commands, slurm_job
+from launch.errors import LaunchError
 from launch.peers import JobFate
 from launch.slurm_job import SlurmJob
 
@@ -74,3 +75,13 @@ def test_an_agent_that_waits_for_slurm_is_not_taken_for_lost(
     assert answer is not None
     assert answer.fate is JobFate.lives
     assert time.monotonic() - began < 10
+
+
+def test_without_the_accounting_the_queue_still_tells_what_it_knows(squeue: Path) -> None:
+    says(squeue, "printf '1|RUNNING|None|5:00\\n2|CANCELLED|None|0:00\\n'")
+    says(squeue.with_name("sacct"), "echo 'sacct: error: Connection refused' >&2; exit 1")
+    states = slurm_commands.job_states(["1", "2"])
+    assert states["1"].state == "RUNNING"
+    assert str(states["2"]) == "job 2 is CANCELLED (nobody tells by whom: sacct fails)"
+    with pytest.raises(LaunchError, match="Connection refused"):
+        slurm_commands.job_states(["1", "3"])
