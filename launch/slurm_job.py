@@ -81,10 +81,10 @@ class SlurmJob:
 
     def cancel_waiting(self) -> None:
         """Takes the run's other jobs out of the queue: what they wait for has failed."""
-        others = [job["id"] for job in self._jobs() if job["id"] != self.id]
-        if self._first and others:
+        jobs = {job["id"] for job in self._jobs()}
+        if self._first and self.id in jobs:  # else the run was resumed meanwhile, and these are other jobs
             try:
-                slurm_commands.cancel(others, only_pending=True)
+                slurm_commands.cancel(sorted(jobs - {self.id}), only_pending=True)
             except LaunchError as error:  # told, and the job that starts later finds the failure itself
                 print(f"could not take the run's other jobs out of the queue: {error}", flush=True)
 

@@ -85,3 +85,10 @@ def test_without_the_accounting_the_queue_still_tells_what_it_knows(squeue: Path
     assert str(states["2"]) == "job 2 is CANCELLED (nobody tells by whom: sacct fails)"
     with pytest.raises(LaunchError, match="Connection refused"):
         slurm_commands.job_states(["1", "3"])
+
+
+def test_only_the_jobs_of_its_own_submission_are_taken_out_of_the_queue(run: RunDir, squeue: Path) -> None:
+    says(squeue.with_name("scancel"), f'echo "$@" >> {squeue.parent}/cancelled')
+    SlurmJob(run, "0", 0, (0,), first=True).cancel_waiting()
+    SlurmJob(run, "1", 0, (0,), first=True).cancel_waiting()
+    assert (squeue.parent / "cancelled").read_text() == "--quiet --state=PENDING 2\n"
