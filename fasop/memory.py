@@ -5,7 +5,7 @@ A stage's memory is linear in its layers, so the GPUs of a stage allow it a larg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from conf.schema import Precision, Recompute, Schedule
 from conf.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
@@ -17,11 +17,40 @@ CONTEXT_BYTES = GIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageMemory:
-    """Bytes of one stage: what every layer takes, and what is there with none."""
+class Amount:
+    """Bytes: of every layer, and what is there with none."""
 
-    layer: float
-    fixed: float
+    layer: float = 0.0
+    fixed: float = 0.0
+
+    def of(self, layers: int) -> float:
+        return self.fixed + layers * self.layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """What a rank of one stage holds."""
+
+    weights: Amount
+    gradients: Amount
+    optimizer: Amount
+    """Master weights and moments."""
+    activations: Amount
+    """Of all micro-batches in flight."""
+    buffers: Amount
+    """Messages, logits, and `CONTEXT_BYTES`."""
+
+    def by_term(self) -> dict[str, Amount]:
+        """Every amount by its name."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
+    @property
+    def layer(self) -> float:
+        return sum(amount.layer for amount in self.by_term().values())
+
+    @property
+    def fixed(self) -> float:
+        return sum(amount.fixed for amount in self.by_term().values())
 
     def of(self, layers: int) -> float:
         return self.fixed + layers * self.layer
@@ -31,21 +60,35 @@ class StageMemory:
         return int((memory_gib * GIB - self.fixed) // self.layer)
 
 
-def bytes_per_parameter(training: Training) -> float:
-    """Of weights, gradients, and the optimizer's master weights and moments.
+@dataclass(frozen=True, kw_only=True)
+class ParameterBytes:
+    """Of one parameter."""
+
+    weight: float
+    gradient: float
+    optimizer: float
+
+    @property
+    def all(self) -> float:
+        return self.weight + self.gradient + self.optimizer
+
+
+def parameter_bytes(training: Training) -> ParameterBytes:
+    """What is kept for every parameter.
 
     tdpp's engine keeps 16-bit weights, gradients in fp32 and an optimizer with fp32 master weights, which in fp32 are
     the weights themselves unless the optimizer is sharded. Megatron-LM: docs/source/api-guide/dist_optimizer.md, where
     fp16 has 16-bit gradients and an fp32 copy of them, 20 bytes in all.
     """
     precision, sharded = training.precision, training.parallel.sharded_optimizer
-    weight, gradient, state = float(training.width), 4.0, 8.0 if precision is Precision.fp32 else 12.0
+    gradient, state = 4.0, 8.0 if precision is Precision.fp32 else 12.0
     if training.megatron_lm:
         if precision is Precision.fp16:
             gradient, state = 2.0, 16.0
     elif sharded:
         state = 12.0
-    return weight + gradient + state / (training.parallel.data if sharded else 1)
+    shares = training.parallel.data if sharded else 1
+    return ParameterBytes(weight=float(training.width), gradient=gradient, optimizer=state / shares)
 
 
 def layer_activations(training: Training) -> float:
@@ -80,23 +123,33 @@ def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int, c
 
 
 def stage_memory(training: Training, stage: int) -> StageMemory:
-    """Of the ranks of a stage, with the schedule, batches and sizes of `training.parallel`."""
+    """Of the ranks of a stage, with the schedule, batches and sizes of `training.parallel`.
+
+    A stage of several chunks counts as if they had equally many layers.
+    """
     model, parallel = training.model, training.parallel
     tensor, stages = parallel.tensor, parallel.pipeline
     first, last = stage == 0, stage == stages - 1
-    state = bytes_per_parameter(training)
-    message = activation_bytes(model, parallel.micro_batch_size, training.precision)
+    state = parameter_bytes(training)
+    message = float(activation_bytes(model, parallel.micro_batch_size, training.precision))
     held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches, parallel.chunks)
     kept = layer_activations(training)
-    fixed = CONTEXT_BYTES + 4.0 * message  # a message each way, being received and being sent
+    activations, buffers = 0.0, CONTEXT_BYTES + 4.0 * message  # a message each way, being received and being sent
     if parallel.recompute is Recompute.full:
-        fixed += kept  # of the one layer that is computed again
-        kept = float(message)
+        activations += kept  # of the one layer that is computed again
+        kept = message
+    fixed, layer = 0, layer_parameters(model, tensor)
     if first:
-        fixed += state * embedding_parameters(model, tensor)
+        fixed += embedding_parameters(model, tensor)
     if last:
         logits = message / training.width / model.hidden * (model.padded_vocab(tensor) // tensor)
-        fixed += state * head_parameters(model, tensor, own_word=not first)
-        fixed += held * (2 * message + 4 * logits)  # the norm's input and output, and fp32 probabilities
-        fixed += (training.width + 4) * logits  # logits and their gradient
-    return StageMemory(layer=state * layer_parameters(model, tensor) + held * kept, fixed=fixed)
+        fixed += head_parameters(model, tensor, own_word=not first)
+        activations += held * (2 * message + 4 * logits)  # the norm's input and output, and fp32 probabilities
+        buffers += (training.width + 4) * logits  # logits and their gradient
+    return StageMemory(
+        weights=Amount(layer=state.weight * layer, fixed=state.weight * fixed),
+        gradients=Amount(layer=state.gradient * layer, fixed=state.gradient * fixed),
+        optimizer=Amount(layer=state.optimizer * layer, fixed=state.optimizer * fixed),
+        activations=Amount(layer=held * kept / parallel.chunks, fixed=activations),
+        buffers=Amount(fixed=buffers),
+    )

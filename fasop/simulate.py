@@ -63,20 +63,24 @@ RECEIVES = {"forward-recv": ("forward-send", -1), "backward-recv": ("backward-se
 """The send that each receive takes its message from, and by how many stages away it is."""
 
 
-def simulate(schedule: Mapping[str, Any], times: Sequence[StageTimes]) -> list[Event]:
-    """The events of one iteration that begins at 0, stage after stage; `times` are by stage.
+def simulate(
+    schedule: Mapping[str, Any], times: Sequence[StageTimes], begin: Sequence[float] | None = None
+) -> list[Event]:
+    """The events of one iteration, stage after stage; `times` and `begin`, when each begins (0), are by stage.
 
     Raises:
         SearchError: the stages wait for each other for ever.
     """
     actions: Sequence[Sequence[Sequence[Any]]] = schedule["actions"]
     stages = len(actions)
+    begins = [0.0] * stages if begin is None else begin
     events: list[list[Event]] = [[] for _ in actions]
     messages: dict[tuple[str, int], deque[float]] = {}
     ready = deque(range(stages))
     while ready:
         stage = ready.popleft()
-        done, now = events[stage], events[stage][-1].end if events[stage] else 0.0
+        done = events[stage]
+        now = done[-1].end if done else begins[stage]
         for kind, m, chunk in actions[stage][len(done) :]:
             start = now
             if kind in RECEIVES:

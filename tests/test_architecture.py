@@ -21,7 +21,7 @@ ROOMS = {
     "conf": [],
     "megatron_ext": [],
     "data_prep": ["conf", "megatron_ext.indexed_dataset", "megatron_ext.index_maps", "megatron_ext.errors"],
-    "fasop": ["conf"],
+    "fasop": ["conf", "megatron_ext.schedule", "megatron_ext.errors"],
     "launch": ["conf"],
     "reports": ["conf", "fasop"],
 }
@@ -186,8 +186,9 @@ def test_a_login_node_loads_no_heavy_package_for(room: str) -> None:
     assert loaded_after("\n".join(f"import {module}" for module in modules)) == set()
 
 
-def test_indexed_data_is_read_and_written_without_torch() -> None:
-    modules = [module for module in ROOMS["data_prep"] if module.startswith("megatron_ext.")]
+@pytest.mark.parametrize("room", ["data_prep", "fasop"])
+def test_what_others_use_of_the_engine_needs_no_torch(room: str) -> None:
+    modules = [module for module in ROOMS[room] if module.startswith("megatron_ext.")]
     assert loaded_after("\n".join(f"import {module}" for module in modules)) == set()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conf.compose import compose
 from conf.schema import Schedule
 from conf.sizes import embedding_parameters, head_parameters, layer_parameters
-from fasop.memory import GIB, StageMemory, bytes_per_parameter, in_flight, layer_activations, stage_memory
+from fasop.memory import GIB, Amount, StageMemory, in_flight, layer_activations, parameter_bytes, stage_memory
 from launch.plan import make_plan
 from megatron_ext.model import Stage, TransformerLayer
 from megatron_ext.plan import ModelConfig, Plan
@@ -35,8 +35,8 @@ from tests.fasop.plans import MEGATRON, training
     ids=["fp32", "bf16", "megatron-fp32", "megatron-bf16", "megatron-fp16-as-the-measured-run"],
 )
 def test_a_parameter_takes_what_its_engine_keeps(overrides: tuple[str, ...], plain: float, sharded: float) -> None:
-    assert bytes_per_parameter(training(*overrides)) == plain
-    assert bytes_per_parameter(training(*overrides, sharded_optimizer=True)) == sharded
+    assert parameter_bytes(training(*overrides)).all == plain
+    assert parameter_bytes(training(*overrides, sharded_optimizer=True)).all == sharded
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])
@@ -114,7 +114,10 @@ def test_recomputation_trades_memory(engine: tuple[str, ...]) -> None:
 
 @given(st.floats(1e6, 1e9), st.floats(0, 5e9), st.floats(0.1, 80))
 def test_the_capacity_is_the_most_that_fits(layer: float, fixed: float, gib: float) -> None:
-    memory = StageMemory(layer=layer, fixed=fixed)
+    none = Amount()
+    memory = StageMemory(
+        weights=Amount(layer=layer), gradients=none, optimizer=none, activations=none, buffers=Amount(fixed=fixed)
+    )
     most = memory.capacity(gib)
     assert memory.of(most + 1) > gib * GIB * (1 - 1e-12)
     assert most < 0 or memory.of(most) <= gib * GIB * (1 + 1e-12)

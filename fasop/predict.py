@@ -1,0 +1,253 @@
+"""One iteration of one plan, as it is predicted: every event, and where each stage's time goes.
+
+`fasop.search` compares many plans by the same costs (`fasop.pipelines`); here a single one is replayed, action by
+action and with whatever schedule, so that it can be explained, or laid over what was measured. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from conf.partition import NodeOrder, Partition
+from conf.schema import Experiment
+from fasop.costs import Basis
+from fasop.hardware import NodeKind, node_kinds
+from fasop.memory import GIB, StageMemory, stage_memory
+from fasop.pipelines import Pipelines, pipelines
+from fasop.placement import place
+from fasop.simulate import RECEIVES, Event, StageTimes, simulate
+from fasop.training import Training
+from megatron_ext.schedule import as_json
+from megatron_ext.schedule import schedule as make_schedule
+
+GRADIENTS, EMBEDDING, OPTIMIZER, NORM = (
+    "grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "optimizer",
+    "optimizer-clip-main-grad",
+)
+"""Events after the schedule's, by the names of docs/formats.md; NORM lies inside OPTIMIZER."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Where a stage's time of one iteration goes; seconds, which together are the iteration."""
+
+    forward: float
+    backward: float
+    messages: float
+    """Waits for a message that is under way."""
+    waiting: float
+    """Waits for other stages: the bubble of the schedule, and until all have their gradients."""
+    gradients: float
+    """Summing them over the replicas, as far as the backward pass does not hide it."""
+    embedding: float
+    """Summing its gradients over the first and the last stage."""
+    optimizer: float
+
+    def by_name(self) -> dict[str, float]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What is predicted of one stage."""
+
+    layers: tuple[int, ...]
+    """By chunk."""
+    gpus: tuple[str, ...]
+    """Names of its kinds of GPU."""
+    terms: Terms
+    times: StageTimes
+    """Of one micro-batch."""
+    memory: StageMemory
+    limit_gib: float
+    """Memory of its smallest GPU."""
+
+    @property
+    def memory_gib(self) -> float:
+        return self.memory.of(sum(self.layers)) / GIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One iteration in the middle of a run."""
+
+    iteration_s: float
+    """From the end of one iteration to the end of the next."""
+    stages: Sequence[Stage]
+    events: Sequence[Event]
+    """By stage, then time; 0 is when the first stage begins. Those without a micro-batch have -1."""
+    basis: Basis
+    """The worst of what its times rest on."""
+
+
+def predict(experiment: Experiment, schedule: Mapping[str, Any] | None = None) -> Prediction:
+    """Of an experiment, such as a run's frozen configuration (`conf.compose.read_experiment`).
+
+    `schedule` is the content of its `parallel.schedule_file`, if it has one; a run has a copy (`schedule.json`).
+
+    Raises:
+        ConfigError: a profile cannot be read.
+        SearchError: a profile has no costs for the tensor size, or the schedule never ends.
+    """
+    counts = dict(zip(experiment.node_order.groups, experiment.ranks_per_node(), strict=True))
+    groups = {
+        name: replace(experiment.cluster.groups[name], gpus_per_node=gpus) for name, gpus in sorted(counts.items())
+    }
+    kinds = node_kinds(replace(experiment.cluster, groups=groups))
+    return predict_plan(
+        replace(
+            Training.of(experiment),
+            parallel=replace(
+                experiment.parallel, partition=str(experiment.partition), node_order=str(experiment.node_order)
+            ),
+        ),
+        kinds,
+        schedule,
+    )
+
+
+def predict_plan(
+    training: Training, kinds: Sequence[NodeKind], schedule: Mapping[str, Any] | None = None
+) -> Prediction:
+    """Of the plan `training.parallel`, which has a partition and a node order, on nodes of these kinds.
+
+    Raises:
+        SearchError: a profile has no costs for the tensor size, or the schedule never ends.
+    """
+    parallel = training.parallel
+    assert parallel.partition is not None
+    assert parallel.node_order is not None
+    names = [kind.name for kind in kinds]
+    order = [names.index(name) for name in NodeOrder.parse(parallel.node_order).groups]
+    layers = Partition.parse(parallel.partition).layers
+    lines = pipelines(training, kinds, np.array([order]))
+    times = stage_times(lines, layers)
+    if schedule is None:
+        lists = make_schedule(str(parallel.schedule), parallel.pipeline, parallel.chunks, parallel.micro_batches)
+        schedule = as_json(lists, parallel.chunks, parallel.micro_batches)
+    after = _AfterSchedule.of(lines, layers)
+    begun = [step - min(after.optimizer) for step in after.optimizer]
+    computed = simulate(schedule, times, begun)
+    iteration_s, events = _iteration(computed, after)
+    where = place(tuple(kinds[kind].gpus for kind in order), parallel.tensor, parallel.data, parallel.pipeline).stages
+    ends = [*where.starts[1:], len(where.nodes)]
+    on = [[kinds[order[node]] for node in where.nodes[a:b]] for a, b in zip(where.starts, ends, strict=True)]
+    return Prediction(
+        iteration_s=iteration_s,
+        stages=[
+            Stage(
+                layers=layers[number :: parallel.pipeline],
+                gpus=tuple(dict.fromkeys(kind.gpu.name for kind in on[number])),
+                terms=terms([event for event in events if event.stage == number], times, after.embedding),
+                times=times[number],
+                memory=stage_memory(training, number),
+                limit_gib=min(kind.gpu.memory_gib for kind in on[number]),
+            )
+            for number in range(parallel.pipeline)
+        ],
+        events=events,
+        basis=Basis(int(lines.basis[0])),
+    )
+
+
+def stage_times(lines: Pipelines, layers: Sequence[int]) -> list[StageTimes]:
+    """What the stages of the one pipeline take for a micro-batch; `layers` are by virtual stage."""
+    stages, last = lines.stages, len(layers) - 1
+
+    def passes(fixed: np.ndarray, layer: np.ndarray, stage: int) -> list[float]:
+        """By chunk. The first virtual stage has the embedding, the last one the head: what is fixed."""
+        virtual = range(stage, last + 1, stages)
+        return [float(layers[v] * layer[stage, 0] + (fixed[stage, 0] if v in (0, last) else 0)) for v in virtual]
+
+    return [
+        StageTimes(
+            forward=passes(lines.forward.fixed, lines.forward.layer, stage),
+            backward=passes(lines.backward.fixed, lines.backward.layer, stage),
+            send_forward=float(lines.hop[stage, 0]),
+            send_backward=float(lines.hop[stage - 1, 0]),
+        )
+        for stage in range(stages)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AfterSchedule:
+    """Seconds by stage."""
+
+    gradients: Sequence[float]
+    embedding: float
+    """Of the first and the last stage together."""
+    optimizer: Sequence[float]
+
+    @classmethod
+    def of(cls, lines: Pipelines, layers: Sequence[int]) -> _AfterSchedule:
+        whole = np.array([sum(layers[stage :: lines.stages]) for stage in range(lines.stages)])[:, np.newaxis]
+        return cls(
+            gradients=lines.sums.of(whole)[:, 0].tolist(),
+            embedding=float(lines.embedding[0]),
+            optimizer=lines.optimizer.of(whole)[:, 0].tolist(),
+        )
+
+
+def _iteration(computed: Sequence[Event], after: _AfterSchedule) -> tuple[float, list[Event]]:
+    """The length of an iteration, and its events: those of the schedule, and what follows them.
+
+    Every stage sums its gradients, then the first and the last one those of the embedding; once all are done, the norm
+    is known to all, and each steps its optimizer and begins the next iteration.
+    """
+    stages = len(after.optimizer)
+    done = [max(event.end for event in computed if event.stage == stage) for stage in range(stages)]
+    summed = [end + takes for end, takes in zip(done, after.gradients, strict=True)]
+    shared = list(summed)
+    if stages > 1:
+        shared[0] = shared[-1] = max(summed[0], summed[-1]) + after.embedding
+    known = max(shared)
+    events = []
+    for stage in range(stages):
+        events += [event for event in computed if event.stage == stage]
+        spans = {
+            GRADIENTS: (done[stage], summed[stage]),
+            EMBEDDING: (summed[stage], shared[stage]),
+            NORM: (shared[stage], known),
+            OPTIMIZER: (shared[stage], known + after.optimizer[stage]),
+        }
+        events += [
+            Event(stage, name, -1, 0, start, end)
+            for name, (start, end) in spans.items()
+            if end > start or name in (NORM, OPTIMIZER)
+        ]
+    return known + min(after.optimizer), events
+
+
+def terms(events: Sequence[Event], times: Sequence[StageTimes], embedding: float) -> Terms:
+    """Of the events of one stage; `times` are by stage, `embedding` is what summing its gradients takes."""
+    spent = dict.fromkeys((field.name for field in fields(Terms)), 0.0)
+    stages = len(times)
+    for event in events:
+        took = event.end - event.start
+        if event.kind in RECEIVES:
+            sender = times[(event.stage + RECEIVES[event.kind][1]) % stages]
+            transfer = sender.send_forward if event.kind == "forward-recv" else sender.send_backward
+            spent["messages"] += min(took, transfer)
+            spent["waiting"] += max(0.0, took - transfer)
+        elif event.kind == "forward-compute":
+            spent["forward"] += took
+        elif event.kind.startswith("backward") and event.kind.endswith("compute"):
+            spent["backward"] += took
+        elif event.kind == GRADIENTS:
+            spent["gradients"] += took
+        elif event.kind == NORM:
+            spent["waiting"] += took
+            spent["optimizer"] -= took
+        elif event.kind == OPTIMIZER:
+            spent["optimizer"] += took
+        elif event.kind == EMBEDDING:
+            spent["embedding"] += embedding
+            spent["waiting"] += took - embedding
+    return Terms(**spent)

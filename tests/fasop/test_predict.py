@@ -1,0 +1,81 @@
+"""A prediction says of one plan what the search says, and where every second of every stage goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from conf.schema import Experiment
+from fasop.candidates import space
+from fasop.inputs import read
+from fasop.predict import GRADIENTS, NORM, OPTIMIZER, predict, predict_plan
+from fasop.search import search
+from tests.fasop.plans import MEGATRON, built, column, experiment, mixed
+
+CHUNKED = ("parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=0-4-4-4-4-4-4-0-2-4-4-4-4-4-2-0")
+SCHEDULES = {
+    "gpipe": ("parallel.schedule=gpipe",),
+    "1f1b": (),
+    "zb-h1": ("parallel.schedule=zb_h1",),
+    "interleaved": CHUNKED,
+}
+
+
+def test_the_seeds_measured_run_is_predicted_within_5_percent() -> None:
+    assert predict(experiment(*MEGATRON)).iteration_s == pytest.approx(1.40, rel=0.05)
+
+
+@pytest.mark.parametrize("one", [experiment(), mixed()], ids=["8-a10", "1-a100-7-a10"])
+def test_one_plan_takes_what_the_search_says(one: Experiment) -> None:
+    order = [0] * 8 if one.name == "seed_a10x8" else [0] + [1] * 7
+    searched = built(one, order).iteration(column(*one.partition.layers))[0]
+    assert predict(one).iteration_s == pytest.approx(searched, rel=1e-12)
+
+
+def test_every_plan_of_a_search_can_be_predicted_alone() -> None:
+    inputs = read(["experiment=seed_a100x1_a10x7"])
+    for plan in search(space(inputs.training, inputs.kinds), 10).plans:
+        alone = predict_plan(replace(inputs.training, parallel=plan.parallel), inputs.kinds)
+        assert alone.iteration_s == pytest.approx(plan.total, rel=1e-12)
+        assert all(stage.memory_gib <= stage.limit_gib for stage in alone.stages)
+
+
+@pytest.mark.parametrize("overrides", SCHEDULES.values(), ids=SCHEDULES)
+def test_the_terms_of_a_stage_are_all_of_the_iteration(overrides: tuple[str, ...]) -> None:
+    one = mixed(*overrides)
+    found = predict(one)
+    for number, stage in enumerate(found.stages):
+        assert sum(stage.terms.by_name().values()) == pytest.approx(found.iteration_s)
+        assert min(stage.terms.by_name().values()) >= 0
+        computed = sum(stage.times.forward) * one.parallel.micro_batches
+        assert stage.terms.forward == pytest.approx(computed)
+        assert (stage.terms.embedding > 0) == (number in (0, 7))
+
+
+@pytest.mark.parametrize("overrides", SCHEDULES.values(), ids=SCHEDULES)
+def test_events_of_a_stage_follow_each_other_without_a_gap(overrides: tuple[str, ...]) -> None:
+    found = predict(mixed(*overrides))
+    for number in range(8):
+        events = [event for event in found.events if event.stage == number and event.kind != NORM]
+        assert all(a.end == b.start for a, b in pairwise(events))
+        assert events[-1].kind == OPTIMIZER
+        assert any(event.kind == GRADIENTS for event in events)
+
+
+def test_a_run_on_this_machine_can_be_predicted() -> None:
+    """Its node has as many ranks as the plan asks for."""
+    one = experiment("experiment=demo")
+    found = predict(one)
+    assert [stage.layers for stage in found.stages] == [(1,), (3,)]
+    assert found.iteration_s > 0
+
+
+def test_chunks_have_their_own_times() -> None:
+    found = predict(mixed(*CHUNKED))
+    layer = found.stages[2].times.forward[0] / 4
+    assert found.stages[1].times.forward == pytest.approx([4 * layer, 4 * layer])
+    first, last = found.stages[0].times.forward, found.stages[7].times.forward
+    assert (first[0], last[0]) == (pytest.approx(0.159e-3), 0)  # the embedding alone; nothing
+    assert last[1] == pytest.approx(2.118e-3)  # the head alone
