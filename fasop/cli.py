@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import conf
+from fasop.asked import Asked, parse
 from fasop.errors import SearchError
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [plan=NAME] [overwrite=true]
@@ -30,17 +30,6 @@ Show = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
 PLANS = Path(conf.__file__).resolve().parent / "parallel"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The words of the command line that are not Hydra's."""
-
-    top: int = 10
-    csv: Path | None = None
-    plan: str | None = None
-    overwrite: bool = False
-    overrides: tuple[str, ...] = ()
-
-
 def main(argv: Sequence[str], *, show: Show) -> int:
     """Runs `tdpp search <argv>`; `show` puts a table on stdout.
 
@@ -52,7 +41,12 @@ def main(argv: Sequence[str], *, show: Show) -> int:
         return 0
     asked = parse(argv)
     if asked.plan is not None:
-        check_plan_name(asked.plan, asked.overwrite)
+        check_free(asked.plan, asked.overwrite)
+    return rank(asked, f"tdpp search {shlex.join(argv)}", show)
+
+
+def rank(asked: Asked, command: str, show: Show) -> int:
+    """The best plans for all nodes of the cluster."""
     from fasop.candidates import space
     from fasop.inputs import read
     from fasop.orders import searched
@@ -75,47 +69,17 @@ def main(argv: Sequence[str], *, show: Show) -> int:
         _write(asked.csv, csv_text(result.plans))
     if asked.plan is not None:
         path = PLANS / f"{asked.plan}.yaml"
-        _write(path, plan_yaml(result.plans[0], f"tdpp search {shlex.join(argv)}"))
+        _write(path, plan_yaml(result.plans[0], command))
         print(f"parallel={asked.plan} is the first of them ({path})")
     return 0
 
 
-def parse(argv: Sequence[str]) -> Asked:
-    """Takes the search's own words out of the others.
-
-    Raises:
-        SearchError: a word has no such value.
-    """
-    own = {}
-    overrides = []
-    for word in argv:
-        key, _, value = word.partition("=")
-        if key in ("top", "csv", "plan", "overwrite"):
-            own[key] = value
-        else:
-            overrides.append(word)
-    top, overwrite = own.get("top", "10"), own.get("overwrite", "false")
-    if not (top.isascii() and top.isdecimal() and int(top)):
-        raise SearchError(f"top={top} must be a number of plans, 1 or more")
-    if overwrite not in ("true", "false"):
-        raise SearchError(f"overwrite={overwrite} must be true or false")
-    return Asked(
-        top=int(top),
-        csv=Path(own["csv"]) if "csv" in own else None,
-        plan=own.get("plan"),
-        overwrite=overwrite == "true",
-        overrides=tuple(overrides),
-    )
-
-
-def check_plan_name(name: str, overwrite: bool) -> None:
+def check_free(name: str, overwrite: bool) -> None:
     """Before the search, so that no time is lost.
 
     Raises:
-        SearchError: it cannot name a file, or one is there.
+        SearchError: there is such a configuration.
     """
-    if not name or not all(c.isascii() and (c.isalnum() or c in "_-") for c in name):
-        raise SearchError(f"plan={name!r} cannot name a configuration: use letters, digits, '_' and '-'")
     path = PLANS / f"{name}.yaml"
     if path.exists() and not overwrite:
         raise SearchError(f"plan={name}: {path} exists; choose another name, or add overwrite=true")

@@ -21,14 +21,17 @@ from fasop.hardware import NodeKind
 from fasop.partition import bottleneck, bound, improved, quick_bound
 from fasop.pipelines import Parts, Pipelines
 from fasop.placement import Integers
+from fasop.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A plan, and what is predicted of it; times are seconds."""
 
-    parallel: Parallel
-    """With partition and node order."""
+    training: Training
+    """Its `parallel` has partition and node order."""
+    nodes: Sequence[NodeKind]
+    """In their order."""
     total: float
     """An iteration, once the first one is over."""
     parts: Parts
@@ -38,6 +41,10 @@ class Plan:
     basis: Basis
     pipelines: Pipelines
     """What its stages take; one pipeline."""
+
+    @property
+    def parallel(self) -> Parallel:
+        return self.training.parallel
 
     @property
     def gap(self) -> float:
@@ -89,25 +96,20 @@ def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
     return best
 
 
-def _last(seconds: Sequence[Floats], most: int) -> float:
-    """The `most`-th smallest of all, or the largest if there are not so many."""
-    every = np.concatenate(seconds)
-    place = min(most, len(every)) - 1
-    return float(np.partition(every, place)[place])
-
-
 def _plans(group: Candidates, kinds: Sequence[NodeKind], partitions: Integers, proved: Floats) -> list[Plan]:
     parts = group.pipelines.parts(partitions)
     plans = []
     for column, order in enumerate(group.orders):
+        nodes = [kinds[kind] for kind in order]
         parallel = replace(
             group.training.parallel,
             partition=str(Partition(tuple(partitions[:, column].tolist()))),
-            node_order=str(NodeOrder(tuple(kinds[kind].name for kind in order))),
+            node_order=str(NodeOrder(tuple(kind.name for kind in nodes))),
         )
         plans.append(
             Plan(
-                parallel=parallel,
+                training=replace(group.training, parallel=parallel),
+                nodes=nodes,
                 total=float(parts.total[column]),
                 parts=parts.of(column),
                 bound=float(proved[column]),

@@ -1,0 +1,72 @@
+"""The words of `tdpp search` that are not Hydra's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasop.errors import SearchError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a command line asks for; every field but the last is a word."""
+
+    top: int = 10
+    csv: Path | None = None
+    plan: str | None = None
+    overwrite: bool = False
+    overrides: tuple[str, ...] = ()
+    """Hydra's."""
+
+
+def parse(argv: Sequence[str]) -> Asked:
+    """Takes the search's own words out of the others; of a word that comes twice the last one counts.
+
+    Raises:
+        SearchError: a word has no such value.
+    """
+    own: dict[str, Any] = {}
+    overrides = []
+    for word in argv:
+        key, equals, value = word.partition("=")
+        if equals and key in WORDS:
+            own[key] = WORDS[key](key, value)
+        else:
+            overrides.append(word)
+    return Asked(**own, overrides=tuple(overrides))
+
+
+def _plans(key: str, value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and int(value)):
+        raise SearchError(f"{key}={value} must be a number of plans, 1 or more")
+    return int(value)
+
+
+def _path(key: str, value: str) -> Path:
+    if not value:
+        raise SearchError(f"{key}= names no file; give {key}=plans.csv, for example")
+    return Path(value)
+
+
+def _name(key: str, value: str) -> str:
+    if not value or not all(c.isascii() and (c.isalnum() or c in "_-") for c in value):
+        raise SearchError(f"{key}={value!r} cannot name a configuration: use letters, digits, '_' and '-'")
+    return value
+
+
+def _flag(key: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise SearchError(f"{key}={value} must be true or false")
+    return value == "true"
+
+
+WORDS: Mapping[str, Callable[[str, str], Any]] = {
+    "top": _plans,
+    "csv": _path,
+    "plan": _name,
+    "overwrite": _flag,
+}
+"""By word, which is a field of `Asked`: its value, from word and text."""
