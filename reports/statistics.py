@@ -102,6 +102,18 @@ def statistics(timeline: Timeline, ranks: int) -> Statistics:
     )
 
 
+def slowest_first(figures: Statistics, replica_of: Sequence[int]) -> list[int]:
+    """The replicas, first the one with the rank that computes longest in an iteration (median over steady ones).
+
+    Args:
+        replica_of: the data-parallel index of each rank.
+    """
+    busy = figures.sum_ms(COMPUTE)[:, figures.steady] if figures.steady.any() else figures.sum_ms(COMPUTE)
+    usual = np.median(busy, axis=1) if busy.shape[1] else np.zeros(len(busy))
+    longest = {replica: max(usual[np.array(replica_of) == replica]) for replica in sorted(set(replica_of))}
+    return sorted(longest, key=lambda replica: -longest[replica])
+
+
 def _complete(count: NDArray[Any]) -> NDArray[np.bool_]:
     """(n,) from the number of events per rank and iteration, (ranks, n)."""
     present = count[count.any(axis=1)]

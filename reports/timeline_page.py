@@ -11,7 +11,11 @@ from reports.events import Timeline
 from reports.pack import event_columns, pack
 from reports.page import data, emulated, missing, page, static
 from reports.record import Plan, Record
-from reports.statistics import Statistics
+from reports.statistics import Statistics, slowest_first
+
+SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "overview.js", "waits.js", "timeline.js")
+MOST_RANKS = 64
+"""Of more, the page opens with one replica, the slowest."""
 
 
 def render(record: Record, timeline: Timeline, figures: Statistics) -> str:
@@ -38,10 +42,7 @@ def render(record: Record, timeline: Timeline, figures: Statistics) -> str:
             f'<script type="text/plain" id="columns">{packed.text}</script>',
         ]
     )
-    scripts = [
-        static(name) for name in ("plotly-basic.min.js", "unpack.js", "colours.js", "overview.js", "timeline.js")
-    ]
-    return page(title, body, scripts)
+    return page(title, body, [static(name) for name in SCRIPTS])
 
 
 def _why_no_events(plan: Plan) -> str:
@@ -66,6 +67,7 @@ def _facts(
     record: Record, timeline: Timeline, figures: Statistics, layout: list[tuple[str, int, int]]
 ) -> dict[str, Any]:
     """All that the scripts need beside the columns."""
+    replicas = slowest_first(figures, [rank.dp for rank in record.plan.ranks])
     return {
         "layout": layout,
         "names": timeline.names,
@@ -74,6 +76,7 @@ def _facts(
                 "label": rank.label,
                 "stage": rank.stage,
                 "dp": rank.dp,
+                "tp": rank.tp if record.plan.tensor > 1 else None,
                 "node": rank.node,
                 "host": timeline.hosts.get(rank.rank, ""),
             }
@@ -83,4 +86,6 @@ def _facts(
         "micro_batches": record.plan.micro_batches,
         "uncertainty_ns": timeline.uncertainty_ns,
         "open": figures.middle,
+        "replicas": replicas,
+        "replica": str(replicas[0]) if len(record.plan.ranks) > MOST_RANKS and len(replicas) > 1 else "",
     }

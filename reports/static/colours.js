@@ -1,6 +1,7 @@
 "use strict";
 // How each task looks. Forward is blue and backward orange wherever they are; waiting is pale; the rest has hues that
-// stay apart for the common kinds of colour blindness (after Okabe and Ito). Lanes tell apart what hues cannot.
+// stay apart for the common kinds of colour blindness (after Okabe and Ito). Lanes tell apart what hues cannot. Beside
+// the names of tdpp's engine these are the timers of Megatron-LM.
 
 const LANES = ["communication", "computation", "data and loss"]; // from above to below
 
@@ -15,16 +16,28 @@ const TASKS = {
   "backward-send": { ...SEND, light: "#d8a03c", dark: "#c9963c" },
   "forward-recv": { ...RECEIVE, light: "#bcd9ec", dark: "#2f4f66" },
   "backward-recv": { ...RECEIVE, light: "#f3d9b8", dark: "#6b4f2a" },
+  "forward-send-forward-recv": { ...RECEIVE, light: "#8fbfe0", dark: "#3c6f94" },
+  "backward-send-backward-recv": { ...RECEIVE, light: "#e8bd85", dark: "#8a6433" },
+  "forward-send-backward-recv": { ...RECEIVE, light: "#dcb9d8", dark: "#7a5477" },
+  "backward-send-forward-recv": { ...RECEIVE, light: "#a9cfc4", dark: "#3f6f62" },
   "grads-all-reduce": { ...RECEIVE, light: "#a5549b", dark: "#c07ab6" },
   "layernorm-grads-all-reduce": { ...RECEIVE, light: "#c98bc2", dark: "#8f4f86" },
   "embedding-grads-all-reduce": { ...RECEIVE, light: "#6d2a66", dark: "#e6b3de" },
+  "grads-reduce-scatter": { ...RECEIVE, light: "#8c4a9e", dark: "#a98bd0" },
+  "params-all-gather": { ...RECEIVE, light: "#4d3f9e", dark: "#8f86ff" },
   "forward-compute": { ...COMPUTE, light: "#0067a5", dark: "#3f9ae0" },
   "backward-compute": { ...COMPUTE, light: "#cf5a00", dark: "#ef7d22" },
   "backward-input-compute": { ...COMPUTE, light: "#e06d1c", dark: "#ff9a4d" },
   "backward-weight-compute": { ...COMPUTE, light: "#7a3a08", dark: "#f9c795" },
   optimizer: { ...COMPUTE, light: "#00875f", dark: "#1fae83" },
+  "optimizer-copy-to-main-grad": { ...INSIDE, light: "#b9e3d2", dark: "#0a4736" },
+  "optimizer-unscale-and-check-inf": { ...INSIDE, light: "#d6c27a", dark: "#6f6428" },
   "optimizer-clip-main-grad": { ...INSIDE, light: "#7fd0b3", dark: "#0c5c44" },
+  "optimizer-count-zeros": { ...INSIDE, light: "#9aa7b5", dark: "#4c5866" },
+  "optimizer-inner-step": { ...INSIDE, light: "#35a583", dark: "#6fd3b4" },
+  "optimizer-copy-main-to-model-params": { ...INSIDE, light: "#5f7d2c", dark: "#b7d67a" },
   "batch-generator": { ...DATA, light: "#6f7782", dark: "#98a1ad" },
+  "post-process": { ...DATA, light: "#a1683a", dark: "#d6a377" },
   "loss-compute": { ...DATA, light: "#b3a000", dark: "#e2d44a" },
 };
 const OTHER_TASK = { ...DATA, light: "#444444", dark: "#cccccc" };

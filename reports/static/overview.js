@@ -3,44 +3,70 @@
 
 const SHADES = Array.from({ length: 101 }, (_, percent) => scaleColour(percent / 100));
 
-// rows: ranks from top to bottom; share: 1/1000 by rank and iteration, -1 for none.
-function drawOverview(rows, numbers, share) {
-  const [low, high] = shareRange(share);
+// What the map can show of a rank in an iteration. share: of computation, 1/1000; length: of the iteration, ns.
+const MAPS = {
+  bubble: { of: (share) => 100 - share / 10, unit: "%", least: 30, most: 100, says: "of the iteration without forward or backward computation" },
+  compute: { of: (share, length) => (share / 1e3) * (length / 1e6), unit: "ms", least: 0, most: Infinity, says: "of forward and backward computation" },
+};
+
+// rows: ranks from top to bottom; columns.share: 1/1000 by rank and iteration, -1 for none; kind: a key of MAPS.
+function drawOverview(rows, columns, kind) {
+  const numbers = columns.iterations;
+  const map = MAPS[kind];
+  const values = Array.from(columns.share, (share, cell) =>
+    share < 0 ? NaN : map.of(share, columns.iteration_length[cell % numbers.length]),
+  );
+  const [low, high] = mapRange(values, map);
   const canvas = document.getElementById("overview");
   canvas.width = numbers.length;
   canvas.height = Math.max(rows.length, 1);
   const image = new ImageData(canvas.width, canvas.height);
   rows.forEach((rank, row) => {
     for (let k = 0; k < numbers.length; k++) {
-      const value = share[rank * numbers.length + k];
-      if (value < 0) continue;
+      const value = values[rank * numbers.length + k];
+      if (Number.isNaN(value)) continue;
       const shade = SHADES[Math.round((100 * (value - low)) / (high - low))];
       image.data.set([...shade, 255], (row * numbers.length + k) * 4);
     }
   });
   canvas.getContext("2d").putImageData(image, 0, 0);
-  canvas.style.height = `${Math.min(Math.max(rows.length * 6, 48), 128)}px`;
-  drawScale(low, high);
+  canvas.style.height = `${Math.min(Math.max(rows.length * 6, 36), 96)}px`;
+  drawScale(low, high, map);
   label("overview-ranks", rows.length ? `rank ${rows[0]}` : "", rows.length > 1 ? `rank ${rows.at(-1)}` : "");
   label("overview-iterations", `iteration ${numbers[0]}`, numbers.length > 1 ? `${numbers.at(-1)}` : "");
 }
 
-// Least and largest share, out to the next 10 %, but not so near that noise looks like a difference.
-function shareRange(share) {
-  const known = share.filter((value) => value >= 0);
-  const low = Math.floor(known.reduce((a, b) => Math.min(a, b)) / 100) * 100;
-  const high = Math.ceil(known.reduce((a, b) => Math.max(a, b)) / 100) * 100;
-  return high - low < 300 ? [Math.max(high - 300, 0), Math.max(high, 300)] : [low, high];
+// Least and largest value, out to round numbers, but no nearer than `least`: noise should not look like a difference.
+function mapRange(values, map) {
+  const known = values.filter((value) => !Number.isNaN(value));
+  const least = known.reduce((a, b) => Math.min(a, b));
+  const most = known.reduce((a, b) => Math.max(a, b));
+  const step = 10 ** Math.floor(Math.log10(Math.max(most, 1e-6)));
+  const round = map.unit === "%" ? 10 : step / 2;
+  const low = Math.floor(least / round) * round;
+  const high = Math.max(Math.ceil(most / round) * round, low + round);
+  const wanted = Math.max(map.least, high * 0.3);
+  return high - low < wanted ? [Math.max(high - wanted, 0), Math.min(Math.max(high, wanted), map.most)] : [low, high];
 }
 
-function drawScale(low, high) {
+function drawScale(low, high, map) {
   const canvas = document.getElementById("scale").getContext("2d");
   SHADES.forEach((shade, x) => {
     canvas.fillStyle = `rgb(${shade.join()})`;
     canvas.fillRect(x, 0, 1, 1);
   });
-  document.getElementById("scale-low").textContent = `${low / 10} %`;
-  document.getElementById("scale-high").textContent = `${high / 10} %`;
+  const text = (value) => `${Number(value.toPrecision(3))} ${map.unit}`;
+  document.getElementById("scale-low").textContent = text(low);
+  document.getElementById("scale-high").textContent = text(high);
+  document.getElementById("scale-says").textContent = `${map.says}; hatched: no events`;
+}
+
+// Both values of a cell in words.
+function cellText(rank, column, columns) {
+  const share = columns.share[rank * columns.iterations.length + column];
+  if (share < 0) return "no events";
+  const of = (kind, digits) => `${MAPS[kind].of(share, columns.iteration_length[column]).toFixed(digits)} ${MAPS[kind].unit}`;
+  return `bubble ${of("bubble", 1)}, compute ${of("compute", 1)}`;
 }
 
 function label(id, ...texts) {

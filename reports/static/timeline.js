@@ -14,12 +14,13 @@ const view = {
   rows: null, // first and last row of a zoom; null: from the first, as many as fit
   stage: "",
   node: "",
-  dp: "",
+  dp: run.replica, // of many ranks, the slowest replica alone
   hidden: new Set(), // indices of names
 };
 let events;
 let columns;
 let shown; // what barsInView found for the drawing on the page
+let waiting; // of an event of the iteration: nanoseconds, or null (waits.js)
 
 const element = (id) => document.getElementById(id);
 const ms = (ns) => (ns / 1e6).toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
@@ -82,14 +83,16 @@ function hoverText(bar) {
   const name = plain(run.names[events.name[i]]);
   const times = `start ${ms(bar.start)} ms<br>duration ${ms(bar.end - bar.start)} ms`;
   const where =
-    `rank ${events.rank[i]} · stage ${rank.stage} · data-parallel ${rank.dp}<br>` +
+    `rank ${events.rank[i]} · stage ${rank.stage} · data-parallel ${rank.dp}${rank.tp === null ? "" : ` · tensor-parallel ${rank.tp}`}<br>` +
     `node ${plain(rank.node)}${rank.host && rank.host !== rank.node ? ` (${plain(rank.host)})` : ""}<br>` +
     `iteration ${columns.iterations[view.iteration]}`;
   if (bar.count > 1) return `<b>${bar.count} × ${name}</b><br>${where}<br>${times} together; zoom in to see each`;
   const chunk = run.chunks > 1 ? ` · chunk ${events.chunk[i]}` : "";
   const microBatch = events.micro_batch[i] < 0 ? "" : ` · micro-batch ${events.micro_batch[i]}${chunk}`;
   const peer = events.peer[i] < 0 ? "" : `<br>peer rank ${events.peer[i]}`;
-  return `<b>${name}</b><br>${where}${microBatch}${peer}<br>${times}`;
+  const wait = waiting(i);
+  const waited = wait === null ? "" : `<br>waiting ${ms(wait)} ms of it`;
+  return `<b>${name}</b><br>${where}${microBatch}${peer}<br>${times}${waited}`;
 }
 
 // One trace of bars per name, in the order of the names, so that what lies inside another task is drawn over it.
@@ -129,10 +132,13 @@ function traces(byName, pixel, numbered) {
 function layout(rows, times, [top, bottom], height) {
   const css = getComputedStyle(document.documentElement);
   const colour = (name) => css.getPropertyValue(name).trim();
-  const bands = rows.flatMap((rank, row) =>
-    run.ranks[rank].stage % 2
-      ? [{ type: "rect", layer: "below", xref: "paper", x0: 0, x1: 1, y0: row - 0.5, y1: row + 0.5, fillcolor: colour("--band"), line: { width: 0 } }]
-      : [],
+  const stage = (row) => run.ranks[rows[row]].stage;
+  const across = { layer: "below", xref: "paper", x0: 0, x1: 1 };
+  const bands = rows.flatMap((_, row) =>
+    stage(row) % 2 ? [{ ...across, type: "rect", y0: row - 0.5, y1: row + 0.5, fillcolor: colour("--band"), line: { width: 0 } }] : [],
+  );
+  const borders = rows.flatMap((_, row) =>
+    row && stage(row) !== stage(row - 1) ? [{ ...across, type: "line", y0: row - 0.5, y1: row - 0.5, line: { width: 1, color: colour("--border") } }] : [],
   );
   return {
     barmode: "overlay",
@@ -146,7 +152,7 @@ function layout(rows, times, [top, bottom], height) {
     font: { family: "system-ui, sans-serif", size: 12, color: colour("--text") },
     hoverlabel: { align: "left", bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: colour("--text") } },
     showlegend: false,
-    shapes: bands,
+    shapes: [...bands, ...borders],
     xaxis: { side: "top", range: times.map((ns) => ns / 1e6), ticksuffix: " ms", gridcolor: colour("--line"), zeroline: false },
     yaxis: {
       range: [bottom + 0.5, top - 0.5],
@@ -171,6 +177,7 @@ async function draw() {
   const width = element("timeline").clientWidth;
   const pixel = (times[1] - times[0]) / Math.max(width - MARGIN, 200);
   shown = barsInView(rows, times, visible, pixel);
+  waiting = waits(events, run.names, run.ranks, events.from[view.iteration], events.from[view.iteration + 1]);
   const numbered = rowPixels >= ROW_FOR_NUMBERS;
   await Plotly.react("timeline", traces(shown.byName, pixel, numbered), layout(rows, times, visible, 32 + rowPixels * atOnce), {
     displaylogo: false,
@@ -179,7 +186,7 @@ async function draw() {
     modeBarButtonsToRemove: ["select2d", "lasso2d", "resetScale2d"],
   });
   updateLegend();
-  drawOverview(rows, columns.iterations, columns.share);
+  drawOverview(rows, columns, element("map").value);
   markIteration(view.iteration, columns.iterations.length);
   say(rows.length, visible);
 }
@@ -253,8 +260,10 @@ function updateLegend() {
 }
 
 function fillFilter(key) {
-  const values = [...new Set(run.ranks.map((rank) => String(rank[key])))];
-  element(key).replaceChildren(new Option("all", ""), ...values.map((value) => new Option(value, value)));
+  const values = key === "dp" ? run.replicas.map(String) : [...new Set(run.ranks.map((rank) => String(rank[key])))];
+  const label = (value, index) => (key === "dp" && index === 0 && values.length > 1 ? `${value} (slowest)` : value);
+  element(key).replaceChildren(new Option("all", ""), ...values.map((value, index) => new Option(label(value, index), value)));
+  element(key).value = view[key];
   element(key).addEventListener("change", () => {
     view[key] = element(key).value;
     view.rows = null;
@@ -284,10 +293,10 @@ async function main() {
     const rows = chosenRanks();
     if (!rows.length) return;
     const [row, column] = overviewCell(event, rows.length, columns.iterations.length);
-    const share = columns.share[rows[row] * columns.iterations.length + column];
-    const text = share < 0 ? "no events" : `${(share / 10).toFixed(1)} %`;
+    const text = cellText(rows[row], column, columns);
     element("overview-cell").textContent = `${run.ranks[rows[row]].label} · iteration ${columns.iterations[column]}: ${text}`;
   });
+  element("map").addEventListener("change", () => drawOverview(chosenRanks(), columns, element("map").value));
   darkScheme.addEventListener("change", () => draw());
   document.body.dataset.ready = "yes";
 }

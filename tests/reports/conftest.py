@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
@@ -27,6 +28,14 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots are kept: `pictures` in pytest's folder of temporary files (--basetemp)."""
+    folder = tmp_path_factory.getbasetemp() / "pictures"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Opener]:
     """Opens a file as a user with a laptop does; keyword arguments go to the browser context."""
@@ -36,8 +45,8 @@ def open_page(browser: Browser) -> Iterator[Opener]:
         if not request.url.startswith("blob:") and not request.url.startswith("data:"):
             requested.append(request.url)
 
-    def opener(path: Path, **options: str) -> Page:
-        context = browser.new_context(offline=True, viewport={"width": 1440, "height": 900}, **options)
+    def opener(path: Path, **options: Any) -> Page:
+        context = browser.new_context(**{"offline": True, "viewport": {"width": 1440, "height": 900}} | options)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import struct
 import time
 from collections import Counter
@@ -15,7 +17,7 @@ from playwright.sync_api import Page
 from megatron_ext.timeline import NAMES as ENGINE_NAMES
 from reports.cli import main
 from reports.events import NAMES, RECORD, Timeline, read_run
-from reports.statistics import statistics
+from reports.statistics import COMPUTE, statistics
 from tests.reports.conftest import Opener
 from tests.reports.synthetic import Shape, make_run
 
@@ -103,21 +105,52 @@ def test_the_page_holds_exactly_the_events_of_the_run(page: Page, timeline: Time
     assert held["end"] == (known["end_ns"] - origin).tolist()
 
 
-def test_bars_lie_where_their_events_do(page: Page, timeline: Timeline):
-    shown = iteration(page)
-    events = timeline.events[timeline.events["iteration"] == shown]
-    origin = events["start_ns"].min()
-    traces = page.evaluate(
-        "element('timeline').data.map(({base, x, y}, name) => ({name: run.names[name], base, x, y: y.map(Math.round)}))"
+BAR = re.compile(
+    r"<b>(?P<name>[^<]*)</b><br>rank (?P<rank>\d+) · .*<br>iteration (?P<iteration>\d+)"
+    r"( · micro-batch (?P<micro_batch>\d+)( · chunk (?P<chunk>\d+))?)?(<br>peer rank (?P<peer>\d+))?<br>start .*"
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_events_of_a_run_can_be_rebuilt_from_what_the_page_draws(tmp_path: Path, open_page: Opener, seed: int):
+    """Any shape of run, all iterations: names, ranks, micro-batches, chunks, peers and times to the nanosecond."""
+    pick = random.Random(seed)
+    chunks = pick.choice([1, 2])
+    shape = Shape(
+        pipeline=pick.randint(2, 4),
+        data=pick.randint(1, 3),
+        chunks=chunks,
+        schedule="interleaved" if chunks > 1 else pick.choice(["gpipe", "one_f_one_b", "zb_h1"]),
+        micro_batches=4 * pick.randint(1, 3),
+        ranks_per_node=pick.randint(1, 4),
+        iterations=3,
+        seed=seed,
     )
-    found = Counter(
-        (trace["name"], row, round(base * 1e6), round(length * 1e6))
-        for trace in traces
-        for base, length, row in zip(trace["base"], trace["x"], trace["y"], strict=True)
-    )
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, shape)
+    main([str(run)])
+    page = ready(open_page(run / "report/timeline.html"))
+    timeline = events_of(run, shape.ranks)
+    found: Counter[tuple[object, ...]] = Counter()
+    for index, number in enumerate(range(1, shape.iterations + 1)):
+        page.evaluate(f"show({index})")
+        origin = timeline.events["start_ns"][timeline.events["iteration"] == number].min()
+        drawn = "element('timeline').data.map(({base, x, y, hovertext}) => [base, x, y, hovertext])"
+        for trace in page.evaluate(drawn):
+            for base, length, row, text in zip(*trace, strict=True):
+                said = BAR.fullmatch(text)
+                assert said is not None, text
+                assert int(said["rank"]) == round(row)
+                start = origin + round(base * 1e6)
+                whole = [int(said[key] or absent) for key, absent in (("chunk", 0), ("micro_batch", -1), ("peer", -1))]
+                found[said["name"], int(said["rank"]), int(said["iteration"]), *whole, start, round(length * 1e6)] += 1
     assert found == Counter(
-        (timeline.names[event["name"]], event["rank"], event["start_ns"] - origin, event["end_ns"] - event["start_ns"])
-        for event in events
+        (
+            timeline.names[event["name"]],
+            *(int(event[key]) for key in ("rank", "iteration", "chunk", "micro_batch", "peer", "start_ns")),
+            int(event["end_ns"] - event["start_ns"]),
+        )
+        for event in timeline.events
     )
 
 
@@ -146,15 +179,29 @@ def test_a_click_on_the_overview_goes_to_that_iteration(page: Page):
     assert page.inner_text("#overview-cell").startswith("rank 0 · stage 0 · dp 0 · iteration 2: ")
 
 
-def test_the_overview_has_the_compute_share_of_every_rank_and_iteration(page: Page, timeline: Timeline):
-    share = statistics(timeline, SHAPE.ranks).compute_share
+def test_the_overview_has_bubble_and_compute_time_of_every_rank_and_iteration(page: Page, timeline: Timeline):
+    figures = statistics(timeline, SHAPE.ranks)
+    share = figures.compute_share
     assert page.evaluate("Array.from(columns.share)") == np.rint(share * 1000).ravel().tolist()
-    colours = page.evaluate(
-        "Array.from(element('overview').getContext('2d').getImageData(0, 0, columns.iterations.length, 4).data)"
-    )
-    light = np.array(colours).reshape(SHAPE.ranks, SHAPE.iterations, 4)[:, :, :3].sum(axis=2)
-    order = np.argsort(share, axis=None)
-    assert (np.diff(light.ravel()[order]) >= 0).all()
+    for kind, values in (("bubble", 1 - share), ("compute", share * figures.length_ns)):
+        page.select_option("#map", kind)
+        colours = page.evaluate(
+            """(() => {
+              const seen = element("overview"), copy = new OffscreenCanvas(seen.width, seen.height).getContext("2d");
+              copy.drawImage(seen, 0, 0);
+              return Array.from(copy.getImageData(0, 0, seen.width, seen.height).data);
+            })()"""
+        )
+        light = np.array(colours).reshape(SHAPE.ranks, SHAPE.iterations, 4)[:, :, :3].sum(axis=2)
+        assert (np.diff(light.ravel()[np.argsort(values, axis=None)]) >= 0).all()
+    box = page.locator("#overview").bounding_box()
+    page.mouse.move(box["x"] + 1, box["y"] + 1)
+    compute = share[0, 0] * figures.length_ns[0] / 1e6
+    said = page.inner_text("#overview-cell")
+    assert said.startswith("rank 0 · stage 0 · dp 0 · iteration 1: ")
+    bubble, told = map(float, re.search(r"bubble ([\d.]+) %, compute ([\d.]+) ms", said).groups())
+    assert bubble == pytest.approx(100 * (1 - share[0, 0]), abs=0.11)
+    assert told == pytest.approx(compute, rel=0.005)
 
 
 def test_hovering_tells_all_about_an_event(page: Page, timeline: Timeline):
@@ -178,6 +225,10 @@ def test_hovering_tells_all_about_an_event(page: Page, timeline: Timeline):
         key=lambda e: abs(e["start_ns"] - events["start_ns"].min() - bar["base"] * 1e6),
     )
     rank = bar["row"]
+    sends = (e for e in events if timeline.names[e["name"]] == "forward-send" and e["peer"] == rank)
+    sent = next(e["start_ns"] for e in sends if e["micro_batch"] == event["micro_batch"])
+    waited = min(max(sent - event["start_ns"], 0), event["end_ns"] - event["start_ns"]) / 1e6
+    assert 0 < waited < bar["length"]
     assert lines == [
         "forward-recv",
         f"rank {rank} · stage {rank // 2} · data-parallel {rank % 2}",
@@ -186,7 +237,25 @@ def test_hovering_tells_all_about_an_event(page: Page, timeline: Timeline):
         f"peer rank {event['peer']}",
         f"start {bar['base']:.3f} ms",
         f"duration {bar['length']:.3f} ms",
+        f"waiting {waited:.3f} ms of it",
     ]
+
+
+def test_an_all_reduce_waits_for_the_last_rank_of_its_group(page: Page, timeline: Timeline):
+    shown = iteration(page)
+    events = timeline.events[timeline.events["iteration"] == shown]
+    name = timeline.names.index("grads-all-reduce")
+    of_stage = {stage: [e for e in events if e["name"] == name and e["rank"] // 2 == stage] for stage in (0, 1)}
+    expected = {
+        int(e["rank"]): int(max(other["start_ns"] for other in of_stage[e["rank"] // 2]) - e["start_ns"])
+        for e in events[events["name"] == name]
+    }
+    said = page.evaluate(
+        f"Object.fromEntries(Array.from(events.name.keys()).filter((i) => events.name[i] === {name} &&"
+        f" columns.iterations[events.iteration[i]] === {shown}).map((i) => [events.rank[i], waiting(i)]))"
+    )
+    assert {int(rank): wait for rank, wait in said.items()} == expected
+    assert sum(wait > 0 for wait in expected.values()) == 2
 
 
 def test_ranks_are_labelled_with_stage_and_replica(page: Page):
@@ -358,6 +427,36 @@ def test_both_parts_of_a_backward_pass_are_told_apart_among_computation(tmp_path
 
 
 def test_every_task_of_the_engine_has_a_look_of_its_own(page: Page):
-    assert page.evaluate("Object.keys(TASKS).sort()") == sorted(set(ENGINE_NAMES) - {"clock"})
+    known = page.evaluate("Object.keys(TASKS)")
+    assert set(known) >= (set(ENGINE_NAMES) - {"clock"}) | set(NAMES)
     for scheme in ("light", "dark"):
-        assert page.evaluate(f"new Set(Object.values(TASKS).map((task) => task.{scheme})).size") == len(NAMES)
+        assert page.evaluate(f"new Set(Object.values(TASKS).map((task) => task.{scheme})).size") == len(known)
+
+
+def test_of_more_than_64_ranks_the_slowest_replica_is_shown_first(tmp_path: Path, open_page: Opener):
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    shape = Shape(pipeline=2, data=33, micro_batches=2, iterations=2)
+    make_run(run, shape)
+    main([str(run)])
+    page = ready(open_page(run / "report/timeline.html"))
+    figures = statistics(events_of(run, shape.ranks), shape.ranks)
+    busy = figures.sum_ms(COMPUTE)[:, 1].reshape(2, 33).max(axis=0)
+    slowest = int(np.argmax(busy))
+    assert page.input_value("#dp") == str(slowest)
+    options = page.locator("#dp option").all_inner_texts()
+    assert options[:2] == ["all", f"{slowest} (slowest)"]
+    assert [int(option.split()[0]) for option in options[1:]] == sorted(range(33), key=lambda dp: -busy[dp])
+    labels = page.locator("#timeline .ytick text").all_text_contents()
+    assert sorted(int(label.split()[1]) for label in labels) == [slowest, slowest + 33]
+    drawn_after(page, lambda: page.select_option("#dp", ""))
+    assert "48 of 66 ranks in view" in page.inner_text("#said")
+
+
+def test_pages_fit_a_laptop_in_light_and_dark_and_their_pictures_are_kept(run: Path, open_page: Opener, pictures: Path):
+    for scheme in ("light", "dark"):
+        for name in ("index", "timeline"):
+            page = open_page(run / f"report/{name}.html", color_scheme=scheme, viewport={"width": 1366, "height": 768})
+            if name == "timeline":
+                ready(page)
+            page.screenshot(path=pictures / f"run-{name}-{scheme}.png", full_page=True)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 1366
