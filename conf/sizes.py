@@ -7,6 +7,9 @@ from conf.schema import Model, Precision
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
 """Of a weight or an activation."""
 
+ADAM_BYTES = 28
+"""Memory traffic of an Adam step per parameter: weight, gradient and two moments read, all but the gradient written."""
+
 
 def layer_parameters(model: Model, tensor: int) -> int:
     """Of a transformer layer: matrices, and biases of their inner width, are shared; norms and outer biases are not."""

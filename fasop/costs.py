@@ -14,12 +14,9 @@ from enum import IntEnum
 from conf.links import Link, Number
 from conf.profile import Cost, LayerProfile, ModelCosts
 from conf.schema import Gpu, Model, Recompute
-from conf.sizes import activation_bytes, layer_parameters
+from conf.sizes import ADAM_BYTES, activation_bytes, layer_parameters
 from fasop.errors import SearchError
 from fasop.training import Training
-
-ADAM_BYTES = 28
-"""Memory traffic of an Adam step per parameter: weight, gradient and two moments read, all but the gradient written."""
 
 
 class Basis(IntEnum):

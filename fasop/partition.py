@@ -208,7 +208,7 @@ def bound(pipelines: Pipelines, layers: int) -> Floats:
     """
     amount = np.arange(layers + 1).reshape(-1, 1, 1)
     forward, backward = pipelines.forward.of(amount), pipelines.backward.of(amount)
-    sums, optimizer = pipelines.sums.of(amount), pipelines.optimizer.of(amount)
+    sums, optimizer = pipelines.exposed(amount), pipelines.optimizer.of(amount)
     hop, shared = pipelines.hop, pipelines.embedding + sums[:, 0]
     work = pipelines.micro_batches * (forward + backward)
     own = np.concatenate([work, work + sums, work + optimizer], axis=2)

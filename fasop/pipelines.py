@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from conf import links, sizes
+from conf import links, overlap, sizes
 from conf.links import Link
 from conf.schema import Schedule
 from fasop.costs import gradients_summed, layer_times, optimizer_s_per_parameter, weights_handed_out
@@ -35,6 +35,19 @@ class Linear:
 
     def take(self, columns: Integers) -> Linear:
         return Linear(fixed=self.fixed[:, columns], layer=self.layer[:, columns])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hidden:
+    """What the last backward pass hides of summing the gradients (conf/overlap.py)."""
+
+    time: Linear
+    """Of the pass, after the first bucket was complete; negative where none is."""
+    last: Floats
+    """[stages, pipelines]: what the last bucket takes, which nothing hides."""
+
+    def take(self, columns: Integers) -> Hidden:
+        return Hidden(time=self.time.take(columns), last=self.last[:, columns])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +89,7 @@ class Pipelines:
     hop: Floats
     """From the end of a pass until the next stage has its result; in row s from s to s + 1 and back."""
     sums: Linear
-    """The gradients of a stage, over its replicas; after the last backward pass, unhidden."""
+    """All the gradients of a stage, over its replicas; `exposed` is what nothing hides."""
     optimizer: Linear
     """The step and, with a sharded optimizer, handing out its results."""
     embedding: Floats
@@ -85,6 +98,8 @@ class Pipelines:
     """The most layers that memory allows; negative where not even the stage without layers fits."""
     basis: Integers
     """[pipelines]: what the times rest on (`fasop.costs.Basis`)."""
+    hidden: Hidden | None = None
+    """None: gradients are summed after the last backward pass."""
 
     def __len__(self) -> int:
         return len(self.basis)
@@ -105,6 +120,7 @@ class Pipelines:
             embedding=self.embedding[columns],
             capacity=self.capacity[:, columns],
             basis=self.basis[columns],
+            hidden=None if self.hidden is None else self.hidden.take(columns),
         )
 
     def fits(self, layers: Integers) -> NDArray[np.bool_]:
@@ -123,7 +139,7 @@ class Pipelines:
         """
         stepped = self.optimizer.of(layers)
         done = ends(self.schedule, self.micro_batches, **self._times(layers))
-        summed = done + self.sums.of(layers)
+        summed = done + self.exposed(layers)
         shared = np.maximum(summed[0], summed[-1]) + self.embedding
         all_summed = summed.max(axis=0)
         total = np.maximum(all_summed, shared)
@@ -136,6 +152,23 @@ class Pipelines:
             optimizer=stepped.max(axis=0),
         )
 
+    def exposed(self, layers: Integers) -> Floats:
+        """[stages, pipelines]: seconds from a stage's last backward pass until its gradients are summed."""
+        whole = self.sums.of(layers)
+        if self.hidden is None:
+            return whole
+        left: Floats = np.minimum(whole, np.maximum(whole - self.hidden.time.of(layers), self.hidden.last))
+        return left
+
+    def _exposed_slopes(self, layers: Integers) -> Floats:
+        """[stages, pipelines]: seconds that `exposed` gains with a layer."""
+        if self.hidden is None:
+            return self.sums.layer
+        left, whole = self.exposed(layers), self.sums.of(layers)
+        beyond = np.where(left == self.hidden.last, 0.0, self.sums.layer - self.hidden.time.layer)
+        slopes: Floats = np.where(left == whole, self.sums.layer, beyond)
+        return slopes
+
     def slopes(self, layers: Integers) -> Floats:
         """[stages, pipelines]: seconds that the longest path of the iteration gains with a layer of each stage.
 
@@ -143,7 +176,7 @@ class Pipelines:
         partition it takes at least its time with this one, plus these slopes times the difference.
         """
         times = self._times(layers)
-        sums = self.sums.of(layers)
+        sums = self.exposed(layers)
         summed = ends(self.schedule, self.micro_batches, **times) + sums
         shared = summed.copy()
         shared[[0, -1]] += self.embedding
@@ -154,7 +187,7 @@ class Pipelines:
             path.forward * self.forward.layer
             + path.backward * self.backward.layer
             + path.start * self.optimizer.layer
-            + end * self.sums.layer
+            + end * self._exposed_slopes(layers)
         )
         return slopes
 
@@ -184,13 +217,15 @@ def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -
     stepping = [optimizer_s_per_parameter(kind.gpu, kind.profile) for kind in kinds]
     shares = parallel.data if parallel.sharded_optimizer else 1
     bases = np.array([time.basis for time in times])
+    backward = _passes(view, where, [(t.embedding.backward, t.layer.backward, t.head.backward) for t in times])
+    sums = _by_parameters(training, summing)
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
         forward=_passes(view, where, [(t.embedding.forward, t.layer.forward, t.head.forward) for t in times]),
-        backward=_passes(view, where, [(t.embedding.backward, t.layer.backward, t.head.backward) for t in times]),
+        backward=backward,
         hop=view.slowest(where.hops).takes(np.array(float(training.message_bytes))),
-        sums=_by_parameters(training, summing),
+        sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
         optimizer=_by_parameters(
             training,
             Link(
@@ -201,6 +236,7 @@ def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -
         embedding=_embedding(view, where, training),
         capacity=_capacity(view, where, training),
         basis=bases[orders].max(axis=1),
+        hidden=_hidden(training, backward, summing) if training.overlaps else None,
     )
 
 
@@ -248,6 +284,23 @@ def _by_parameters(training: Training, link: Link[Floats]) -> Linear:
     fixed[0] += sizes.embedding_parameters(model, tensor)
     fixed[-1] += sizes.head_parameters(model, tensor, own_word=len(fixed) > 1)
     return Linear(fixed=link.takes(fixed), layer=link.s_per_byte * sizes.layer_parameters(model, tensor))
+
+
+def _in_buckets(training: Training, sums: Linear, summing: Link[Floats]) -> Linear:
+    """With the latency of every bucket."""
+    buckets = overlap.buckets_per_layer(training.model, training.parallel.tensor)
+    return replace(sums, layer=sums.layer + buckets * summing.latency_s)
+
+
+def _hidden(training: Training, backward: Linear, summing: Link[Floats]) -> Hidden:
+    model, tensor = training.model, training.parallel.tensor
+    first = overlap.first_bucket_layers(model, tensor)
+    parameters = [
+        [overlap.last_bucket_parameters(model, tensor, first=stage == 0)] for stage in range(len(backward.layer))
+    ]
+    return Hidden(
+        time=Linear(fixed=-first * backward.layer, layer=backward.layer), last=summing.takes(np.array(parameters))
+    )
 
 
 def _embedding(view: _View, where: Placement, training: Training) -> Floats:

@@ -189,7 +189,7 @@ class _AfterSchedule:
     def of(cls, lines: Pipelines, layers: Sequence[int]) -> _AfterSchedule:
         whole = np.array([sum(layers[stage :: lines.stages]) for stage in range(lines.stages)])[:, np.newaxis]
         return cls(
-            gradients=lines.sums.of(whole)[:, 0].tolist(),
+            gradients=lines.exposed(whole)[:, 0].tolist(),
             embedding=float(lines.embedding[0]),
             optimizer=lines.optimizer.of(whole)[:, 0].tolist(),
         )

@@ -34,6 +34,11 @@ class Training:
         return self.engine.kind is EngineKind.megatron_lm
 
     @property
+    def overlaps(self) -> bool:
+        """Whether gradients are summed while the backward pass of earlier layers goes on."""
+        return not self.megatron_lm or "--overlap-grad-reduce" in self.engine.arguments
+
+    @property
     def gradient_bytes(self) -> int:
         """Of a parameter, as the replicas sum it.
 

@@ -5,59 +5,77 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from conf import links, overlap, placement, sizes
 from conf.errors import ConfigError
+from conf.links import Link
+from conf.placement import Placed, Use
 from conf.profile import ModelCosts, read_profile
-from conf.schema import Experiment, NodeGroup, Precision
-
-OPTIMIZER_BYTES = 28
-"""Memory traffic of an Adam step per parameter: weight, gradient and two moments read, all but the gradient written."""
+from conf.schema import Experiment, NodeGroup
 
 
 def rehearsal_times(experiment: Experiment, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """By rank, nanoseconds: `rehearsal.ranks` of plan.json (docs/formats.md).
 
-    A transfer takes latency + bytes / bandwidth, where a node's link to others is shared by all its ranks, as they
-    all send at about the same time; an all-reduce of n ranks 2 (n - 1) / n times its bytes (ring; Patarasuk and Yuan
-    2009). Gradients count as all-reduced after the backward pass, unhidden. The optimizer is bound by memory.
+    A rank takes its own GPU's time to compute; of a message or a collective the slowest link counts (conf/links.py,
+    conf/placement.py). Of the gradients' all-reduce that is left which the backward pass does not hide
+    (conf/overlap.py).
+    The optimizer takes what its profile says, or what memory allows.
 
     Raises:
         ConfigError: a GPU has no profile, or none for this model and these sizes.
     """
-    return [_rank(experiment, plan, place) for place in plan["ranks"]]
+    parallel = experiment.parallel
+    nodes = [len(node["ranks"]) for node in plan["nodes"]]
+    placed = placement.placed(nodes, parallel.tensor, parallel.data, parallel.pipeline)
+    return [_rank(experiment, plan, place, placed) for place in plan["ranks"]]
 
 
-def _rank(experiment: Experiment, plan: Mapping[str, Any], place: Mapping[str, int]) -> dict[str, Any]:
+def _rank(experiment: Experiment, plan: Mapping[str, Any], place: Mapping[str, int], placed: Placed) -> dict[str, Any]:
     parallel, model = experiment.parallel, experiment.model
-    group = experiment.cluster.groups[plan["nodes"][place["node"]]["group"]]
+    groups = [experiment.cluster.groups[node["group"]] for node in plan["nodes"]]
+    group, stage = groups[place["node"]], place["stage"]
     costs = _costs(experiment, group)
     stages, last = parallel.pipeline, len(plan["partition"]) - 1
-    forward, backward, parameters = [], [], 0
-    for virtual in range(place["stage"], last + 1, stages):
-        layers = plan["partition"][virtual]
-        parts = [(costs.layer, layers), (costs.embedding, int(virtual == 0)), (costs.head, int(virtual == last))]
+    forward, backward, layers = [], [], 0
+    for virtual in range(stage, last + 1, stages):
+        here = plan["partition"][virtual]
+        parts = [(costs.layer, here), (costs.embedding, int(virtual == 0)), (costs.head, int(virtual == last))]
         forward.append(_ns(sum(cost.forward * count for cost, count in parts)))
         backward.append(_ns(sum(cost.backward * count for cost, count in parts)))
-        parameters += layers * (12 * model.hidden**2 + 13 * model.hidden) // parallel.tensor
-    embedding = model.padded_vocab(parallel.tensor) * model.hidden // parallel.tensor
-    ends = place["stage"] in (0, stages - 1)
-    parameters += embedding if ends else 0
-    width = 4 if experiment.train.precision is Precision.fp32 else 2
-    message = parallel.micro_batch_size * model.sequence_length * model.hidden * width
-    gpu = experiment.cluster.gpus[group.gpu]
-    links = _Links(experiment, plan)
-    following = (place["stage"] + 1) % stages, place["dp"], place["tp"]
-    previous = (place["stage"] - 1) % stages, place["dp"], place["tp"]
-    replicas = [links.rank(place["stage"], dp, place["tp"]) for dp in range(parallel.data)]
-    both_ends = [links.rank(stage, place["dp"], place["tp"]) for stage in (0, stages - 1)]
+        layers += here
+    is_first, is_last = stage == 0, stage == stages - 1
+    parameters = layers * sizes.layer_parameters(model, parallel.tensor)
+    parameters += sizes.embedding_parameters(model, parallel.tensor) if is_first else 0
+    parameters += sizes.head_parameters(model, parallel.tensor, own_word=not is_first) if is_last else 0
+    message = sizes.activation_bytes(model, parallel.micro_batch_size, experiment.train.precision)
+    summed = overlap.exposed_s(
+        _slowest(groups, placed.sums[stage]).all_reduce(parallel.data),
+        model,
+        parallel.tensor,
+        layers=layers,
+        parameters=parameters,
+        backward_s=costs.layer.backward * 1e-3,
+        first=is_first,
+    )
+    word = overlap.SUM_BYTES * sizes.word_parameters(model, parallel.tensor)
+    shared = _slowest(groups, placed.embedding).all_reduce(2).takes(word)
     return {
         "forward_ns": forward,
         "backward_ns": backward,
-        "send_forward_ns": links.transfer_ns([place["rank"], links.rank(*following)], message),
-        "send_backward_ns": links.transfer_ns([place["rank"], links.rank(*previous)], message),
-        "grads_all_reduce_ns": links.all_reduce_ns(replicas, 4 * parameters),
-        "embedding_all_reduce_ns": links.all_reduce_ns(both_ends, 4 * embedding) if ends and stages > 1 else 0,
-        "optimizer_ns": int(parameters * OPTIMIZER_BYTES / gpu.memory_gb_per_s),
+        "send_forward_ns": _ns(_slowest(groups, placed.hops[stage]).takes(message) * 1e3),
+        "send_backward_ns": _ns(_slowest(groups, placed.hops[stage - 1]).takes(message) * 1e3),
+        "grads_all_reduce_ns": _ns(summed * 1e3),
+        "embedding_all_reduce_ns": _ns(shared * 1e3) if is_first != is_last else 0,
+        "optimizer_ns": int(parameters * _optimizer_ns(experiment, group)),
     }
+
+
+def _slowest(groups: Sequence[NodeGroup], uses: Sequence[Use]) -> Link[float]:
+    """The largest latency, and the lowest share of a bandwidth, of links that are used together."""
+    used = [
+        links.between(groups[use.node], use.sharing) if use.between else links.within(groups[use.node]) for use in uses
+    ]
+    return Link(latency_s=max(link.latency_s for link in used), s_per_byte=max(link.s_per_byte for link in used))
 
 
 def _costs(experiment: Experiment, group: NodeGroup) -> ModelCosts:
@@ -71,33 +89,11 @@ def _costs(experiment: Experiment, group: NodeGroup) -> ModelCosts:
     return read_profile(gpu.profile).of(experiment.model.name, parallel.tensor, parallel.micro_batch_size)
 
 
-class _Links:
-    """How long messages take between ranks of a plan."""
-
-    def __init__(self, experiment: Experiment, plan: Mapping[str, Any]) -> None:
-        self._parallel = experiment.parallel
-        self._nodes = [place["node"] for place in plan["ranks"]]
-        self._groups = [experiment.cluster.groups[node["group"]] for node in plan["nodes"]]
-        self._sharing = [len(node["ranks"]) for node in plan["nodes"]]
-
-    def rank(self, stage: int, dp: int, tp: int) -> int:
-        return (stage * self._parallel.data + dp) * self._parallel.tensor + tp
-
-    def transfer_ns(self, ranks: Sequence[int], size: int) -> int:
-        """Nanoseconds for `size` bytes among `ranks`; the slowest of their links counts."""
-        nodes = {self._nodes[rank] for rank in ranks}
-        if len(nodes) == 1:
-            groups = [self._groups[node] for node in nodes]
-            return max(int(g.intra_latency_us * 1e3 + size * 8 / g.intra_gbit_per_s) for g in groups)
-        return max(
-            int(self._groups[n].inter_latency_us * 1e3 + size * 8 * self._sharing[n] / self._groups[n].inter_gbit_per_s)
-            for n in nodes
-        )
-
-    def all_reduce_ns(self, ranks: Sequence[int], size: int) -> int:
-        """Nanoseconds of a ring all-reduce; 0 for one rank."""
-        count = len(ranks)
-        return 2 * (count - 1) * self.transfer_ns(ranks, size // count) if count > 1 else 0
+def _optimizer_ns(experiment: Experiment, group: NodeGroup) -> float:
+    """Of a parameter."""
+    gpu = experiment.cluster.gpus[group.gpu]
+    measured = None if gpu.profile is None else read_profile(gpu.profile).optimizer_ns_per_parameter
+    return sizes.ADAM_BYTES / gpu.memory_gb_per_s if measured is None else measured
 
 
 def _ns(milliseconds: float) -> int:

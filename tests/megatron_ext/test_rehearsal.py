@@ -13,6 +13,7 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.log_lines import iteration_line
 from conf.rundir import RunDir
+from fasop.predict import predict
 from fasop.simulate import pipeline_time, rehearsed_times, simulate
 from launch.observe import read_log
 from launch.plan import make_plan
@@ -88,7 +89,8 @@ def test_the_seeds_run_of_32_ranks_takes_what_the_simulator_says(rehearse: Calla
     run = rehearse("experiment=seed_a10x8", *A10X8)
     assert run.plan.world_size == 32
     assert measured(run) == pytest.approx(simulated(run), rel=1e-6)
-    assert run.metrics()[-1]["elapsed_ms"] == pytest.approx(1400, rel=0.1)  # the published run: 1.37 to 1.42 s
+    predicted = predict(compose(["experiment=seed_a10x8", *A10X8])).iteration_s
+    assert run.metrics()[-1]["elapsed_ms"] == pytest.approx(predicted * 1e3, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -161,3 +163,20 @@ def test_costs_that_the_profile_has_not_are_not_guessed() -> None:
             compose(["experiment=seed_a10x8", *A10X8, "executor.rehearse=virtual", "parallel.micro_batch_size=2"]),
             "test/run",
         )
+
+
+@pytest.mark.parametrize("overrides", [SMALL, CHUNKS], ids=["one_f_one_b", "interleaved"])
+def test_events_are_those_that_are_predicted(rehearse: Callable[..., EngineRun], overrides: tuple[str, ...]) -> None:
+    """Of an iteration that is not the first, each rank's: what, which micro-batch, and when."""
+    given = (*A10X8, "parallel.micro_batch_size=1", "parallel.node_order=gpu2", *overrides)
+    run = rehearse(*given)
+    expected = predict(compose(["model=xl", "train=gpt2", *given]))
+    for stage in range(4):
+        found = events(run, stage, 2)
+        mine = [event for event in expected.events if event.stage == stage]
+        mine.sort(key=lambda event: event.start)
+        whole = [NAMES[name] for name in found["name"]]
+        assert sorted(whole) == sorted(event.kind for event in mine)
+        took = {name: int((found["end_ns"] - found["start_ns"])[np.array(whole) == name].sum()) for name in whole}
+        for name, ns in took.items():
+            assert ns == pytest.approx(sum(e.end - e.start for e in mine if e.kind == name) * 1e9, rel=1e-5, abs=200)

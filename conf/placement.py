@@ -1,0 +1,90 @@
+"""Which nodes the stages of a plan lie on, and how many ranks share a node's link when a stage sends.
+
+Ranks lie in Megatron's order, tensor fastest, then data, then pipeline, and fill the nodes one after another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Use(NamedTuple):
+    """Of a node's links."""
+
+    node: int
+    between: int
+    """1 where the link out of the node is used, 0 where GPUs within it talk."""
+    sharing: int
+    """By how many ranks at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Nodes by number, and links by what is sent over them at the same time."""
+
+    stages: Sequence[Sequence[int]]
+    """The nodes of each stage, sorted."""
+    hops: Sequence[Sequence[Use]]
+    """From each stage to the next one, and from the last to the first; the way back is the same."""
+    sums: Sequence[Sequence[Use]]
+    """Gradients of each stage, over its replicas."""
+    embedding: Sequence[Use]
+    """Between the first and the last stage."""
+
+
+def placed(gpus_per_node: Sequence[int], tensor: int, data: int, pipeline: int) -> Placed:
+    """Of `tensor * data * pipeline` ranks, which must be as many as the nodes have GPUs."""
+    node_of = [node for node, gpus in enumerate(gpus_per_node) for _ in range(gpus)]
+    width = tensor * data
+    assert len(node_of) == width * pipeline, f"{len(node_of)} GPUs for {width} * {pipeline} ranks"
+    stage_nodes = [node_of[s * width : (s + 1) * width] for s in range(pipeline)]
+    return Placed(
+        stages=[sorted(set(nodes)) for nodes in stage_nodes],
+        hops=[_transfers(zip(here, there, strict=True)) for here, there in pairwise([*stage_nodes, stage_nodes[0]])],
+        sums=_rings(stage_nodes, tensor),
+        embedding=_transfers(zip(stage_nodes[0], stage_nodes[-1], strict=True), both_ways=True),
+    )
+
+
+def _transfers(pairs: Iterable[tuple[int, int]], *, both_ways: bool = False) -> list[Use]:
+    """Links that messages between nodes use, all sent at the same time. Links are full duplex: out and in are apart.
+
+    `both_ways`: each end of a pair sends to the other.
+    """
+    sent: Counter[int] = Counter()
+    received: Counter[int] = Counter()
+    within = set()
+    for here, there in pairs:
+        if here == there:
+            within.add(here)
+            continue
+        for a, b in ((here, there), (there, here))[: 1 + both_ways]:
+            sent[a] += 1
+            received[b] += 1
+    outside = [Use(node, 1, max(sent[node], received[node])) for node in sorted(sent.keys() | received.keys())]
+    return [*(Use(node, 0, 1) for node in sorted(within)), *outside]
+
+
+def _rings(stage_nodes: Sequence[Sequence[int]], tensor: int) -> list[list[Use]]:
+    """By stage, the links of its rings of replicas, one ring for each tensor rank, over neighbouring ranks.
+
+    A ring that several nodes hold leaves and enters each once; all rings run at the same time, of all stages.
+    """
+    leaving: Counter[int] = Counter()
+    for nodes in stage_nodes:
+        for ring in range(tensor):
+            on = set(nodes[ring::tensor])
+            leaving.update(on if len(on) > 1 else ())
+    items = []
+    for nodes in stage_nodes:
+        uses = set()
+        for ring in range(tensor):
+            members = Counter(nodes[ring::tensor])
+            uses |= {Use(node, 0, 1) for node, count in members.items() if count > 1 or len(members) == 1}
+            uses |= {Use(node, 1, leaving[node]) for node in members if len(members) > 1}
+        items.append(sorted(uses))
+    return items
