@@ -18,6 +18,7 @@ class Asked:
     csv: Path | None = None
     plan: str | None = None
     overwrite: bool = False
+    explain: int | None = None
     overrides: tuple[str, ...] = ()
     """Hydra's."""
 
@@ -68,5 +69,6 @@ WORDS: Mapping[str, Callable[[str, str], Any]] = {
     "csv": _path,
     "plan": _name,
     "overwrite": _flag,
+    "explain": _plans,
 }
 """By word, which is a field of `Asked`: its value, from word and text."""

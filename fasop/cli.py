@@ -6,12 +6,14 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import conf
 from fasop.asked import Asked, parse
 from fasop.errors import SearchError
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [plan=NAME] [overwrite=true]
+                   [explain=ROW]
 
 Ranks all ways to cut the model over all nodes of the cluster: tensor, data and pipeline size, micro-batch, node order
 and layers per stage. GROUP and KEY are those of 'tdpp launch'; it searches for cluster, model, engine, train.precision
@@ -24,7 +26,11 @@ and the parts of parallel that are no sizes, such as parallel.global_batch_size 
   top=N            as many plans (10)
   csv=FILE         write them there as well
   plan=NAME        write the best one as conf/parallel/NAME.yaml, which parallel=NAME then takes
-  overwrite=true   also when there is such a file"""
+  overwrite=true   also when there is such a file
+  explain=ROW      tell of the plan in this row of the table where each second and each byte goes, stage by stage"""
+
+if TYPE_CHECKING:
+    from fasop.search import Plan
 
 Show = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
 PLANS = Path(conf.__file__).resolve().parent / "parallel"
@@ -55,7 +61,9 @@ def rank(asked: Asked, command: str, show: Show) -> int:
 
     inputs = read(asked.overrides)
     candidates = space(inputs.training, inputs.kinds)
-    result = search(candidates, asked.top)
+    result = search(candidates, max(asked.top, asked.explain or 0))
+    if asked.explain is not None and asked.explain > len(result.plans):
+        raise SearchError(f"explain={asked.explain}: there are {len(result.plans)} plans; choose a row of the table")
     show(COLUMNS, rows(result.plans))
     for warning in warnings(result.plans):
         print(f"({warning})", file=sys.stderr)
@@ -65,6 +73,8 @@ def rank(asked: Asked, command: str, show: Show) -> int:
         f"or is proved to be. Other layers per stage make the first at most {result.plans[0].gap:.0%} faster.",
         file=sys.stderr,
     )
+    if asked.explain is not None:
+        tell(asked.explain, result.plans[asked.explain - 1], show)
     if asked.csv is not None:
         _write(asked.csv, csv_text(result.plans))
     if asked.plan is not None:
@@ -72,6 +82,20 @@ def rank(asked: Asked, command: str, show: Show) -> int:
         _write(path, plan_yaml(result.plans[0], command))
         print(f"parallel={asked.plan} is the first of them ({path})")
     return 0
+
+
+def tell(row: int, plan: Plan, show: Show) -> None:
+    """Where the time and the memory of one plan go."""
+    from fasop.explain import LEGEND, memory, times
+    from fasop.predict import predict_plan
+
+    kinds = list({node.name: node for node in plan.nodes}.values())
+    prediction = predict_plan(plan.training, kinds)
+    print(f"\nPlan {row}: an iteration of {prediction.iteration_s * 1e3:.1f} ms, by stage")
+    show(*times(prediction))
+    print(f"({LEGEND})", file=sys.stderr)
+    print(f"\nPlan {row}: memory of a rank, by stage")
+    show(*memory(prediction))
 
 
 def check_free(name: str, overwrite: bool) -> None:

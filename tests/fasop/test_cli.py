@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,23 @@ def test_plans_are_ranked_on_stdout_and_in_a_file(tmp_path: Path, capsys: pytest
         parts = [float(row[key]) for key in ("pipeline_s", "sums_s", "embedding_s")]
         assert float(row["iteration_s"]) == pytest.approx(sum(parts), abs=1e-5)
         assert float(row["bound_s"]) <= float(row["iteration_s"])
+
+
+def test_a_plan_is_explained_to_its_last_millisecond_and_gibibyte(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *SMALL, "top=2", "explain=2"]) == 0
+    ranked, times, memory = capsys.readouterr().out.split("\n\n")
+    iteration = float(ranked.splitlines()[2].split(" ms")[0].split()[-1])
+    *stages, shares = (line.split() for line in times.splitlines()[2:])
+    assert [sum(map(float, row[3:])) for row in stages] == pytest.approx([iteration] * len(stages), abs=0.5)
+    assert sum(float(share.rstrip("%")) for share in shares[1:]) == pytest.approx(100, abs=0.5)
+    for row in memory.splitlines()[2:]:
+        *parts, together, has, left = map(float, row.split()[3:])
+        assert (sum(parts), has - left) == (pytest.approx(together, abs=0.05), pytest.approx(together, abs=0.05))
+
+
+def test_a_row_that_is_not_there_cannot_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *SMALL, "top=1", "explain=100000"]) == 1
+    assert re.search(r"explain=100000: there are \d+ plans; choose a row", capsys.readouterr().err)
 
 
 def test_launch_takes_the_best_plan_unchanged(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
