@@ -1,78 +1,117 @@
-"""Sources of text: each gives documents in an order that does not depend on the machine."""
+"""Sources of text: which files, in an order that does not depend on the machine."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import NoReturn
 
+from data_prep.compressed import unreadable
 from data_prep.errors import DataPrepError
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"})
 """Folders of a Python installation that are not its library, or hold files in odd encodings on purpose."""
 
 
-@dataclass(frozen=True)
-class StdlibCorpus:
-    """The sources of this Python's standard library, a file a document: real text that every machine has."""
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Files of text in the order of their documents."""
 
-    folder: Path
-    max_mb: int | None = None
-    """Take the first files that together stay below so many megabytes (10^6 bytes); None takes all."""
-
-    @classmethod
-    def of_this_python(cls, max_mb: int | None = None) -> StdlibCorpus:
-        return cls(Path(sysconfig.get_path("stdlib")), max_mb)
+    description: str
+    """What the manifest says of the source, for people."""
+    files: tuple[Path, ...]
+    names: tuple[str, ...]
+    """Of the files, without the folders above what was asked for."""
 
     @property
-    def description(self) -> str:
-        """What the manifest says of the source; data of the same description are the same."""
-        whole = f"Python {platform.python_version()} standard library"
-        return whole if self.max_mb is None else f"{whole}, first {self.max_mb} MB"
+    def bytes(self) -> int:
+        """Of all files as they lie on the disk."""
+        try:
+            return sum(file.stat().st_size for file in self.files)
+        except OSError as error:
+            raise unreadable(Path(error.filename), error) from error
 
-    def files(self) -> list[Path]:
-        """The source files, in the order of the documents.
+    def digest(self) -> str:
+        """SHA-256 of all names and contents: the same for the same text wherever it lies.
 
         Raises:
-            DataPrepError: there is none, or a folder cannot be read.
+            DataPrepError: a file cannot be read.
         """
-        files: list[Path] = []
-        for folder, folders, names in os.walk(self.folder, onerror=_unreadable):
-            folders[:] = [name for name in folders if name not in LEFT_OUT]
-            files += [Path(folder, name) for name in names if name.endswith(".py")]
-        files.sort()
-        if not files:
-            raise DataPrepError(
-                f"{self.folder}: no Python sources there; this Python came without its standard library"
-            )
-        if self.max_mb is None:
-            return files
-        ends = accumulate(file.stat().st_size for file in files)
-        return [file for file, end in zip(files, ends, strict=True) if end <= self.max_mb * 10**6]
+        whole = hashlib.sha256()
+        for name, path in zip(self.names, self.files, strict=True):
+            try:
+                with path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise unreadable(path, error) from error
+            whole.update(f"{name}\0{content}\n".encode(errors="surrogateescape"))
+        return whole.hexdigest()
 
 
-def read_documents(files: Iterable[Path]) -> Iterator[str]:
-    """The text of each file that is not empty.
+def corpus_of(paths: Sequence[Path]) -> Corpus:
+    """Files, and all files in folders but hidden ones, folders sorted by name.
 
     Raises:
-        DataPrepError: a file cannot be read, or is not UTF-8.
+        DataPrepError: one is not there or cannot be read, or there is no file.
     """
-    for path in files:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            line = error.object[: error.start].count(b"\n") + 1
-            raise DataPrepError(f"{path}:{line}: not UTF-8 (byte {error.object[error.start]:#04x})") from error
-        except OSError as error:
-            _unreadable(error)
-        if text:
-            yield text
+    files: list[Path] = []
+    names: list[str] = []
+    for path in paths:
+        if path.is_dir():
+            found = _below(path, lambda name: not name.startswith("."))
+            files += found
+            names += [str(file.relative_to(path)) for file in found]
+        elif path.exists():
+            files.append(path)
+            names.append(path.name)
+        else:
+            raise DataPrepError(f"--source {path}: there is no such file or folder")
+    described = ", ".join(str(path) for path in paths)
+    if not files:
+        raise DataPrepError(f"--source {described}: no file there")
+    return Corpus(description=described, files=tuple(files), names=tuple(names))
+
+
+def stdlib_corpus(max_mb: int | None = None, folder: Path | None = None) -> Corpus:
+    """The sources of this Python's standard library, a file a document: real text that every machine has.
+
+    Args:
+        max_mb: takes the first files that together stay below so many megabytes (10^6 bytes); None takes all.
+        folder: of the library, where it is not this Python's.
+
+    Raises:
+        DataPrepError: there is none, or a folder cannot be read.
+    """
+    folder = folder or Path(sysconfig.get_path("stdlib"))
+    files = _below(folder, lambda name: name not in LEFT_OUT, ".py")
+    if not files:
+        raise DataPrepError(f"{folder}: no Python sources there; this Python came without its standard library")
+    description = f"Python {platform.python_version()} standard library"
+    if max_mb is not None:
+        ends = accumulate(file.stat().st_size for file in files)
+        files = [file for file, end in zip(files, ends, strict=True) if end <= max_mb * 10**6]
+        description += f", first {max_mb} MB"
+    return Corpus(
+        description=description, files=tuple(files), names=tuple(str(file.relative_to(folder)) for file in files)
+    )
+
+
+def _below(folder: Path, wanted: Callable[[str], bool], suffix: str = "") -> list[Path]:
+    """The files in a folder and those below it, sorted; of wanted names, and only through folders of such names."""
+    return sorted(_walk(folder, wanted, suffix))
+
+
+def _walk(folder: Path, wanted: Callable[[str], bool], suffix: str) -> Iterator[Path]:
+    for above, folders, names in os.walk(folder, onerror=_unreadable):
+        folders[:] = filter(wanted, folders)
+        yield from (Path(above, name) for name in names if wanted(name) and name.endswith(suffix))
 
 
 def _unreadable(error: OSError) -> NoReturn:
-    raise DataPrepError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    raise unreadable(Path(error.filename), error) from error

@@ -6,12 +6,15 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from data_prep.errors import DataPrepError
+from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from megatron_ext.indexed_dataset import data_file
 
-VERSION = 1
+VERSION = 2
+TOKENIZER = ".tokenizer.json"
+"""What the tokeniser's file beside the data ends in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +23,21 @@ class Manifest:
 
     version: int = VERSION
     source: str
+    """For people."""
+    recipe: dict[str, Any]
+    """All that the data follow from; data of the same recipe are the same."""
     tokenizer: str
+    """`byte`, or the kind of the tokeniser beside the data."""
     vocab_size: int
     end_of_document: int
+    end_token: str | None
+    """How the tokeniser beside the data calls it."""
     documents: int
     tokens: int
+    left_out: dict[str, int]
+    """How many texts of the source are not in the data, by reason."""
     sha256: dict[str, str]
-    """Of the `.bin` and the `.idx` file, by suffix."""
+    """Of the files beside this one, by suffix."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -55,7 +66,7 @@ def read_manifest(prefix: Path) -> Manifest | None:
     if content.keys() != types.keys():
         raise _not_one(path, f"its keys are {', '.join(content)} instead of {', '.join(types)}")
     for key, kind in types.items():
-        if not isinstance(content[key], get_origin(kind) or kind):
+        if not isinstance(content[key], dict if get_origin(kind) is dict else kind):
             raise _not_one(path, f"{key} is {content[key]!r}")
     return Manifest(**content)
 
@@ -64,10 +75,28 @@ def _not_one(path: Path, why: str) -> DataPrepError:
     return DataPrepError(f"{path}: not a manifest of indexed data ({why}); prepare the data anew, or delete it")
 
 
-def hashes(prefix: Path) -> dict[str, str]:
-    """SHA-256 of both files, by suffix."""
-    found = {}
-    for suffix in (".bin", ".idx"):
-        with data_file(prefix, suffix).open("rb") as file:
-            found[suffix] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+def tokenizer_of(prefix: Path) -> Tokenizer:
+    """What turns the tokens of indexed data back into text.
+
+    Raises:
+        DataPrepError: nobody knows, or its file cannot be used.
+    """
+    manifest = read_manifest(prefix)
+    if manifest is None:
+        raise DataPrepError(f"{prefix} has no manifest, so its tokens cannot be turned into text")
+    if manifest.end_token is None:
+        return ByteTokenizer()
+    return JsonTokenizer.from_file(data_file(prefix, TOKENIZER), manifest.end_token)
+
+
+def file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_true(manifest: Manifest, prefix: Path) -> bool:
+    """Whether the files beside the manifest are those it describes."""
+    files = {suffix: data_file(prefix, suffix) for suffix in manifest.sha256}
+    return all(path.is_file() for path in files.values()) and all(
+        file_hash(path) == manifest.sha256[suffix] for suffix, path in files.items()
+    )

@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from functools import partial as bound
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from conf.rundir import write_atomic
-from data_prep.corpus import StdlibCorpus, read_documents
+from data_prep.corpus import Corpus
+from data_prep.encode import BadRaw, Chunk, Options, Seen, encode, texts, without
 from data_prep.errors import DataPrepError
-from data_prep.manifest import Manifest, hashes, read_manifest
-from data_prep.tokenizer import Tokenizer
+from data_prep.manifest import Manifest, is_true, read_manifest
+from data_prep.partial import Partial, Progress, partial
+from data_prep.progress import shown
+from data_prep.reading import chunks, told
+from data_prep.tokenizer import JsonTokenizer, Tokenizer, train_bpe
+from data_prep.workers import in_order
 from megatron_ext.errors import DataError
-from megatron_ext.indexed_dataset import data_file, indexed_writer, token_dtype
+from megatron_ext.indexed_dataset import IndexedWriter, token_dtype
+
+SAVE_EVERY_S = 15.0
+"""At most so much work is lost when a preparation is interrupted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be prepared, and how."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer | int
+    """A number: a byte-level BPE of so many ids is learned from the corpus."""
+    options: Options = field(default_factory=Options)
+    workers: int = 1
+
+    def recipe(self) -> dict[str, Any]:
+        """All that the data follow from. Reads the whole corpus.
+
+        Raises:
+            DataPrepError: a file cannot be read.
+        """
+        given = self.tokenizer
+        tokenizer = {"train_bpe": given} if isinstance(given, int) else {"tokenizer": given.identity}
+        return {"corpus_sha256": self.corpus.digest(), **asdict(self.options), **tokenizer}
 
 
 def text_prefix(output: Path) -> Path:
@@ -26,48 +58,111 @@ def text_prefix(output: Path) -> Path:
     return output.with_name(f"{output.name}_text_document")
 
 
-def is_prepared(prefix: Path, source: str, tokenizer: Tokenizer) -> bool:
-    """Whether the files are there, unchanged, and of this source and tokeniser."""
+def is_prepared(prefix: Path, recipe: dict[str, Any]) -> bool:
+    """Whether the files are there, unchanged, and of this recipe."""
     try:
         manifest = read_manifest(prefix)
     except DataPrepError:  # Nobody can tell what the data are: that is for `prepare` to mend.
         return False
-    if manifest is None or (manifest.source, manifest.tokenizer) != (source, tokenizer.name):
-        return False
-    return all(data_file(prefix, suffix).exists() for suffix in (".bin", ".idx")) and hashes(prefix) == manifest.sha256
+    return manifest is not None and manifest.recipe == recipe and is_true(manifest, prefix)
 
 
-def prepare(corpus: StdlibCorpus, tokenizer: Tokenizer, prefix: Path) -> Manifest:
-    """Writes `<prefix>.bin`, `.idx` and `.json`; shows progress on stderr. Nothing half-written takes these names.
+def prepare(request: Request, prefix: Path, recipe: dict[str, Any] | None = None) -> Manifest:
+    """Writes indexed data and their manifest; shows progress on stderr. Nothing half-written takes their names.
+
+    What an earlier call left unfinished is gone on with. The bytes do not depend on `request.workers`.
+
+    Args:
+        request: what to prepare.
+        prefix: the data's path without endings.
+        recipe: of the request, where it is known.
 
     Raises:
-        DataPrepError: the text cannot be read or the files cannot be written.
+        DataPrepError: the text cannot be read, there is none, or the files cannot be written.
     """
-    from rich.console import Console
-    from rich.progress import track
-
-    files = corpus.files()
-    dtype = token_dtype(tokenizer.vocab_size)
-    end = np.array([tokenizer.end_of_document])
+    recipe = recipe or request.recipe()
     try:
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        with indexed_writer(prefix, dtype) as writer:
-            shown = track(files, f"preparing {prefix.name}", console=Console(stderr=True))
-            for text in read_documents(shown):
-                writer.add(np.concatenate([tokenizer.encode(text), end]).astype(dtype))
-            data_file(prefix, ".json").unlink(missing_ok=True)  # an old manifest never lies beside new data
-        manifest = Manifest(
-            source=corpus.description,
-            tokenizer=tokenizer.name,
-            vocab_size=tokenizer.vocab_size,
-            end_of_document=tokenizer.end_of_document,
-            documents=writer.documents,
-            tokens=writer.tokens,
-            sha256=hashes(prefix),
-        )
-        write_atomic(data_file(prefix, ".json"), manifest.to_json())
+        with partial(prefix, recipe) as folder:
+            tokenizer = _tokenizer(request, folder)
+            end = _write(request, tokenizer, folder)
+            return folder.publish(
+                Manifest(
+                    source=request.corpus.description,
+                    recipe=recipe,
+                    tokenizer=tokenizer.name,
+                    vocab_size=tokenizer.vocab_size,
+                    end_of_document=tokenizer.end_of_document,
+                    end_token=tokenizer.end_token if isinstance(tokenizer, JsonTokenizer) else None,
+                    documents=end.documents,
+                    tokens=end.tokens,
+                    left_out=end.left_out,
+                    sha256={},
+                )
+            )
+    except BadRaw as error:
+        raise told(request.corpus, error) from error
     except DataError as error:
         raise DataPrepError(str(error)) from error
     except OSError as error:
-        raise DataPrepError(f"{error.filename or prefix}: cannot be written ({error.strerror})") from error
-    return manifest
+        raise DataPrepError(
+            f"{error.filename or prefix}: cannot be written ({error.strerror}); choose a folder that you may write to "
+            "and that has room, or make room: the same command goes on where it was"
+        ) from error
+
+
+def _tokenizer(request: Request, folder: Partial) -> Tokenizer:
+    """The tokeniser, its file in the folder if it has one; learned only once."""
+    tokenizer = request.tokenizer
+    if isinstance(tokenizer, int):
+        tokenizer = (
+            JsonTokenizer.from_file(folder.tokenizer) if folder.tokenizer.exists() else _learned(request, tokenizer)
+        )
+    if tokenizer.content is not None:
+        write_atomic(folder.tokenizer, tokenizer.content)
+    return tokenizer
+
+
+def _learned(request: Request, vocab_size: int) -> JsonTokenizer:
+    with shown("learning the tokenizer from", request.corpus) as show:
+        work = bound(_texts, options=request.options)
+        read = in_order(work, show.reading(chunks(request.corpus, request.options.documents)), request.workers)
+        return train_bpe((text for found in read for text in found), vocab_size)
+
+
+def _texts(chunk: Chunk, options: Options) -> list[str]:
+    return list(texts(chunk, options, Counter()))
+
+
+def _write(request: Request, tokenizer: Tokenizer, folder: Partial) -> Progress:
+    """Writes tokens and index to their end; returns the counts.
+
+    Raises:
+        DataPrepError: there is no text.
+    """
+    corpus, options, dtype = request.corpus, request.options, token_dtype(tokenizer.vocab_size)
+    with folder.open(dtype.itemsize, options.unique) as (progress, files), shown("tokenizing", corpus) as show:
+        writer = IndexedWriter(files.tokens, files.idx, dtype, progress.documents, progress.tokens)
+        if progress.documents:
+            show.say(f"going on after {progress.documents:,} documents")
+        seen = Seen(files.digests)
+        saved = time.monotonic()
+        read = show.reading(chunks(corpus, options.documents, progress.file, progress.number))
+        for encoded in in_order(bound(encode, tokenizer=tokenizer, options=options), read, request.workers):
+            left = without(encoded, seen.duplicates(encoded.digests))
+            writer.extend(left.lengths, left.tokens)
+            progress = Progress(
+                file=left.file,
+                number=left.number + 1,
+                documents=writer.documents,
+                tokens=writer.tokens,
+                left_out=dict(Counter(progress.left_out) + left.left_out),
+            )
+            show.tokens(writer.tokens)
+            if time.monotonic() - saved >= SAVE_EVERY_S:
+                folder.save(progress, files)
+                saved = time.monotonic()
+        if not writer.documents:
+            why = ", ".join(f"{count} {reason}" for reason, count in progress.left_out.items())
+            raise DataPrepError(f"{corpus.description}: no text in {len(corpus.files)} files{why and f' ({why})'}")
+        writer.finish()
+    return progress

@@ -11,7 +11,7 @@ import struct
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterable, Iterator, Tuple, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterable, Iterator, Optional, Tuple, Union
 
 import numpy as np
 
@@ -158,17 +158,28 @@ class IndexedDataset:
 
 
 class IndexedWriter:
-    """Appends documents to the open files of an indexed dataset, one sequence per document; see `indexed_writer`."""
+    """Appends documents to the open files of an indexed dataset, one sequence per document; see `indexed_writer`.
 
-    def __init__(self, tokens: BinaryIO, index: BinaryIO, dtype: np.dtype[Any]) -> None:
+    It goes on after the first `documents` and their `tokens`, which the files hold already; what they have beyond
+    goes away.
+    """
+
+    def __init__(
+        self, tokens: BinaryIO, index: BinaryIO, dtype: np.dtype[Any], documents: int = 0, written: int = 0
+    ) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self._limits = np.iinfo(self.dtype)
         self._tokens = tokens
         self._index = index
-        self.documents = 0
-        self.tokens = 0
+        self.documents = documents
+        self.tokens = written
         # The lengths follow the header, so they are written as they come; `finish` fills the header in.
-        index.write(bytes(HEADER.size))
+        for file, size in (
+            (tokens, written * self.dtype.itemsize),
+            (index, HEADER.size + documents * LENGTH.itemsize),
+        ):
+            file.truncate(size)
+            file.seek(size)
 
     def add(self, document: NDArray[Any]) -> None:
         """Appends one document, a one-dimensional array of token ids.
@@ -181,20 +192,36 @@ class IndexedWriter:
                 f"document {self.documents} has {len(document)} tokens, but the format allows "
                 f"{np.iinfo(LENGTH).max}: cut it"
             )
-        if document.dtype != self.dtype and len(document):
-            low, high = int(document.min()), int(document.max())
-            if low < self._limits.min or high > self._limits.max:
-                raise DataError(
-                    f"document {self.documents} has token ids from {low} to {high}, but {self.dtype.name} holds "
-                    f"{self._limits.min} to {self._limits.max}: use a wider dtype"
-                )
-        self._tokens.write(np.ascontiguousarray(document, self.dtype).data)
-        self._index.write(struct.pack("<i", len(document)))
-        self.documents += 1
-        self.tokens += len(document)
+        self._check_ids(document, f"document {self.documents} has")
+        self.extend(np.array([len(document)], LENGTH), document)
 
-    def finish(self) -> None:
-        """Writes the rest of the index: offsets, document boundaries, header."""
+    def extend(self, lengths: NDArray[np.int32], tokens: NDArray[Any]) -> None:
+        """Appends documents of these `lengths`, their `tokens` laid end to end.
+
+        Raises:
+            DataError: an id does not fit the dtype.
+        """
+        self._check_ids(tokens, f"document {self.documents} or one after it has")
+        self._tokens.write(np.ascontiguousarray(tokens, self.dtype).data)
+        self._index.write(np.ascontiguousarray(lengths, LENGTH).data)
+        self.documents += len(lengths)
+        self.tokens += len(tokens)
+
+    def _check_ids(self, tokens: NDArray[Any], who: str) -> None:
+        if tokens.dtype == self.dtype or not len(tokens):
+            return
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < self._limits.min or high > self._limits.max:
+            raise DataError(
+                f"{who} token ids from {low} to {high}, but {self.dtype.name} holds {self._limits.min} to "
+                f"{self._limits.max}: use a wider dtype"
+            )
+
+    def finish(self, boundaries: Optional[NDArray[np.int64]] = None) -> None:
+        """Writes the rest of the index: offsets, document boundaries, header.
+
+        Without `boundaries` (see `IndexedDataset`) each sequence is a document.
+        """
         self._index.flush()
         lengths = np.empty(0, LENGTH)
         if self.documents:
@@ -205,11 +232,13 @@ class IndexedWriter:
             ends = end + np.cumsum(sizes)
             self._index.write((ends - sizes).astype(OFFSET).data)
             end = int(ends[-1])
-        boundaries = self.documents + 1
-        for first in range(0, boundaries, BLOCK):
-            self._index.write(np.arange(first, min(first + BLOCK, boundaries), dtype=OFFSET).data)
+        count = self.documents + 1 if boundaries is None else len(boundaries)
+        for first in range(0, count, BLOCK):
+            last = min(first + BLOCK, count)
+            block = np.arange(first, last) if boundaries is None else boundaries[first:last]
+            self._index.write(np.ascontiguousarray(block, OFFSET).data)
         self._index.seek(0)
-        self._index.write(HEADER.pack(MAGIC, VERSION, CODES[self.dtype], self.documents, boundaries))
+        self._index.write(HEADER.pack(MAGIC, VERSION, CODES[self.dtype], self.documents, count))
 
 
 @contextmanager

@@ -9,17 +9,17 @@ import pytest
 
 from conf.compose import compose
 from data_prep.check import check_for_training
-from data_prep.corpus import StdlibCorpus
+from data_prep.corpus import Corpus
 from data_prep.errors import DataPrepError
-from data_prep.prepare import prepare
+from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer
 from megatron_ext.indexed_dataset import data_file, write_indexed
 
 
 @pytest.fixture
-def prefix(corpus: StdlibCorpus, tmp_path: Path) -> Path:
+def prefix(corpus: Corpus, tmp_path: Path) -> Path:
     prefix = tmp_path / "out" / "text"
-    prepare(corpus, ByteTokenizer(), prefix)
+    prepare(Request(corpus=corpus, tokenizer=ByteTokenizer()), prefix)
     return prefix
 
 
@@ -73,8 +73,8 @@ def test_a_corpus_without_one_training_sample_is_refused(tmp_path: Path, split: 
     [
         ("{", "not a manifest of indexed data"),
         ("[]", "not a manifest of indexed data"),
-        ('{"version": 2}', "version 2"),
-        ('{"version": 1}', "not a manifest of indexed data"),
+        ('{"version": 1}', "version 1"),
+        ('{"version": 2}', "not a manifest of indexed data"),
     ],
     ids=["not JSON", "not an object", "another version", "without content"],
 )

@@ -6,19 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import cli
 from data_prep.cli import main
-from data_prep.corpus import StdlibCorpus
+from data_prep.corpus import stdlib_corpus
 from data_prep.errors import DataPrepError
 from megatron_ext.indexed_dataset import IndexedDataset, data_file
 from tests.data_prep.conftest import TEXTS
 
 
 @pytest.fixture
-def prefix(
-    corpus: StdlibCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Path:
+def prefix(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     """What `tdpp data prepare --source stdlib` writes in an empty folder, of a small library."""
-    monkeypatch.setattr(StdlibCorpus, "of_this_python", lambda max_mb=None: StdlibCorpus(corpus.folder, max_mb))
+    monkeypatch.setattr(cli, "stdlib_corpus", lambda max_mb: stdlib_corpus(max_mb, library))
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", "--source", "stdlib"]) == 0
     capsys.readouterr()
@@ -31,7 +30,7 @@ def test_prepare_prints_the_prefix_on_stdout_and_tells_the_rest_on_stderr(
     assert main(["prepare", "--source", "stdlib", "--output", "other"]) == 0
     out, err = capsys.readouterr()
     assert out == "other_text_document\n"
-    assert "3 documents, 3027 tokens of Python" in err
+    assert "3 documents, 1 empty left out, 3027 tokens of Python" in err
 
 
 def test_prepare_does_nothing_twice(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +41,7 @@ def test_prepare_does_nothing_twice(prefix: Path, capsys: pytest.CaptureFixture[
     assert "there already, unchanged; --force makes it anew" in err
 
 
-@pytest.mark.parametrize("options", [["--force"], ["--max-mb", "1"]], ids=" ".join)
+@pytest.mark.parametrize("options", [["--force"], ["--min-chars", "7"]], ids=" ".join)
 def test_prepare_works_anew_when_told_or_when_asked_for_other_text(prefix: Path, options: list[str]) -> None:
     before = data_file(prefix, ".bin").stat().st_ino
     assert main(["prepare", "--source", "stdlib", *options]) == 0

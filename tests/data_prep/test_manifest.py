@@ -14,11 +14,14 @@ from data_prep.manifest import Manifest, read_manifest
 SOUND = json.loads(
     Manifest(
         source="a book",
+        recipe={"corpus_sha256": "2" * 64},
         tokenizer="byte",
         vocab_size=257,
         end_of_document=256,
+        end_token=None,
         documents=3,
         tokens=90,
+        left_out={},
         sha256={".bin": "0" * 64, ".idx": "1" * 64},
     ).to_json()
 )
@@ -30,9 +33,9 @@ WITHOUT_SOURCE = {key: value for key, value in SOUND.items() if key != "source"}
     [
         (SOUND | {"vocab_size": "257"}, "not a manifest of indexed data (vocab_size is '257')"),
         (SOUND | {"sha256": None}, "not a manifest of indexed data (sha256 is None)"),
-        (WITHOUT_SOURCE, "its keys are version, tokenizer,"),
+        (WITHOUT_SOURCE, "its keys are version, recipe,"),
         (SOUND | {"licence": "MIT"}, "sha256, licence instead of version, source,"),
-        (SOUND | {"version": 2, "licence": "MIT"}, "version 2 of the manifest, but only 1 is known"),
+        (SOUND | {"version": 3, "licence": "MIT"}, "version 3 of the manifest, but only 2 is known"),
         ({}, "it has no version"),
         (3, "it has no version"),
     ],

@@ -8,9 +8,9 @@ import pytest
 import rich.progress  # noqa: F401 - as an ordinary user the test may not read it any more
 
 from data_prep import cli
-from data_prep.corpus import StdlibCorpus
+from data_prep.corpus import Corpus, stdlib_corpus
 from data_prep.errors import DataPrepError
-from data_prep.prepare import prepare
+from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer
 from launch.cli import main as tdpp
 from megatron_ext.indexed_dataset import IndexedDataset, data_file
@@ -21,9 +21,9 @@ PREFIX = Path("out/text_text_document")
 
 
 @pytest.fixture
-def prepared(corpus: StdlibCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+def prepared(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """What `tdpp data` writes for a small library: bytes by suffix."""
-    monkeypatch.setattr(StdlibCorpus, "of_this_python", lambda *_: corpus)
+    monkeypatch.setattr(cli, "stdlib_corpus", lambda _: corpus)
     monkeypatch.chdir(tmp_path)
     assert cli.main(PREPARE) == 0
     return files()
@@ -61,17 +61,17 @@ def test_an_output_that_names_no_file_is_refused(output: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["text", "new/text"], ids=["a file in it", "a folder in it"])
 def test_a_folder_of_others_is_named_and_stays_as_it_was(
-    corpus: StdlibCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
-    assert corpus.folder == tmp_path / "library"
     monkeypatch.chdir(tmp_path)
+    request = Request(corpus=stdlib_corpus(folder=Path(library.name)), tokenizer=ByteTokenizer())
     before = sorted(tmp_path.rglob("*"))
     tmp_path.chmod(0o555)
     with (
         ordinary_user(),
-        pytest.raises(DataPrepError, match=r"(text\.idx|new): cannot be written \(Permission"),
+        pytest.raises(DataPrepError, match=r"(text\.partial|new): cannot be written \(Permission"),
     ):
-        prepare(StdlibCorpus(Path("library")), ByteTokenizer(), Path(prefix))
+        prepare(request, Path(prefix))
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -89,10 +89,10 @@ def test_tdpp_data_tells_its_errors_in_a_line_and_ends_with_1(
 
 
 def test_the_real_library_comes_through_whole(tmp_path: Path) -> None:
-    corpus = StdlibCorpus.of_this_python()
-    manifest = prepare(corpus, ByteTokenizer(), tmp_path / "text")
+    corpus = stdlib_corpus()
+    manifest = prepare(Request(corpus=corpus, tokenizer=ByteTokenizer()), tmp_path / "text")
     data = IndexedDataset(tmp_path / "text")
-    sources = [path.read_text(encoding="utf-8") for path in corpus.files()]
+    sources = [path.read_text(encoding="utf-8") for path in corpus.files]
     texts = [ByteTokenizer().decode(data[document]) for document in range(data.documents)]
     assert texts == [source for source in sources if source]
     assert (manifest.documents, manifest.tokens) == (data.documents, len(data.tokens))

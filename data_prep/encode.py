@@ -1,0 +1,145 @@
+"""The work of one process on a part of the corpus: raw documents become text, pass the filters, become tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.formats import DIGEST, BadDocument, Documents, Format, Raw, digest, text_of
+from data_prep.tokenizer import Tokenizer
+from megatron_ext.indexed_dataset import token_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What decides, beside the corpus and the tokeniser, on the data."""
+
+    key: str = "text"
+    """Of the text in a JSON object."""
+    documents: Documents = Documents.file
+    min_chars: int = 1
+    max_chars: int | None = None
+    unique: bool = False
+    """Leave out a text that was there before."""
+
+
+class Chunk(NamedTuple):
+    """Raw documents that follow each other, of one format."""
+
+    kind: Format
+    raw: list[Raw]
+    position: int
+    """Bytes of the corpus, as it lies on the disk, that have been read for all up to here."""
+
+
+class Encoded(NamedTuple):
+    """A chunk's documents that are left, tokenised, each with its end."""
+
+    lengths: NDArray[np.int32]
+    tokens: NDArray[Any]
+    """Of all documents, laid end to end."""
+    digests: list[bytes]
+    """Of the texts, where duplicates are to be left out; else none."""
+    left_out: Counter[str]
+    """How many texts were `empty`, `short`, `long` or `duplicate`."""
+    file: int
+    """Of the chunk's last raw document."""
+    number: int
+    """Of that document in its file."""
+
+
+class BadRaw(Exception):
+    """A document without text: the number of its file, the line in it, and why."""
+
+    def __init__(self, file: int, line: int, why: str) -> None:
+        super().__init__(file, line, why)
+        self.file = file
+        self.line = line
+        self.why = why
+
+
+def texts(chunk: Chunk, options: Options, left_out: Counter[str]) -> Iterator[str]:
+    """The texts of a chunk that pass the filters; the others are counted.
+
+    Raises:
+        BadRaw: a document has no text.
+    """
+    for raw in chunk.raw:
+        try:
+            text = text_of(raw.content, chunk.kind, options.key)
+        except BadDocument as error:
+            raise BadRaw(raw.file, raw.line + error.line, error.why) from error
+        if not text:
+            left_out["empty"] += 1
+        elif len(text) < options.min_chars:
+            left_out["short"] += 1
+        elif options.max_chars is not None and len(text) > options.max_chars:
+            left_out["long"] += 1
+        else:
+            yield text
+
+
+def encode(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encoded:
+    """Pure: the same chunk gives the same arrays in any process.
+
+    Raises:
+        BadRaw: a document has no text.
+    """
+    left_out: Counter[str] = Counter()
+    kept = list(texts(chunk, options, left_out))
+    ids = tokenizer.encode(kept)
+    lengths, tokens = _laid_end_to_end(ids, tokenizer)
+    digests = [digest(text) for text in kept] if options.unique else []
+    last = chunk.raw[-1]
+    return Encoded(lengths, tokens, digests, left_out, last.file, last.number)
+
+
+def _laid_end_to_end(
+    ids: Sequence[Sequence[int] | NDArray[np.integer]], tokenizer: Tokenizer
+) -> tuple[NDArray[np.int32], NDArray[Any]]:
+    lengths = np.fromiter((len(found) + 1 for found in ids), np.int32, len(ids))
+    tokens = np.empty(int(lengths.sum(dtype=np.int64)), token_dtype(tokenizer.vocab_size))
+    end = 0
+    for found in ids:
+        start, end = end, end + len(found) + 1
+        tokens[start : end - 1] = found
+        tokens[end - 1] = tokenizer.end_of_document
+    return lengths, tokens
+
+
+def without(encoded: Encoded, duplicates: Sequence[int]) -> Encoded:
+    """The same less the documents of these numbers."""
+    if not duplicates:
+        return encoded
+    kept = np.ones(len(encoded.lengths), bool)
+    kept[duplicates] = False
+    return encoded._replace(
+        lengths=encoded.lengths[kept],
+        tokens=encoded.tokens[np.repeat(kept, encoded.lengths)],
+        left_out=encoded.left_out + Counter(duplicate=len(duplicates)),
+    )
+
+
+class Seen:
+    """The texts so far, by their digests, which a file keeps: some 100 bytes of memory for each."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Takes up what the file holds."""
+        self._file = file
+        self._digests = set(iter(lambda: file.read(DIGEST), b""))
+
+    def duplicates(self, digests: Sequence[bytes]) -> list[int]:
+        """Which of the texts were there before; the others are there from now on."""
+        found = []
+        for number, own in enumerate(digests):
+            if own in self._digests:
+                found.append(number)
+            else:
+                self._digests.add(own)
+                self._file.write(own)
+        return found

@@ -1,0 +1,160 @@
+"""The formats of text: how files fall into raw documents, and how these become text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from data_prep.compressed import SUFFIXES
+from data_prep.mediawiki import pages, plain_text
+
+LARGEST = 1 << 30
+"""Bytes of one document. The index takes 2^31 tokens, and a document is in memory as a whole."""
+
+
+class Format(StrEnum):
+    text = "text"
+    jsonl = "jsonl"
+    mediawiki = "mediawiki"
+
+
+class Documents(StrEnum):
+    """What a document is in plain text."""
+
+    file = "file"
+    line = "line"
+    paragraph = "paragraph"
+    """Lines up to the next empty one."""
+
+
+class Raw(NamedTuple):
+    """A document as it stands in its file."""
+
+    file: int
+    """Of the source's files."""
+    number: int
+    """In its file, from 0."""
+    line: int
+    """Where it begins in its file, from 1."""
+    content: bytes
+
+
+class BadDocument(Exception):
+    """A raw document without text, and the line of it (from 0) where that shows."""
+
+    def __init__(self, line: int, why: str) -> None:
+        super().__init__(line, why)
+        self.line = line
+        self.why = why
+
+
+def format_of(path: Path) -> Format:
+    """By the ending of its name, before that of a compressed file."""
+    name = path.name.lower()
+    for suffix in SUFFIXES:
+        name = name.removesuffix(suffix)
+    if name.endswith((".jsonl", ".json", ".ndjson")):
+        return Format.jsonl
+    return Format.mediawiki if name.endswith(".xml") else Format.text
+
+
+def raw_documents(stream: IO[bytes], kind: Format, documents: Documents) -> Iterator[tuple[int, bytes]]:
+    """Line (from 1) and content of each document of a file; a document at a time is in memory.
+
+    Raises:
+        BadDocument: a document is too large.
+        BadXml: a dump is not well-formed.
+    """
+    if kind is Format.mediawiki:
+        return pages(stream)
+    if kind is Format.text and documents is Documents.file:
+        return _whole(stream)
+    if kind is Format.text and documents is Documents.paragraph:
+        return _paragraphs(stream)
+    return ((number, line) for number, line in _lines(stream) if not line.isspace())
+
+
+def _whole(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    content = stream.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise BadDocument(0, f"larger than a document may be ({LARGEST} bytes): take --documents line or paragraph")
+    yield 1, content
+
+
+def _lines(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    while line := stream.readline(LARGEST + 1):
+        number += 1
+        if len(line) > LARGEST:
+            raise BadDocument(number - 1, f"a line longer than {LARGEST} bytes; is each document on a line of its own?")
+        yield number, line
+
+
+def _paragraphs(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    held: list[bytes] = []
+    first = size = 0
+    for number, line in _lines(stream):
+        if not line.isspace():
+            first = first if held else number
+            held.append(line)
+            size += len(line)
+            if size > LARGEST:
+                raise BadDocument(first - 1, f"a paragraph larger than {LARGEST} bytes; take --documents line")
+        elif held:
+            yield first, b"".join(held)
+            held, size = [], 0
+    if held:
+        yield first, b"".join(held)
+
+
+def text_of(content: bytes, kind: Format, key: str) -> str:
+    """The text of a raw document; of JSON the value of `key`.
+
+    Raises:
+        BadDocument: it has none.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n")
+        raise BadDocument(line, f"not UTF-8 (byte {content[error.start]:#04x})") from error
+    if kind is Format.jsonl:
+        return _value(text, key)
+    if kind is Format.mediawiki:
+        title, _, markup = text.partition("\n\n")
+        body = plain_text(markup)
+        return f"{title}\n\n{body}\n" if body else ""
+    return text
+
+
+def _value(line: str, key: str) -> str:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadDocument(0, f"not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise BadDocument(0, f"not a JSON object with the text under {key!r}, but {line.strip()[:40]}")
+    if key not in record:
+        found = ", ".join(map(repr, record)) or "none"
+        raise BadDocument(0, f"no key {key!r}; its keys are {found}; choose one with --key")
+    value = record[key]
+    if not isinstance(value, str):
+        raise BadDocument(0, f"{key!r} is no text, but {json.dumps(value)[:40]}; choose another key with --key")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise BadDocument(0, f"{key!r} has half a character (\\u{ord(value[error.start]):04x})") from error
+    return value
+
+
+DIGEST = 16
+"""Bytes of a text's digest."""
+
+
+def digest(text: str) -> bytes:
+    """What two texts share only if they are the same."""
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST).digest()

@@ -1,0 +1,150 @@
+"""Indexed data in the making: a hidden folder beside them, from which an interrupted preparation goes on.
+
+.<name>.partial/
+    lock             held by the process that works here
+    recipe.json      what the data follow from: the folder is of use for nothing else
+    tokenizer.json   the tokeniser, if it has a file
+    journal.json     how far the files below are on the disk; what they have beyond is cut off
+    tokens, index    as `.bin` and `.idx`, whose header comes last
+    digests          of each text so far, where duplicates are left out
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from conf.rundir import write_atomic
+from data_prep.errors import DataPrepError
+from data_prep.formats import DIGEST
+from data_prep.manifest import TOKENIZER, Manifest, file_hash
+from megatron_ext.indexed_dataset import HEADER, LENGTH, data_file, sync
+
+LOCK = "lock"
+WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP)
+"""What file systems say that are mounted without locks, as Lustre may be: two processes are then not told apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a preparation is: the next raw document, and what has been written for those before."""
+
+    file: int = 0
+    number: int = 0
+    """In its file."""
+    documents: int = 0
+    tokens: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+class Files(NamedTuple):
+    """Open for reading and writing."""
+
+    tokens: BinaryIO
+    idx: BinaryIO
+    digests: BinaryIO
+
+
+class Partial:
+    """The folder of data in the making; `partial` opens it."""
+
+    def __init__(self, prefix: Path) -> None:
+        self._prefix = prefix
+        self.folder = prefix.with_name(f".{prefix.name}.partial")
+        self.tokenizer = self.folder / "tokenizer.json"
+        self._journal = self.folder / "journal.json"
+
+    @property
+    def resumable(self) -> bool:
+        return self._journal.exists()
+
+    @contextmanager
+    def open(self, token_bytes: int, digests: bool) -> Iterator[tuple[Progress, Files]]:
+        """How far the data are, and their files; the one of digests holds none if there are to be no `digests`."""
+        progress = Progress(**json.loads(self._journal.read_text(encoding="utf-8"))) if self.resumable else Progress()
+        sizes = {
+            "tokens": progress.tokens * token_bytes,
+            "index": HEADER.size + progress.documents * LENGTH.itemsize,
+            "digests": progress.documents * DIGEST if digests else 0,
+        }
+        for name, size in sizes.items():
+            path = self.folder / name
+            path.touch()
+            if self.resumable and path.stat().st_size < size:
+                raise DataPrepError(
+                    f"{path}: expected at least {size} bytes, as {self._journal} tells, found {path.stat().st_size}; "
+                    f"delete {self.folder} and run the same command again"
+                )
+        with ExitStack() as stack:
+            files = Files(*(stack.enter_context((self.folder / name).open("r+b", 1 << 20)) for name in sizes))
+            files.digests.truncate(sizes["digests"])
+            yield progress, files
+
+    def save(self, progress: Progress, files: Files) -> None:
+        """Notes `progress`, once all that it tells of is on the disk."""
+        for file in files:
+            sync(file)
+        write_atomic(self._journal, json.dumps(asdict(progress)))
+
+    def publish(self, manifest: Manifest) -> Manifest:
+        """Gives the files their names, the manifest last. Returns it with their hashes.
+
+        An older manifest and index go away first, so that they never lie beside new tokens.
+        """
+        files = {".bin": self.folder / "tokens", TOKENIZER: self.tokenizer, ".idx": self.folder / "index"}
+        there = {suffix: path for suffix, path in files.items() if path.exists()}
+        manifest = replace(manifest, sha256={suffix: file_hash(path) for suffix, path in there.items()})
+        self._journal.unlink(missing_ok=True)
+        for suffix in (".json", ".idx", TOKENIZER):
+            data_file(self._prefix, suffix).unlink(missing_ok=True)
+        for suffix, path in there.items():
+            path.replace(data_file(self._prefix, suffix))
+        write_atomic(data_file(self._prefix, ".json"), manifest.to_json())
+        return manifest
+
+    def _take_up(self, recipe: dict[str, Any]) -> None:
+        """Empties the folder if it was begun by another recipe."""
+        noted, text = self.folder / "recipe.json", json.dumps(recipe)
+        if not noted.exists() or noted.read_text(encoding="utf-8") != text:
+            for path in self.folder.iterdir():
+                if path.name != LOCK:
+                    path.unlink()
+            write_atomic(noted, text)
+
+
+@contextmanager
+def partial(prefix: Path, recipe: dict[str, Any]) -> Iterator[Partial]:
+    """The folder for data of this recipe, which may be begun already.
+
+    It goes away at the end, but for one from which an interrupted preparation can go on.
+
+    Raises:
+        DataPrepError: another process works in it. `OSError` where it cannot be made.
+    """
+    found = Partial(prefix)
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    found.folder.mkdir(exist_ok=True)
+    with (found.folder / LOCK).open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataPrepError(
+                f"{prefix}: another process is preparing these data ({found.folder}); wait for it, or choose another "
+                "--output"
+            ) from error
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+        found._take_up(recipe)
+        try:
+            yield found
+        finally:
+            if not found.resumable:
+                shutil.rmtree(found.folder)

@@ -1,0 +1,45 @@
+"""A progress bar on stderr for what goes through a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from data_prep.corpus import Corpus
+from data_prep.encode import Chunk
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+class Show:
+    """One bar: the bytes read of all there are, and what became of them."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+
+    def reading(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """The same chunks; the bar moves as they are taken."""
+        for chunk in chunks:
+            yield chunk
+            self._progress.update(self._task, completed=chunk.position)
+
+    def tokens(self, count: int) -> None:
+        self._progress.update(self._task, note=f"{count:,} tokens")
+
+    def say(self, text: str) -> None:
+        """Prints a line above the bar."""
+        self._progress.console.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def shown(what: str, corpus: Corpus) -> Iterator[Show]:
+    """A bar for `what` is done to the corpus; it ends where the block ends."""
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn
+
+    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield Show(progress, progress.add_task(f"{what} {corpus.description}", total=corpus.bytes, note=""))
