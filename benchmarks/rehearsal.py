@@ -49,7 +49,13 @@ def rehearse(clock: str) -> Rehearsal:
     """Launches the rehearsal and waits for its end."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "launch.cli", "launch", "experiment=seed_a10x8", "executor=local"]
-        command += ["container=none", f"executor.rehearse={clock}", "executor.wait=true", f"runs_dir={folder}"]
+        command += [
+            "train.precision=fp16",
+            "container=none",
+            f"executor.rehearse={clock}",
+            "executor.wait=true",
+            f"runs_dir={folder}",
+        ]
         command += [f"train.iterations={ITERATIONS}", "train.log_interval=1"]
         typed = time.time()
         launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

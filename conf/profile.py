@@ -1,89 +1,169 @@
-"""Layer costs of a GPU: how long the parts of a model take on it (fasop/profiles/*.yaml)."""
+"""Profiles: what the parts of a model take on a GPU, and what messages take between such GPUs (docs/profile.md)."""
 
 from __future__ import annotations
 
+from dataclasses import field
 from pathlib import Path
 
 from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from conf import profile_rules
 from conf.errors import ConfigError
-from conf.schema import config
+from conf.schema import Model, Precision, config
 
 FOLDER = Path(__file__).parents[1] / "fasop" / "profiles"
 
 
 @config
 class Cost:
-    """Milliseconds of one micro-batch."""
+    """Of one micro-batch, on one rank. Times are medians, milliseconds."""
 
     forward: float = MISSING
     backward: float = MISSING
-
-    def __post_init__(self) -> None:
-        for name, value in (("forward", self.forward), ("backward", self.backward)):
-            if not 0 <= value < 60_000:
-                raise ConfigError(f"a profile's {name}={value} must be between 0 and 60000 milliseconds")
+    forward_spread: float | None = None
+    """Half of the median's 95 % confidence interval, ms; null: not known."""
+    backward_spread: float | None = None
+    activation_bytes: int | None = None
+    """What is kept from the forward to the backward pass."""
 
 
 @config
 class ModelCosts:
-    """Costs of a model's parts for one tensor size and micro-batch."""
+    """Costs of a model's parts for one tensor size, micro-batch and number format."""
 
     model: str = MISSING
+    """A key of the profile's `models`."""
     tensor: int = MISSING
     micro_batch_size: int = MISSING
+    precision: Precision = MISSING
     embedding: Cost = MISSING
     layer: Cost = MISSING
     head: Cost = MISSING
     """Final norm, logits and loss."""
+    peak_bytes: int | None = None
+    """Most that the allocator held at once, but for weights, gradients and optimizer, while embedding, `peak_layers`
+    layers and head went forward and backward; null: not measured, as on a CPU."""
+    peak_layers: int | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"model={self.model} parallel.tensor={self.tensor} parallel.micro_batch_size={self.micro_batch_size} "
+            f"train.precision={self.precision}"
+        )
+
+
+@config
+class Shape:
+    """What of a model decides the costs of its parts, whatever it is called and however many layers it has."""
+
+    hidden: int = MISSING
+    heads: int = MISSING
+    sequence_length: int = MISSING
+    vocab_size: int = MISSING
+
+    @classmethod
+    def of(cls, model: Model) -> Shape:
+        return cls(
+            hidden=model.hidden,
+            heads=model.heads,
+            sequence_length=model.sequence_length,
+            vocab_size=model.vocab_size,
+        )
+
+
+@config
+class LinkTimes:
+    """Microseconds by message size, and the latency and bandwidth fitted to them."""
+
+    latency_us: float = MISSING
+    gbit_per_s: float = MISSING
+    """Of an all-reduce, latency and bandwidth are those of each link of the ring that would take as long."""
+    ranks: int = 2
+    """That took part."""
+    us_by_bytes: dict[int, float] = field(default_factory=dict)
+
+
+@config
+class Links:
+    p2p: LinkTimes | None = None
+    """A message one way. Between nodes all ranks of a node send at once: `gbit_per_s` is the node's, times a rank's."""
+    all_reduce: LinkTimes | None = None
 
 
 @config
 class LayerProfile:
+    """Of one type of GPU."""
+
     gpu: str = MISSING
+    source: str = MISSING
+    """Where the figures come from."""
+    date: str | None = None
+    device: str | None = None
+    """As the driver calls it."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the software that it was measured with."""
+    models: dict[str, Shape] = field(default_factory=dict)
     costs: list[ModelCosts] = MISSING
-    optimizer_ns_per_parameter: float | None = None
-    """Nanoseconds a parameter of a rank takes in the whole optimizer step; null: what the GPU's memory allows."""
+    optimizer_ns_per_parameter: dict[Precision, float] = field(default_factory=dict)
+    """Nanoseconds a parameter of a rank takes in the whole optimizer step; without: what the GPU's memory allows."""
+    within: Links = field(default_factory=Links)
+    """Between GPUs of a node."""
+    between: Links = field(default_factory=Links)
+    """From node to node."""
 
     def __post_init__(self) -> None:
-        value = self.optimizer_ns_per_parameter
-        if value is not None and not 0 <= value < 1000:
-            raise ConfigError(f"a profile's optimizer_ns_per_parameter={value} must be between 0 and 1000 nanoseconds")
+        profile_rules.check(self)
 
-    def of(self, model: str, tensor: int, micro_batch_size: int) -> ModelCosts:
-        """The costs for exactly these sizes: nothing is guessed from others.
+    def points(self, model: Model, precision: Precision) -> list[ModelCosts]:
+        """All costs of a model of this shape in this number format; none if it was not measured."""
+        names = {name for name, shape in self.models.items() if shape == Shape.of(model)}
+        return [costs for costs in self.costs if costs.model in names and costs.precision is precision]
+
+    def precisions(self, model: Model) -> list[Precision]:
+        """The number formats in which a model of this shape was measured."""
+        return [precision for precision in Precision if self.points(model, precision)]
+
+    def of(self, model: Model, tensor: int, micro_batch_size: int, precision: Precision) -> ModelCosts:
+        """The costs for exactly these: nothing is guessed from others.
 
         Raises:
             ConfigError: the profile has none.
         """
-        for costs in self.costs:
-            if (costs.model, costs.tensor, costs.micro_batch_size) == (model, tensor, micro_batch_size):
+        for costs in self.points(model, precision):
+            if (costs.tensor, costs.micro_batch_size) == (tensor, micro_batch_size):
                 return costs
-        known = "; ".join(
-            f"model={c.model} parallel.tensor={c.tensor} parallel.micro_batch_size={c.micro_batch_size}"
-            for c in self.costs
-        )
+        shape = Shape.of(model)
         raise ConfigError(
-            f"the profile of {self.gpu} has no costs for model={model} parallel.tensor={tensor} "
-            f"parallel.micro_batch_size={micro_batch_size}; it has: {known}"
+            f"the profile of {self.gpu} has no costs for model={model.name} (hidden {shape.hidden}, heads "
+            f"{shape.heads}, {shape.sequence_length} tokens, vocabulary {shape.vocab_size}) parallel.tensor={tensor} "
+            f"parallel.micro_batch_size={micro_batch_size} train.precision={precision}; it has: "
+            f"{'; '.join(map(str, self.costs))}; 'tdpp profile' measures others"
         )
+
+
+def profile_path(name: str) -> Path:
+    return FOLDER / f"{name}.yaml"
 
 
 def read_profile(name: str) -> LayerProfile:
     """The profile `fasop/profiles/<name>.yaml`.
 
     Raises:
-        ConfigError: it does not exist, or is not one.
+        ConfigError: it does not exist, is not one, or holds what cannot be.
     """
-    path = FOLDER / f"{name}.yaml"
+    path = profile_path(name)
     if not path.is_file():
         known = ", ".join(sorted(other.stem for other in FOLDER.glob("*.yaml")))
-        raise ConfigError(f"there is no profile {name!r} in {FOLDER}; there are: {known}")
+        raise ConfigError(f"there is no profile {name!r} in {FOLDER}; there are: {known}; 'tdpp profile' makes one")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(LayerProfile), OmegaConf.load(path))
-        profile = OmegaConf.to_object(merged)
+        profile = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LayerProfile), OmegaConf.load(path)))
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{path} is not a profile: {error.full_key} has no value (docs/profile.md)") from error
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{path} is not a profile: {str(error).splitlines()[0]}") from error
+        where = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigError(f"{path} is not a profile: {where}{str(error).splitlines()[0]} (docs/profile.md)") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     assert isinstance(profile, LayerProfile)
     return profile

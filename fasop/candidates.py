@@ -91,7 +91,7 @@ def sizes(training: Training, kinds: Sequence[NodeKind]) -> Iterator[Training]:
 def tensor_sizes(training: Training, kinds: Sequence[NodeKind]) -> list[int]:
     """Those that fit the model and the nodes, and that every profile of the model has."""
     model = training.model
-    measured = [measured_tensor_sizes(kind.profile, model) for kind in kinds]
+    measured = [measured_tensor_sizes(kind.gpu, kind.profile, training) for kind in kinds]
     return [
         tensor
         for tensor in divisors(min(kind.gpus for kind in kinds))
@@ -144,10 +144,11 @@ def _no_sizes(training: Training, kinds: Sequence[NodeKind]) -> str:
     batch, model = training.parallel.global_batch_size, training.model
     tensor = tensor_sizes(training, kinds)
     if not tensor:
+        known = [measured_tensor_sizes(kind.gpu, kind.profile, training) for kind in kinds]
         groups = ", ".join(
             f"cluster.groups.{kind.name}: {kind.gpus} GPUs a node, profile {kind.gpu.profile} with tensor sizes "
-            f"{', '.join(map(str, sorted(measured_tensor_sizes(kind.profile, model) or []))) or 'not measured'}"
-            for kind in kinds
+            f"{', '.join(map(str, sorted(sizes or []))) or 'not measured'}"
+            for kind, sizes in zip(kinds, known, strict=True)
         )
         return f"no tensor size suits all nodes and model.heads={model.heads}: {groups}"
     replicas = sorted({gpus // t // p for t in tensor for p in divisors(gpus // t) if p <= model.layers + 2})

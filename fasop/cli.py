@@ -54,6 +54,7 @@ def main(argv: Sequence[str], *, show: Show) -> int:
 def rank(asked: Asked, command: str, show: Show) -> int:
     """The best plans for all nodes of the cluster."""
     from fasop.candidates import space
+    from fasop.costs import why_not_measured
     from fasop.inputs import read
     from fasop.orders import searched
     from fasop.search import search
@@ -67,6 +68,9 @@ def rank(asked: Asked, command: str, show: Show) -> int:
     show(COLUMNS, rows(result.plans))
     for warning in warnings(result.plans):
         print(f"({warning})", file=sys.stderr)
+    for kind in inputs.kinds:
+        if (why := why_not_measured(kind.gpu, kind.profile, inputs.training)) is not None:
+            print(f"({why})", file=sys.stderr)
     orders = searched([kind.group.count for kind in inputs.kinds])
     print(
         f"{result.candidates} plans fit, {candidates.too_large} do not; {orders}. What is not shown was found slower, "

@@ -1,7 +1,8 @@
 """What a GPU takes for the parts of a model, from its profile or, where there is none, from its peak rates.
 
 Times are seconds, sizes bytes. A profile's times are those of one rank of a tensor group, with the group's collectives
-in them; nothing is guessed for a tensor size that was not measured.
+in them; nothing is guessed for a tensor size that was not measured. Times are of one number format: those in 16 bit
+never serve a run in fp32, for which a roofline takes their place.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from enum import IntEnum
 
 from conf.links import Link, Number
 from conf.profile import Cost, LayerProfile, ModelCosts
-from conf.schema import Gpu, Model, Recompute
+from conf.schema import Gpu, Model, Precision, Recompute
 from conf.sizes import ADAM_BYTES, activation_bytes, layer_parameters
 from fasop.errors import SearchError
 from fasop.training import Training
@@ -25,9 +26,11 @@ class Basis(IntEnum):
     MEASURED = 0
     INTERPOLATED = 1
     """Between two measured micro-batch sizes."""
-    EXTRAPOLATED = 2
+    OTHER_FORMAT = 2
+    """In fp16 for bf16, or the other way round, on a GPU whose peak rates are the same in both."""
+    EXTRAPOLATED = 3
     """Beyond the measured micro-batch sizes: an upper bound, if larger ones are never less efficient."""
-    NOT_MEASURED = 3
+    NOT_MEASURED = 4
     """A roofline: what the GPU's peak rates allow, and so a lower bound."""
 
     def __str__(self) -> str:
@@ -59,29 +62,60 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
     by its share of the operations. `within` connects the ranks of a tensor group; only a roofline needs it.
 
     Raises:
-        SearchError: the profile knows the model, but not with this tensor size.
+        SearchError: the profile knows the model in this number format, but not with this tensor size.
     """
     model, parallel = training.model, training.parallel
-    points = [costs for costs in profile.costs if costs.model == model.name] if profile else []
-    times = _profiled(gpu, points, training) if points else _roofline(gpu, training, within)
+    points, basis = _known(gpu, profile, training)
+    times = _profiled(gpu, points, basis, training) if points else _roofline(gpu, training, within)
     again = {Recompute.none: 0.0, Recompute.selective: _core_share(model), Recompute.full: 1.0}[parallel.recompute]
     layer = Time(forward=times.layer.forward, backward=times.layer.backward + again * times.layer.forward)
     return LayerTimes(embedding=times.embedding, layer=layer, head=times.head, basis=times.basis)
 
 
-def measured_tensor_sizes(profile: LayerProfile | None, model: Model) -> set[int] | None:
-    """Those that a profile has for a model; None where it does not know the model: a roofline serves for any."""
-    return {costs.tensor for costs in profile.costs if costs.model == model.name} or None if profile else None
+def measured_tensor_sizes(gpu: Gpu, profile: LayerProfile | None, training: Training) -> set[int] | None:
+    """Those that a profile has for a model; None where it has no times for it: a roofline serves for any."""
+    points, _ = _known(gpu, profile, training)
+    return {costs.tensor for costs in points} or None
 
 
-def _profiled(gpu: Gpu, points: Sequence[ModelCosts], training: Training) -> LayerTimes:
+def why_not_measured(gpu: Gpu, profile: LayerProfile | None, training: Training) -> str | None:
+    """Why times of a GPU come from a roofline; None if they do not."""
+    if _known(gpu, profile, training)[0]:
+        return None
+    model, precision = training.model, training.precision
+    if profile is None:
+        return f"{gpu.name} has no profile"
+    others = profile.precisions(model)
+    if others:
+        other = others[-1]
+        return (
+            f"profile {gpu.profile!r} of {gpu.name} has times of model={model.name} in {' and '.join(others)}, not in "
+            f"train.precision={precision}: search train.precision={other}, or measure {precision} with 'tdpp profile'"
+        )
+    return f"profile {gpu.profile!r} of {gpu.name} has no times of model={model.name} (of this shape)"
+
+
+def _known(gpu: Gpu, profile: LayerProfile | None, training: Training) -> tuple[Sequence[ModelCosts], Basis]:
+    """What a profile has for a model, and what its times then rest on."""
+    if profile is None:
+        return (), Basis.NOT_MEASURED
+    if points := profile.points(training.model, training.precision):
+        return points, Basis.MEASURED
+    other = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}.get(training.precision)
+    if other is not None and gpu.fp16_tflops == gpu.bf16_tflops:
+        return profile.points(training.model, other), Basis.OTHER_FORMAT
+    return (), Basis.NOT_MEASURED
+
+
+def _profiled(gpu: Gpu, points: Sequence[ModelCosts], of_format: Basis, training: Training) -> LayerTimes:
     parallel = training.parallel
     known = {p.micro_batch_size: p for p in points if p.tensor == parallel.tensor}
     if not known:
         sizes = ", ".join(map(str, sorted({p.tensor for p in points})))
         raise SearchError(
             f"the profile {gpu.profile!r} of {gpu.name} has no costs for model={points[0].model} "
-            f"parallel.tensor={parallel.tensor}; it has tensor sizes {sizes}; search those, or measure this one"
+            f"parallel.tensor={parallel.tensor}; it has tensor sizes {sizes}; search those, or measure this one with "
+            "'tdpp profile'"
         )
     sizes_known = sorted(known)
     basis, of = _between(sizes_known, parallel.micro_batch_size)
@@ -91,7 +125,10 @@ def _profiled(gpu: Gpu, points: Sequence[ModelCosts], training: Training) -> Lay
         return Time(forward=of([c.forward for c in costs]) * 1e-3, backward=of([c.backward for c in costs]) * 1e-3)
 
     return LayerTimes(
-        embedding=time(lambda p: p.embedding), layer=time(lambda p: p.layer), head=time(lambda p: p.head), basis=basis
+        embedding=time(lambda p: p.embedding),
+        layer=time(lambda p: p.layer),
+        head=time(lambda p: p.head),
+        basis=max(basis, of_format),
     )
 
 
@@ -149,10 +186,10 @@ def _core_share(model: Model) -> float:
     return model.sequence_length / (6 * model.hidden + model.sequence_length)
 
 
-def optimizer_s_per_parameter(gpu: Gpu, profile: LayerProfile | None) -> float:
+def optimizer_s_per_parameter(gpu: Gpu, profile: LayerProfile | None, precision: Precision) -> float:
     """As measured, or by the memory traffic of Adam."""
-    if profile is not None and profile.optimizer_ns_per_parameter is not None:
-        return profile.optimizer_ns_per_parameter * 1e-9
+    if profile is not None and precision in profile.optimizer_ns_per_parameter:
+        return profile.optimizer_ns_per_parameter[precision] * 1e-9
     return ADAM_BYTES / (gpu.memory_gb_per_s * 1e9)
 
 

@@ -214,7 +214,7 @@ def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -
     times = [layer_times(kind.gpu, kind.profile, training, links.within(kind.group)) for kind in kinds]
     replicas = view.slowest(where.sums)
     summing, handing = gradients_summed(replicas, training), weights_handed_out(replicas, training)
-    stepping = [optimizer_s_per_parameter(kind.gpu, kind.profile) for kind in kinds]
+    stepping = [optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision) for kind in kinds]
     shares = parallel.data if parallel.sharded_optimizer else 1
     bases = np.array([time.basis for time in times])
     backward = _passes(view, where, [(t.embedding.backward, t.layer.backward, t.head.backward) for t in times])

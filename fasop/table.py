@@ -82,6 +82,7 @@ def warnings(plans: Sequence[Plan]) -> list[str]:
     """What a reader of the table must know about its times."""
     bases = {plan.basis for plan in plans}
     told = {
+        Basis.OTHER_FORMAT: "other format: measured in fp16 for bf16, or the other way round; peak rates are the same",
         Basis.EXTRAPOLATED: "extrapolated: beyond the micro-batch sizes of the profile, in proportion; an upper bound",
         Basis.NOT_MEASURED: "not measured: what the GPUs' peak rates allow; real runs take longer",
     }

@@ -22,7 +22,7 @@ def rehearsal_times(experiment: Experiment, plan: Mapping[str, Any]) -> list[dic
     The optimizer takes what its profile says, or what memory allows.
 
     Raises:
-        ConfigError: a GPU has no profile, or none for this model and these sizes.
+        ConfigError: a GPU has no profile, or none for this model, these sizes and this number format.
     """
     parallel = experiment.parallel
     nodes = [len(node["ranks"]) for node in plan["nodes"]]
@@ -86,14 +86,15 @@ def _costs(experiment: Experiment, group: NodeGroup) -> ModelCosts:
             f"cluster.gpus.{group.gpu}.profile is null; name one of fasop/profiles"
         )
     parallel = experiment.parallel
-    return read_profile(gpu.profile).of(experiment.model.name, parallel.tensor, parallel.micro_batch_size)
+    profile, precision = read_profile(gpu.profile), experiment.train.precision
+    return profile.of(experiment.model, parallel.tensor, parallel.micro_batch_size, precision)
 
 
 def _optimizer_ns(experiment: Experiment, group: NodeGroup) -> float:
     """Of a parameter."""
     gpu = experiment.cluster.gpus[group.gpu]
-    measured = None if gpu.profile is None else read_profile(gpu.profile).optimizer_ns_per_parameter
-    return sizes.ADAM_BYTES / gpu.memory_gb_per_s if measured is None else measured
+    measured = {} if gpu.profile is None else read_profile(gpu.profile).optimizer_ns_per_parameter
+    return measured.get(experiment.train.precision, sizes.ADAM_BYTES / gpu.memory_gb_per_s)
 
 
 def _ns(milliseconds: float) -> int:

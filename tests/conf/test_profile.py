@@ -1,53 +1,147 @@
-"""Layer-cost profiles: every shipped one reads, and what is wrong with one is told."""
+"""Profiles: every shipped one reads, and what is wrong with one is told in one message."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conf import profile
+from conf.compose import compose
 from conf.errors import ConfigError
+from conf.profile_text import profile_text
+from conf.schema import Precision
 
 SHIPPED = sorted(path.stem for path in profile.FOLDER.glob("*.yaml"))
-COSTS = """gpu: X
+PROFILE = """gpu: X
+source: a test
+models:
+  xl: {hidden: 1600, heads: 16, sequence_length: 1024, vocab_size: 50257}
+optimizer_ns_per_parameter: {fp16: 0.3}
+within:
+  p2p: {latency_us: 5, gbit_per_s: 100, us_by_bytes: {1024: 5.1}}
 costs:
   - model: xl
     tensor: 1
     micro_batch_size: 1
+    precision: fp16
+    embedding: {forward: 1, backward: 50}
+    layer: {forward: 1, backward: 2}
+    head: {forward: 1, backward: 2}
+  - model: xl
+    tensor: 2
+    micro_batch_size: 1
+    precision: fp16
     embedding: {forward: 1, backward: 1}
-    layer: {forward: 1, backward: LAYER}
-    head: {forward: 1, backward: 1}
+    layer: {forward: 1.1, backward: 2}
+    head: {forward: 1, backward: 2}
+  - model: xl
+    tensor: 1
+    micro_batch_size: 4
+    precision: fp16
+    embedding: {forward: 1, backward: 1}
+    layer: {forward: 3, backward: 6}
+    head: {forward: 1, backward: 2}
 """
+FIRST, SECOND, THIRD = "layer: {forward: 1, backward: 2}", "layer: {forward: 1.1, backward: 2}", "layer: {forward: 3,"
+OF_FIRST = r"model=xl parallel\.tensor=1 parallel\.micro_batch_size=1 train\.precision=fp16"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_profile_reads(name: str) -> None:
-    read = profile.read_profile(name)
-    assert read.costs
-    for costs in read.costs:
-        assert read.of(costs.model, costs.tensor, costs.micro_batch_size) is costs
+def test_every_shipped_profile_reads_and_says_where_it_is_from(name: str) -> None:
+    shipped = profile.read_profile(name)
+    assert shipped.source
+    for costs in shipped.costs:
         assert 0 < costs.layer.forward < costs.layer.backward
 
 
+def test_costs_are_found_by_the_models_shape_whatever_its_name_and_layers() -> None:
+    xl = compose(["experiment=seed_a10x8"]).model
+    shipped = profile.read_profile("a10")
+    deeper = replace(xl, name="deep", layers=96)
+    assert shipped.of(deeper, 2, 1, Precision.fp16) is shipped.of(xl, 2, 1, Precision.fp16)
+    wider = replace(xl, hidden=3200)
+    with pytest.raises(ConfigError, match=r"A10 has no costs for model=xl \(hidden 3200, .* it has: model=xl parallel"):
+        shipped.of(wider, 2, 1, Precision.fp16)
+
+
+@pytest.mark.parametrize(("tensor", "size", "precision"), [(8, 1, "fp16"), (1, 2, "fp16"), (1, 1, "fp32")])
+def test_nothing_is_guessed_for_another_size_or_number_format(tensor: int, size: int, precision: str) -> None:
+    xl = compose(["experiment=seed_a10x8"]).model
+    with pytest.raises(ConfigError, match=f"no costs for .*tensor={tensor} .*size={size} train.precision={precision}"):
+        profile.read_profile("a10").of(xl, tensor, size, Precision(precision))
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, "written"])
+def test_what_is_written_of_a_profile_reads_as_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "written":
+        (tmp_path / "written.yaml").write_text(PROFILE)
+        monkeypatch.setattr(profile, "FOLDER", tmp_path)
+    read = profile.read_profile(name)
+    monkeypatch.setattr(profile, "FOLDER", tmp_path)
+    (tmp_path / "again.yaml").write_text(profile_text(read, "A comment.\nOf two lines."))
+    assert profile.read_profile("again") == read
+
+
 def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=f"no profile 'nope' in .*; there are: {', '.join(SHIPPED)}"):
+    with pytest.raises(ConfigError, match=f"no profile 'nope' in .*; there are: {', '.join(SHIPPED)}; 'tdpp profile'"):
         profile.read_profile("nope")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("old", "new", "told"),
     [
-        (COSTS.replace("LAYER", "-1"), r"backward=-1\.0 must be between 0 and 60000 milliseconds"),
-        (COSTS.replace("LAYER", "soon"), "is not a profile: .*soon"),
-        (COSTS.replace("LAYER", "1").replace("    head:", "    tail:"), "is not a profile: .*tail"),
-        ("gpu: X\n", "is not a profile: .*costs"),
-        (f"optimizer_ns_per_parameter: -1\n{COSTS.replace('LAYER', '1')}", r"optimizer_ns_per_parameter=-1\.0 must be"),
+        ("gpu: X\n", "", r"is not a profile: gpu has no value"),
+        ("source: a test\n", "", "is not a profile: source has no value"),
+        ("    precision: fp16\n", "", r"is not a profile: costs\[0\]\.precision has no value"),
+        ("precision: fp16", "precision: fp8", r"is not a profile: .*precision: .*fp8"),
+        (FIRST, FIRST.replace("2", "soon"), r"is not a profile: layer\.backward: .*soon"),
+        ("    head:", "    tail:", "is not a profile: .*tail"),
+        (FIRST, FIRST.replace("2", "-1"), OF_FIRST + r": layer\.backward=-1\.0 must be above 0"),
+        (FIRST, FIRST.replace("1", "0"), OF_FIRST + r": layer\.forward=0\.0 must be above 0"),
+        (FIRST, FIRST.replace("1", ".nan"), OF_FIRST + r": layer\.forward=nan must be above 0"),
+        (FIRST, FIRST.replace("2", ".inf"), OF_FIRST + r": layer\.backward=inf must be above 0"),
+        (FIRST, FIRST.replace("2", "10"), OF_FIRST + r": layer\.backward=10 ms is 10 times forward \(1 ms\), which no"),
+        (
+            SECOND,
+            SECOND.replace("1.1", "100").replace("2", "200"),
+            r"tensor=2 .*layer\.forward=100 ms is 100 times",
+        ),
+        (
+            SECOND,
+            SECOND.replace("1.1", "0.3").replace("2", "0.6"),
+            r"tensor=2 .*=0\.3 ms is 0\.3 times that of",
+        ),
+        (THIRD, THIRD.replace("3", "0.3"), r"size=4 .*: layer\.backward=6 ms is 20 times forward"),
+        ("forward: 3, backward: 6", "forward: 90, backward: 90", r"size=4 .*=90 ms is 90 times that of micro-batch 1"),
+        ("tensor: 2", "tensor: 1", OF_FIRST + " is there twice"),
+        ("tensor: 2", "tensor: 0", "tensor must be at least 1"),
+        ("  xl: {hidden: 1600", "  x: {hidden: 1600", r"costs are of model 'xl', but models has no such key"),
+        ("heads: 16", "heads: 0", r"models\.xl\.heads=0 must be at least 1"),
+        ("{fp16: 0.3}", "{fp16: -1}", r"optimizer_ns_per_parameter\.fp16=-1\.0 must be"),
+        ("gbit_per_s: 100", "gbit_per_s: 0", r"within\.p2p\.gbit_per_s=0\.0 must be above 0"),
+        ("1024: 5.1", "1024: .nan", r"within\.p2p\.us_by_bytes: 1024: nan must be"),
+        (PROFILE[PROFILE.index("costs:") :], "costs: []\n", "costs of X is empty"),
     ],
-    ids=["negative", "no-number", "unknown-key", "no-costs", "negative-optimizer"],
+    ids=[
+        *("no-type", "no-source", "no-precision", "unknown-precision", "no-number", "unknown-key"),
+        *("negative", "zero", "nan", "infinite"),
+        *("absurd-backward", "absurd-tensor", "too-good-tensor", "slip-of-a-digit", "absurd-batch"),
+        *("twice", "no-tensor", "unknown-model", "no-heads", "optimizer", "link", "message", "no-costs"),
+    ],
 )
-def test_a_bad_profile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str) -> None:
+def test_a_bad_profile_is_one_message_with_file_place_and_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, told: str
+) -> None:
     monkeypatch.setattr(profile, "FOLDER", tmp_path)
-    (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=told):
+    (tmp_path / "good.yaml").write_text(PROFILE)
+    assert len(profile.read_profile("good").costs) == 3
+    assert old in PROFILE
+    (tmp_path / "bad.yaml").write_text(PROFILE.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=told) as raised:
         profile.read_profile("bad")
+    assert str(raised.value).startswith(str(tmp_path / "bad.yaml"))
+    assert "\n" not in str(raised.value)

@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.links import Link, between, within
-from conf.profile import Cost, LayerProfile, ModelCosts
-from conf.schema import Recompute
-from fasop.costs import Basis, LayerTimes, gradients_summed, layer_times, optimizer_s_per_parameter, weights_handed_out
+from conf.profile import Cost, LayerProfile, ModelCosts, Shape
+from conf.schema import Precision, Recompute
+from fasop.costs import (
+    Basis,
+    LayerTimes,
+    gradients_summed,
+    layer_times,
+    optimizer_s_per_parameter,
+    weights_handed_out,
+    why_not_measured,
+)
 from fasop.errors import SearchError
 from tests.fasop.plans import MEGATRON, kinds, mixed, training
 
@@ -26,17 +34,23 @@ def profile(**layer_ms: float) -> LayerProfile:
             model="xl",
             tensor=1,
             micro_batch_size=int(name[1:]),
+            precision=Precision.fp16,
             embedding=small,
             layer=Cost(forward=ms, backward=2 * ms),
             head=small,
         )
         for name, ms in layer_ms.items()
     ]
-    return LayerProfile(gpu="X", costs=costs)
+    return LayerProfile(gpu="X", models={"xl": Shape.of(training().model)}, costs=costs)
+
+
+def of_another_shape() -> LayerProfile:
+    known = profile(m1=1.0)
+    return replace(known, models={"xl": replace(known.models["xl"], heads=20)})
 
 
 def times(profile: LayerProfile | None, *overrides: str, **sizes: object) -> LayerTimes:
-    return layer_times(A10.gpu, profile, training(*overrides, **sizes), within(A10.group))
+    return layer_times(A10.gpu, profile, training("train.precision=fp16", *overrides, **sizes), within(A10.group))
 
 
 @pytest.mark.parametrize(
@@ -61,10 +75,10 @@ def test_an_unknown_tensor_size_is_told_with_the_known_ones() -> None:
         times(profile(m1=1.0), tensor=2)
 
 
-@pytest.mark.parametrize("known", [None, replace(profile(m1=1.0), costs=[])], ids=["no-profile", "another-model"])
+@pytest.mark.parametrize("known", [None, of_another_shape()], ids=["no-profile", "another-shape"])
 def test_a_gpu_without_costs_has_a_roofline_that_says_so(known: LayerProfile | None) -> None:
-    found = times(known, "train.precision=fp16")
-    measured = times(A10.profile, "train.precision=fp16")
+    found = times(known)
+    measured = times(A10.profile)
     assert found.basis is Basis.NOT_MEASURED
     assert str(found.basis) == "not measured"
     for part in ("embedding", "layer", "head"):
@@ -75,7 +89,7 @@ def test_a_gpu_without_costs_has_a_roofline_that_says_so(known: LayerProfile | N
 
 def test_a_tensor_group_shares_the_roofline_and_pays_for_its_collectives() -> None:
     alone, four = times(None), times(None, tensor=4)
-    message = training().message_bytes
+    message = training("train.precision=fp16").message_bytes
     reduce = within(A10.group).all_reduce(4).takes(float(message))
     assert alone.layer.forward / 4 + 2 * reduce < four.layer.forward < alone.layer.forward / 2 + 2 * reduce
 
@@ -131,5 +145,25 @@ def test_each_engine_sums_gradients_in_its_own_way(
 
 
 def test_the_optimizer_takes_what_was_measured_or_what_memory_allows() -> None:
-    assert optimizer_s_per_parameter(A10.gpu, A10.profile) == 0.31e-9
-    assert optimizer_s_per_parameter(A100.gpu, A100.profile) == pytest.approx(28 / 1555e9)
+    assert optimizer_s_per_parameter(A10.gpu, A10.profile, Precision.fp16) == 0.31e-9
+    assert optimizer_s_per_parameter(A10.gpu, A10.profile, Precision.fp32) == pytest.approx(28 / 600e9)
+    assert optimizer_s_per_parameter(A100.gpu, A100.profile, Precision.fp16) == pytest.approx(28 / 1555e9)
+
+
+def test_times_in_16_bit_never_serve_a_run_in_fp32_and_the_user_is_told() -> None:
+    found = times(A10.profile, "train.precision=fp32")
+    assert found.basis is Basis.NOT_MEASURED
+    assert found.layer.forward > times(None, "train.precision=fp16").layer.forward
+    why = why_not_measured(A10.gpu, A10.profile, training("train.precision=fp32"))
+    assert why == (
+        "profile 'a10' of A10 has times of model=xl in fp16, not in train.precision=fp32: search train.precision=fp16, "
+        "or measure fp32 with 'tdpp profile'"
+    )
+    assert why_not_measured(A10.gpu, A10.profile, training("train.precision=fp16")) is None
+
+
+def test_the_other_16_bit_format_serves_where_the_gpu_is_as_fast_in_it_and_says_so() -> None:
+    assert times(A10.profile, "train.precision=bf16").basis is Basis.OTHER_FORMAT
+    slower = replace(A10.gpu, bf16_tflops=60)
+    found = layer_times(slower, A10.profile, training("train.precision=bf16"), within(A10.group))
+    assert found.basis is Basis.NOT_MEASURED

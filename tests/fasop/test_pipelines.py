@@ -134,8 +134,9 @@ def test_a_ring_of_replicas_leaves_each_node_once(
 @pytest.mark.parametrize("order", [[A100, A10], [A10, A100]], ids=["first", "last"])
 def test_every_node_of_a_stage_counts(order: list[int]) -> None:
     """The slowest GPU's time and the smallest memory, wherever in the stage it is."""
-    mine = built(mixed(), order, data=8, pipeline=1)
-    slow = built(mixed(), [A10, A10], data=8, pipeline=1)
+    one = mixed("train.precision=fp16")
+    mine = built(one, order, data=8, pipeline=1)
+    slow = built(one, [A10, A10], data=8, pipeline=1)
     assert mine.forward.layer == slow.forward.layer
     assert mine.backward.layer == slow.backward.layer
     assert mine.capacity == slow.capacity

@@ -73,7 +73,7 @@ def test_a_run_on_this_machine_can_be_predicted() -> None:
 
 
 def test_chunks_have_their_own_times() -> None:
-    found = predict(mixed(*CHUNKED))
+    found = predict(mixed("train.precision=fp16", *CHUNKED))
     layer = found.stages[2].times.forward[0] / 4
     assert found.stages[1].times.forward == pytest.approx([4 * layer, 4 * layer])
     first, last = found.stages[0].times.forward, found.stages[7].times.forward

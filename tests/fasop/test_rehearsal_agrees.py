@@ -11,7 +11,7 @@ from launch.plan import make_plan
 from launch.rehearsal import rehearsal_times
 from tests.fasop.plans import built, column, experiment, mixed
 
-LOCAL = ("executor=local", "container=none")
+LOCAL = ("executor=local", "container=none", "train.precision=fp16")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from launch.runs import run_row
 from launch.verdict import EXIT_CODES, State, decide, judge, median_ms
 from tests.launch.live import TWO_NODES
 
-A10 = ("experiment=seed_a10x8", "executor=local", "container=none")
+A10 = ("experiment=seed_a10x8", "executor=local", "container=none", "train.precision=fp16")
 NOW = 1_000_000.0
 ITERATIONS = 50
 
