@@ -66,9 +66,9 @@ def _run(argv: Sequence[str]) -> int:
 
         return int(module.main(rest, show=print_table))
     if verb == "report":
-        from launch.verdict import judge
+        from launch.findings import all_findings
 
-        return int(module.main(rest, judge=judge))
+        return int(module.main(rest, judge=all_findings))
     return int(module.main(rest))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 _WARNING = re.compile(r"\b\w*Warning\b|\bWARNING\b|^\s*warnings\.warn\(|^W\d{4} |^(\[rank\d+\]:)?\[W\d{3}")
@@ -35,18 +35,28 @@ def complaints(
     of their first appearance, in that of the nodes: let the one that failed first be the first. Left out are warnings,
     the source line Python shows under one, and the indented part of a traceback.
     """
+    return sorted(_grouped(stderr, _telling), key=lambda complaint: _order(complaint.text, causes, symptoms))
+
+
+def warnings(stderr: Mapping[str, bytes]) -> list[Complaint]:
+    """The warnings in each node's stderr, like ones together, the most frequent first."""
+    return sorted(_grouped(stderr, _warning), key=lambda complaint: -complaint.count)
+
+
+def _grouped(stderr: Mapping[str, bytes], chosen: Callable[[bytes], str | None]) -> list[Complaint]:
+    """Lines that differ only in numbers together, in the order of their first appearance; `chosen` gives a line's text,
+    or None for one to leave out."""
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
     nodes: dict[str, dict[str, None]] = {}
     for node, content in stderr.items():
         for line, count in _alike(content):
-            if (text := _telling(line)) is not None:
+            if (text := chosen(line)) is not None:
                 key = _CHANGING.sub("#", text)
                 first.setdefault(key, text)
                 counts[key] += count
                 nodes.setdefault(key, {})[node] = None
-    found = [Complaint(first[key], counts[key], tuple(nodes[key])) for key in first]
-    return sorted(found, key=lambda complaint: _order(complaint.text, causes, symptoms))
+    return [Complaint(first[key], counts[key], tuple(nodes[key])) for key in first]
 
 
 def _alike(content: bytes) -> list[tuple[bytes, int]]:
@@ -63,6 +73,12 @@ def _telling(line: bytes) -> str | None:
     if not text.strip() or text[0].isspace() or _WARNING.search(text) or "Traceback (most" in text:
         return None
     return text.strip()
+
+
+def _warning(line: bytes) -> str | None:
+    """A warning without the blanks around it, None for any other line; Python's source line under one tells nothing."""
+    text = line.decode(errors="replace").strip()
+    return text if _WARNING.search(text) and not text.startswith("warnings.warn(") else None
 
 
 def _order(text: str, causes: Sequence[str], symptoms: Sequence[str]) -> tuple[int, int]:

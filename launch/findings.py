@@ -8,9 +8,9 @@ from pathlib import Path
 
 from conf.rundir import RunDir
 from launch.agent_logs import agent_logs
-from launch.complaints import Complaint, complaints
+from launch.complaints import Complaint, complaints, warnings
 from launch.mismatches import mismatches
-from launch.observe import Node, Observation
+from launch.observe import Node, Observation, observe
 from launch.verdict import Verdict, decide
 
 STDERR_BYTES = 128 * 1024
@@ -42,6 +42,20 @@ def findings(run: RunDir, seen: Observation) -> Findings:
         stderr=tuple(complaints(told, *_messages(seen))),
         agents=tuple(_of_lost_agents(run, seen)),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllFindings(Findings):
+    """With what only a page has room for."""
+
+    warnings: tuple[Complaint, ...]
+
+
+def all_findings(run: RunDir) -> AllFindings:
+    """Raises RunFolderError if a file of the run is not what it should be."""
+    found = findings(run, observe(run))
+    told = {node.name: _end(run.node_err(node.name), node.err_begin) for node in found.seen.nodes}
+    return AllFindings(**vars(found), warnings=tuple(warnings(told)))
 
 
 def by_failure(seen: Observation) -> list[Node]:

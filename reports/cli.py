@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from conf.rundir import RunDir, write_atomic
 from reports import events, record, run_page, statistics, timeline_page
-from reports.verdict import Verdict
+from reports.expected import expected
+from reports.gpus import read_gpus
+from reports.verdict import Findings
 
 
-def main(argv: list[str], judge: Callable[[RunDir], Verdict] | None = None) -> int:
+def main(argv: list[str], judge: Callable[[RunDir], Findings] | None = None) -> int:
     """Writes `report/index.html` and `report/timeline.html` of each run and prints their paths.
 
     Args:
         argv: arguments after `tdpp report`.
-        judge: gives the verdict on a run; without it the page has none.
+        judge: gives the verdict on a run, and what its nodes say; without it the page has neither.
 
     Raises:
         TdppError: a run cannot be found or has no usable plan.
@@ -35,9 +38,11 @@ def main(argv: list[str], judge: Callable[[RunDir], Verdict] | None = None) -> i
     return 0
 
 
-def write(run: RunDir, verdict: Verdict | None) -> tuple[Path, Path]:
+def write(run: RunDir, findings: Findings | None) -> tuple[Path, Path]:
     """Writes both pages of a run; says on stderr what they lack."""
     known = record.read(run)
+    prediction, why = expected(run, known)
+    known = replace(known, notes=(*known.notes, *why))
     ranks = [rank.rank for rank in known.plan.ranks]
     timeline = events.read_run({rank: run.rank_events(rank) for rank in ranks} if known.plan.timeline else {})
     figures = statistics.statistics(timeline, len(ranks))
@@ -45,6 +50,6 @@ def write(run: RunDir, verdict: Verdict | None) -> tuple[Path, Path]:
         print(f"{run.name}: {note}", file=sys.stderr)
     run.report.mkdir(exist_ok=True)
     index, all_ranks = run.report / "index.html", run.report / "timeline.html"
-    write_atomic(index, run_page.render(known, timeline, figures, verdict))
+    write_atomic(index, run_page.render(known, timeline, figures, findings, prediction, read_gpus(run, known)))
     write_atomic(all_ranks, timeline_page.render(known, timeline, figures))
     return index, all_ranks

@@ -44,7 +44,7 @@ def _sentences(plan: Plan) -> list[str]:
 
 
 def _where(plan: Plan) -> str:
-    nodes = plan.emulated or plan.nodes
+    nodes = plan.stands_for
     kinds = Counter(node.gpu for node in nodes)
     counted = ", ".join(f"{count} × {gpu}" for gpu, count in kinds.items())
     on = f"{plural(len(nodes), 'node')} ({counted})"
@@ -77,7 +77,7 @@ def _unusual(plan: Plan) -> list[str]:
 
 def _nodes(plan: Plan) -> str:
     rows = []
-    for node in plan.emulated or plan.nodes:
+    for node in plan.stands_for:
         numbers = ", ".join(map(str, node.ranks))
         stages = ", ".join(map(str, sorted({plan.ranks[rank].stage for rank in node.ranks})))
         rows.append((node.name, node.gpu, numbers, stages))

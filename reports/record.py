@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.errors import RunFolderError
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from conf.compose import read_experiment
+from conf.errors import ConfigError, RunFolderError
 from conf.rundir import RunDir
+from conf.schema import Experiment
 from reports import upstream_log
 from reports.errors import ReportError
 from reports.upstream_log import UpstreamLog
@@ -37,6 +42,7 @@ class Rank:
 @dataclass(frozen=True)
 class Node:
     name: str
+    group: str
     gpu: str
     ranks: tuple[int, ...]
 
@@ -71,6 +77,11 @@ class Plan:
     emulated: tuple[Node, ...]
     """Those that the ranks of a rehearsal stand for; none in other runs."""
     ranks: tuple[Rank, ...]
+
+    @property
+    def stands_for(self) -> tuple[Node, ...]:
+        """The nodes whose times the run has: its own, or those that it rehearses."""
+        return self.emulated or self.nodes
 
     @property
     def micro_batches(self) -> int:
@@ -125,7 +136,9 @@ class Plan:
 
 
 def _nodes(values: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
-    return tuple(Node(name=node["name"], gpu=node["gpu"], ranks=tuple(node["ranks"])) for node in values)
+    return tuple(
+        Node(name=node["name"], group=node["group"], gpu=node["gpu"], ranks=tuple(node["ranks"])) for node in values
+    )
 
 
 @dataclass(frozen=True)
@@ -152,6 +165,8 @@ class Record:
     upstream: UpstreamLog | None
     """What Megatron-LM's logs say, in a run of it."""
     config: str
+    experiment: Experiment | None
+    """What `config` says; None, with a note, where this version of tdpp cannot read it."""
     overrides: tuple[str, ...]
     provenance: Mapping[str, Any]
     node_states: Mapping[str, Mapping[str, Any]]
@@ -175,13 +190,15 @@ def read(run: RunDir) -> Record:
     plan = Plan.parse(content)
     notes: list[str] = []
     upstream = _upstream(run, plan, notes) if plan.engine == "megatron_lm" else None
+    config = _text(run.config, notes)
     return Record(
         name=run.name,
         diff=run.diff,
         plan=plan,
         metrics=_metrics(run.metrics, notes) if upstream is None else upstream.metrics,
         upstream=upstream,
-        config=_text(run.config, notes),
+        config=config,
+        experiment=_experiment(run, plan, notes) if config else None,
         overrides=tuple(line for line in _text(run.overrides, notes).splitlines() if line),
         provenance=_json(run, run.provenance, notes),
         node_states={node.name: _json(run, run.node_state(node.name), notes) for node in plan.nodes},
@@ -197,6 +214,20 @@ def _text(path: Path, notes: list[str]) -> str:
     except FileNotFoundError:
         notes.append(f"{path.name} is not there")
         return ""
+
+
+def _experiment(run: RunDir, plan: Plan, notes: list[str]) -> Experiment | None:
+    try:
+        experiment = read_experiment(run.config)
+    except (ConfigError, OmegaConfBaseException, YAMLError) as error:
+        why = f"cannot be read: {str(error).splitlines()[0]}"
+    else:
+        unknown = {node.group for node in plan.stands_for} - experiment.cluster.groups.keys()
+        if not unknown:
+            return experiment
+        why = f"has no group {', '.join(sorted(unknown))}, which plan.json has nodes of"
+    notes.append(f"no prediction, no prices and no peak rates, for config.yaml {why}")
+    return None
 
 
 def _json(run: RunDir, path: Path, notes: list[str]) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from fasop.predict import Prediction
 from reports.page import table
 from reports.plan_section import layers, plural
 from reports.record import Plan, Record
@@ -24,21 +25,31 @@ PEAKS = {
 """Kinds of memory that tell a rank's peak; a rank has one of them."""
 
 
-def stages_section(record: Record, figures: Statistics) -> str:
-    """The section of a run's page on its stages, as HTML."""
+def stages_section(
+    record: Record, figures: Statistics, prediction: Prediction | None = None, uncertainty_ns: int = 0
+) -> str:
+    """The section of a run's page on its stages, as HTML.
+
+    Args:
+        uncertainty_ns: how well the clocks of the ranks agree.
+    """
     plan = record.plan
     times = {row.stage: row for row in stage_times(figures, [rank.stage for rank in plan.ranks])}
     kind = next((kind for kind in PEAKS if any(kind in mib for mib in record.memory.values())), None)
-    head = ["stage", "layers"] + (list(TIMES) if times else []) + (["peak memory MiB"] if kind else [])
+    head = ["stage", "layers"] + (_columns(prediction) if times else []) + (["peak memory MiB"] if kind else [])
     rows = []
     for stage in range(plan.pipeline):
         row = [str(stage), layers(plan, stage)]
         if times:
             row += _times(times[stage]) if stage in times else ["–"] * len(TIMES)
+            row += [] if prediction is None else [f"{_foreseen(prediction, stage):.1%}"]
         if kind:
-            row.append(_peak(record, stage, kind))
+            peak = peak_mib(record, stage, kind)
+            row.append("–" if peak is None else f"{peak:,.0f}")
         rows.append(row)
-    notes = [_note(plan, figures)] if times else ["No steady iteration in the events: no times."]
+    notes = (
+        [_note(plan, figures), _clocks(uncertainty_ns)] if times else ["No steady iteration in the events: no times."]
+    )
     if kind:
         notes.append(f"Peak memory: of the stage's ranks the largest; {PEAKS[kind]}.")
     said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
@@ -57,10 +68,27 @@ def _times(row: StageTimes) -> list[str]:
     return [*(f"{ms:,.1f}" for ms in spent), f"{row.bubble:.1%}"]
 
 
-def _peak(record: Record, stage: int, kind: str) -> str:
+def peak_mib(record: Record, stage: int, kind: str) -> float | None:
+    """Of the stage's ranks the largest, of a kind of memory (docs/formats.md, memory); None if no rank told."""
     ranks = [rank.rank for rank in record.plan.ranks if rank.stage == stage]
     told = [record.memory[rank][kind] for rank in ranks if kind in record.memory.get(rank, {})]
-    return f"{max(told):,.0f}" if told else "–"
+    return max(told) if told else None
+
+
+def _columns(prediction: Prediction | None) -> list[str]:
+    return [*TIMES] if prediction is None else [*TIMES, "predicted bubble"]
+
+
+def _foreseen(prediction: Prediction, stage: int) -> float:
+    """The part of the predicted iteration in which a stage neither passes forward nor backward."""
+    terms = prediction.stages[stage].terms
+    return 1 - (terms.forward + terms.backward) / prediction.iteration_s
+
+
+def _clocks(uncertainty_ns: int) -> str:
+    if not uncertainty_ns:
+        return "All ranks are on one clock."
+    return f"The clocks of the ranks agree within {uncertainty_ns / 1e3:,.0f} µs; no comparison of ranks is finer."
 
 
 def _note(plan: Plan, figures: Statistics) -> str:

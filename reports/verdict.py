@@ -1,4 +1,4 @@
-"""What a run page needs to know of the verdict on a run, whoever gives it."""
+"""What a run page needs to know of the judgement on a run, whoever gives it."""
 
 from __future__ import annotations
 
@@ -26,3 +26,38 @@ class Verdict(Protocol):
 
     @property
     def evidence(self) -> Sequence[str]: ...
+
+
+class Complaint(Protocol):
+    """A line of stderr, with how often it, or one that differs only in numbers, was written, and by which nodes."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def nodes(self) -> Sequence[str]: ...
+
+
+class Findings(Protocol):
+    """All that is found out about a run from what its nodes say."""
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+    @property
+    def mismatches(self) -> Sequence[str]:
+        """Where nodes run something else than was submitted, a sentence each."""
+
+    @property
+    def stderr(self) -> Sequence[Complaint]:
+        """But for warnings; the likely cause first."""
+
+    @property
+    def agents(self) -> Sequence[Complaint]:
+        """What agents printed that are gone without a result, or what kept them from starting."""
+
+    @property
+    def warnings(self) -> Sequence[Complaint]: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.complaints import Complaint, complaints
+from launch.complaints import Complaint, complaints, warnings
 
 PYTHON_WARNING = b"""\
 /lib/torch/x.py:12: UserWarning: something is deprecated
@@ -21,6 +21,17 @@ ValueError: rank 3 has 12 layers
 
 def test_warnings_are_left_out() -> None:
     assert complaints({"n": PYTHON_WARNING}) == []
+
+
+def test_warnings_are_grouped_for_those_who_want_them_the_most_frequent_first() -> None:
+    told = warnings({"a": PYTHON_WARNING, "b": b"W1121 once\nWARNING:root:and this\nno such thing\n"})
+    assert [(one.text, one.count, one.nodes) for one in told] == [
+        ("WARNING:root:and this", 2, ("a", "b")),
+        ("/lib/torch/x.py:12: UserWarning: something is deprecated", 1, ("a",)),
+        ("[W1121 07:00:00.1 socket.cpp:1] [c10d] The client socket cannot be initialized", 1, ("a",)),
+        ("[rank3]:[W1121 07:00:00.1 socket.cpp:1] nor here", 1, ("a",)),
+        ("W1121 once", 1, ("b",)),
+    ]
 
 
 def test_of_a_traceback_the_last_line_is_kept() -> None:

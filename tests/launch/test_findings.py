@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.findings import STDERR_BYTES, findings
+from launch.findings import STDERR_BYTES, all_findings, findings
 from launch.observe import observe
 from launch.status_text import as_json, as_text
 from tests.launch.live import ENVIRONMENT
@@ -28,6 +28,14 @@ def test_the_lines_of_the_node_that_failed_first_come_first_and_symptoms_last(tm
         "one said this",
         "[rank 0] error: lost rank 3",
     ]
+
+
+def test_a_page_also_gets_the_warnings(tmp_path: Path) -> None:
+    run = Case([ended(1), ended(1)]).make(tmp_path / "run")
+    run.node_err("local-0").write_text("UserWarning: 1\nbad luck\nUserWarning: 2\n")
+    found = all_findings(run)
+    assert [(one.text, one.count) for one in found.warnings] == [("UserWarning: 1", 2)]
+    assert [one.text for one in found.stderr] == ["bad luck"]
 
 
 def test_without_errors_of_ranks_the_worker_that_ended_first_by_itself_comes_first(tmp_path: Path) -> None:

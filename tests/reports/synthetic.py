@@ -218,6 +218,41 @@ def plan(shape: Shape, name: str) -> dict[str, Any]:
     }
 
 
+GPU = {"memory_gib": 22.2, "fp32_tflops": 31.2, "fp16_tflops": 125, "bf16_tflops": 125, "memory_gb_per_s": 600}
+GROUP = {"intra_gbit_per_s": 128, "intra_latency_us": 10, "inter_gbit_per_s": 40, "inter_latency_us": 20}
+PRICE_PER_HOUR = 8.0
+"""Of a node."""
+
+
+def config(shape: Shape, name: str) -> dict[str, Any]:
+    """The configuration of the plan, whose GPUs have the profile of the A10; JSON is YAML as well."""
+    groups: dict[str, dict[str, Any]] = {}
+    for node in range(shape.nodes):
+        group = groups.setdefault(node_name(node).split("-")[0], GROUP | {"count": 0})
+        gpu = shape.gpus[min(node, len(shape.gpus) - 1)]
+        ranks = min(shape.ranks, shape.ranks_per_node)
+        group |= {"gpu": gpu, "gpus_per_node": ranks, "price_per_hour": PRICE_PER_HOUR, "count": group["count"] + 1}
+    content = plan(shape, name)
+    keys = ("tensor", "data", "pipeline", "chunks", "schedule", "micro_batch_size", "global_batch_size")
+    sizes = ("layers", "hidden", "heads", "sequence_length", "vocab_size")
+    return {
+        "name": name,
+        "cluster": {
+            "name": "synthetic",
+            "gpus": {gpu: GPU | {"name": gpu, "profile": "a10"} for gpu in shape.gpus},
+            "groups": groups,
+        },
+        "model": {"name": "xl"} | {key: content["model"][key] for key in sizes},
+        "parallel": {key: content[key] for key in keys} | {"partition": "-".join(map(str, shape.partition()))},
+        "container": {},
+        "executor": {},
+        "train": {"iterations": shape.iterations, "log_interval": 1},
+        "data": {"prefix": content["data_prefix"]},
+        "engine": {},
+        "profile": {},
+    }
+
+
 def rehearsed(plan: dict[str, Any], clock: str) -> dict[str, Any]:
     """The plan on one machine; the times by rank, which no report reads, are left out."""
     ranks = [rank | {"node": 0, "emulates": plan["nodes"][rank["node"]]["name"]} for rank in plan["ranks"]]
@@ -296,7 +331,7 @@ def make_run(folder: Path, shape: Shape) -> list[list[tuple[int, ...]]]:
         (folder / f"events/rank-{rank:05d}.bin").write_bytes(event_file(rank, shape, records))
     (folder / "plan.json").write_text(json.dumps(content))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-    (folder / "config.yaml").write_text(f"name: {folder.parent.name}\ntrain:\n  iterations: {shape.iterations}\n")
+    (folder / "config.yaml").write_text(json.dumps(config(shape, folder.parent.name), indent=2))
     (folder / "overrides.txt").write_text("".join(line + "\n" for line in shape.overrides))
     (folder / "provenance.json").write_text(
         json.dumps(

@@ -49,6 +49,22 @@ class Judgement:
     evidence: tuple[str, ...] = ("errors/rank-00001.json", "exit code 1")
 
 
+@dataclass(frozen=True)
+class Line:
+    text: str
+    count: int = 1
+    nodes: tuple[str, ...] = ("g0-0",)
+
+
+@dataclass(frozen=True)
+class Found:
+    verdict: Judgement = Judgement()
+    mismatches: tuple[str, ...] = ()
+    stderr: tuple[Line, ...] = ()
+    agents: tuple[Line, ...] = ()
+    warnings: tuple[Line, ...] = ()
+
+
 def test_it_prints_the_paths_of_both_pages_the_summary_first(run: Path, capsys):
     main(["--runs-dir", str(run.parent.parent)])
     assert capsys.readouterr().out.splitlines() == [
@@ -65,7 +81,7 @@ def test_a_whole_run_lacks_nothing(run: Path, capsys):
 
 def test_the_summary_begins_with_the_verdict_of_the_judge(run: Path):
     judged = []
-    summary, _ = report(run, lambda folder: judged.append(folder.name) or Judgement())
+    summary, _ = report(run, lambda folder: judged.append(folder.name) or Found())
     assert judged == ["tiny/20260101-000000-aaaa"]
     verdict = ["failed", "Rank 1 <ran> out of memory.", "errors/rank-00001.json", "rule rank-error · exit code 1"]
     places = [summary.index(part) for part in [*verdict, "Iteration"]]
@@ -87,7 +103,7 @@ def test_the_summary_has_the_plan_the_figures_and_the_submitted_configuration(ru
         f"{sorted(line['elapsed_ms'] for line in metrics[1:])[1]:,.1f} ms",
         "(p−1)/(m+p−1) = 1/3 = 33.3%",
         "experiment=tiny",
-        "iterations: 4",
+        '"iterations": 4',
         "versions.torch",
         "git checkout 0123456789abcdef0123456789abcdef01234567\ntdpp launch experiment=tiny train.iterations=3",
     ):
@@ -267,7 +283,8 @@ def test_runs_without_later_keys_still_have_pages(run: Path, capsys):
     shutil.rmtree(run / "memory")
     summary, timeline = report(run)
     assert [row[1] for row in stage_rows(run)] == ["layers", "4 + embedding", "4 + head"]
-    assert "memory" not in summary
+    assert "peak memory" not in summary
+    assert "measured at most" not in summary
     assert "TFLOP" not in summary
     assert "Rehearsal" not in summary + timeline
     assert capsys.readouterr().err == ""
@@ -277,7 +294,7 @@ def test_runs_without_later_keys_still_have_pages(run: Path, capsys):
 def test_pages_of_a_rehearsal_begin_with_its_clock_and_have_no_loss(tmp_path: Path, clock: str):
     run = tmp_path / "runs/tiny/20260101-000000-aaaa"
     make_run(run, Shape(data=2, ranks_per_node=2, gpus=("A100", "A10"), rehearsal=clock))
-    for said in report(run, lambda _: Judgement()):
+    for said in report(run, lambda _: Found()):
         begin = said.split("– tdpp", 1)[1].lstrip()
         assert begin.startswith("Rehearsal: all times are emulated")
         assert f"clock  {clock}  (logical time" in begin
@@ -306,7 +323,11 @@ def test_what_comes_from_a_run_cannot_end_a_script_or_begin_a_tag(tmp_path: Path
     (run / "metrics.jsonl").write_text(hostile + "\n")
     (run / "config.yaml").write_text(hostile)
     (run / "errors/rank-00000.json").write_text(json.dumps({"message": hostile, "type": hostile}))
-    main([str(run)], lambda _: Judgement(reason=hostile, evidence=(hostile,), state=hostile, rule=hostile))
+    verdict = Judgement(reason=hostile, evidence=(hostile,), state=hostile, rule=hostile)
+    lines = (Line(hostile, nodes=(hostile,)),)
+    found = Found(verdict, mismatches=(hostile,), stderr=lines, agents=lines, warnings=lines)
+    (run / "nodes/g0-0.gpu").write_text(hostile + "\n2026-11-21T22:02:10+09:00 " + hostile + "\n")
+    main([str(run)], lambda _: found)
     for page in ("index.html", "timeline.html"):
         content = (run / "report" / page).read_text()
         assert "alert(1)</script>" not in content

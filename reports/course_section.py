@@ -1,0 +1,37 @@
+"""How a run went from iteration to iteration: loss, time, throughput."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from reports.chart import Series, lines
+from reports.record import Record
+from reports.statistics import Statistics
+
+
+def course_section(record: Record, figures: Statistics) -> str:
+    """The section of a run's page, as HTML."""
+    at = [float(line["iteration"]) for line in record.metrics]
+
+    def logged(name: str, key: str) -> Series:
+        return Series(name, at, [_finite(line, key) for line in record.metrics])
+
+    seen = Series("first to last event", figures.iterations.tolist(), (figures.length_ns / 1e6).tolist(), line=False)
+    time = [logged("mean between log lines", "elapsed_ms"), *([seen] if len(figures.iterations) else [])]
+    charts = [
+        _chart([logged("loss", "loss")], "Loss", "Loss", from_zero=False) if record.plan.rehearsal is None else "",
+        _chart(time, "Iteration time, ms", "Iteration time in milliseconds", from_zero=True),
+        _chart([logged("tokens per second", "tokens_per_s")], "Tokens per second", "Tokens per second", from_zero=True),
+    ]
+    return f'<section><h2>Course</h2><div class="charts">{"".join(charts)}</div></section>'
+
+
+def _chart(series: list[Series], title: str, label: str, *, from_zero: bool) -> str:
+    return lines(series, x_title="iteration", y_title=title, label=f"{label} over iterations", from_zero=from_zero)
+
+
+def _finite(line: Mapping[str, Any], key: str) -> float:
+    value = line.get(key)
+    return float(value) if value is not None else math.nan
