@@ -1,13 +1,15 @@
 """Pipelines as numbers: what every stage of many plans takes, as a linear function of its layers.
 
 All transformer layers of a model are alike, so a stage is its number of layers, and all its times and its memory are
-linear in it. Arrays are [stages, pipelines], times seconds.
+linear in it. Arrays are [stages, pipelines], times seconds. With several chunks to a stage, its parts of the model have
+rows of their own: [parts, pipelines], where part c * stages + s is chunk c of stage s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,7 @@ from conf import links, overlap, sizes
 from conf.links import Link
 from conf.schema import Schedule
 from fasop.costs import gradients_summed, layer_times, optimizer_s_per_parameter, weights_handed_out
-from fasop.fast import Floats, ends, longest
+from fasop.fast import Floats, Times, ends, longest
 from fasop.hardware import NodeKind
 from fasop.memory import GIB, stage_memory
 from fasop.placement import Integers, Placement, Uses, place
@@ -25,7 +27,7 @@ from fasop.training import Training
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """What a stage takes, [stages, pipelines] each: `fixed + layers * layer`."""
+    """What a stage, or a part, takes, [stages, pipelines] each: `fixed + layers * layer`."""
 
     fixed: Floats
     layer: Floats
@@ -85,9 +87,12 @@ class Pipelines:
     schedule: Schedule
     micro_batches: int
     forward: Linear
+    """[parts, pipelines]"""
     backward: Linear
+    """[parts, pipelines]"""
     hop: Floats
-    """From the end of a pass until the next stage has its result; in row s from s to s + 1 and back."""
+    """From the end of a pass until the next stage has its result; in row s from s to s + 1 and back, in the last row
+    from the last stage to the first."""
     sums: Linear
     """All the gradients of a stage, over its replicas; `exposed` is what nothing hides."""
     optimizer: Linear
@@ -108,6 +113,11 @@ class Pipelines:
     def stages(self) -> int:
         return len(self.hop)
 
+    @property
+    def parts_count(self) -> int:
+        """Of the model: as many to a stage as it has chunks. A partition has a row for each."""
+        return len(self.forward.fixed)
+
     def take(self, columns: Integers) -> Pipelines:
         """Some of them, or some of them several times."""
         return replace(
@@ -123,9 +133,16 @@ class Pipelines:
             hidden=None if self.hidden is None else self.hidden.take(columns),
         )
 
+    def held(self, layers: Integers) -> Integers:
+        """[stages, pipelines]: the layers of each stage, in all its chunks."""
+        if self.parts_count == self.stages:
+            return layers
+        held: Integers = layers.reshape(-1, self.stages, layers.shape[1]).sum(axis=0)
+        return held
+
     def fits(self, layers: Integers) -> NDArray[np.bool_]:
         """[pipelines]: whether every stage has the memory for its layers."""
-        fitting: NDArray[np.bool_] = np.all(layers <= self.capacity, axis=0)
+        fitting: NDArray[np.bool_] = np.all(self.held(layers) <= self.capacity, axis=0)
         return fitting
 
     def iteration(self, layers: Integers) -> Floats:
@@ -137,9 +154,9 @@ class Pipelines:
         other, to the same moment of the next one: each stage steps its optimizer, goes through the schedule, sums
         its gradients; then first and last stage sum the embedding's.
         """
-        stepped = self.optimizer.of(layers)
-        done = ends(self.schedule, self.micro_batches, **self._times(layers))
-        summed = done + self.exposed(layers)
+        times, held = self._times(layers), self.held(layers)
+        done = ends(self.schedule, self.micro_batches, times)
+        summed = done + self.exposed(held)
         shared = np.maximum(summed[0], summed[-1]) + self.embedding
         all_summed = summed.max(axis=0)
         total = np.maximum(all_summed, shared)
@@ -149,56 +166,58 @@ class Pipelines:
             pipeline=last,
             sums=all_summed - last,
             embedding=total - all_summed,
-            optimizer=stepped.max(axis=0),
+            optimizer=times.start.max(axis=0),
         )
 
-    def exposed(self, layers: Integers) -> Floats:
+    def exposed(self, held: Integers) -> Floats:
         """[stages, pipelines]: seconds from a stage's last backward pass until its gradients are summed."""
-        whole = self.sums.of(layers)
+        whole = self.sums.of(held)
         if self.hidden is None:
             return whole
-        left: Floats = np.minimum(whole, np.maximum(whole - self.hidden.time.of(layers), self.hidden.last))
+        left: Floats = np.minimum(whole, np.maximum(whole - self.hidden.time.of(held), self.hidden.last))
         return left
 
-    def _exposed_slopes(self, layers: Integers) -> Floats:
+    @property
+    def least_exposed(self) -> Floats:
+        """[stages, pipelines]: what `exposed` is at least."""
+        return self.sums.fixed if self.hidden is None else np.minimum(self.sums.fixed, self.hidden.last)
+
+    def _exposed_slopes(self, held: Integers) -> Floats:
         """[stages, pipelines]: seconds that `exposed` gains with a layer."""
         if self.hidden is None:
             return self.sums.layer
-        left, whole = self.exposed(layers), self.sums.of(layers)
+        left, whole = self.exposed(held), self.sums.of(held)
         beyond = np.where(left == self.hidden.last, 0.0, self.sums.layer - self.hidden.time.layer)
         slopes: Floats = np.where(left == whole, self.sums.layer, beyond)
         return slopes
 
     def slopes(self, layers: Integers) -> Floats:
-        """[stages, pipelines]: seconds that the longest path of the iteration gains with a layer of each stage.
+        """[parts, pipelines]: seconds that the longest path of the iteration gains with a layer of each part.
 
         Every path takes a time that is linear in the layers, and the iteration the longest of them; so with any other
         partition it takes at least its time with this one, plus these slopes times the difference.
         """
-        times = self._times(layers)
-        sums = self.exposed(layers)
-        summed = ends(self.schedule, self.micro_batches, **times) + sums
-        shared = summed.copy()
-        shared[[0, -1]] += self.embedding
-        end = np.zeros_like(summed)
-        end[np.argmax(shared, axis=0), np.arange(len(self))] = 1
-        path = longest(self.schedule, self.micro_batches, **times, end=end)
+        held = self.held(layers)
+        after = self.exposed(held)
+        after[0] += self.embedding
+        after[-1] += self.embedding if self.stages > 1 else 0
+        path = longest(self.schedule, self.micro_batches, self._times(layers), after)
+        by_stage = path.start * self.optimizer.layer + path.end * self._exposed_slopes(held)
         slopes: Floats = (
             path.forward * self.forward.layer
             + path.backward * self.backward.layer
-            + path.start * self.optimizer.layer
-            + end * self._exposed_slopes(layers)
+            + np.tile(by_stage, (self.parts_count // self.stages, 1))
         )
         return slopes
 
-    def _times(self, layers: Integers) -> dict[str, Floats]:
-        return {
-            "forward": self.forward.of(layers),
-            "backward": self.backward.of(layers),
-            "send_forward": self.hop,
-            "send_backward": np.concatenate([np.zeros_like(self.hop[:1]), self.hop[:-1]]),
-            "start": self.optimizer.of(layers),
-        }
+    def _times(self, layers: Integers) -> Times:
+        return Times(
+            forward=self.forward.of(layers),
+            backward=self.backward.of(layers),
+            send_forward=self.hop,
+            send_backward=np.roll(self.hop, 1, axis=0),
+            start=self.optimizer.of(self.held(layers)),
+        )
 
 
 def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -> Pipelines:
@@ -217,12 +236,13 @@ def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -
     stepping = [optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision) for kind in kinds]
     shares = parallel.data if parallel.sharded_optimizer else 1
     bases = np.array([time.basis for time in times])
-    backward = _passes(view, where, [(t.embedding.backward, t.layer.backward, t.head.backward) for t in times])
+    passes = partial(_passes, view, where, parallel.chunks)
+    backward = passes([(t.embedding.backward, t.layer.backward, t.head.backward) for t in times])
     sums = _by_parameters(training, summing)
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
-        forward=_passes(view, where, [(t.embedding.forward, t.layer.forward, t.head.forward) for t in times]),
+        forward=passes([(t.embedding.forward, t.layer.forward, t.head.forward) for t in times]),
         backward=backward,
         hop=view.slowest(where.hops).takes(np.array(float(training.message_bytes))),
         sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
@@ -236,7 +256,7 @@ def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -
         embedding=_embedding(view, where, training),
         capacity=_capacity(view, where, training),
         basis=bases[orders].max(axis=1),
-        hidden=_hidden(training, backward, summing) if training.overlaps else None,
+        hidden=_hidden(training, backward.layer[: parallel.pipeline], summing) if training.overlaps else None,
     )
 
 
@@ -268,9 +288,10 @@ class _View:
         return reduced
 
 
-def _passes(view: _View, where: Placement, times: Sequence[tuple[float, float, float]]) -> Linear:
-    """From the times of embedding, layer and head, by kind."""
+def _passes(view: _View, where: Placement, chunks: int, times: Sequence[tuple[float, float, float]]) -> Linear:
+    """[parts, pipelines], from the times of embedding, layer and head, by kind."""
     embedding, layer, head = (view.largest(where.stages, by_kind) for by_kind in zip(*times, strict=True))
+    layer = np.tile(layer, (chunks, 1))
     fixed = np.zeros_like(layer)
     fixed[0] += embedding[0]
     fixed[-1] += head[-1]
@@ -292,15 +313,12 @@ def _in_buckets(training: Training, sums: Linear, summing: Link[Floats]) -> Line
     return replace(sums, layer=sums.layer + buckets * summing.latency_s)
 
 
-def _hidden(training: Training, backward: Linear, summing: Link[Floats]) -> Hidden:
+def _hidden(training: Training, layer: Floats, summing: Link[Floats]) -> Hidden:
+    """`layer` is the backward pass of one, by stage."""
     model, tensor = training.model, training.parallel.tensor
     first = overlap.first_bucket_layers(model, tensor)
-    parameters = [
-        [overlap.last_bucket_parameters(model, tensor, first=stage == 0)] for stage in range(len(backward.layer))
-    ]
-    return Hidden(
-        time=Linear(fixed=-first * backward.layer, layer=backward.layer), last=summing.takes(np.array(parameters))
-    )
+    parameters = [[overlap.last_bucket_parameters(model, tensor, first=stage == 0)] for stage in range(len(layer))]
+    return Hidden(time=Linear(fixed=-first * layer, layer=layer), last=summing.takes(np.array(parameters)))
 
 
 def _embedding(view: _View, where: Placement, training: Training) -> Floats:

@@ -14,11 +14,12 @@ import numpy as np
 from conf.partition import NodeOrder, Partition
 from conf.schema import Parallel
 from fasop.baselines import even, minmax
+from fasop.bounds import bound, quick_bound
 from fasop.candidates import Candidates, Space
 from fasop.costs import Basis
 from fasop.fast import Floats
 from fasop.hardware import NodeKind
-from fasop.partition import bottleneck, bound, improved, quick_bound
+from fasop.partition import bottleneck, improved
 from fasop.pipelines import Parts, Pipelines
 from fasop.placement import Integers
 from fasop.training import Training

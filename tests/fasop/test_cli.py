@@ -91,12 +91,11 @@ def test_a_plan_is_not_overwritten_unless_told(plans: Path, capsys: pytest.Captu
         (["csv=/nowhere/plans.csv"], "cannot write /nowhere/plans.csv: No such file or directory"),
         (["cluster=nope"], "Could not find 'cluster/nope'"),
         (["cluster.nope=1"], "'tdpp launch --cfg job' every key"),
-        (["parallel.schedule=zb_h1"], "parallel.schedule=zb_h1 is not searched; use one of: one_f_one_b, gpipe"),
         (["parallel.schedule_file=a.json"], "parallel.schedule_file=a.json cannot be searched"),
         (["cluster=local"], "cluster.groups.local.gpus_per_node=null: a search must know"),
         (["cluster.gpus.a10.profile=nope"], "there is no profile 'nope'"),
     ],
-    ids=["top", "overwrite", "name", "csv", "choice", "key", "schedule", "file", "nodes", "profile"],
+    ids=["top", "overwrite", "name", "csv", "choice", "key", "file", "nodes", "profile"],
 )
 def test_what_cannot_be_is_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     small = [] if words == ["cluster=local"] else SMALL

@@ -10,42 +10,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.schema import Schedule
-from fasop.errors import SearchError
-from fasop.fast import KNOWN, ends
+from fasop.fast import KNOWN, Times, ends
 from fasop.simulate import StageTimes, simulate
 from megatron_ext.schedule import as_json, schedule
 
 TIMES = st.floats(0, 100, allow_nan=False)
 
 
-@given(
-    st.sampled_from(KNOWN),
-    st.integers(1, 9),
-    st.integers(1, 12),
-    st.data(),
-)
+@given(st.sampled_from(KNOWN), st.integers(1, 9), st.integers(1, 12), st.integers(2, 3), st.data())
 def test_every_stage_ends_when_the_replay_says(
-    name: Schedule, stages: int, micro_batches: int, data: st.DataObject
+    name: Schedule, stages: int, micro_batches: int, chunks: int, data: st.DataObject
 ) -> None:
-    rows = st.lists(TIMES, min_size=stages, max_size=stages)
-    pipelines = [[data.draw(rows) for _ in range(4)] for _ in range(2)]
-    forward, backward, ahead, back = np.array(pipelines).transpose(1, 2, 0)
-    found = ends(
-        name,
-        micro_batches,
-        forward=forward,
-        backward=backward,
-        send_forward=ahead,
-        send_backward=back,
-        start=np.zeros((stages, 2)),
-    )
-    lists = as_json(schedule(name, stages, 1, micro_batches), 1, micro_batches)
-    for number, (f, b, sf, sb) in enumerate(pipelines):
-        times = [
-            StageTimes(forward=[f[s]], backward=[b[s]], send_forward=sf[s], send_backward=sb[s]) for s in range(stages)
+    stages, chunks = (max(2, stages), chunks) if name is Schedule.interleaved else (stages, 1)
+    parts = stages * chunks
+
+    def rows(count: int) -> np.ndarray:
+        return np.array(data.draw(st.lists(TIMES, min_size=2 * count, max_size=2 * count))).reshape(count, 2)
+
+    times = Times(rows(parts), rows(parts), rows(stages), rows(stages), np.zeros((stages, 2)))
+    found = ends(name, micro_batches, times)
+    lists = as_json(schedule(name, stages, chunks, micro_batches), chunks, micro_batches)
+    for number in range(2):
+        forward, backward, ahead, back, _ = (kind[:, number].tolist() for kind in times)
+        stage_times = [
+            StageTimes(forward=forward[s::stages], backward=backward[s::stages], send_forward=f, send_backward=b)
+            for s, (f, b) in enumerate(zip(ahead, back, strict=True))
         ]
         replayed = [0.0] * stages
-        for event in simulate(lists, times):
+        for event in simulate(lists, stage_times):
             replayed[event.stage] = event.end
         assert found[:, number].tolist() == replayed
 
@@ -58,30 +50,13 @@ def test_a_stage_that_begins_later_is_as_one_whose_first_pass_is_longer(
     one = np.ones((stages, 1))
     start = np.zeros((stages, 1))
     start[0] = late[0]
-    plain = {"forward": one, "backward": one, "send_forward": one, "send_backward": one}
-    on_time = ends(Schedule.one_f_one_b, micro_batches, **plain, start=0 * start)
-    assert ends(Schedule.one_f_one_b, micro_batches, **plain, start=start)[0] == pytest.approx(on_time[0] + late[0])
-
-
-@pytest.mark.parametrize("name", [Schedule.interleaved, Schedule.zb_h1])
-def test_a_schedule_that_it_does_not_know_is_told(name: Schedule) -> None:
-    ones = np.ones((2, 1))
-    with pytest.raises(
-        SearchError, match=rf"parallel\.schedule={name} is not searched; use one of: one_f_one_b, gpipe"
-    ):
-        ends(name, 4, forward=ones, backward=ones, send_forward=ones, send_backward=ones, start=ones)
+    on_time = ends(Schedule.one_f_one_b, micro_batches, Times(one, one, one, one, 0 * start))
+    behind = ends(Schedule.one_f_one_b, micro_batches, Times(one, one, one, one, start))
+    assert behind[0] == pytest.approx(on_time[0] + late[0])
 
 
 def test_thousands_of_pipelines_take_less_than_a_second() -> None:
     ones = np.random.default_rng(1).random((5, 8, 10_000))
     before = time.process_time()
-    ends(
-        Schedule.one_f_one_b,
-        16,
-        forward=ones[0],
-        backward=ones[1],
-        send_forward=ones[2],
-        send_backward=ones[3],
-        start=ones[4],
-    )
+    ends(Schedule.one_f_one_b, 16, Times(*ones))
     assert time.process_time() - before < 1

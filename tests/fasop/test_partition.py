@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from conf.schema import Schedule
 from fasop.baselines import even, minmax
+from fasop.bounds import bound, quick_bound
 from fasop.fast import KNOWN
-from fasop.partition import bottleneck, bound, feasible, improved, largest_stage, quick_bound
+from fasop.partition import bottleneck, feasible, improved, largest_stage
 from fasop.pipelines import Linear, Pipelines
 from fasop.search import start
 from tests.fasop.plans import MEGATRON, built, column, experiment, mixed
@@ -24,21 +25,26 @@ POSITIVE = st.floats(0.1, 10, allow_nan=False)
 
 @st.composite
 def lines(draw: st.DrawFn, most_stages: int = 5, layers: int = 7) -> Pipelines:
-    """Two pipelines of any times, with room for any number of layers or for few."""
-    stages = draw(st.integers(1, most_stages))
+    """Two pipelines of any times, with any schedule, with room for any number of layers or for few."""
+    schedule = draw(st.sampled_from(KNOWN))
+    chunks = 2 if schedule is Schedule.interleaved else 1
+    stages = draw(st.integers(chunks, most_stages // chunks))
 
-    def numbers(what: st.SearchStrategy[float]) -> np.ndarray:
-        return np.array(draw(st.lists(what, min_size=2 * stages, max_size=2 * stages))).reshape(stages, 2)
+    def numbers(what: st.SearchStrategy[float], rows: int = stages) -> np.ndarray:
+        return np.array(draw(st.lists(what, min_size=2 * rows, max_size=2 * rows))).reshape(rows, 2)
 
     def linear(layer: st.SearchStrategy[float]) -> Linear:
         return Linear(fixed=numbers(TIME), layer=numbers(layer))
 
+    def passes() -> Linear:
+        return Linear(fixed=numbers(TIME, stages * chunks), layer=np.tile(numbers(POSITIVE), (chunks, 1)))
+
     shared = numbers(TIME)[0] if stages > 1 else np.zeros(2)
     return Pipelines(
-        schedule=draw(st.sampled_from(KNOWN)),
+        schedule=schedule,
         micro_batches=draw(st.integers(1, 8)),
-        forward=linear(POSITIVE),
-        backward=linear(POSITIVE),
+        forward=passes(),
+        backward=passes(),
         hop=numbers(TIME),
         sums=linear(TIME),
         optimizer=linear(TIME),
@@ -59,8 +65,8 @@ def partitions(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
 
 def every(one: Pipelines, layers: int) -> np.ndarray:
     """All partitions of one pipeline that fit, [stages, partitions]."""
-    table = np.array(list(partitions(layers, one.stages))).T
-    return table[:, np.all(table <= one.capacity, axis=0)]
+    table = np.array(list(partitions(layers, one.parts_count))).T
+    return table[:, np.all(one.held(table) <= one.capacity, axis=0)]
 
 
 def alone(several: Pipelines, number: int) -> Pipelines:

@@ -15,7 +15,7 @@ from conf.partition import Partition
 from conf.schema import Schedule
 from conf.sizes import embedding_parameters, layer_parameters
 from fasop.errors import SearchError
-from fasop.fast import ends
+from fasop.fast import Times, ends
 from fasop.hardware import node_kinds
 from fasop.memory import GIB, stage_memory
 from fasop.pipelines import Linear, pipelines
@@ -44,15 +44,7 @@ def test_the_published_pipeline_is_predicted_within_3_percent() -> None:
     """0.917 s of one iteration, from its stages' times and the hops of this model."""
     hop = built(mixed(*MEGATRON), [A100] + [A10] * 7).hop
     forward, backward = (np.array([PUBLISHED[name]]).T / 1e3 for name in ("forward", "backward"))
-    done = ends(
-        Schedule.one_f_one_b,
-        16,
-        forward=forward,
-        backward=backward,
-        send_forward=hop,
-        send_backward=hop,
-        start=0 * hop,
-    )
+    done = ends(Schedule.one_f_one_b, 16, Times(forward, backward, hop, hop, 0 * hop))
     assert done.max() == pytest.approx(0.917, rel=0.03)
 
 
