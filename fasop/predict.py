@@ -158,17 +158,12 @@ def predict_plan(
 
 def stage_times(lines: Pipelines, layers: Sequence[int]) -> list[StageTimes]:
     """What the stages of the one pipeline take for a micro-batch; `layers` are by virtual stage."""
-    stages, last = lines.stages, len(layers) - 1
-
-    def passes(fixed: np.ndarray, layer: np.ndarray, stage: int) -> list[float]:
-        """By chunk. The first virtual stage has the embedding, the last one the head: what is fixed."""
-        virtual = range(stage, last + 1, stages)
-        return [float(layers[v] * layer[stage, 0] + (fixed[stage, 0] if v in (0, last) else 0)) for v in virtual]
-
+    stages, column = lines.stages, np.array([layers]).T
+    forward, backward = (passes.of(column)[:, 0].tolist() for passes in (lines.forward, lines.backward))
     return [
         StageTimes(
-            forward=passes(lines.forward.fixed, lines.forward.layer, stage),
-            backward=passes(lines.backward.fixed, lines.backward.layer, stage),
+            forward=forward[stage::stages],
+            backward=backward[stage::stages],
             send_forward=float(lines.hop[stage, 0]),
             send_backward=float(lines.hop[stage - 1, 0]),
         )
