@@ -51,5 +51,5 @@ def write(run: RunDir, findings: Findings | None) -> tuple[Path, Path]:
     run.report.mkdir(exist_ok=True)
     index, all_ranks = run.report / "index.html", run.report / "timeline.html"
     write_atomic(index, run_page.render(known, timeline, figures, findings, prediction, read_gpus(run, known)))
-    write_atomic(all_ranks, timeline_page.render(known, timeline, figures))
+    write_atomic(all_ranks, timeline_page.render(known, timeline, figures, prediction))
     return index, all_ranks
