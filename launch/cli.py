@@ -69,6 +69,10 @@ def _run(argv: Sequence[str]) -> int:
         from launch.findings import all_findings
 
         return int(module.main(rest, judge=all_findings))
+    if verb == "data":
+        from reports.figures_page import figures_page
+
+        return int(module.main(rest, draw=figures_page))
     return int(module.main(rest))
 
 
