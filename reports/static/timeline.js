@@ -130,7 +130,8 @@ function say(rows, [top, bottom]) {
   if (ranks < rows) parts.push(`${ranks} of ${rows} rows in view; drag with Shift for the others, or filter`);
   if (view.predicted) parts.push(`predicted: ${ms(run.predicted_ns)} ms from one iteration to the next`);
   const apart = `clocks of ranks agree within ${(run.uncertainty_ns / 1e3).toLocaleString("en")} µs`;
-  parts.push(run.uncertainty_ns ? apart : "all ranks on one clock");
+  const unknown = run.uncertainty_ns === null ? "how well the clocks of nodes agree is not known" : "all ranks on one clock";
+  parts.push(run.uncertainty_ns ? apart : unknown);
   element("said").textContent = parts.join(" · ");
   element("iteration").value = number;
   element("previous").disabled = view.iteration === 0;
