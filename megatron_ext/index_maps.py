@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tokenize import TokenError
-from typing import TYPE_CHECKING, Any, List, NamedTuple, NoReturn, Sequence, Union
+from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, NoReturn, Sequence, Tuple, Union
 
 import numpy as np
 from numpy.lib import format as npy
@@ -20,6 +20,9 @@ from megatron_ext.indexed_dataset import IndexedDataset, data_file, replacing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+BLOCK = 1 << 15
+"""Documents that are gone through at once."""
 
 
 class IndexMaps(NamedTuple):
@@ -99,7 +102,10 @@ def compute(lengths: NDArray[np.int32], documents: range, samples: int, sequence
     else:
         random.shuffle(doc_idx)
     dtypes = _dtypes(len(doc_idx), plan.samples)
-    sample_idx = sample_starts(lengths[doc_idx], sequence_length).astype(dtypes[1])
+    sample_idx = np.empty((plan.samples + 1, 2), dtypes[1])
+    for first, document, offset in sample_starts(lengths, doc_idx, sequence_length):
+        block = sample_idx[first : first + len(document)]
+        block[:, 0], block[:, 1] = document, offset
     shuffle_idx = np.arange(plan.samples, dtype=dtypes[2])
     random.shuffle(shuffle_idx[: plan.shuffled_together])
     if plan.separate_last_epoch:
@@ -107,18 +113,29 @@ def compute(lengths: NDArray[np.int32], documents: range, samples: int, sequence
     return IndexMaps(doc_idx, sample_idx, shuffle_idx)
 
 
-def sample_starts(lengths: NDArray[np.int32], sequence_length: int) -> NDArray[np.int64]:
-    """Where the samples begin in documents of these `lengths` laid end to end: the map `sample_idx`.
+def sample_starts(
+    lengths: NDArray[np.int32], doc_idx: NDArray[np.int32], sequence_length: int
+) -> Iterator[Tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    """Where the samples begin in the documents `doc_idx` laid end to end: the map `sample_idx`, block after block.
 
-    Row i is the document that holds token `i * sequence_length` and where in it; counting how many such tokens lie
-    before the end of each document finds them all in linear time.
+    Of each block its first row, then the columns: the document that holds token `row * sequence_length`, and where in
+    it. Counting how many such tokens lie before the end of each document finds them all in linear time; blocks are as
+    large as fits a CPU's cache, which takes a third of the time that whole arrays take.
     """
-    ends = np.cumsum(lengths, dtype=np.int64)
-    starts_before_end = -(-ends // sequence_length)
-    document = np.repeat(np.arange(len(lengths)), np.diff(starts_before_end, prepend=0))
-    offset = np.arange(len(document)) * sequence_length - (ends - lengths)[document]
-    document[0] = 0  # Megatron begins with the first document, even an empty one.
-    return np.stack([document, offset], axis=1)
+    tokens = rows = 0
+    for first in range(0, len(doc_idx), BLOCK):
+        ends = np.zeros(min(BLOCK, len(doc_idx) - first) + 1, np.int64)
+        np.cumsum(lengths.take(doc_idx[first : first + BLOCK]), out=ends[1:])
+        ends += tokens
+        rows_before_end = (ends[1:] + (sequence_length - 1)) // sequence_length - rows
+        count = int(rows_before_end[-1])
+        document = np.cumsum(np.bincount(rows_before_end, minlength=count + 1)[:count])
+        offset = np.arange(rows, rows + count) * sequence_length - ends.take(document)
+        document += first
+        if rows == 0 and count:
+            document[0] = 0  # Megatron begins with the first document, even an empty one.
+        yield rows, document, offset
+        tokens, rows = int(ends[-1]), rows + count
 
 
 def map_files(prefix: Union[str, Path], name: str, samples: int, sequence_length: int, seed: int) -> List[Path]:
@@ -198,11 +215,13 @@ def _check(
     if bool(np.any(times != plan.epochs)):
         wrong = int(np.argmax(times != plan.epochs))
         _misfit(files[0], f"document {documents[wrong]} {plan.epochs} times", f"{times[wrong]} times")
-    starts = sample_starts(data.lengths[maps.doc_idx], sequence_length)
-    differs = np.any(maps.sample_idx != starts, axis=1)
-    if bool(differs.any()):
-        wrong = int(np.argmax(differs))
-        _misfit(files[1], f"sample {wrong} to begin at {starts[wrong].tolist()}", f"{maps.sample_idx[wrong].tolist()}")
+    for first, document, offset in sample_starts(data.lengths, maps.doc_idx, sequence_length):
+        block = maps.sample_idx[first : first + len(document)]
+        differs = (block[:, 0] != document) | (block[:, 1] != offset)
+        if differs.any():
+            wrong = int(np.argmax(differs))
+            start = [int(document[wrong]), int(offset[wrong])]
+            _misfit(files[1], f"sample {first + wrong} to begin at {start}", f"{block[wrong].tolist()}")
     seen = np.zeros(plan.samples, bool)
     seen[maps.shuffle_idx[maps.shuffle_idx < plan.samples]] = True
     if not seen.all():

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from megatron_ext import index_maps
 from megatron_ext.errors import DataError
 from megatron_ext.index_maps import IndexMaps, build_or_load, compute, layout, map_files, split_documents
 from megatron_ext.indexed_dataset import IndexedDataset, data_file, write_indexed
@@ -90,13 +92,15 @@ def plain_maps(
     samples=st.integers(1, 60),
     sequence_length=st.integers(1, 20),
     seed=st.integers(0, 2**32 - 1),
+    block=st.integers(1, 40),
 )
 def test_the_maps_are_those_of_a_walk_through_every_token(
-    lengths: list[int], first: int, left: int, samples: int, sequence_length: int, seed: int
+    lengths: list[int], first: int, left: int, samples: int, sequence_length: int, seed: int, block: int
 ) -> None:
     documents = range(first, len(lengths) - left)
     assume(sum(lengths[document] for document in documents) > sequence_length)
-    maps = compute(np.array(lengths, np.int32), documents, samples, sequence_length, seed)
+    with patch.object(index_maps, "BLOCK", block):
+        maps = compute(np.array(lengths, np.int32), documents, samples, sequence_length, seed)
     order, starts, shuffle = plain_maps(lengths, documents, samples, sequence_length, seed)
     assert maps.doc_idx.tolist() == order
     assert maps.sample_idx.tolist() == [list(start) for start in starts]
