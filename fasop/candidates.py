@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from conf.schema import Parallel, Recompute, Schedule
+from fasop.choices import Choices
 from fasop.costs import measured_tensor_sizes
 from fasop.errors import SearchError
-from fasop.hardware import NodeKind
+from fasop.hardware import NodeKind, gpus_of
 from fasop.orders import orders
 from fasop.partition import feasible
-from fasop.pipelines import Pipelines, pipelines
+from fasop.pipelines import Linear, Pipelines, pipelines
 from fasop.placement import Integers
 from fasop.training import Training
 
@@ -22,6 +26,7 @@ class Candidates:
     """Of the same sizes, on nodes with the same numbers of GPUs: one for each node order that makes a difference."""
 
     training: Training
+    kinds: Sequence[NodeKind]
     orders: Integers
     """[candidates, nodes]: the kind of each node."""
     pipelines: Pipelines
@@ -36,40 +41,49 @@ class Candidates:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    kinds: Sequence[NodeKind]
     groups: Sequence[Candidates]
     """All that fit into memory with some partition."""
     too_large: int
     """How many do not fit with any."""
 
+    @property
+    def candidates(self) -> int:
+        return sum(len(group.orders) for group in self.groups)
 
-def space(training: Training, kinds: Sequence[NodeKind]) -> Space:
+
+def space(training: Training, kinds: Sequence[NodeKind], choices: Choices | None = None) -> Space:
     """The candidates for all nodes of these kinds.
 
-    `training` gives the model, the global batch, the schedule and what else is not searched.
+    `training` gives the model and the global batch, and without `choices` also the schedule and all that is no size.
 
     Raises:
         SearchError: no sizes are possible, or nothing fits into memory, with what would help.
     """
-    chosen = list(sizes(training, kinds))
-    if not chosen:
-        raise SearchError(_no_sizes(training, kinds))
-    built = _built(chosen, kinds)
+    choices = choices or Choices.of(training.parallel)
+    found = any_space(training, kinds, choices)
+    if not found.groups and not found.too_large:
+        raise SearchError(_no_sizes(training, kinds, choices))
+    if not found.groups:
+        raise SearchError(_nothing_fits(training, kinds, choices))
+    return found
+
+
+def any_space(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> Space:
+    """As `space`; there may be no candidates."""
+    built = _built(training, kinds, choices)
     groups = [group for group in map(_fitting, built) if len(group.orders)]
-    if not groups:
-        raise SearchError(_nothing_fits(training, kinds))
     every = sum(len(group.orders) for group in built)
-    return Space(kinds=kinds, groups=groups, too_large=every - sum(len(group.orders) for group in groups))
+    return Space(groups=groups, too_large=every - sum(len(group.orders) for group in groups))
 
 
-def sizes(training: Training, kinds: Sequence[NodeKind]) -> Iterator[Training]:
+def sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices | None = None) -> Iterator[Training]:
     """Every division of all GPUs and of the batch, in increasing order of tensor, data and micro-batch size.
 
     A tensor group lies inside a node, and was measured where the model was. A pipeline has no more stages than layers
-    and one each for embedding and head.
+    and one each for embedding and head. Options are as in `training`.
     """
     model, parallel = training.model, training.parallel
-    gpus = sum(kind.gpus * kind.group.count for kind in kinds)
+    gpus = gpus_of(kinds)
     for tensor in tensor_sizes(training, kinds):
         for data in divisors(gpus // tensor):
             pipeline = gpus // tensor // data
@@ -85,7 +99,8 @@ def sizes(training: Training, kinds: Sequence[NodeKind]) -> Iterator[Training]:
                     partition=None,
                     node_order=None,
                 )
-                yield replace(training, parallel=sized)
+                if choices is None or choices.tries(sized):
+                    yield replace(training, parallel=sized)
 
 
 def tensor_sizes(training: Training, kinds: Sequence[NodeKind]) -> list[int]:
@@ -96,7 +111,6 @@ def tensor_sizes(training: Training, kinds: Sequence[NodeKind]) -> list[int]:
         tensor
         for tensor in divisors(min(kind.gpus for kind in kinds))
         if model.heads % tensor == 0
-        and not (training.parallel.sequence_parallel and model.sequence_length % tensor)
         and all(kind.gpus % tensor == 0 for kind in kinds)
         and all(known is None or tensor in known for known in measured)
     ]
@@ -106,13 +120,60 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def _built(chosen: Sequence[Training], kinds: Sequence[NodeKind]) -> list[Candidates]:
+def _built(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> list[Candidates]:
     shapes = _by_shape(orders([kind.group.count for kind in kinds]), kinds)
     return [
-        _distinct(Candidates(training=one, orders=shaped, pipelines=pipelines(one, kinds, shaped)))
-        for one in chosen
+        group
+        for sized in sizes(training, kinds, choices)
+        for parallel in choices.schedules(sized.parallel, training.model, training.engine)
         for shaped in shapes
+        for group in _variants(sized, choices.variants(parallel), kinds, shaped)
     ]
+
+
+def _variants(
+    sized: Training, variants: Iterable[Parallel], kinds: Sequence[NodeKind], shaped: Integers
+) -> list[Candidates]:
+    """Those of the options of a plan, without what an earlier one of them is never worse than, and without twins."""
+    groups: list[Candidates] = []
+    lines: list[Pipelines] = []
+    for parallel in variants:
+        if parallel.sequence_parallel and sized.model.sequence_length % parallel.tensor:
+            continue
+        one = replace(sized, parallel=parallel)
+        line = pipelines(one, kinds, shaped)
+        useful = np.ones(len(line), bool)
+        for earlier in lines:
+            useful &= ~never_worse(earlier, line, sized.model.layers)
+        lines.append(line)
+        if useful.any():
+            group = Candidates(training=one, kinds=kinds, orders=shaped, pipelines=line)
+            groups.append(_distinct(group if useful.all() else group.take(np.nonzero(useful)[0])))
+    return groups
+
+
+def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:
+    """[pipelines]: whether no partition is slower with `one`, of the same schedule, and all that fit `other` fit it.
+
+    A stage that ends earlier delays nobody. Times are linear in the layers, so none and all of them tell of any number.
+    A backward pass that takes longer hides more of the sum of gradients, but at most what it takes longer; with ZB-H1,
+    whose backward passes have two parts, nothing is claimed.
+    """
+    if (one.hidden is None and other.hidden is not None) or one.schedule is Schedule.zb_h1:
+        return np.zeros(len(one), bool)
+    room = np.minimum(one.capacity, layers) >= np.minimum(other.capacity, layers)
+    better: NDArray[np.bool_] = room.all(axis=0) & (one.embedding <= other.embedding)
+    better &= (one.hop <= other.hop).all(axis=0)
+    if one.hidden is not None and other.hidden is not None:
+        better &= (one.hidden.last <= other.hidden.last).all(axis=0)
+    for mine, theirs in zip(_stage_times(one), _stage_times(other), strict=True):
+        better &= (mine.fixed <= theirs.fixed).all(axis=0)
+        better &= (mine.of(np.array(layers)) <= theirs.of(np.array(layers))).all(axis=0)
+    return better
+
+
+def _stage_times(lines: Pipelines) -> tuple[Linear, ...]:
+    return lines.forward, lines.backward, lines.sums, lines.optimizer
 
 
 def _by_shape(every: Integers, kinds: Sequence[NodeKind]) -> list[Integers]:
@@ -127,8 +188,9 @@ def _distinct(group: Candidates) -> Candidates:
     lines = group.pipelines
     if len(lines) == 1:
         return group
-    parts = [lines.forward, lines.backward, lines.sums, lines.optimizer]
+    parts = _stage_times(lines)
     rows = [*(part.fixed for part in parts), *(part.layer for part in parts), lines.hop, lines.capacity]
+    rows += [lines.hidden.last] if lines.hidden is not None else []
     numbers = np.concatenate([*rows, lines.embedding[np.newaxis], lines.basis[np.newaxis]])
     _, first = np.unique(numbers, axis=1, return_index=True)
     return group if len(first) == len(lines) else group.take(np.sort(first))
@@ -139,8 +201,8 @@ def _fitting(group: Candidates) -> Candidates:
     return group if fits.all() else group.take(np.nonzero(fits)[0])
 
 
-def _no_sizes(training: Training, kinds: Sequence[NodeKind]) -> str:
-    gpus = sum(kind.gpus * kind.group.count for kind in kinds)
+def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> str:
+    gpus = gpus_of(kinds)
     batch, model = training.parallel.global_batch_size, training.model
     tensor = tensor_sizes(training, kinds)
     if not tensor:
@@ -151,6 +213,9 @@ def _no_sizes(training: Training, kinds: Sequence[NodeKind]) -> str:
             for kind, sizes in zip(kinds, known, strict=True)
         )
         return f"no tensor size suits all nodes and model.heads={model.heads}: {groups}"
+    without = [one.parallel for one in sizes(training, kinds)]
+    if without:
+        return _not_as_given(without, gpus, choices)
     replicas = sorted({gpus // t // p for t in tensor for p in divisors(gpus // t) if p <= model.layers + 2})
     near = sorted(
         {n for d in replicas for n in (batch // d * d, (batch // d + 1) * d) if n}, key=lambda n: abs(n - batch)
@@ -162,26 +227,51 @@ def _no_sizes(training: Training, kinds: Sequence[NodeKind]) -> str:
     )
 
 
-def _nothing_fits(training: Training, kinds: Sequence[NodeKind]) -> str:
+def _not_as_given(possible: Sequence[Parallel], gpus: int, choices: Choices) -> str:
+    given = " ".join(f"parallel.{key}={','.join(map(str, values))}" for key, values in choices.sizes.items())
+    values = {key: sorted({getattr(p, key) for p in possible}) for key in choices.sizes}
+    one_by_one = "; ".join(f"{key} {', '.join(map(str, known))}" for key, known in values.items())
+    if not given:
+        given = f"parallel.schedule={','.join(choices.schedule)}"
+        one_by_one = "the interleaved schedule needs two stages or more and a layer for each of their chunks"
+    return f"no plan for {gpus} GPUs has {given}; possible: {one_by_one}" + (
+        ", not all of them together" if len(values) > 1 else ""
+    )
+
+
+def _nothing_fits(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> str:
     """Says how much memory, or how many nodes, it would take; each found by trying."""
     have = ", ".join(f"{kind.gpu.name} {kind.gpu.memory_gib:g} GiB" for kind in kinds)
     ways = []
-    for percent in range(110, 1001, 10):
-        larger = [replace(k, gpu=replace(k.gpu, memory_gib=k.gpu.memory_gib * percent / 100)) for k in kinds]
-        if _fit(training, larger):
-            ways.append(f"{percent} % of this memory on every GPU")
-            break
+    percents = range(110, 1001, 10)
+    enough = bisect_left(percents, True, key=lambda percent: _fit(training, _larger(kinds, percent), choices))
+    if enough < len(percents):
+        ways.append(f"{percents[enough]} % of this memory on every GPU")
     for times in (2, 4, 8, 16):
         more = [replace(k, group=replace(k.group, count=k.group.count * times)) for k in kinds]
-        if _fit(training, more):
-            ways.append(f"{times} times as many nodes, {sum(k.gpus * k.group.count for k in more)} GPUs")
+        if _fit(training, more, choices):
+            ways.append(f"{times} times as many nodes, {gpus_of(more)} GPUs")
             break
-    ways.append("parallel.recompute=full, parallel.sharded_optimizer=true or a smaller model")
+    ways.append(" or ".join([*_savers(choices), "a smaller model"]))
     return (
         f"model={training.model.name} with parallel.global_batch_size={training.parallel.global_batch_size} fits into "
         f"the memory of cluster.gpus ({have}) with no plan; what would help: {'; or '.join(ways)}"
     )
 
 
-def _fit(training: Training, kinds: Sequence[NodeKind]) -> bool:
-    return any(len(_fitting(group).orders) for group in _built(list(sizes(training, kinds)), kinds))
+def _larger(kinds: Sequence[NodeKind], percent: int) -> list[NodeKind]:
+    return [replace(k, gpu=replace(k.gpu, memory_gib=k.gpu.memory_gib * percent / 100)) for k in kinds]
+
+
+def _savers(choices: Choices) -> list[str]:
+    """Options that save memory, and were not tried."""
+    savers = []
+    if Recompute.full not in choices.recompute:
+        savers.append("parallel.recompute=full")
+    if True not in choices.sharded_optimizer:
+        savers.append("parallel.sharded_optimizer=true")
+    return savers
+
+
+def _fit(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> bool:
+    return bool(any_space(training, kinds, choices).groups)

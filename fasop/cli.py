@@ -5,48 +5,44 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import conf
-from conf.rundir import RunDir
 from fasop.asked import Asked, parse
 from fasop.errors import SearchError
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [plan=NAME] [overwrite=true]
-                   [explain=ROW] [calibration=FILE]
-       tdpp search validate=RUN,... [calibrate=FILE] [calibration=FILE] [runs_dir=DIR]
+                   [leave_out=true] [explain=ROW]
 
-Ranks all ways to cut the model over all nodes of the cluster: tensor, data and pipeline size, micro-batch, node order
-and layers per stage. GROUP and KEY are those of 'tdpp launch'; it searches for cluster, model, engine, train.precision
-and the parts of parallel that are no sizes, such as parallel.global_batch_size and parallel.recompute.
+Ranks all ways to cut the model over the nodes of the cluster: tensor, data and pipeline size, micro-batch, schedule,
+recomputation, sharded optimizer, node order and layers per stage. GROUP and KEY are those of 'tdpp launch'. Of
+parallel the global batch counts, and what you give of it: parallel.recompute=full is then the only way that is tried,
+parallel.recompute=none,full are the two; and so for tensor, data, pipeline, micro_batch_size, schedule, chunks,
+sharded_optimizer, sequence_parallel.
 
   tdpp search experiment=seed_a100x1_a10x7
   tdpp search cluster=a10x8 model=xl parallel.global_batch_size=64 plan=best
   tdpp launch cluster=a10x8 model=xl parallel=best ...
+  tdpp search experiment=seed_a10x8 parallel.schedule=one_f_one_b,gpipe parallel.tensor=1
 
   top=N            as many plans (10)
   csv=FILE         write them there as well
   plan=NAME        write the best one as conf/parallel/NAME.yaml, which parallel=NAME then takes
   overwrite=true   also when there is such a file
-  calibration=FILE multiply times with what runs took (see calibrate)
-  explain=ROW      tell of the plan in this row of the table where each second and each byte goes, stage by stage
-
-  validate=RUN     compare what runs took with what was predicted: in all, by term and by stage; which term is off
-  calibrate=FILE   write there what they took, as a part of what was predicted"""
+  leave_out=true   try plans that leave nodes out, too
+  explain=ROW      tell of the plan in this row of the table where each second and each byte goes, stage by stage"""
 
 if TYPE_CHECKING:
-    from fasop.search import Plan
-    from fasop.validate import Measured
+    from fasop.inputs import Inputs
+    from fasop.search import Plan, Result
 
 Show = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
-Measure = Callable[[RunDir], "Measured"]
 PLANS = Path(conf.__file__).resolve().parent / "parallel"
 
 
-def main(argv: Sequence[str], *, show: Show, measure: Measure) -> int:
-    """Runs `tdpp search <argv>`; `show` puts a table on stdout, `measure` tells what a run took.
+def main(argv: Sequence[str], *, show: Show) -> int:
+    """Runs `tdpp search <argv>`; `show` puts a table on stdout.
 
     Raises:
         TdppError: what is asked for cannot be read, searched or written.
@@ -55,32 +51,19 @@ def main(argv: Sequence[str], *, show: Show, measure: Measure) -> int:
         print(USAGE)
         return 0
     asked = parse(argv)
-    if asked.validate:
-        return validate(asked, show, measure)
-    if asked.calibrate is not None:
-        raise SearchError(f"calibrate={asked.calibrate} takes the runs to calibrate by: add validate=RUN")
     if asked.plan is not None:
         check_free(asked.plan, asked.overwrite)
     return rank(asked, f"tdpp search {shlex.join(argv)}", show)
 
 
 def rank(asked: Asked, command: str, show: Show) -> int:
-    """The best plans for all nodes of the cluster."""
-    from fasop.calibration import read_calibration
-    from fasop.candidates import space
+    """The best plans for the nodes of the cluster."""
     from fasop.costs import why_not_measured
     from fasop.inputs import read
-    from fasop.orders import searched
-    from fasop.search import search
     from fasop.table import COLUMNS, csv_text, plan_yaml, rows, warnings
 
     inputs = read(asked.overrides)
-    if asked.calibration is not None:
-        calibration = read_calibration(asked.calibration)
-        inputs = replace(inputs, kinds=calibration.applied(inputs.kinds))
-        print(f"({calibration})", file=sys.stderr)
-    candidates = space(inputs.training, inputs.kinds)
-    result = search(candidates, max(asked.top, asked.explain or 0))
+    result, told = best_plans(inputs, asked)
     if asked.explain is not None and asked.explain > len(result.plans):
         raise SearchError(f"explain={asked.explain}: there are {len(result.plans)} plans; choose a row of the table")
     show(COLUMNS, rows(result.plans))
@@ -89,16 +72,15 @@ def rank(asked: Asked, command: str, show: Show) -> int:
     for kind in inputs.kinds:
         if (why := why_not_measured(kind.gpu, kind.profile, inputs.training)) is not None:
             print(f"({why})", file=sys.stderr)
-    orders = searched([kind.group.count for kind in inputs.kinds])
     print(
-        f"{result.candidates} plans fit, {candidates.too_large} do not; {orders}. What is not shown was found slower, "
+        f"{result.candidates} plans fit, {result.too_large} do not; {told}. What is not shown was found slower, "
         f"or is proved to be. Other layers per stage make the first at most {result.plans[0].gap:.0%} faster.",
         file=sys.stderr,
     )
     if asked.explain is not None:
         tell(asked.explain, result.plans[asked.explain - 1], show)
     if asked.csv is not None:
-        _write(asked.csv, csv_text(result.plans))
+        _write(asked.csv, csv_text(result.plans, inputs.run))
     if asked.plan is not None:
         path = PLANS / f"{asked.plan}.yaml"
         _write(path, plan_yaml(result.plans[0], command))
@@ -106,57 +88,28 @@ def rank(asked: Asked, command: str, show: Show) -> int:
     return 0
 
 
-def validate(asked: Asked, show: Show, measure: Measure) -> int:
-    """What runs took beside what was predicted of them."""
-    from conf.compose import read_experiment
-    from fasop import validate_tables as tables
-    from fasop.calibration import read_calibration
-    from fasop.predict import predict
-    from fasop.validate import calibration, compare
+def best_plans(inputs: Inputs, asked: Asked) -> tuple[Result, str]:
+    """The best plans, and in words which nodes and orders were tried."""
+    from fasop.candidates import any_space, space
+    from fasop.clusters import clusters, tried
+    from fasop.orders import searched
+    from fasop.progress import bar
+    from fasop.search import Best, explore, found
 
-    folder, used = runs_dir(asked), None if asked.calibration is None else read_calibration(asked.calibration)
-    comparisons = []
-    for wanted in asked.validate:
-        run = RunDir.find(folder, wanted)
-        experiment = read_experiment(run.config)
-        schedule = None if experiment.parallel.schedule_file is None else run.read_json(run.schedule)
-        comparisons.append(compare(measure(run), predict(experiment, schedule, used)))
-    show(*tables.runs(comparisons))
-    for one in comparisons:
-        if one.taken is not None:
-            print(f"\n{one.measured.run}: milliseconds of an iteration, by term")
-            show(*tables.terms(one))
-            print(f"\n{one.measured.run}: milliseconds of an iteration, by stage, predicted / measured")
-            show(*tables.stages(one))
-        for sentence in tables.verdict(one):
-            print(sentence)
-    if used is not None:
-        print(f"({used})", file=sys.stderr)
-    if asked.calibrate is not None:
-        _write(asked.calibrate, calibration(comparisons).text())
-        print(f"calibration={asked.calibrate} takes that into account")
-    return 0
-
-
-def runs_dir(asked: Asked) -> Path:
-    """Where the runs to validate are.
-
-    Raises:
-        SearchError: something else is asked for, too, which has no meaning there.
-    """
-    given = dict(word.partition("=")[::2] for word in asked.overrides)
-    others = sorted(set(given) - {"runs_dir"})
-    if others:
-        raise SearchError(
-            f"validate={','.join(asked.validate)} predicts runs as they were configured; it does not take "
-            f"{', '.join(others)}, only calibrate=FILE, calibration=FILE and runs_dir=DIR"
-        )
-    if asked.calibrate is not None and asked.calibration is not None:
-        raise SearchError(
-            f"calibrate={asked.calibrate} calibration={asked.calibration}: a calibration is made from what is "
-            "predicted without one; give one of them"
-        )
-    return Path(given.get("runs_dir", "runs"))
+    best = Best(max(asked.top, asked.explain or 0))
+    counts = [kind.group.count for kind in inputs.kinds]
+    with bar("searching") as told:
+        if asked.leave_out:
+            some = clusters(inputs.kinds)
+            spaces = (any_space(inputs.training, kinds, inputs.choices) for kinds in some)
+            seen = explore(spaces, best, len(some), told)
+            where = f"{tried(inputs.kinds)}, at most in {searched(counts)}"
+        else:
+            seen = explore([space(inputs.training, inputs.kinds, inputs.choices)], best, told=told)
+            where = searched(counts)
+    if not best.plans:
+        space(inputs.training, inputs.kinds, inputs.choices)  # which tells why
+    return found(best.plans, seen), where
 
 
 def tell(row: int, plan: Plan, show: Show) -> None:

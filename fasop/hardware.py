@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 
 from conf.profile import LayerProfile, read_profile
-from conf.schema import Cluster, Gpu, NodeGroup, config
+from conf.schema import Cluster, Gpu, NodeGroup
 from fasop.errors import SearchError
-
-LEAST, MOST = 0.01, 100.0
-"""A factor beyond is no calibration: something else is wrong."""
-
-
-@config
-class Factors:
-    """By what predicted times are multiplied (fasop/calibration.py); 1: as they are."""
-
-    forward: float = 1.0
-    backward: float = 1.0
-    messages: float = 1.0
-    gradients: float = 1.0
-    embedding: float = 1.0
-    optimizer: float = 1.0
-
-    def __post_init__(self) -> None:
-        for term, value in asdict(self).items():
-            if not LEAST <= value <= MOST:
-                raise SearchError(f"a factor for {term} must be from {LEAST:g} to {MOST:g}, not {value:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +21,6 @@ class NodeKind:
     """Of one node."""
     profile: LayerProfile | None
     """None: its GPUs were not measured."""
-    factors: Factors = field(default_factory=Factors)
 
 
 def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
@@ -62,3 +41,8 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
         profile = None if gpu.profile is None else read_profile(gpu.profile)
         kinds.append(NodeKind(name=name, group=group, gpu=gpu, gpus=group.gpus_per_node, profile=profile))
     return kinds
+
+
+def gpus_of(kinds: Sequence[NodeKind]) -> int:
+    """Of all nodes of these kinds."""
+    return sum(kind.gpus * kind.group.count for kind in kinds)

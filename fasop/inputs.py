@@ -1,7 +1,7 @@
 """What is to be searched, from the configurations that `tdpp launch` reads.
 
-Of `parallel` only what a search does not choose counts: the global batch, the schedule, recomputation, the sharded
-optimizer and sequence parallelism. So a configuration whose plan does not fit its cluster can be searched.
+A search chooses the plan. Of `parallel` only the global batch counts, and what the command line itself gives; so a
+configuration whose plan does not fit its cluster can be searched.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from conf.compose import compose_unchecked
-from conf.schema import Cluster, Engine, Model, Parallel, Train
+from conf.schema import Cluster, Engine, Executor, Model, Parallel, Train
+from fasop.choices import Choices, runnable, split, tried
 from fasop.errors import SearchError
 from fasop.hardware import NodeKind, node_kinds
+from fasop.prices import Run
 from fasop.training import Training
 
 T = TypeVar("T")
+
+PLAIN = (
+    *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.partition=null"),
+    *("parallel.micro_batch_size=1", "parallel.schedule=one_f_one_b", "parallel.chunks=1", "parallel.node_order=null"),
+)
+"""In the place of a configured plan, so that nothing of it can contradict the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +36,10 @@ class Inputs:
     cluster: Cluster
     kinds: Sequence[NodeKind]
     training: Training
+    """Without sizes; its options are the first of `choices`."""
+    choices: Choices
+    run: Run
+    """The training, whole."""
 
 
 def read(overrides: Sequence[str]) -> Inputs:
@@ -37,8 +49,9 @@ def read(overrides: Sequence[str]) -> Inputs:
         SearchError: Hydra cannot compose them, a value is missing, or a plan cannot be searched with them.
         ConfigError: a rule of a part is broken.
     """
+    given, others = split(overrides)
     try:
-        cfg = compose_unchecked(overrides)
+        cfg = compose_unchecked([*others, *PLAIN])
     except (HydraException, OmegaConfBaseException) as error:
         said = str(error).split("Config search path")[0].strip()
         raise SearchError(
@@ -50,15 +63,23 @@ def read(overrides: Sequence[str]) -> Inputs:
             f"parallel.schedule_file={parallel.schedule_file} cannot be searched: it is of one pipeline size; use "
             "parallel.schedule_file=null"
         )
-    cluster, train = _part(cfg, "cluster", Cluster), _part(cfg, "train", Train)
-    plain = replace(parallel, tensor=1, data=1, pipeline=1, micro_batch_size=1, partition=None, node_order=None)
-    training = Training(
-        model=_part(cfg, "model", Model),
-        parallel=plain,
-        precision=train.precision,
-        engine=_part(cfg, "engine", Engine),
+    cluster, train, engine = _part(cfg, "cluster", Cluster), _part(cfg, "train", Train), _part(cfg, "engine", Engine)
+    allowed = runnable(engine, train, _part(cfg, "executor", Executor))
+    choices = tried(allowed, given, engine, parallel.sequence_parallel)
+    plain = replace(
+        parallel,
+        recompute=choices.recompute[0],
+        sharded_optimizer=choices.sharded_optimizer[0],
+        sequence_parallel=choices.sequence_parallel[0],
     )
-    return Inputs(cluster=cluster, kinds=node_kinds(cluster), training=training)
+    training = Training(model=_part(cfg, "model", Model), parallel=plain, precision=train.precision, engine=engine)
+    return Inputs(
+        cluster=cluster,
+        kinds=node_kinds(cluster),
+        training=training,
+        choices=choices,
+        run=Run(iterations=train.iterations),
+    )
 
 
 def _part(cfg: DictConfig, name: str, kind: type[T]) -> T:

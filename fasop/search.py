@@ -6,13 +6,15 @@ plans that are kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conf.partition import NodeOrder, Partition
-from conf.schema import Parallel
+from conf.schema import Parallel, Recompute, Schedule
 from fasop.baselines import even, minmax
 from fasop.bounds import bound, quick_bound
 from fasop.candidates import Candidates, Space
@@ -22,7 +24,11 @@ from fasop.hardware import NodeKind
 from fasop.partition import bottleneck, improved
 from fasop.pipelines import Parts, Pipelines
 from fasop.placement import Integers
+from fasop.progress import Told, nobody
 from fasop.training import Training
+
+BATCH = 32
+"""Candidates of which partitions are searched together; what they give may leave out the next ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +44,7 @@ class Plan:
     parts: Parts
     """Where the time goes; arrays of one."""
     bound: float
-    """Proved: no partition of these sizes and nodes that fits takes less. That of the best plan is a tighter one."""
+    """Proved: no partition of these sizes and nodes that fits takes less."""
     basis: Basis
     pipelines: Pipelines
     """What its stages take; one pipeline."""
@@ -54,34 +60,116 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    plans: Sequence[Plan]
-    """The best first; equal ones in the order of their sizes and node orders."""
+class Seen:
+    """What a search has gone through."""
+
     candidates: int
-    """Sizes and node orders that differ and fit into memory."""
+    """Sizes, options and node orders that differ and fit into memory."""
+    too_large: int
+    """How many do not fit with any partition."""
     searched: int
     """Those of which partitions were searched; the bounds left out the others."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Result(Seen):
+    plans: Sequence[Plan]
+    """The best first; equal ones in the order of `by_time`."""
+
+
+class Keep(Protocol):
+    """The plans that a search is after."""
+
+    def worth(self, group: Candidates, bounds: Floats) -> NDArray[np.bool_]:
+        """[candidates]: whether a plan that takes these seconds would be kept, by what is kept so far.
+
+        If not, none that takes longer would be.
+        """
+        ...
+
+    def add(self, plans: Sequence[Plan]) -> None: ...
+
+
+class Best:
+    """So many plans that take the shortest time."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.plans: list[Plan] = []
+
+    def worth(self, group: Candidates, bounds: Floats) -> NDArray[np.bool_]:
+        slowest = self.plans[-1].total if len(self.plans) == self._most else np.inf
+        return np.asarray(bounds <= slowest)
+
+    def add(self, plans: Sequence[Plan]) -> None:
+        self.plans = sorted([*self.plans, *plans], key=by_time)[: self._most]
+
+
+def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
+    """Orders plans; of equally fast ones first those that use less of everything that makes a plan complicated."""
+    p = plan.parallel
+    options = (list(Recompute).index(p.recompute), p.sharded_optimizer, p.sequence_parallel)
+    schedule = (list(Schedule).index(p.schedule), p.chunks)
+    sizes = (p.world_size, p.tensor, p.data, p.pipeline, p.micro_batch_size)
+    return plan.total, (*options, *schedule, *sizes, p.node_order, p.partition)
+
+
 def search(space: Space, most: int) -> Result:
     """The `most` best plans of the candidates of `space`."""
+    best = Best(most)
+    seen = explore([space], best)
+    return found(best.plans, seen)
+
+
+def found(plans: Sequence[Plan], seen: Seen) -> Result:
+    return Result(plans=plans, candidates=seen.candidates, too_large=seen.too_large, searched=seen.searched)
+
+
+def explore(spaces: Iterable[Space], keep: Keep, count: int = 1, told: Told = nobody) -> Seen:
+    """Hands every plan to `keep` that it may want.
+
+    The spaces, `count` of them, are taken one after another, so that no more than one need be in memory.
+    """
+    candidates = too_large = searched = 0
+    for number, space in enumerate(spaces):
+        for done, more in enumerate(_explored(space, keep)):
+            searched += more
+            told((number + (done + 1) / len(space.groups)) / count)
+        candidates += space.candidates
+        too_large += space.too_large
+    return Seen(candidates=candidates, too_large=too_large, searched=searched)
+
+
+def _explored(space: Space, keep: Keep) -> Iterator[int]:
+    """For each group, the most promising first: of how many candidates the partitions were searched."""
     groups = space.groups
     balanced = [bottleneck(group.pipelines, group.layers) for group in groups]
     bounds = [quick_bound(group.pipelines, group.layers, least) for group, least in zip(groups, balanced, strict=True)]
-    plans: list[Plan] = []
     for number in sorted(range(len(groups)), key=lambda i: (bounds[i].min(), i)):
-        limit = plans[most - 1].total if len(plans) >= most else np.inf
-        worth = np.nonzero(bounds[number] <= limit)[0]
-        if len(worth):
-            chosen = groups[number].take(worth)
-            begin = start(chosen.pipelines, chosen.layers, balanced[number][:, worth])
-            partitions, _ = improved(chosen.pipelines, begin)
-            plans += _plans(chosen, space.kinds, partitions, bounds[number][worth])
-            plans.sort(key=lambda plan: (plan.total, _sizes(plan.parallel)))
-    best = plans[0]
-    proved = bound(best.pipelines, groups[0].layers)[0]
-    plans[0] = replace(best, bound=max(best.bound, float(proved)))
-    return Result(plans=plans[:most], candidates=sum(len(group.orders) for group in groups), searched=len(plans))
+        yield _searched(groups[number], bounds[number], balanced[number], keep)
+
+
+def _searched(group: Candidates, proved: Floats, balanced: Integers, keep: Keep) -> int:
+    promising, searched = np.argsort(proved, kind="stable"), 0
+    for begin in range(0, len(promising), BATCH):
+        batch = promising[begin : begin + BATCH]
+        batch = batch[keep.worth(group, proved[batch])]
+        if not len(batch):
+            break
+        batch, least = _tightened(group, batch, proved[batch], keep)
+        if len(batch):
+            chosen = group.take(batch)
+            partitions, _ = improved(chosen.pipelines, start(chosen.pipelines, chosen.layers, balanced[:, batch]))
+            keep.add(_plans(chosen, partitions, least))
+            searched += len(batch)
+    return searched
+
+
+def _tightened(group: Candidates, batch: Integers, proved: Floats, keep: Keep) -> tuple[Integers, Floats]:
+    """Those of a batch that are worth it by the tighter bound, too, which takes less time than a search."""
+    least = np.maximum(proved, bound(group.pipelines.take(batch), group.layers))
+    worth = keep.worth(group, least)
+    return batch[worth], least[worth]
 
 
 def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
@@ -97,11 +185,11 @@ def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
     return best
 
 
-def _plans(group: Candidates, kinds: Sequence[NodeKind], partitions: Integers, proved: Floats) -> list[Plan]:
+def _plans(group: Candidates, partitions: Integers, proved: Floats) -> list[Plan]:
     parts = group.pipelines.parts(partitions)
     plans = []
     for column, order in enumerate(group.orders):
-        nodes = [kinds[kind] for kind in order]
+        nodes = [group.kinds[kind] for kind in order]
         parallel = replace(
             group.training.parallel,
             partition=str(Partition(tuple(partitions[:, column].tolist()))),
@@ -119,8 +207,3 @@ def _plans(group: Candidates, kinds: Sequence[NodeKind], partitions: Integers, p
             )
         )
     return plans
-
-
-def _sizes(parallel: Parallel) -> tuple[int, int, int, int, str]:
-    order = parallel.node_order or ""
-    return parallel.tensor, parallel.data, parallel.pipeline, parallel.micro_batch_size, order

@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from conf.schema import Parallel, Recompute
 from fasop.costs import Basis
+from fasop.prices import Run, cost_of_step, price_per_hour
 from fasop.search import Plan
 
-COLUMNS = ("", "tensor", "data", "pipeline", "micro", "partition", "nodes", "iteration", "samples/s", "times")
+COLUMNS = (
+    "",
+    "tensor",
+    "data",
+    "pipeline",
+    "micro",
+    "partition",
+    "nodes",
+    "options",
+    "iteration",
+    "samples/s",
+    "times",
+)
+PRICED = ("$/hour", "$/1000 steps", "days", "$")
+"""After those, where the nodes have prices: of the nodes, and of the whole training."""
+PUBLIC = (
+    *("mbs", "tp", "dp", "pp", "node placement", "partition", "estimated time (step/s)", "pipeline time"),
+    *("DP all-reduce time", "embedding layer all-reduce time", "price_per_step", "train_cost"),
+)
+"""Columns of the public FASOP's CSV files, by its names; the time is seconds a step."""
 CSV_COLUMNS = (
-    *("rank", "tensor", "data", "pipeline", "micro_batch_size", "global_batch_size", "partition", "node_order"),
-    *("iteration_s", "pipeline_s", "sums_s", "embedding_s", "optimizer_s", "bound_s", "samples_per_s", "basis"),
+    "rank",
+    *PUBLIC,
+    *("gpus", "global_batch_size", "schedule", "chunks", "recompute", "sharded_optimizer", "sequence_parallel"),
+    *("optimizer_s", "bound_s", "samples_per_s", "price_per_hour", "train_days", "basis"),
 )
 
 
@@ -24,6 +47,7 @@ def rows(plans: Sequence[Plan]) -> list[list[str]]:
             *map(str, (p.parallel.tensor, p.parallel.data, p.parallel.pipeline, p.parallel.micro_batch_size)),
             str(p.parallel.partition),
             str(p.parallel.node_order),
+            options(p.parallel),
             f"{p.total * 1e3:.1f} ms",
             f"{p.parallel.global_batch_size / p.total:.1f}",
             str(p.basis),
@@ -32,21 +56,60 @@ def rows(plans: Sequence[Plan]) -> list[list[str]]:
     ]
 
 
-def csv_text(plans: Sequence[Plan]) -> str:
+def priced_rows(plans: Sequence[Plan], run: Run) -> list[list[str]]:
+    """In the order of `COLUMNS` and `PRICED`."""
+    return [[*row, *_prices(plan, run)] for row, plan in zip(rows(plans), plans, strict=True)]
+
+
+def _prices(plan: Plan, run: Run) -> list[str]:
+    price, step, whole = price_per_hour(plan.nodes), cost_of_step(plan), run.cost(plan)
+    if price is None or step is None or whole is None:
+        return ["not known", "", f"{run.days(plan):.3g}", ""]
+    return [f"{price:.2f}", f"{1000 * step:.2f}", f"{run.days(plan):.3g}", f"{whole:.2f}"]
+
+
+def options(parallel: Parallel) -> str:
+    """The schedule, and what is not at its default."""
+    chunks = f" x{parallel.chunks}" if parallel.chunks > 1 else ""
+    told = [f"{parallel.schedule}{chunks}"]
+    told += [f"recompute {parallel.recompute}"] if parallel.recompute is not Recompute.none else []
+    told += ["sharded optimizer"] if parallel.sharded_optimizer else []
+    told += ["sequence parallel"] if parallel.sequence_parallel else []
+    return ", ".join(told)
+
+
+def csv_text(plans: Sequence[Plan], run: Run) -> str:
     """A line for each plan, times in seconds; `bound_s` is proved to be below every partition of the row's plan."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
-    for number, p in enumerate(plans, 1):
-        q, parts = p.parallel, p.parts
-        sizes = (q.tensor, q.data, q.pipeline, q.micro_batch_size, q.global_batch_size, q.partition, q.node_order)
-        seconds = (
-            p.total,
-            *(float(part[0]) for part in (parts.pipeline, parts.sums, parts.embedding, parts.optimizer)),
-        )
-        told = (*seconds, p.bound, q.global_batch_size / p.total)
-        writer.writerow((number, *sizes, *(f"{value:.6f}" for value in told), p.basis))
+    for number, plan in enumerate(plans, 1):
+        writer.writerow([number, *map(_cell, _values(plan, run))])
     return text.getvalue()
+
+
+def _values(plan: Plan, run: Run) -> Iterator[object]:
+    """After the rank, in the order of `CSV_COLUMNS`."""
+    p, parts = plan.parallel, plan.parts
+    yield from (p.micro_batch_size, p.tensor, p.data, p.pipeline, p.node_order, p.partition, plan.total)
+    yield from (float(part[0]) for part in (parts.pipeline, parts.sums, parts.embedding))
+    yield from (cost_of_step(plan), run.cost(plan))
+    yield from (p.world_size, p.global_batch_size, p.schedule, p.chunks, p.recompute)
+    yield from (p.sharded_optimizer, p.sequence_parallel, float(parts.optimizer[0]), plan.bound)
+    yield from (p.global_batch_size / plan.total, price_per_hour(plan.nodes), run.days(plan), plan.basis)
+
+
+def _cell(value: object) -> str:
+    """Nothing where a price is not known."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:.6f}"
+        case _:
+            return str(value)
 
 
 def plan_yaml(plan: Plan, command: str) -> str:
@@ -72,6 +135,7 @@ def plan_yaml(plan: Plan, command: str) -> str:
             f"micro_batch_size: {q.micro_batch_size}",
             f"global_batch_size: {q.global_batch_size}",
             f"schedule: {q.schedule}",
+            f"chunks: {q.chunks}",
             f"node_order: {q.node_order}",
             "",
         ]

@@ -14,7 +14,10 @@ from fasop import cli
 from fasop.table import CSV_COLUMNS
 from launch.cli import main
 
-SMALL = ("cluster=a10x8", "cluster.groups.gpu2.count=2", "model=xl", "parallel.global_batch_size=16")
+SMALL = (
+    *("cluster=a10x8", "cluster.groups.gpu2.count=2", "model=xl", "parallel.global_batch_size=16"),
+    "parallel.schedule=one_f_one_b",
+)
 
 
 @pytest.fixture
@@ -31,12 +34,12 @@ def test_plans_are_ranked_on_stdout_and_in_a_file(tmp_path: Path, capsys: pytest
     with (tmp_path / "plans.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == CSV_COLUMNS
-    times = [float(row["iteration_s"]) for row in rows]
+    times = [float(row["estimated time (step/s)"]) for row in rows]
     assert times == sorted(times)
     for row in rows:
-        parts = [float(row[key]) for key in ("pipeline_s", "sums_s", "embedding_s")]
-        assert float(row["iteration_s"]) == pytest.approx(sum(parts), abs=1e-5)
-        assert float(row["bound_s"]) <= float(row["iteration_s"])
+        parts = [float(row[key]) for key in ("pipeline time", "DP all-reduce time", "embedding layer all-reduce time")]
+        assert float(row["estimated time (step/s)"]) == pytest.approx(sum(parts), abs=1e-5)
+        assert float(row["bound_s"]) <= float(row["estimated time (step/s)"])
 
 
 def test_a_plan_is_explained_to_its_last_millisecond_and_gibibyte(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,11 +94,12 @@ def test_a_plan_is_not_overwritten_unless_told(plans: Path, capsys: pytest.Captu
         (["csv=/nowhere/plans.csv"], "cannot write /nowhere/plans.csv: No such file or directory"),
         (["cluster=nope"], "Could not find 'cluster/nope'"),
         (["cluster.nope=1"], "'tdpp launch --cfg job' every key"),
+        (["parallel.schedule=nope"], "parallel.schedule=nope: 'nope' is none of gpipe, one_f_one_b"),
         (["parallel.schedule_file=a.json"], "parallel.schedule_file=a.json cannot be searched"),
         (["cluster=local"], "cluster.groups.local.gpus_per_node=null: a search must know"),
         (["cluster.gpus.a10.profile=nope"], "there is no profile 'nope'"),
     ],
-    ids=["top", "overwrite", "name", "csv", "choice", "key", "file", "nodes", "profile"],
+    ids=["top", "overwrite", "name", "csv", "choice", "key", "schedule", "file", "nodes", "profile"],
 )
 def test_what_cannot_be_is_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     small = [] if words == ["cluster=local"] else SMALL

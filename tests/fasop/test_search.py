@@ -13,19 +13,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.compose import compose
 from conf.schema import Experiment
 from fasop.baselines import minmax
-from fasop.candidates import sizes, space
+from fasop.candidates import Space, any_space, never_worse, sizes, space
+from fasop.clusters import MOST as MOST_CLUSTERS
+from fasop.clusters import clusters, step
 from fasop.errors import SearchError
 from fasop.hardware import NodeKind
-from fasop.inputs import read
+from fasop.inputs import Inputs, read
 from fasop.orders import MOST, count, orders, searched
 from fasop.partition import bottleneck, improved
 from fasop.pipelines import pipelines
 from fasop.placement import place
-from fasop.search import Result, search, start
+from fasop.search import Best, Result, explore, search, start
 from fasop.training import Training
 from tests.fasop.plans import MEGATRON, experiment, kinds, mixed
+
+KEYS = (
+    *("tensor", "data", "pipeline", "micro_batch_size", "schedule", "chunks"),
+    *("recompute", "sharded_optimizer", "sequence_parallel"),
+)
+
+PLAIN = ("parallel.schedule=one_f_one_b", "parallel.recompute=none", "parallel.sharded_optimizer=false")
 
 A10X8, MIXED = experiment(*MEGATRON), mixed(*MEGATRON)
 
@@ -36,6 +46,10 @@ def found(one: Experiment, most: int = 10, counts: Sequence[int] | None = None) 
 
 def nodes(one: Experiment, counts: Sequence[int] | None = None) -> Sequence[NodeKind]:
     return kinds(one) if counts is None else few(kinds(one), *counts)
+
+
+def space_of(inputs: Inputs, *counts: int) -> Space:
+    return space(inputs.training, few(inputs.kinds, *counts), inputs.choices)
 
 
 def few(whole: Sequence[NodeKind], *counts: int) -> Sequence[NodeKind]:
@@ -161,3 +175,127 @@ def test_tensor_sizes_that_suit_nobody_are_told() -> None:
         SearchError, match=r"no tensor size suits .*gpu2: 4 GPUs a node, profile a10 with tensor sizes 8"
     ):
         space(one.training, [replace(a10, profile=only8)])
+
+
+def test_options_are_searched_as_if_each_had_been_asked_for_alone() -> None:
+    """What is left out because another option is never worse is none of the best."""
+    one = read(["experiment=seed_a100x1_a10x7", "train.precision=fp16", "model.layers=12", "parallel.tensor=1"])
+    some = few(one.kinds, 1, 1)
+    apart = []
+    for schedule, recompute, sharded in itertools.product(one.choices.schedule, one.choices.recompute, (False, True)):
+        only = replace(one.choices, schedule=(schedule,), recompute=(recompute,), sharded_optimizer=(sharded,))
+        apart += [plan.total for plan in search(space(one.training, some, only), 3).plans]
+    together = search(space(one.training, some, one.choices), 5)
+    assert together.plans[0].total == pytest.approx(min(apart), rel=1e-12)
+    assert {round(plan.total, 9) for plan in together.plans} <= {round(total, 9) for total in apart}
+
+
+@pytest.mark.parametrize("name", ["one_f_one_b", "gpipe"])
+def test_an_option_that_is_never_worse_is_so_for_every_partition(name: str) -> None:
+    one = read(["experiment=seed_a100x1_a10x7", "model.layers=6", f"parallel.schedule={name}"])
+    some = [replace(k, gpu=replace(k.gpu, memory_gib=80)) for k in few(one.kinds, 1, 1)]
+    table = np.array([p for p in itertools.product(range(7), repeat=4) if sum(p) == 6]).T
+    compared = 0
+    for sized in sizes(one.training, some, replace(one.choices, pipeline=(4,))):
+        (parallel,) = one.choices.schedules(sized.parallel, one.training.model, one.training.engine)
+        variants = [
+            pipelines(replace(sized, parallel=variant), some, np.array([[0, 1]]))
+            for variant in one.choices.variants(parallel)
+        ]
+        for first, second in itertools.permutations(variants, 2):
+            if never_worse(first, second, 6).all():
+                repeated = [v.take(np.zeros(table.shape[1], int)) for v in (first, second)]
+                fits, times = zip(*((v.fits(table), v.iteration(table)) for v in repeated), strict=True)
+                assert (fits[0] >= fits[1]).all()
+                assert (times[0] <= times[1] * (1 + 1e-12)).all()
+                compared += 1
+    assert compared > 10
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ([], []),
+        (["parallel.sequence_parallel=true", "parallel.tensor=2"], []),
+        (["train.compile=true"], ["parallel.schedule=zb_h1"]),
+        (
+            ["executor=local", "executor.rehearse=virtual"],
+            ["parallel.recompute=full", "parallel.sharded_optimizer=true", "parallel.sequence_parallel=true"],
+        ),
+        (list(MEGATRON), ["parallel.schedule=gpipe"]),
+    ],
+    ids=["engine", "sequence", "compile", "rehearsal", "megatron"],
+)
+def test_only_what_launch_takes_is_searched(words: list[str], refused: list[str]) -> None:
+    base = ["experiment=seed_a10x8", *words]
+    inputs = read(base)
+    tried = space(inputs.training, few(inputs.kinds, 2), inputs.choices)
+    longest = {}
+    for p in sorted((group.training.parallel for group in tried.groups), key=lambda p: p.pipeline):
+        longest[p.schedule, p.recompute, p.sharded_optimizer] = p
+    for p in longest.values():
+        overrides = [f"parallel.{key}={getattr(p, key)}" for key in KEYS]
+        compose([*base, *overrides, "parallel.partition=null", "cluster.groups.gpu2.count=2"])
+    for word in refused:
+        with pytest.raises(SearchError, match=f"{word} cannot be searched with this engine"):
+            read([*base, word])
+
+
+def test_what_is_given_stays() -> None:
+    inputs = read(["experiment=seed_a10x8", "parallel.tensor=2", "parallel.recompute=none,full", "parallel.data=1,2,4"])
+    found_sizes = {(p.tensor, p.data, p.recompute) for p in (g.training.parallel for g in space_of(inputs, 8).groups)}
+    assert {tensor for tensor, _, _ in found_sizes} == {2}
+    assert {data for _, data, _ in found_sizes} == {1, 2, 4}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("parallel.tensor=x", "parallel.tensor=x: 'x' is not a whole number, 1 or more; several are joined by commas"),
+        ("parallel.recompute=ful", "parallel.recompute=ful: 'ful' is none of none, selective, full"),
+        ("parallel.sharded_optimizer=1", "parallel.sharded_optimizer=1: '1' is neither true nor false"),
+        ("parallel.chunks=1", "parallel.chunks=1: an interleaved schedule has 2 chunks or more"),
+        ("parallel.partition=24-24", "parallel.partition=24-24: a search finds the partition; leave it out"),
+        ("parallel.node_order=gpu2*8", "a search finds the node order; leave it out"),
+    ],
+    ids=["size", "word", "flag", "chunks", "partition", "order"],
+)
+def test_a_value_that_is_none_is_told(word: str, message: str) -> None:
+    with pytest.raises(SearchError, match=re.escape(message)):
+        read(["experiment=seed_a10x8", word])
+
+
+def test_sizes_that_are_given_and_impossible_are_told_with_those_that_are_not() -> None:
+    inputs = read(["experiment=seed_a10x8", "parallel.tensor=3", "parallel.data=4"])
+    with pytest.raises(
+        SearchError, match=r"no plan for 32 GPUs has parallel.tensor=3 .*possible: tensor 1, 2, 4; data"
+    ):
+        space_of(inputs, 8)
+
+
+def test_nodes_that_only_slow_others_down_are_left_out() -> None:
+    """An A10 node whose link is next to none; the plan without it is one that launch takes."""
+    slow = ["cluster.groups.gpu2.inter_gbit_per_s=0.01", "cluster.groups.gpu2.count=2"]
+    inputs = read(["experiment=seed_a100x1_a10x7", *MEGATRON, *slow, *PLAIN])
+    best = Best(1)
+    explore([any_space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], best)
+    whole = search(space(inputs.training, inputs.kinds, inputs.choices), 1).plans[0]
+    plan = best.plans[0]
+    assert plan.total < whole.total
+    assert plan.parallel.node_order == "hgx"
+    keys = [f"parallel.{key}={getattr(plan.parallel, key)}" for key in (*KEYS, "partition", "node_order")]
+    assert mixed(*slow, *keys).ranks_per_node() == (4,)
+
+
+@pytest.mark.parametrize("counts", [[1], [2, 3], [1, 1, 4]], ids=str)
+def test_every_set_of_nodes_comes_once(counts: list[int]) -> None:
+    (kind,) = kinds(A10X8)
+    groups = [replace(kind, name=str(i), group=replace(kind.group, count=n)) for i, n in enumerate(counts)]
+    sets = [tuple((k.name, k.group.count) for k in some) for some in clusters(groups)]
+    assert len(sets) == len(set(sets)) == math.prod(n + 1 for n in counts) - 1
+    assert sets[0] == tuple((str(i), n) for i, n in enumerate(counts))
+
+
+def test_of_many_nodes_the_sets_differ_by_several() -> None:
+    assert step([8, 8]) == 1
+    assert math.prod(-(-256 // step([256] * 4)) + 1 for _ in range(4)) <= MOST_CLUSTERS + 1

@@ -1,0 +1,198 @@
+"""What a search tries of each part of a plan.
+
+A search chooses everything of `parallel` but the global batch. What a command line gives of it stays:
+`parallel.recompute=full` is the one value that is tried, and `parallel.recompute=none,full` tries both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from conf.megatron_lm import SCHEDULES
+from conf.schema import Engine, EngineKind, Executor, Model, Parallel, Recompute, Rehearse, Schedule, Train
+from fasop.errors import SearchError
+from fasop.fast import KNOWN
+
+Word = TypeVar("Word", bound=StrEnum)
+
+SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
+FOUND = ("partition", "node_order")
+"""What nobody can give: finding it is what a search is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """The values that are tried, in this order; of a size None tries every one that is possible."""
+
+    tensor: tuple[int, ...] | None = None
+    data: tuple[int, ...] | None = None
+    pipeline: tuple[int, ...] | None = None
+    micro_batch_size: tuple[int, ...] | None = None
+    schedule: tuple[Schedule, ...] = (Schedule.one_f_one_b,)
+    chunks: tuple[int, ...] = (2,)
+    """With the schedule `interleaved`."""
+    recompute: tuple[Recompute, ...] = (Recompute.none,)
+    sharded_optimizer: tuple[bool, ...] = (False,)
+    sequence_parallel: tuple[bool, ...] = (False,)
+
+    @classmethod
+    def of(cls, parallel: Parallel) -> Choices:
+        """Every size, and the options that a plan has."""
+        return cls(
+            schedule=(parallel.schedule,),
+            chunks=(max(2, parallel.chunks),),
+            recompute=(parallel.recompute,),
+            sharded_optimizer=(parallel.sharded_optimizer,),
+            sequence_parallel=(parallel.sequence_parallel,),
+        )
+
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """Those that are given, by key."""
+        return {key: value for key in SIZES if (value := getattr(self, key)) is not None}
+
+    def tries(self, parallel: Parallel) -> bool:
+        """Whether the sizes of a plan are to be tried."""
+        return all(getattr(parallel, key) in values for key, values in self.sizes.items())
+
+    def schedules(self, sized: Parallel, model: Model, engine: Engine) -> Iterator[Parallel]:
+        """A plan's sizes with each schedule that such a pipeline can run.
+
+        Every chunk of an interleaved schedule can have a layer. Megatron-LM needs as many micro-batches as stages.
+        """
+        for schedule in self.schedule:
+            if schedule is not Schedule.interleaved:
+                yield replace(sized, schedule=schedule, chunks=1)
+            elif sized.pipeline > 1 and (engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline):
+                for chunks in self.chunks:
+                    if sized.pipeline * chunks <= model.layers:
+                        yield replace(sized, schedule=schedule, chunks=chunks)
+
+    def variants(self, sized: Parallel) -> Iterator[Parallel]:
+        """A plan's sizes and schedule with each option that changes anything; those that save memory come last."""
+        for recompute in self.recompute:
+            for sharded in _that_matter(self.sharded_optimizer, sized.data > 1):
+                for sequence in _that_matter(self.sequence_parallel, sized.tensor > 1):
+                    yield replace(sized, recompute=recompute, sharded_optimizer=sharded, sequence_parallel=sequence)
+
+
+def _that_matter(values: Sequence[bool], matters: bool) -> Sequence[bool]:
+    """An option that changes nothing for these sizes is off, where it may be."""
+    return values if matters or False not in values else (False,)
+
+
+def runnable(engine: Engine, train: Train, executor: Executor) -> Choices:
+    """All that can be run with these parts of a configuration (conf/rules.py), and that is predicted."""
+    megatron_lm = engine.kind is EngineKind.megatron_lm
+    schedules = tuple(
+        schedule
+        for schedule in KNOWN
+        if not (megatron_lm and schedule not in SCHEDULES) and not (train.compile and schedule is Schedule.zb_h1)
+    )
+    if executor.rehearse is not Rehearse.none:
+        return Choices(schedule=schedules)
+    both = (False, True)
+    return Choices(schedule=schedules, recompute=tuple(Recompute), sharded_optimizer=both, sequence_parallel=both)
+
+
+def tried(allowed: Choices, given: Mapping[str, tuple[Any, ...]], engine: Engine, sequence_parallel: bool) -> Choices:
+    """What a command line gives; of the rest all that is allowed and can be worth it.
+
+    tdpp's engine keeps no attention scores, so that to recompute the attention's core saves it nothing. Sharing the
+    sequence is as configured: the times of profiles are of one way of the two.
+
+    Raises:
+        SearchError: what is given cannot be run, or is not predicted.
+    """
+    for key in ("schedule", "recompute", "sharded_optimizer", "sequence_parallel"):
+        can = getattr(allowed, key)
+        for value in given.get(key, ()):
+            if value not in can:
+                raise SearchError(
+                    f"parallel.{key}={_text(value)} cannot be searched with this engine, train.compile and "
+                    f"executor.rehearse; use one of: {', '.join(map(_text, can))}"
+                )
+    worth = replace(
+        allowed,
+        sequence_parallel=tuple(v for v in allowed.sequence_parallel if v == sequence_parallel) or (False,),
+        recompute=tuple(
+            r for r in allowed.recompute if r is not Recompute.selective or engine.kind is EngineKind.megatron_lm
+        ),
+    )
+    found = replace(worth, **given)
+    if "chunks" in given and Schedule.interleaved not in found.schedule:
+        raise SearchError(
+            f"parallel.chunks={','.join(map(str, found.chunks))} is of the schedule interleaved, but only these are "
+            f"searched: {', '.join(found.schedule)}; leave it out"
+        )
+    return found
+
+
+def split(overrides: Sequence[str]) -> tuple[Mapping[str, tuple[Any, ...]], list[str]]:
+    """The values that overrides give for parts of a plan, and the other overrides.
+
+    Raises:
+        SearchError: a value is none, or what a search finds is given.
+    """
+    given: dict[str, tuple[Any, ...]] = {}
+    others = []
+    for word in overrides:
+        name, equals, value = word.partition("=")
+        key = name.removeprefix("++").removeprefix("parallel.")
+        if not equals or name.removeprefix("++") != f"parallel.{key}" or key not in (*_KEYS, *FOUND):
+            others.append(word)
+        elif key in FOUND:
+            raise SearchError(f"{word}: a search finds the {key.replace('_', ' ')}; leave it out")
+        else:
+            given[key] = _values(key, value)
+    return given, others
+
+
+def _values(key: str, text: str) -> tuple[Any, ...]:
+    words = text.split(",")
+    try:
+        return tuple(dict.fromkeys(_KEYS[key](word.strip()) for word in words))
+    except ValueError as error:
+        raise SearchError(f"parallel.{key}={text}: {error}; several are joined by commas") from error
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise ValueError(f"{text!r} is not a whole number, 1 or more")
+    return int(text)
+
+
+def _chunks(text: str) -> int:
+    if _whole(text) < 2:
+        raise ValueError("an interleaved schedule has 2 chunks or more")
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+def _word(kind: type[Word], text: str) -> Word:
+    if text not in list(kind):
+        raise ValueError(f"{text!r} is none of {', '.join(kind)}")
+    return kind(text)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_KEYS: Mapping[str, Any] = {
+    **dict.fromkeys(SIZES, _whole),
+    "schedule": lambda text: _word(Schedule, text),
+    "chunks": _chunks,
+    "recompute": lambda text: _word(Recompute, text),
+    "sharded_optimizer": _flag,
+    "sequence_parallel": _flag,
+}
+assert set(_KEYS) == {field.name for field in fields(Choices)}

@@ -1,0 +1,44 @@
+"""The clusters that are left when some nodes of a cluster are not used."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fasop.hardware import NodeKind, gpus_of
+
+MOST = 1000
+"""Clusters that are tried; of a cluster with more, the numbers of a group's nodes go up in steps."""
+
+
+def step(counts: Sequence[int]) -> int:
+    """By how many nodes the clusters of so many nodes of each group differ: 1 if that does not make too many."""
+    return next(s for s in itertools.count(1) if math.prod(len(_numbers(count, s)) for count in counts) - 1 <= MOST)
+
+
+def clusters(kinds: Sequence[NodeKind]) -> list[Sequence[NodeKind]]:
+    """Those with some nodes of some groups, the one of all nodes first, then by their number of GPUs."""
+    by = step([kind.group.count for kind in kinds])
+    chosen = itertools.product(*(_numbers(kind.group.count, by) for kind in kinds))
+    found = [
+        [_with(kind, count) for kind, count in zip(kinds, counts, strict=True) if count]
+        for counts in chosen
+        if any(counts)
+    ]
+    return sorted(found, key=gpus_of, reverse=True)
+
+
+def tried(kinds: Sequence[NodeKind]) -> str:
+    """In words, which clusters `clusters` gives."""
+    by = step([kind.group.count for kind in kinds])
+    return f"{len(clusters(kinds))} sets of nodes" + (f", whose numbers differ by {by}" if by > 1 else "")
+
+
+def _numbers(count: int, by: int) -> list[int]:
+    return [*range(0, count, by), count]
+
+
+def _with(kind: NodeKind, count: int) -> NodeKind:
+    return replace(kind, group=replace(kind.group, count=count))

@@ -1,0 +1,55 @@
+"""What nodes cost, and so an iteration and a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fasop.errors import SearchError
+from fasop.hardware import NodeKind
+from fasop.search import Plan
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A whole training."""
+
+    iterations: int
+
+    def days(self, plan: Plan) -> float:
+        return self.iterations * plan.total / DAY
+
+    def cost(self, plan: Plan) -> float | None:
+        """US dollars; None if the price of a node is not known."""
+        step = cost_of_step(plan)
+        return None if step is None else self.iterations * step
+
+
+def price_per_hour(nodes: Sequence[NodeKind]) -> float | None:
+    """US dollars, of these nodes; None if that of one is not known."""
+    prices = [node.group.price_per_hour for node in nodes]
+    known = [price for price in prices if price is not None]
+    return sum(known) if len(known) == len(prices) else None
+
+
+def cost_of_step(plan: Plan) -> float | None:
+    """US dollars of an iteration."""
+    price = price_per_hour(plan.nodes)
+    return None if price is None else price * plan.total / HOUR
+
+
+def check_prices(kinds: Sequence[NodeKind]) -> None:
+    """Raises SearchError if there is a group without a price."""
+    without = [kind.name for kind in kinds if kind.group.price_per_hour is None]
+    if without:
+        raise SearchError(
+            f"pareto needs a price of every node: {', '.join(f'cluster.groups.{name}' for name in without)} "
+            f"has none; give cluster.groups.{without[0]}.price_per_hour=8.1, for example, in US dollars for a node"
+        )
+
+
+def run_of(iterations: int, tokens: float | None, batch: int, sequence_length: int) -> Run:
+    """A training of so many iterations, or of the iterations that so many tokens take."""
+    return Run(iterations=iterations if tokens is None else max(1, round(tokens / (batch * sequence_length))))
