@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-_HEAD = re.compile(r"\s*(?:\[[^\]]*\]\s*)?iteration\s+(\d+)/\s*\d+ \|")
+_HEAD = re.compile(r"\s*(?:\[[^\]]*\]\s*)?iteration\s+(\d{1,12})/\s*(\d{1,12}) \|")
 """Megatron-LM of today puts the time in brackets before it."""
 
 
@@ -29,6 +29,12 @@ class IterationLine:
 
 def is_iteration_line(line: str) -> bool:
     return _HEAD.match(line) is not None
+
+
+def progress(line: str) -> tuple[int, int] | None:
+    """The iteration that a line of a log tells of, and that of the end; None if it is another line."""
+    head = _HEAD.match(line)
+    return None if head is None else (int(head[1]), int(head[2]))
 
 
 def iteration_line(line: str) -> IterationLine | None:

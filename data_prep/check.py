@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from conf.schema import Experiment
 from data_prep.errors import DataPrepError
-from data_prep.manifest import read_manifest
+from data_prep.manifest import is_true, read_manifest
 from megatron_ext.errors import DataError
 from megatron_ext.index_maps import require_one_sample, split_documents
 from megatron_ext.indexed_dataset import IndexedDataset, data_file
+
+BLOCK = 1 << 24
+"""Tokens that are looked at once."""
 
 
 def check_for_training(experiment: Experiment) -> None:
@@ -39,6 +44,35 @@ def check_for_training(experiment: Experiment) -> None:
         require_one_sample(data, train, "train", model.sequence_length)
     except DataError as error:
         raise DataPrepError(f"data.prefix={prefix}: {error}") from error
+
+
+def check(prefix: Path, vocab_size: int | None = None) -> IndexedDataset:
+    """Checks indexed data in full: index, sizes, token ids, and the hashes of the manifest, where there is one.
+
+    Args:
+        prefix: of the data.
+        vocab_size: ids must be below it; None takes the manifest's.
+
+    Raises:
+        DataPrepError: they cannot be used.
+    """
+    data, manifest = open_checked(prefix), read_manifest(prefix)
+    if not np.issubdtype(data.dtype, np.integer):
+        raise DataPrepError(f"{data.idx}: the tokens are {data.dtype.name}, but token ids are whole numbers")
+    if manifest is not None and not is_true(manifest, prefix):
+        raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them anew")
+    limit = vocab_size or (manifest.vocab_size if manifest is not None else None)
+    for first in range(0, len(data.tokens), BLOCK):
+        block = data.tokens[first : first + BLOCK]
+        low, high = int(block.min()), int(block.max())
+        if low < 0 or (limit is not None and high >= limit):
+            place = first + int(np.argmin(block) if low < 0 else np.argmax(block))
+            sequence = int(np.searchsorted(data.offsets, place * data.dtype.itemsize, "right")) - 1
+            raise DataPrepError(
+                f"{data.bin}: sequence {sequence} has token id {low if low < 0 else high}, but the vocabulary has 0 to "
+                f"{'…' if limit is None else limit - 1}; the data were prepared with another tokenizer, or are damaged"
+            )
+    return data
 
 
 def open_checked(prefix: Path) -> IndexedDataset:

@@ -1,36 +1,39 @@
-"""`tdpp data`: prepare indexed data, look into them, check them."""
+"""`tdpp data`: prepare indexed data, look into them, check, merge and split them."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from pathlib import Path
 
-from data_prep.check import open_checked
-from data_prep.corpus import Corpus, corpus_of, stdlib_corpus
-from data_prep.encode import Options
+from data_prep import prepare_cli
+from data_prep.check import check, open_checked
 from data_prep.errors import DataPrepError
-from data_prep.formats import Documents
-from data_prep.manifest import is_true, read_manifest, tokenizer_of
-from data_prep.prepare import Request, is_prepared, prepare, text_prefix
-from data_prep.tokenizer import END_OF_TEXT, SMALLEST_BPE, ByteTokenizer, JsonTokenizer, Tokenizer
-from megatron_ext.indexed_dataset import data_file
+from data_prep.inspect import DrawPage, described, document_text, figures
+from data_prep.reshape import merge, split
 
-STDLIB = ["stdlib"]
-"""The value of --source for this Python's library."""
+PREFIX = "path without .bin or .idx"
 
 
-def main(argv: list[str]) -> int:
-    """Runs one `tdpp data` command; returns its exit code."""
+def main(argv: list[str], *, draw: DrawPage | None = None) -> int:
+    """Runs one `tdpp data` command; returns its exit code.
+
+    Args:
+        argv: what follows `tdpp data`.
+        draw: makes the page of `inspect --page`.
+    """
     arguments = _parser().parse_args(argv)
     command: str = arguments.command
     if command == "prepare":
-        _prepare(arguments)
+        prepare_cli.run(arguments)
     elif command == "inspect":
-        _inspect(arguments.prefix, arguments.document)
+        _inspect(arguments.prefix, arguments.document, arguments.page, draw)
+    elif command == "check":
+        data = check(arguments.prefix, arguments.vocab_size)
+        print(f"{arguments.prefix}: sound, {data.documents} documents, {len(data.tokens)} tokens")
+    elif command == "merge":
+        print(merge(arguments.prefix, arguments.output))
     else:
-        _check(arguments.prefix)
+        print("\n".join(map(str, split(arguments.prefix, arguments.weights, arguments.output))))
     return 0
 
 
@@ -39,163 +42,47 @@ def _parser() -> argparse.ArgumentParser:
         prog="tdpp data", description="Turn text into the indexed data that Megatron reads."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_prepare(commands.add_parser("prepare", help="write indexed data from a source of text"))
+    prepare_cli.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
     look = commands.add_parser("inspect", help="tell what indexed data hold")
-    look.add_argument("prefix", type=Path, help="path without .bin or .idx")
+    look.add_argument("prefix", type=Path, help=PREFIX)
     look.add_argument("--document", type=int, metavar="N", help="print the text of one document")
-    check = commands.add_parser("check", help="check indexed data in full")
-    check.add_argument("prefix", type=Path, help="path without .bin or .idx")
+    look.add_argument("--page", type=Path, metavar="FILE", help="write a page with figures of documents and tokens")
+    sound = commands.add_parser("check", help="check indexed data in full")
+    sound.add_argument("prefix", type=Path, help=PREFIX)
+    sound.add_argument(
+        "--vocab-size", type=prepare_cli.positive, metavar="N", help="for token ids; without it the manifest's"
+    )
+    join = commands.add_parser("merge", help="make one of several indexed data, in the order given")
+    join.add_argument("prefix", type=Path, nargs="+", help=PREFIX)
+    part = commands.add_parser("split", help="make several of one, of documents in proportion to weights")
+    part.add_argument("prefix", type=Path, help=PREFIX)
+    part.add_argument("--weights", type=_weights, required=True, metavar="W,W", help="such as 969,31")
+    for command, names in ((join, "<output>_text_document"), (part, "<output>-0_text_document and so on")):
+        command.add_argument("--output", type=Path, required=True, help=f"the prefix is {names}")
     return parser
 
 
-def _add_prepare(make: argparse.ArgumentParser) -> None:
-    make.add_argument(
-        "--source",
-        nargs="+",
-        required=True,
-        metavar="PATH",
-        help="files and folders: JSON lines (.jsonl, .json), MediaWiki dumps (.xml), all others plain text; each also "
-        "with .gz, .bz2 or .zst; or stdlib: the sources of this Python's library",
-    )
-    make.add_argument(
-        "--output",
-        type=Path,
-        help="the files are <output>_text_document.bin, .idx, .json; without it data/stdlib, for that source alone",
-    )
-    make.add_argument("--key", default="text", help="of the text in a JSON object; without it %(default)s")
-    make.add_argument(
-        "--documents",
-        type=Documents,
-        choices=list(Documents),
-        default=Documents.file,
-        help="what a document is in plain text; paragraphs end with an empty line; without it %(default)s",
-    )
-    words = make.add_mutually_exclusive_group()
-    words.add_argument(
-        "--tokenizer",
-        default="byte",
-        metavar="PATH",
-        help="a tokenizer.json, or a folder with one or with vocab.json and merges.txt; without it byte: the bytes of "
-        "UTF-8",
-    )
-    words.add_argument("--vocab-file", type=Path, metavar="PATH", help="GPT-2's vocab.json, with --merge-file")
-    words.add_argument(
-        "--train-bpe", type=_positive, metavar="N", help="learn a byte-level BPE of N ids from the source"
-    )
-    make.add_argument("--merge-file", type=Path, metavar="PATH", help="GPT-2's merges.txt, with --vocab-file")
-    make.add_argument("--end-of-document", metavar="TOKEN", help=f"of a given tokenizer; without it {END_OF_TEXT}")
-    make.add_argument("--min-chars", type=_positive, default=1, metavar="N", help="leave out shorter texts")
-    make.add_argument("--max-chars", type=_positive, metavar="N", help="leave out longer texts")
-    make.add_argument("--unique", action="store_true", help="leave out texts that were there before")
-    make.add_argument("--max-mb", type=_positive, metavar="N", help="of stdlib: at most so many megabytes of text")
-    make.add_argument(
-        "--workers", type=_positive, metavar="N", help="processes; without it one for each CPU, or one for bytes"
-    )
-    make.add_argument("--force", action="store_true", help="also if the data are there already")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _prepare(arguments: argparse.Namespace) -> None:
-    force: bool = arguments.force
-    output: Path | None = arguments.output or (Path("data/stdlib") if arguments.source == STDLIB else None)
-    if output is None:
-        raise DataPrepError("--output is missing: a folder and a name for the data, such as --output data/books")
-    request, prefix = _request(arguments), text_prefix(output)
-    recipe = request.recipe()
-    if not force and is_prepared(prefix, recipe):
-        print(f"{prefix}: there already, unchanged; --force makes it anew", file=sys.stderr)
-    else:
-        if not force and data_file(prefix, ".bin").exists() and not data_file(prefix, ".json").exists():
-            raise DataPrepError(
-                f"--output {output}: {data_file(prefix, '.bin')} is there, and no manifest beside it says that it came "
-                "from here; choose another --output, or replace it with --force"
-            )
-        made = prepare(request, prefix, recipe)
-        left_out = "".join(f", {count} {reason} left out" for reason, count in made.left_out.items())
-        print(
-            f"{made.documents} documents{left_out}, {made.tokens} tokens of {made.source}; model.vocab_size="
-            f"{made.vocab_size}",
-            file=sys.stderr,
-        )
-    print(prefix)
-
-
-def _request(arguments: argparse.Namespace) -> Request:
-    tokenizer = _tokenizer(arguments)
-    cpus = 1 if isinstance(tokenizer, ByteTokenizer) else len(os.sched_getaffinity(0))
-    return Request(
-        corpus=_corpus(arguments.source, arguments.max_mb),
-        tokenizer=tokenizer,
-        options=Options(
-            key=arguments.key,
-            documents=arguments.documents,
-            min_chars=arguments.min_chars,
-            max_chars=arguments.max_chars,
-            unique=arguments.unique,
-        ),
-        workers=arguments.workers or cpus,
-    )
-
-
-def _corpus(source: list[str], max_mb: int | None) -> Corpus:
-    if source == STDLIB:
-        return stdlib_corpus(max_mb)
-    if max_mb is not None:
-        raise DataPrepError(f"--max-mb {max_mb} is for --source stdlib alone; give fewer files, or leave it out")
-    return corpus_of([Path(path) for path in source])
-
-
-def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | int:
-    vocab, merges, end = arguments.vocab_file, arguments.merge_file, arguments.end_of_document or END_OF_TEXT
-    if (vocab is None) != (merges is None):
-        raise DataPrepError("--vocab-file and --merge-file belong together: give both, or --tokenizer")
-    if vocab is not None:
-        return JsonTokenizer.from_files(vocab, merges, end)
-    train: int | None = arguments.train_bpe
-    if arguments.end_of_document is not None and (train is not None or arguments.tokenizer == "byte"):
-        raise DataPrepError(
-            f"--end-of-document {end} is for a tokenizer that is given with --tokenizer or --vocab-file; bytes and a "
-            "tokenizer that is learned have an end of a document of their own: leave it out"
-        )
-    if train is not None:
-        if train < SMALLEST_BPE:
-            raise DataPrepError(f"--train-bpe {train}: the bytes and the end of a document take {SMALLEST_BPE} ids")
-        return train
-    if arguments.tokenizer == "byte":
-        return ByteTokenizer()
-    return JsonTokenizer.from_file(Path(arguments.tokenizer), end)
-
-
-def _inspect(prefix: Path, document: int | None) -> None:
-    data, manifest = open_checked(prefix), read_manifest(prefix)
-    if document is None:
-        told: dict[str, object] = {
-            "documents": data.documents,
-            "sequences": len(data),
-            "tokens": len(data.tokens),
-            "number format": data.dtype.name,
-        }
-        if manifest is not None:
-            told |= {"source": manifest.source, "tokenizer": manifest.tokenizer, "vocabulary": manifest.vocab_size}
-        print("\n".join(f"{key}: {value}" for key, value in told.items()))
-        return
-    if not 0 <= document < data.documents:
-        raise DataPrepError(f"--document {document}: {prefix} has the documents 0 to {data.documents - 1}")
+def _weights(text: str) -> list[float]:
     try:
-        tokenizer = tokenizer_of(prefix)
-    except DataPrepError as error:
-        raise DataPrepError(f"--document {document}: {error}") from error
-    first, last = data.boundaries[document : document + 2].tolist()
-    print("".join(tokenizer.decode(data[sequence]) for sequence in range(first, last)))
+        weights = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers, such as 9,1") from error
+    if len(weights) < 2 or not all(0 < weight < float("inf") for weight in weights):
+        raise argparse.ArgumentTypeError(f"{text!r} is not two numbers above 0 or more, such as 9,1")
+    return weights
 
 
-def _check(prefix: Path) -> None:
-    data, manifest = open_checked(prefix), read_manifest(prefix)
-    if manifest is not None and not is_true(manifest, prefix):
-        raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them anew")
-    print(f"{prefix}: sound, {data.documents} documents, {len(data.tokens)} tokens")
+def _inspect(prefix: Path, document: int | None, page: Path | None, draw: DrawPage | None) -> None:
+    data = open_checked(prefix)
+    if document is not None:
+        print(document_text(data, prefix, document))
+        return
+    facts = described(data, prefix)
+    print("\n".join(f"{key}: {value}" for key, value in facts.items()))
+    if page is not None:
+        assert draw is not None
+        try:
+            page.write_text(draw(str(prefix), facts, figures(data, prefix)), encoding="utf-8")
+        except OSError as error:
+            raise DataPrepError(f"--page {page}: cannot be written ({error.strerror})") from error
+        print(f"page: {page}")

@@ -19,6 +19,10 @@ class Asked:
     plan: str | None = None
     overwrite: bool = False
     explain: int | None = None
+    validate: tuple[str, ...] = ()
+    """Runs."""
+    calibrate: Path | None = None
+    calibration: Path | None = None
     leave_out: bool = False
     overrides: tuple[str, ...] = ()
     """Hydra's."""
@@ -49,8 +53,14 @@ def _plans(key: str, value: str) -> int:
 
 def _path(key: str, value: str) -> Path:
     if not value:
-        raise SearchError(f"{key}= names no file; give {key}=plans.csv, for example")
+        raise SearchError(f"{key}= names no file; give the path of one")
     return Path(value)
+
+
+def _runs(key: str, value: str) -> tuple[str, ...]:
+    if not all(value.split(",")):
+        raise SearchError(f"{key}={value}: give runs, joined by commas: their folders, names or job ids")
+    return tuple(value.split(","))
 
 
 def _name(key: str, value: str) -> str:
@@ -72,5 +82,8 @@ WORDS: Mapping[str, Callable[[str, str], Any]] = {
     "overwrite": _flag,
     "leave_out": _flag,
     "explain": _plans,
+    "validate": _runs,
+    "calibrate": _path,
+    "calibration": _path,
 }
 """By word, which is a field of `Asked`: its value, from word and text."""

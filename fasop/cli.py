@@ -5,15 +5,18 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import conf
+from conf.rundir import RunDir
 from fasop.asked import Asked, parse
 from fasop.errors import SearchError
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [plan=NAME] [overwrite=true]
-                   [leave_out=true] [explain=ROW]
+                   [leave_out=true] [explain=ROW] [calibration=FILE]
+       tdpp search validate=RUN,... [calibrate=FILE] [calibration=FILE] [runs_dir=DIR]
 
 Ranks all ways to cut the model over the nodes of the cluster: tensor, data and pipeline size, micro-batch, schedule,
 recomputation, sharded optimizer, node order and layers per stage. GROUP and KEY are those of 'tdpp launch'. Of
@@ -31,18 +34,24 @@ sharded_optimizer, sequence_parallel.
   plan=NAME        write the best one as conf/parallel/NAME.yaml, which parallel=NAME then takes
   overwrite=true   also when there is such a file
   leave_out=true   try plans that leave nodes out, too
-  explain=ROW      tell of the plan in this row of the table where each second and each byte goes, stage by stage"""
+  calibration=FILE multiply times with what runs took (see calibrate)
+  explain=ROW      tell of the plan in this row of the table where each second and each byte goes, stage by stage
+
+  validate=RUN     compare what runs took with what was predicted: in all, by term and by stage; which term is off
+  calibrate=FILE   write there what they took, as a part of what was predicted"""
 
 if TYPE_CHECKING:
     from fasop.inputs import Inputs
     from fasop.search import Plan, Result
+    from fasop.validate import Measured
 
 Show = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
+Measure = Callable[[RunDir], "Measured"]
 PLANS = Path(conf.__file__).resolve().parent / "parallel"
 
 
-def main(argv: Sequence[str], *, show: Show) -> int:
-    """Runs `tdpp search <argv>`; `show` puts a table on stdout.
+def main(argv: Sequence[str], *, show: Show, measure: Measure) -> int:
+    """Runs `tdpp search <argv>`; `show` puts a table on stdout, `measure` tells what a run took.
 
     Raises:
         TdppError: what is asked for cannot be read, searched or written.
@@ -51,6 +60,10 @@ def main(argv: Sequence[str], *, show: Show) -> int:
         print(USAGE)
         return 0
     asked = parse(argv)
+    if asked.validate:
+        return validate(asked, show, measure)
+    if asked.calibrate is not None:
+        raise SearchError(f"calibrate={asked.calibrate} takes the runs to calibrate by: add validate=RUN")
     if asked.plan is not None:
         check_free(asked.plan, asked.overwrite)
     return rank(asked, f"tdpp search {shlex.join(argv)}", show)
@@ -58,11 +71,16 @@ def main(argv: Sequence[str], *, show: Show) -> int:
 
 def rank(asked: Asked, command: str, show: Show) -> int:
     """The best plans for the nodes of the cluster."""
+    from fasop.calibration import read_calibration
     from fasop.costs import why_not_measured
     from fasop.inputs import read
     from fasop.table import COLUMNS, csv_text, plan_yaml, rows, warnings
 
     inputs = read(asked.overrides)
+    if asked.calibration is not None:
+        calibration = read_calibration(asked.calibration)
+        inputs = replace(inputs, kinds=calibration.applied(inputs.kinds))
+        print(f"({calibration})", file=sys.stderr)
     result, told = best_plans(inputs, asked)
     if asked.explain is not None and asked.explain > len(result.plans):
         raise SearchError(f"explain={asked.explain}: there are {len(result.plans)} plans; choose a row of the table")
@@ -110,6 +128,59 @@ def best_plans(inputs: Inputs, asked: Asked) -> tuple[Result, str]:
     if not best.plans:
         space(inputs.training, inputs.kinds, inputs.choices)  # which tells why
     return found(best.plans, seen), where
+
+
+def validate(asked: Asked, show: Show, measure: Measure) -> int:
+    """What runs took beside what was predicted of them."""
+    from conf.compose import read_experiment
+    from fasop import validate_tables as tables
+    from fasop.calibration import read_calibration
+    from fasop.predict import predict
+    from fasop.validate import calibration, compare
+
+    folder, used = runs_dir(asked), None if asked.calibration is None else read_calibration(asked.calibration)
+    comparisons = []
+    for wanted in asked.validate:
+        run = RunDir.find(folder, wanted)
+        experiment = read_experiment(run.config)
+        schedule = None if experiment.parallel.schedule_file is None else run.read_json(run.schedule)
+        comparisons.append(compare(measure(run), predict(experiment, schedule, used)))
+    show(*tables.runs(comparisons))
+    for one in comparisons:
+        if one.taken is not None:
+            print(f"\n{one.measured.run}: milliseconds of an iteration, by term")
+            show(*tables.terms(one))
+            print(f"\n{one.measured.run}: milliseconds of an iteration, by stage, predicted / measured")
+            show(*tables.stages(one))
+        for sentence in tables.verdict(one):
+            print(sentence)
+    if used is not None:
+        print(f"({used})", file=sys.stderr)
+    if asked.calibrate is not None:
+        _write(asked.calibrate, calibration(comparisons).text())
+        print(f"calibration={asked.calibrate} takes that into account")
+    return 0
+
+
+def runs_dir(asked: Asked) -> Path:
+    """Where the runs to validate are.
+
+    Raises:
+        SearchError: something else is asked for, too, which has no meaning there.
+    """
+    given = dict(word.partition("=")[::2] for word in asked.overrides)
+    others = sorted(set(given) - {"runs_dir"})
+    if others:
+        raise SearchError(
+            f"validate={','.join(asked.validate)} predicts runs as they were configured; it does not take "
+            f"{', '.join(others)}, only calibrate=FILE, calibration=FILE and runs_dir=DIR"
+        )
+    if asked.calibrate is not None and asked.calibration is not None:
+        raise SearchError(
+            f"calibrate={asked.calibrate} calibration={asked.calibration}: a calibration is made from what is "
+            "predicted without one; give one of them"
+        )
+    return Path(given.get("runs_dir", "runs"))
 
 
 def tell(row: int, plan: Plan, show: Show) -> None:

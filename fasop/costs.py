@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from conf.links import Link, Number
@@ -53,6 +53,14 @@ class LayerTimes:
     layer: Time
     head: Time
     basis: Basis
+
+    def multiplied(self, forward: float, backward: float) -> LayerTimes:
+        """With all forward and backward passes longer by these factors."""
+
+        def longer(time: Time) -> Time:
+            return Time(forward=forward * time.forward, backward=backward * time.backward)
+
+        return replace(self, embedding=longer(self.embedding), layer=longer(self.layer), head=longer(self.head))
 
 
 def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, within: Link[float]) -> LayerTimes:

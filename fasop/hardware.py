@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 
 from conf.profile import LayerProfile, read_profile
-from conf.schema import Cluster, Gpu, NodeGroup
+from conf.schema import Cluster, Gpu, NodeGroup, config
 from fasop.errors import SearchError
+
+LEAST, MOST = 0.01, 100.0
+"""A factor beyond is no calibration: something else is wrong."""
+
+
+@config
+class Factors:
+    """By what predicted times are multiplied (fasop/calibration.py); 1: as they are."""
+
+    forward: float = 1.0
+    backward: float = 1.0
+    messages: float = 1.0
+    gradients: float = 1.0
+    embedding: float = 1.0
+    optimizer: float = 1.0
+
+    def __post_init__(self) -> None:
+        for term, value in asdict(self).items():
+            if not LEAST <= value <= MOST:
+                raise SearchError(f"a factor for {term} must be from {LEAST:g} to {MOST:g}, not {value:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +41,7 @@ class NodeKind:
     """Of one node."""
     profile: LayerProfile | None
     """None: its GPUs were not measured."""
+    factors: Factors = field(default_factory=Factors)
 
 
 def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:

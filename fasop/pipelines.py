@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from conf import links, overlap, sizes
 from conf.links import Link
 from conf.schema import Schedule
-from fasop.costs import gradients_summed, layer_times, optimizer_s_per_parameter, weights_handed_out
+from fasop.costs import LayerTimes, gradients_summed, layer_times, optimizer_s_per_parameter, weights_handed_out
 from fasop.fast import Floats, Times, ends, longest
 from fasop.hardware import NodeKind
 from fasop.memory import GIB, stage_memory
@@ -230,10 +230,12 @@ def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -
     """
     parallel, view = training.parallel, _View(kinds, orders)
     where = place(tuple(kinds[kind].gpus for kind in orders[0]), parallel.tensor, parallel.data, parallel.pipeline)
-    times = [layer_times(kind.gpu, kind.profile, training, links.within(kind.group)) for kind in kinds]
-    replicas = view.slowest(where.sums)
+    times = [_layer_times(kind, training) for kind in kinds]
+    replicas = view.slowest(where.sums, "gradients")
     summing, handing = gradients_summed(replicas, training), weights_handed_out(replicas, training)
-    stepping = [optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision) for kind in kinds]
+    stepping = [
+        kind.factors.optimizer * optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision) for kind in kinds
+    ]
     shares = parallel.data if parallel.sharded_optimizer else 1
     bases = np.array([time.basis for time in times])
     passes = partial(_passes, view, where, parallel.chunks)
@@ -244,7 +246,7 @@ def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -
         micro_batches=parallel.micro_batches,
         forward=passes([(t.embedding.forward, t.layer.forward, t.head.forward) for t in times]),
         backward=backward,
-        hop=view.slowest(where.hops).takes(np.array(float(training.message_bytes))),
+        hop=view.slowest(where.hops, "messages").takes(np.array(float(training.message_bytes))),
         sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
         optimizer=_by_parameters(
             training,
@@ -260,6 +262,11 @@ def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -
     )
 
 
+def _layer_times(kind: NodeKind, training: Training) -> LayerTimes:
+    found = layer_times(kind.gpu, kind.profile, training, links.within(kind.group))
+    return found.multiplied(kind.factors.forward, kind.factors.backward)
+
+
 class _View:
     """What links and nodes are, in each order."""
 
@@ -271,11 +278,15 @@ class _View:
         """[items, pipelines]: the largest value, by kind, of an item's nodes."""
         return self._reduced(uses, np.array(values)[self._kind_of[uses.nodes]])
 
-    def slowest(self, uses: Uses) -> Link[Floats]:
-        """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links."""
+    def slowest(self, uses: Uses, term: str) -> Link[Floats]:
+        """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links.
+
+        `term` is the one of `Factors` that they are multiplied with.
+        """
+        factors = np.array([[getattr(kind.factors, term)] for kind in self.kinds])
         known = [(links.within(kind.group), links.between(kind.group, 1)) for kind in self.kinds]
-        latencies = np.array([[link.latency_s for link in pair] for pair in known])
-        rates = np.array([[link.s_per_byte for link in pair] for pair in known])
+        latencies = factors * np.array([[link.latency_s for link in pair] for pair in known])
+        rates = factors * np.array([[link.s_per_byte for link in pair] for pair in known])
         kinds, between = self._kind_of[uses.nodes], uses.between[:, np.newaxis]
         return Link(
             latency_s=self._reduced(uses, latencies[kinds, between]),
@@ -324,7 +335,7 @@ def _hidden(training: Training, layer: Floats, summing: Link[Floats]) -> Hidden:
 def _embedding(view: _View, where: Placement, training: Training) -> Floats:
     parallel = training.parallel
     size = training.gradient_bytes * sizes.word_parameters(training.model, parallel.tensor)
-    link = view.slowest(where.embedding).all_reduce(2 if parallel.pipeline > 1 else 1)
+    link = view.slowest(where.embedding, "embedding").all_reduce(2 if parallel.pipeline > 1 else 1)
     whole = link.takes(np.array(float(size)))
     return whole.reshape(-1)
 

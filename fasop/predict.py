@@ -14,6 +14,7 @@ import numpy as np
 
 from conf.partition import NodeOrder, Partition
 from conf.schema import Experiment
+from fasop.calibration import Calibration
 from fasop.costs import Basis
 from fasop.hardware import NodeKind, node_kinds
 from fasop.memory import GIB, StageMemory, stage_memory
@@ -31,6 +32,29 @@ GRADIENTS, EMBEDDING, OPTIMIZER, NORM = (
     "optimizer-clip-main-grad",
 )
 """Events after the schedule's, by the names of docs/formats.md; NORM lies inside OPTIMIZER."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What the stages take; seconds, by stage."""
+
+    times: Sequence[StageTimes]
+    gradients: Sequence[float]
+    """To sum them, as far as the backward pass does not hide it."""
+    embedding: float
+    """To sum its gradients over the first and the last stage."""
+    optimizer: Sequence[float]
+
+    @classmethod
+    def of(cls, lines: Pipelines, layers: Sequence[int]) -> Taken:
+        """By the one pipeline of `lines`; `layers` are by virtual stage."""
+        whole = lines.held(np.array([layers]).T)
+        return cls(
+            times=stage_times(lines, layers),
+            gradients=lines.exposed(whole)[:, 0].tolist(),
+            embedding=float(lines.embedding[0]),
+            optimizer=lines.optimizer.of(whole)[:, 0].tolist(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +83,8 @@ class Stage:
 
     layers: tuple[int, ...]
     """By chunk."""
+    groups: tuple[str, ...]
+    """Names of its nodes' groups."""
     gpus: tuple[str, ...]
     """Names of its kinds of GPU."""
     terms: Terms
@@ -84,16 +110,23 @@ class Prediction:
     """By stage, then time; 0 is when the first stage begins. Those without a micro-batch have -1."""
     basis: Basis
     """The worst of what its times rest on."""
+    taken: Taken
+    """What it follows from."""
+    schedule: Mapping[str, Any]
+    """Actions, as in docs/formats.md."""
 
 
-def predict(experiment: Experiment, schedule: Mapping[str, Any] | None = None) -> Prediction:
+def predict(
+    experiment: Experiment, schedule: Mapping[str, Any] | None = None, calibration: Calibration | None = None
+) -> Prediction:
     """Of an experiment, such as a run's frozen configuration (`conf.compose.read_experiment`).
 
     `schedule` is the content of its `parallel.schedule_file`, if it has one; a run has a copy (`schedule.json`).
 
     Raises:
         ConfigError: a profile cannot be read.
-        SearchError: a profile has no costs for the tensor size, or the schedule never ends.
+        SearchError: a profile has no costs for the tensor size, the schedule never ends, or the calibration is of
+            other nodes.
     """
     counts = dict(zip(experiment.node_order.groups, experiment.ranks_per_node(), strict=True))
     groups = {
@@ -107,7 +140,7 @@ def predict(experiment: Experiment, schedule: Mapping[str, Any] | None = None) -
                 experiment.parallel, partition=str(experiment.partition), node_order=str(experiment.node_order)
             ),
         ),
-        kinds,
+        kinds if calibration is None else calibration.applied(kinds),
         schedule,
     )
 
@@ -127,14 +160,11 @@ def predict_plan(
     order = [names.index(name) for name in NodeOrder.parse(parallel.node_order).groups]
     layers = Partition.parse(parallel.partition).layers
     lines = pipelines(training, kinds, np.array([order]))
-    times = stage_times(lines, layers)
+    taken = Taken.of(lines, layers)
     if schedule is None:
         lists = make_schedule(str(parallel.schedule), parallel.pipeline, parallel.chunks, parallel.micro_batches)
         schedule = as_json(lists, parallel.chunks, parallel.micro_batches)
-    after = _AfterSchedule.of(lines, layers)
-    begun = [step - min(after.optimizer) for step in after.optimizer]
-    computed = simulate(schedule, times, begun)
-    iteration_s, events = _iteration(computed, after)
+    iteration_s, events = replay(schedule, taken)
     where = place(tuple(kinds[kind].gpus for kind in order), parallel.tensor, parallel.data, parallel.pipeline).stages
     ends = [*where.starts[1:], len(where.nodes)]
     on = [[kinds[order[node]] for node in where.nodes[a:b]] for a, b in zip(where.starts, ends, strict=True)]
@@ -143,9 +173,10 @@ def predict_plan(
         stages=[
             Stage(
                 layers=layers[number :: parallel.pipeline],
+                groups=tuple(dict.fromkeys(kind.name for kind in on[number])),
                 gpus=tuple(dict.fromkeys(kind.gpu.name for kind in on[number])),
-                terms=terms([event for event in events if event.stage == number], times, after.embedding),
-                times=times[number],
+                terms=terms([event for event in events if event.stage == number], taken.times, taken.embedding),
+                times=taken.times[number],
                 memory=stage_memory(training, number),
                 limit_gib=min(kind.gpu.memory_gib for kind in on[number]),
             )
@@ -153,6 +184,8 @@ def predict_plan(
         ],
         events=events,
         basis=Basis(int(lines.basis[0])),
+        taken=taken,
+        schedule=schedule,
     )
 
 
@@ -171,37 +204,23 @@ def stage_times(lines: Pipelines, layers: Sequence[int]) -> list[StageTimes]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _AfterSchedule:
-    """Seconds by stage."""
-
-    gradients: Sequence[float]
-    embedding: float
-    """Of the first and the last stage together."""
-    optimizer: Sequence[float]
-
-    @classmethod
-    def of(cls, lines: Pipelines, layers: Sequence[int]) -> _AfterSchedule:
-        whole = np.array([sum(layers[stage :: lines.stages]) for stage in range(lines.stages)])[:, np.newaxis]
-        return cls(
-            gradients=lines.exposed(whole)[:, 0].tolist(),
-            embedding=float(lines.embedding[0]),
-            optimizer=lines.optimizer.of(whole)[:, 0].tolist(),
-        )
-
-
-def _iteration(computed: Sequence[Event], after: _AfterSchedule) -> tuple[float, list[Event]]:
+def replay(schedule: Mapping[str, Any], taken: Taken) -> tuple[float, list[Event]]:
     """The length of an iteration, and its events: those of the schedule, and what follows them.
 
     Every stage sums its gradients, then the first and the last one those of the embedding; once all are done, the norm
     is known to all, and each steps its optimizer and begins the next iteration.
+
+    Raises:
+        SearchError: the schedule never ends.
     """
-    stages = len(after.optimizer)
+    first = min(taken.optimizer)
+    computed = simulate(schedule, taken.times, [step - first for step in taken.optimizer])
+    stages = len(taken.optimizer)
     done = [max(event.end for event in computed if event.stage == stage) for stage in range(stages)]
-    summed = [end + takes for end, takes in zip(done, after.gradients, strict=True)]
+    summed = [end + takes for end, takes in zip(done, taken.gradients, strict=True)]
     shared = list(summed)
     if stages > 1:
-        shared[0] = shared[-1] = max(summed[0], summed[-1]) + after.embedding
+        shared[0] = shared[-1] = max(summed[0], summed[-1]) + taken.embedding
     known = max(shared)
     events = []
     for stage in range(stages):
@@ -210,14 +229,14 @@ def _iteration(computed: Sequence[Event], after: _AfterSchedule) -> tuple[float,
             GRADIENTS: (done[stage], summed[stage]),
             EMBEDDING: (summed[stage], shared[stage]),
             NORM: (shared[stage], known),
-            OPTIMIZER: (shared[stage], known + after.optimizer[stage]),
+            OPTIMIZER: (shared[stage], known + taken.optimizer[stage]),
         }
         events += [
             Event(stage, name, -1, 0, start, end)
             for name, (start, end) in spans.items()
             if end > start or name in (NORM, OPTIMIZER)
         ]
-    return known + min(after.optimizer), events
+    return known + first, events
 
 
 def terms(events: Sequence[Event], times: Sequence[StageTimes], embedding: float) -> Terms:

@@ -63,12 +63,17 @@ def _run(argv: Sequence[str]) -> int:
         return int(module.main(rest, preflight=check_for_training))
     if verb == "search":
         from launch.table import print_table
+        from reports.measured import measure
 
-        return int(module.main(rest, show=print_table))
+        return int(module.main(rest, show=print_table, measure=measure))
     if verb == "report":
         from launch.findings import all_findings
 
         return int(module.main(rest, judge=all_findings))
+    if verb == "data":
+        from reports.figures_page import figures_page
+
+        return int(module.main(rest, draw=figures_page))
     return int(module.main(rest))
 
 

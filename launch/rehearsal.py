@@ -27,14 +27,21 @@ def rehearsal_times(experiment: Experiment, plan: Mapping[str, Any]) -> list[dic
     parallel = experiment.parallel
     nodes = [len(node["ranks"]) for node in plan["nodes"]]
     placed = placement.placed(nodes, parallel.tensor, parallel.data, parallel.pipeline)
-    return [_rank(experiment, plan, place, placed) for place in plan["ranks"]]
+    known = {name: _costs(experiment, experiment.cluster.groups[name]) for name in experiment.node_order.groups}
+    return [_rank(experiment, plan, place, placed, known) for place in plan["ranks"]]
 
 
-def _rank(experiment: Experiment, plan: Mapping[str, Any], place: Mapping[str, int], placed: Placed) -> dict[str, Any]:
+def _rank(
+    experiment: Experiment,
+    plan: Mapping[str, Any],
+    place: Mapping[str, int],
+    placed: Placed,
+    known: Mapping[str, tuple[ModelCosts, float]],
+) -> dict[str, Any]:
     parallel, model = experiment.parallel, experiment.model
     groups = [experiment.cluster.groups[node["group"]] for node in plan["nodes"]]
-    group, stage = groups[place["node"]], place["stage"]
-    costs = _costs(experiment, group)
+    costs, optimizer_ns = known[plan["nodes"][place["node"]]["group"]]
+    stage = place["stage"]
     stages, last = parallel.pipeline, len(plan["partition"]) - 1
     forward, backward, layers = [], [], 0
     for virtual in range(stage, last + 1, stages):
@@ -66,7 +73,7 @@ def _rank(experiment: Experiment, plan: Mapping[str, Any], place: Mapping[str, i
         "send_backward_ns": _ns(_slowest(groups, placed.hops[stage - 1]).takes(message) * 1e3),
         "grads_all_reduce_ns": _ns(summed * 1e3),
         "embedding_all_reduce_ns": _ns(shared * 1e3) if is_first != is_last else 0,
-        "optimizer_ns": int(parameters * _optimizer_ns(experiment, group)),
+        "optimizer_ns": int(parameters * optimizer_ns),
     }
 
 
@@ -78,23 +85,17 @@ def _slowest(groups: Sequence[NodeGroup], uses: Sequence[Use]) -> Link[float]:
     return Link(latency_s=max(link.latency_s for link in used), s_per_byte=max(link.s_per_byte for link in used))
 
 
-def _costs(experiment: Experiment, group: NodeGroup) -> ModelCosts:
+def _costs(experiment: Experiment, group: NodeGroup) -> tuple[ModelCosts, float]:
+    """Of the parts of the model, and the nanoseconds that the optimizer takes for a parameter."""
     gpu = experiment.cluster.gpus[group.gpu]
     if gpu.profile is None:
         raise ConfigError(
             f"executor.rehearse={experiment.executor.rehearse} needs to know how long layers take on {gpu.name}, but "
             f"cluster.gpus.{group.gpu}.profile is null; name one of fasop/profiles"
         )
-    parallel = experiment.parallel
-    profile, precision = read_profile(gpu.profile), experiment.train.precision
-    return profile.of(experiment.model, parallel.tensor, parallel.micro_batch_size, precision)
-
-
-def _optimizer_ns(experiment: Experiment, group: NodeGroup) -> float:
-    """Of a parameter."""
-    gpu = experiment.cluster.gpus[group.gpu]
-    measured = {} if gpu.profile is None else read_profile(gpu.profile).optimizer_ns_per_parameter
-    return measured.get(experiment.train.precision, sizes.ADAM_BYTES / gpu.memory_gb_per_s)
+    parallel, precision, profile = experiment.parallel, experiment.train.precision, read_profile(gpu.profile)
+    stepping = profile.optimizer_ns_per_parameter.get(precision, sizes.ADAM_BYTES / gpu.memory_gb_per_s)
+    return profile.of(experiment.model, parallel.tensor, parallel.micro_batch_size, precision), stepping
 
 
 def _ns(milliseconds: float) -> int:

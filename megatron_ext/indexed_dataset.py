@@ -242,9 +242,12 @@ class IndexedWriter:
 
 
 @contextmanager
-def indexed_writer(prefix: Union[str, Path], dtype: np.dtype[Any]) -> Iterator[IndexedWriter]:
+def indexed_writer(
+    prefix: Union[str, Path], dtype: np.dtype[Any], boundaries: Optional[NDArray[np.int64]] = None
+) -> Iterator[IndexedWriter]:
     """A writer whose files take their names when the block ends well; otherwise nothing of them is left.
 
+    `boundaries` are those of documents of several sequences (see `IndexedWriter.finish`).
     An older index of that name goes away first, so that it never lies beside new tokens.
 
     Raises:
@@ -254,7 +257,7 @@ def indexed_writer(prefix: Union[str, Path], dtype: np.dtype[Any]) -> Iterator[I
     with replacing(idx) as index, replacing(data_file(prefix, ".bin")) as tokens:
         writer = IndexedWriter(tokens, index, dtype)
         yield writer
-        writer.finish()
+        writer.finish(boundaries)
         for file in (tokens, index):
             sync(file)
         idx.unlink(missing_ok=True)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from conf.rundir import RunDir, write_atomic
-from reports import events, record, run_page, statistics, timeline_page
-from reports.expected import expected
-from reports.gpus import read_gpus
+from reports import run_page, statistics, timeline_page
+from reports.errors import ReportError
+from reports.megatron_log import Sizes
+from reports.sources import Source
 from reports.verdict import Findings
 
+Judge = Callable[[RunDir], Findings]
 
-def main(argv: list[str], judge: Callable[[RunDir], Findings] | None = None) -> int:
+
+def main(argv: list[str], judge: Judge | None = None) -> int:
     """Writes `report/index.html` and `report/timeline.html` of each run and prints their paths.
 
     Args:
@@ -23,33 +25,54 @@ def main(argv: list[str], judge: Callable[[RunDir], Findings] | None = None) -> 
         judge: gives the verdict on a run, and what its nodes say; without it the page has neither.
 
     Raises:
-        TdppError: a run cannot be found or has no usable plan.
+        TdppError: a run cannot be found or has no usable plan, or a file is no log.
     """
-    parser = argparse.ArgumentParser(prog="tdpp report", description="Write the pages of a run: summary and timeline.")
-    parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="run folder, name or job id; without any, the latest run"
-    )
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
-    arguments = parser.parse_args(argv)
+    arguments = _parser().parse_args(argv)
+    sizes = Sizes(tensor=arguments.tensor, data=arguments.data, pipeline=arguments.pipeline)
     for wanted in arguments.runs or [None]:
-        run = RunDir.find(arguments.runs_dir, wanted)
-        for path in write(run, judge(run) if judge else None):
+        source = Source.find(arguments.runs_dir, wanted, sizes)
+        for path in write(source, judge):
             print(path)
     return 0
 
 
-def write(run: RunDir, findings: Findings | None) -> tuple[Path, Path]:
-    """Writes both pages of a run; says on stderr what they lack."""
-    known = record.read(run)
-    prediction, why = expected(run, known)
-    known = replace(known, notes=(*known.notes, *why))
-    ranks = [rank.rank for rank in known.plan.ranks]
-    timeline = events.read_run({rank: run.rank_events(rank) for rank in ranks} if known.plan.timeline else {})
-    figures = statistics.statistics(timeline, len(ranks))
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tdpp report", description="Write the pages of a run or of a Megatron-LM log: summary and timeline."
+    )
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="run folder, name or job id; or a log of Megatron-LM, or the folder with the .out files of a job's nodes; "
+        "without any, the latest run",
+    )
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
+    sizes = parser.add_argument_group("parallel sizes of a log that does not say them")
+    for name in ("tensor", "data", "pipeline"):
+        sizes.add_argument(f"--{name}", type=_positive, metavar="N")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks")
+    return int(text)
+
+
+def write(source: Source, judge: Judge | None) -> list[Path]:
+    """Writes both pages; says on stderr what they lack."""
+    found = source.read()
+    known, timeline = found.record, found.timeline
+    figures = statistics.statistics(timeline, len(known.plan.ranks))
+    findings = judge(source.run) if judge and source.run else None
     for note in (*known.notes, *timeline.notes):
-        print(f"{run.name}: {note}", file=sys.stderr)
-    run.report.mkdir(exist_ok=True)
-    index, all_ranks = run.report / "index.html", run.report / "timeline.html"
-    write_atomic(index, run_page.render(known, timeline, figures, findings, prediction, read_gpus(run, known)))
-    write_atomic(all_ranks, timeline_page.render(known, timeline, figures))
-    return index, all_ranks
+        print(f"{known.name}: {note}", file=sys.stderr)
+    index, all_ranks = source.report / "index.html", source.report / "timeline.html"
+    try:
+        source.report.mkdir(exist_ok=True)
+        write_atomic(index, run_page.render(known, timeline, figures, findings, found.prediction, found.gpus))
+        write_atomic(all_ranks, timeline_page.render(known, timeline, figures, found.prediction))
+    except OSError as error:
+        raise ReportError(f"{source.report}: cannot be written ({error.strerror})") from error
+    return [index, all_ranks]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,30 @@ NAMES = (
     "backward-recv",
     "forward-send",
     "backward-send",
+    "forward-send-backward-recv",
+    "backward-send-forward-recv",
+    "forward-send-forward-recv",
+    "backward-send-backward-recv",
+    "forward-backward-send-forward-backward-recv",
     "grads-all-reduce",
     "layernorm-grads-all-reduce",
     "embedding-grads-all-reduce",
+    "grads-reduce-scatter",
+    "params-all-gather",
     "optimizer",
+    "optimizer-copy-to-main-grad",
+    "optimizer-unscale-and-check-inf",
     "optimizer-clip-main-grad",
+    "optimizer-count-zeros",
+    "optimizer-inner-step",
+    "optimizer-copy-main-to-model-params",
     "batch-generator",
+    "post-process",
     "loss-compute",
 )
-"""Names that the engine gives, in the order in which legends list them."""
+"""Names that the engine and Megatron-LM give, in the order in which legends list them."""
+REACH_NS = 1 << 51
+"""26 days. Events further from the middle of a run are no times of it, and a page could not hold them exactly."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +99,14 @@ class Timeline:
     """The events of a run."""
 
     events: NDArray[Any]
-    """(events,) of EVENT, sorted by rank, then start; times in ns on rank 0's monotonic clock."""
+    """(events,) of EVENT, sorted by rank, then start; times in ns on rank 0's monotonic clock, of a log on those of its
+    nodes."""
     names: tuple[str, ...]
     """What `events["name"]` indexes, each of at least one event: those in NAMES in its order, then others."""
     hosts: Mapping[int, str]
     """Host of each rank that has a file."""
-    uncertainty_ns: int
-    """Largest uncertainty of any clock measurement used."""
+    uncertainty_ns: int | None
+    """Largest uncertainty of any clock measurement used; None where clocks were not compared."""
     notes: tuple[str, ...]
     """What is missing or was left out, one sentence each."""
 
@@ -192,7 +208,7 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
     """Joins the events of all ranks on rank 0's clock; a rank that cannot be placed there becomes a note."""
     said = list(notes)
     found = {file.names[index] for file in files for index in np.unique(file.records["name"])}
-    names = tuple([name for name in NAMES if name in found] + sorted(found - set(NAMES)))
+    names = legend_order(found)
     first = next((file for file in files if file.rank == 0), None)
     parts = []
     for file in files:
@@ -220,6 +236,11 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
         uncertainty_ns=max((int(file.clock["peer"].max()) for file in files if len(file.clock)), default=0),
         notes=tuple(said),
     )
+
+
+def legend_order(names: Set[str]) -> tuple[str, ...]:
+    """Those in NAMES in its order, then others."""
+    return tuple([name for name in NAMES if name in names] + sorted(names - set(NAMES)))
 
 
 def aligned(records: NDArray[Any], clock: NDArray[Any]) -> NDArray[Any]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from html import escape
 
 from reports.page import table
-from reports.record import Plan
+from reports.record import UNKNOWN, Plan
 
 
 def plan_section(plan: Plan) -> str:
     """The section of a run's page on its plan, as HTML."""
+    if not plan.ranks:
+        return '<section><h2>Plan</h2><p class="none">the log does not say how its ranks lie</p></section>'
     words = "".join(f"<p>{escape(sentence)}</p>" for sentence in _sentences(plan))
     return f"<section><h2>Plan</h2>{words}{_nodes(plan)}</section>"
 
@@ -19,7 +22,8 @@ def layers(plan: Plan, stage: int) -> str:
     """What a stage holds: the layers of each of its chunks, the embedding, the head."""
     first = " + embedding" if stage == 0 else ""
     last = " + head" if stage == plan.pipeline - 1 else ""
-    return f"{', '.join(map(str, plan.partition[stage :: plan.pipeline]))}{first}{last}"
+    held = ", ".join(map(str, plan.partition[stage :: plan.pipeline])) or "unknown"
+    return f"{held}{first}{last}"
 
 
 def plural(count: int, noun: str, ending: str = "s") -> str:
@@ -27,20 +31,30 @@ def plural(count: int, noun: str, ending: str = "s") -> str:
 
 
 def _sentences(plan: Plan) -> list[str]:
-    model = plan.model
     order = f"the schedule in {plan.schedule_file}" if plan.schedule_file else f"schedule {plan.schedule}"
     unusual = _unusual(plan)
+    tokens = f" of {plan.model['sequence_length']} tokens" if "sequence_length" in plan.model else ""
+    cut = f": {plural(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch_size} per replica"
+    samples = f"{plan.global_batch_size} samples{tokens}{cut if plan.micro_batches else ''}"
     return [
         f"{len(plan.ranks)} ranks = {plan.pipeline} pipeline stages × {plan.data} data-parallel replicas × "
         f"{plan.tensor} tensor-parallel, {_where(plan)}.",
-        _cut(plan),
-        f"Each iteration trains on {plan.global_batch_size} samples of {model['sequence_length']} tokens: "
-        f"{plural(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch_size} per replica, {order}.",
-        f"Model: hidden {model['hidden']}, {model['heads']} heads, vocabulary {model['vocab_size']} "
-        f"(padded {model['padded_vocab_size']}).",
+        *([_cut(plan)] if plan.partition else []),
+        f"Each iteration trains on {samples}, {order}.",
+        *_model(plan.model),
         *([f"With {', '.join(unusual)}."] if unusual else []),
         *(["Megatron-LM trained it."] if plan.engine == "megatron_lm" else []),
     ]
+
+
+def _model(model: Mapping[str, int]) -> list[str]:
+    vocabulary = [f"vocabulary {model['vocab_size']}"] if "vocab_size" in model else []
+    if "padded_vocab_size" in model:
+        vocabulary = [f"{(vocabulary or ['vocabulary'])[0]} (padded {model['padded_vocab_size']})"]
+    hidden = [f"hidden {model['hidden']}"] if "hidden" in model else []
+    heads = [f"{model['heads']} heads"] if "heads" in model else []
+    known = [*hidden, *heads, *vocabulary]
+    return [f"Model: {', '.join(known)}."] if known else []
 
 
 def _where(plan: Plan) -> str:
@@ -54,7 +68,7 @@ def _where(plan: Plan) -> str:
 
 
 def _cut(plan: Plan) -> str:
-    cut = f"The {plan.model['layers']} transformer layers are cut {'-'.join(map(str, plan.partition))}"
+    cut = f"The {sum(plan.partition)} transformer layers are cut {'-'.join(map(str, plan.partition))}"
     if plan.chunks == 1:
         return f"{cut}; the first stage also has the embedding, the last one the final norm and the head."
     return (
@@ -70,7 +84,7 @@ def _unusual(plan: Plan) -> list[str]:
         f"{plan.recompute} recomputation of activations": plan.recompute != "none",
         "sharded optimizer": plan.sharded_optimizer,
         "sequence parallel": plan.sequence_parallel,
-        f"precision {plan.precision}": plan.precision != "fp32",
+        f"precision {plan.precision}": plan.precision not in ("fp32", UNKNOWN),
     }
     return [words for words, is_so in chosen.items() if is_so]
 

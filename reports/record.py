@@ -23,6 +23,9 @@ from reports import upstream_log
 from reports.errors import ReportError
 from reports.upstream_log import UpstreamLog
 
+UNKNOWN = "unknown"
+"""What a log does not tell."""
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -49,7 +52,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Plan:
-    """The part of `plan.json` that reports use."""
+    """The part of `plan.json` that reports use. One that was read from a log (`reports/megatron_log.py`) may lack
+    ranks, nodes, the partition and what is in `model`, and has 0 for numbers that are not known."""
 
     tensor: int
     data: int
@@ -85,8 +89,9 @@ class Plan:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a replica in an iteration."""
-        return self.global_batch_size // (self.data * self.micro_batch_size)
+        """Micro-batches of a replica in an iteration; 0 where a log does not tell."""
+        together = self.data * self.micro_batch_size
+        return self.global_batch_size // together if together else 0
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Plan:
@@ -175,6 +180,8 @@ class Record:
     """By rank that told: MiB by kind, as in `memory/rank-*.json`."""
     notes: tuple[str, ...]
     """What is missing, one sentence each."""
+    log: Path | None = None
+    """Where it was read from, if not from a run folder: then there is no configuration, provenance or state."""
 
 
 def read(run: RunDir) -> Record:
@@ -244,7 +251,7 @@ def _json(run: RunDir, path: Path, notes: list[str]) -> Mapping[str, Any]:
 
 def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
     lines = (line for node in plan.nodes for line in _text(run.node_out(node.name), notes).splitlines())
-    log = upstream_log.parse(lines, plan.global_batch_size * plan.model["sequence_length"])
+    log = upstream_log.parse(lines).with_tokens(plan.global_batch_size * plan.model["sequence_length"])
     if not log.metrics:
         notes.append("no iteration is in the logs")
     return log

@@ -55,8 +55,7 @@ def render(
         *_stages(record, timeline, figures, prediction),
         stragglers_section(figures, record.plan),
         gpu_section(gpus) if gpus else "",
-        reproduce_section(record),
-        configuration_section(record),
+        *([] if record.log else [reproduce_section(record), configuration_section(record)]),
         "</main>",
     ]
     return page(f"{record.name} – tdpp", "\n".join(body))
@@ -74,10 +73,11 @@ def _failures(record: Record) -> str:
 
 def _stages(record: Record, timeline: Timeline, figures: Statistics, prediction: Prediction | None) -> list[str]:
     """The sections that go stage by stage."""
-    if record.upstream is None:
-        parts = [stages_section(record, figures, prediction, timeline.uncertainty_ns)]
-    else:
-        parts = [_upstream(record.upstream, record.plan)]
+    parts = []
+    if record.upstream is None or len(timeline.events):
+        parts.append(stages_section(record, figures, prediction, timeline.uncertainty_ns))
+    if record.upstream is not None:
+        parts.append(_upstream(record.upstream, record.plan))
     iteration_ms = settled(record, "elapsed_ms")
     if prediction is not None and iteration_ms is not None:
         terms = measured(timeline, figures, record.plan, iteration_ms)
@@ -86,10 +86,11 @@ def _stages(record: Record, timeline: Timeline, figures: Statistics, prediction:
 
 
 def _upstream(log: UpstreamLog, plan: Plan) -> str:
-    """Megatron-LM's own times and memory, in the place of the stages' times."""
+    """What Megatron-LM itself says of times and memory."""
+    stages = {rank.rank: str(rank.stage) for rank in plan.ranks}
     times = [(name, f"{least:,.2f}", f"{largest:,.2f}") for name, (least, largest) in log.timers.items()]
     memory = [
-        (str(rank), str(plan.ranks[rank].stage), *(f"{mib:,.1f}" for mib in astuple(told)))
+        (str(rank), stages.get(rank, "–"), *(f"{mib:,.1f}" for mib in astuple(told)))
         for rank, told in log.memory.items()
     ]
     return (

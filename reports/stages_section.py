@@ -26,12 +26,12 @@ PEAKS = {
 
 
 def stages_section(
-    record: Record, figures: Statistics, prediction: Prediction | None = None, uncertainty_ns: int = 0
+    record: Record, figures: Statistics, prediction: Prediction | None = None, uncertainty_ns: int | None = 0
 ) -> str:
     """The section of a run's page on its stages, as HTML.
 
     Args:
-        uncertainty_ns: how well the clocks of the ranks agree.
+        uncertainty_ns: how well the clocks of the ranks agree; None where it is not known.
     """
     plan = record.plan
     times = {row.stage: row for row in stage_times(figures, [rank.stage for rank in plan.ranks])}
@@ -85,7 +85,9 @@ def _foreseen(prediction: Prediction, stage: int) -> float:
     return 1 - (terms.forward + terms.backward) / prediction.iteration_s
 
 
-def _clocks(uncertainty_ns: int) -> str:
+def _clocks(uncertainty_ns: int | None) -> str:
+    if uncertainty_ns is None:
+        return "It is not known how well the clocks of the nodes agree."
     if not uncertainty_ns:
         return "All ranks are on one clock."
     return f"The clocks of the ranks agree within {uncertainty_ns / 1e3:,.0f} µs; no comparison of ranks is finer."

@@ -26,7 +26,15 @@ from reports.events import Timeline
 FORWARD = ("forward-compute",)
 BACKWARD = ("backward-compute", "backward-input-compute", "backward-weight-compute")
 COMPUTE = FORWARD + BACKWARD
-WAIT = ("forward-recv", "backward-recv")
+WAIT = (
+    "forward-recv",
+    "backward-recv",
+    "forward-send-backward-recv",
+    "backward-send-forward-recv",
+    "forward-send-forward-recv",
+    "backward-send-backward-recv",
+)
+"""Also what sends and then waits to receive, as Megatron-LM does in one call."""
 SEND = ("forward-send", "backward-send")
 ALL_REDUCE = ("grads-all-reduce", "layernorm-grads-all-reduce", "embedding-grads-all-reduce")
 OPTIMIZER = ("optimizer",)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from fasop.predict import Prediction
+from fasop.simulate import Event
 from reports.events import Timeline
 from reports.pack import event_columns, pack
 from reports.page import data, emulated, missing, page, static
 from reports.record import Plan, Record
 from reports.statistics import Statistics, slowest_first
 
-SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "overview.js", "waits.js", "timeline.js")
+SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "overview.js", "waits.js", "plot.js", "timeline.js")
 MOST_RANKS = 64
 """Of more, the page opens with one replica, the slowest."""
 
 
-def render(record: Record, timeline: Timeline, figures: Statistics) -> str:
+def render(record: Record, timeline: Timeline, figures: Statistics, prediction: Prediction | None = None) -> str:
     """The page `timeline.html` of a run, as HTML."""
     header = (
         f'{emulated(record.plan.rehearsal)}<header><p class="crumbs">tdpp run</p>'
@@ -30,7 +33,16 @@ def render(record: Record, timeline: Timeline, figures: Statistics) -> str:
     if not len(timeline.events):
         why = _why_no_events(record.plan)
         return page(title, f'{header}<main>{notes}<p class="none">No events: {why}.</p></main>')
-    packed = pack({**event_columns(timeline, len(record.plan.ranks)), **iteration_columns(figures)})
+    foreseen = prediction.events if prediction else ()
+    names = (*timeline.names, *dict.fromkeys(one.kind for one in foreseen if one.kind not in timeline.names))
+    packed = pack(
+        {
+            **event_columns(timeline, len(record.plan.ranks)),
+            **iteration_columns(figures),
+            **predicted_columns(foreseen, names),
+        }
+    )
+    facts = {"layout": packed.layout, "names": names, "predicted_ns": prediction.iteration_s * 1e9 if prediction else 0}
     body = "\n".join(
         [
             header,
@@ -38,7 +50,7 @@ def render(record: Record, timeline: Timeline, figures: Statistics) -> str:
             static("timeline.html"),
             notes,
             "</main>",
-            data("run", _facts(record, timeline, figures, packed.layout)),
+            data("run", facts | _facts(record, timeline, figures)),
             f'<script type="text/plain" id="columns">{packed.text}</script>',
         ]
     )
@@ -63,14 +75,23 @@ def iteration_columns(figures: Statistics) -> dict[str, Any]:
     }
 
 
-def _facts(
-    record: Record, timeline: Timeline, figures: Statistics, layout: list[tuple[str, int, int]]
-) -> dict[str, Any]:
-    """All that the scripts need beside the columns."""
+def predicted_columns(events: Sequence[Event], names: Sequence[str]) -> dict[str, Any]:
+    """Events of an iteration as predicted; times in ns from its start."""
+    start = [round(one.start * 1e9) for one in events]
+    return {
+        "predicted_stage": np.array([one.stage for one in events], np.int64),
+        "predicted_name": np.array([names.index(one.kind) for one in events], np.int64),
+        "predicted_chunk": np.array([one.chunk for one in events], np.int64),
+        "predicted_micro_batch": np.array([one.micro_batch for one in events], np.int64),
+        "predicted_start": np.array(start, np.int64),
+        "predicted_duration": np.array([round(one.end * 1e9) for one in events], np.int64) - np.array(start, np.int64),
+    }
+
+
+def _facts(record: Record, timeline: Timeline, figures: Statistics) -> dict[str, Any]:
+    """What the scripts need to know of the ranks and where to begin."""
     replicas = slowest_first(figures, [rank.dp for rank in record.plan.ranks])
     return {
-        "layout": layout,
-        "names": timeline.names,
         "ranks": [
             {
                 "label": rank.label,

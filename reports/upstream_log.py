@@ -1,19 +1,20 @@
-"""What Megatron-LM (`engine=megatron_lm`) says of a run in its logs: iterations, timers, memory."""
+"""What Megatron-LM says of a run in its logs: iterations, timers, memory."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
 from conf.log_lines import iteration_line
 
-_TIMER = re.compile(r" {4}(\S.*?) \.*: \(([0-9.]+), ([0-9.]+)\)")
+_TIMER = re.compile(r" {4}(\S.*?) \.*: \((\d+\.\d+), (\d+\.\d+)\)")
+_MIB = r"(\d+(?:\.\d+)?)"
 _MEMORY = re.compile(
-    r"\[Rank (\d+)\] \(after \d+ iterations\) memory \(MB\) \| allocated: ([0-9.]+) \| max allocated: ([0-9.]+) \| "
-    r"reserved: ([0-9.]+) \| max reserved: ([0-9.]+)"
+    rf"\[Rank (\d{{1,6}})\] \(after \d+ iterations\) memory \(MB\) \| allocated: {_MIB} \| max allocated: {_MIB} \| "
+    rf"reserved: {_MIB} \| max reserved: {_MIB}"
 )
 
 
@@ -37,8 +38,17 @@ class UpstreamLog:
     memory: Mapping[int, Memory]
     """By rank, what it told last; Megatron-LM asks one replica only."""
 
+    def with_tokens(self, tokens_per_iteration: int) -> UpstreamLog:
+        """The same with `tokens_per_s`, which follows from the tokens of an iteration."""
 
-def parse(lines: Iterable[str], tokens_per_iteration: int) -> UpstreamLog:
+        def told(line: Mapping[str, Any]) -> Mapping[str, Any]:
+            elapsed_ms = line["elapsed_ms"]
+            return {**line, "tokens_per_s": tokens_per_iteration / elapsed_ms * 1e3} if elapsed_ms > 0 else line
+
+        return replace(self, metrics=tuple(map(told, self.metrics)))
+
+
+def parse(lines: Iterable[str]) -> UpstreamLog:
     """Reads the lines of all nodes' logs, node after node; whatever else is in them is passed over.
 
     Timers count from the first logged iteration on: before it they are those of the set-up.
@@ -48,8 +58,7 @@ def parse(lines: Iterable[str], tokens_per_iteration: int) -> UpstreamLog:
     memory: dict[int, Memory] = {}
     for line in lines:
         if (told := iteration_line(line)) is not None:
-            known = {key: value for key, value in asdict(told).items() if value is not None}
-            metrics[told.iteration] = known | {"tokens_per_s": tokens_per_iteration / told.elapsed_ms * 1e3}
+            metrics[told.iteration] = {key: value for key, value in asdict(told).items() if value is not None}
         elif metrics and (match := _TIMER.match(line)):
             timers.setdefault(match[1], []).append((float(match[2]), float(match[3])))
         elif match := _MEMORY.match(line):

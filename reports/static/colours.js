@@ -20,6 +20,7 @@ const TASKS = {
   "backward-send-backward-recv": { ...RECEIVE, light: "#e8bd85", dark: "#8a6433" },
   "forward-send-backward-recv": { ...RECEIVE, light: "#dcb9d8", dark: "#7a5477" },
   "backward-send-forward-recv": { ...RECEIVE, light: "#a9cfc4", dark: "#3f6f62" },
+  "forward-backward-send-forward-backward-recv": { ...RECEIVE, light: "#a9a9b8", dark: "#5d5d70" },
   "grads-all-reduce": { ...RECEIVE, light: "#a5549b", dark: "#c07ab6" },
   "layernorm-grads-all-reduce": { ...RECEIVE, light: "#c98bc2", dark: "#8f4f86" },
   "embedding-grads-all-reduce": { ...RECEIVE, light: "#6d2a66", dark: "#e6b3de" },

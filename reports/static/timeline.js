@@ -16,6 +16,7 @@ const view = {
   node: "",
   dp: run.replica, // of many ranks, the slowest replica alone
   hidden: new Set(), // indices of names
+  predicted: run.predicted_ns > 0 && location.hash === "#predicted",
 };
 let events;
 let columns;
@@ -33,6 +34,18 @@ function chosenRanks() {
   return run.ranks.flatMap((rank, index) => (passes(rank) ? [index] : []));
 }
 
+// What the rows show, from top to bottom: a rank, or run.ranks.length and a stage for what was predicted of it, which
+// lies under the ranks of that stage.
+function rowsOf(ranks) {
+  if (!view.predicted) return ranks;
+  const last = (index) => run.ranks[ranks[index]].stage !== run.ranks[ranks[index + 1]]?.stage;
+  return ranks.flatMap((rank, index) => (last(index) ? [rank, run.ranks.length + run.ranks[rank].stage] : [rank]));
+}
+
+const isPredicted = (row) => row >= run.ranks.length;
+const stageOf = (row) => (isPredicted(row) ? row - run.ranks.length : run.ranks[row].stage);
+const labelOf = (row) => (isPredicted(row) ? `predicted · stage ${stageOf(row)}` : run.ranks[row].label);
+
 // Bars within the range of times (ns) and rows, one list per name. Where there would be more than MOST_BARS, events of
 // a rank and name that are shorter than a pixel and less than one apart become one bar; then with two pixels, and so on.
 function barsInView(rows, [from, to], [top, bottom], pixel) {
@@ -41,22 +54,24 @@ function barsInView(rows, [from, to], [top, bottom], pixel) {
   const inView = [];
   const seen = new Set();
   let inIteration = 0;
-  for (let at = events.from[view.iteration]; at < events.from[view.iteration + 1]; at++) {
-    const i = events.order[at];
+  const look = (i, origin) => {
     const row = rowOf.get(events.rank[i]);
-    if (row === undefined) continue;
+    if (row === undefined) return;
     seen.add(row);
-    if (view.hidden.has(events.name[i])) continue;
-    inIteration++;
+    if (view.hidden.has(events.name[i])) return;
+    if (!isPredicted(events.rank[i])) inIteration++;
     const start = events.start[i] - origin;
     const end = events.end[i] - origin;
     if (end >= from && start <= to && row >= top - 0.5 && row <= bottom + 0.5) inView.push({ i, row, start, end, count: 1 });
-  }
+  };
+  for (let at = events.from[view.iteration]; at < events.from[view.iteration + 1]; at++) look(events.order[at], origin);
+  for (let i = events.measured; view.predicted && i < events.rank.length; i++) look(i, 0);
   let bars = inView;
   for (let gap = pixel; bars.length > MOST_BARS && gap < 2 * (to - from); gap *= 2) bars = merged(inView, gap);
   const byName = run.names.map(() => []);
   for (const bar of bars) byName[events.name[bar.i]].push(bar);
-  return { byName, bars: bars.length, events: inView.length, inIteration, silent: rows.length - seen.size };
+  const ofTheRun = inView.filter((bar) => bar.i < events.measured).length;
+  return { byName, bars: bars.length, drawn: inView.length, events: ofTheRun, inIteration, silent: rows.length - seen.size };
 }
 
 function merged(bars, gap) {
@@ -77,101 +92,11 @@ function merged(bars, gap) {
   return result;
 }
 
-function hoverText(bar) {
-  const i = bar.i;
-  const rank = run.ranks[events.rank[i]];
-  const name = plain(run.names[events.name[i]]);
-  const times = `start ${ms(bar.start)} ms<br>duration ${ms(bar.end - bar.start)} ms`;
-  const where =
-    `rank ${events.rank[i]} · stage ${rank.stage} · data-parallel ${rank.dp}${rank.tp === null ? "" : ` · tensor-parallel ${rank.tp}`}<br>` +
-    `node ${plain(rank.node)}${rank.host && rank.host !== rank.node ? ` (${plain(rank.host)})` : ""}<br>` +
-    `iteration ${columns.iterations[view.iteration]}`;
-  if (bar.count > 1) return `<b>${bar.count} × ${name}</b><br>${where}<br>${times} together; zoom in to see each`;
-  const chunk = run.chunks > 1 ? ` · chunk ${events.chunk[i]}` : "";
-  const microBatch = events.micro_batch[i] < 0 ? "" : ` · micro-batch ${events.micro_batch[i]}${chunk}`;
-  const peer = events.peer[i] < 0 ? "" : `<br>peer rank ${events.peer[i]}`;
-  const wait = waiting(i);
-  const waited = wait === null ? "" : `<br>waiting ${ms(wait)} ms of it`;
-  return `<b>${name}</b><br>${where}${microBatch}${peer}<br>${times}${waited}`;
-}
-
-// One trace of bars per name, in the order of the names, so that what lies inside another task is drawn over it.
-function traces(byName, pixel, numbered) {
-  const cached = new Map();
-  return run.names.map((name, index) => {
-    const style = taskStyle(name);
-    const bars = byName[index];
-    const colour = (bar) => {
-      const key = events.micro_batch[bar.i];
-      if (!cached.has(`${index} ${key}`)) cached.set(`${index} ${key}`, shade(name, key, run.micro_batches));
-      return cached.get(`${index} ${key}`);
-    };
-    const number = (bar) => {
-      const wide = events.micro_batch[bar.i] >= 0 && bar.count === 1 && bar.end - bar.start > 16 * pixel;
-      return wide ? String(events.micro_batch[bar.i]) : "";
-    };
-    return {
-      type: "bar",
-      orientation: "h",
-      base: bars.map((bar) => bar.start / 1e6),
-      x: bars.map((bar) => (bar.end - bar.start) / 1e6),
-      y: bars.map((bar) => bar.row + (style.top + style.bottom) / 2),
-      width: style.bottom - style.top,
-      marker: { color: bars.map(colour), line: { width: 0 } },
-      hovertext: bars.map(hoverText),
-      hoverinfo: "text",
-      text: numbered && name.endsWith("-compute") ? bars.map(number) : undefined,
-      textposition: numbered && name.endsWith("-compute") ? "inside" : "none",
-      insidetextanchor: "middle",
-      textangle: 0,
-      textfont: { size: 10 },
-    };
-  });
-}
-
-function layout(rows, times, [top, bottom], height) {
-  const css = getComputedStyle(document.documentElement);
-  const colour = (name) => css.getPropertyValue(name).trim();
-  const stage = (row) => run.ranks[rows[row]].stage;
-  const across = { layer: "below", xref: "paper", x0: 0, x1: 1 };
-  const bands = rows.flatMap((_, row) =>
-    stage(row) % 2 ? [{ ...across, type: "rect", y0: row - 0.5, y1: row + 0.5, fillcolor: colour("--band"), line: { width: 0 } }] : [],
-  );
-  const borders = rows.flatMap((_, row) =>
-    row && stage(row) !== stage(row - 1) ? [{ ...across, type: "line", y0: row - 0.5, y1: row - 0.5, line: { width: 1, color: colour("--border") } }] : [],
-  );
-  return {
-    barmode: "overlay",
-    bargap: 0,
-    hovermode: "closest",
-    dragmode: "zoom",
-    height,
-    margin: { l: MARGIN, r: 12, t: 28, b: 4 },
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, sans-serif", size: 12, color: colour("--text") },
-    hoverlabel: { align: "left", bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: colour("--text") } },
-    showlegend: false,
-    shapes: [...bands, ...borders],
-    xaxis: { side: "top", range: times.map((ns) => ns / 1e6), ticksuffix: " ms", gridcolor: colour("--line"), zeroline: false },
-    yaxis: {
-      range: [bottom + 0.5, top - 0.5],
-      fixedrange: rows.length <= ROWS_AT_ONCE,
-      tickvals: rows.map((_, row) => row),
-      ticktext: rows.map((rank) => run.ranks[rank].label),
-      ticks: "outside",
-      ticklen: 6,
-      tickcolor: "rgba(0,0,0,0)",
-      showgrid: false,
-      zeroline: false,
-    },
-  };
-}
-
 async function draw() {
-  const rows = chosenRanks();
+  const ranks = chosenRanks();
+  const rows = rowsOf(ranks);
   const atOnce = Math.max(Math.min(rows.length, ROWS_AT_ONCE), 1);
-  const times = view.times ?? [0, columns.iteration_length[view.iteration]];
+  const times = view.times ?? [0, Math.max(columns.iteration_length[view.iteration], view.predicted ? run.predicted_ns : 0)];
   const visible = view.rows ?? [0, atOnce - 1];
   const rowPixels = Math.min(Math.max((innerHeight - 340) / atOnce, ROW_PIXELS[0]), ROW_PIXELS[1]);
   const width = element("timeline").clientWidth;
@@ -186,7 +111,7 @@ async function draw() {
     modeBarButtonsToRemove: ["select2d", "lasso2d", "resetScale2d"],
   });
   updateLegend();
-  drawOverview(rows, columns, element("map").value);
+  drawOverview(ranks, columns, element("map").value);
   markIteration(view.iteration, columns.iterations.length);
   say(rows.length, visible);
 }
@@ -199,12 +124,14 @@ function say(rows, [top, bottom]) {
     `${shown.inIteration.toLocaleString("en")} events`,
   ];
   if (shown.events < shown.inIteration) parts.push(`${shown.events.toLocaleString("en")} in view`);
-  if (shown.bars < shown.events) parts.push(`drawn as ${shown.bars.toLocaleString("en")} bars; zoom in to see each`);
-  if (shown.silent) parts.push(`${shown.silent} of ${rows} ranks have no events in it`);
+  if (shown.bars < shown.drawn) parts.push(`drawn as ${shown.bars.toLocaleString("en")} bars; zoom in to see each`);
+  if (shown.silent) parts.push(`${shown.silent} of ${rows} rows have no events in it`);
   const ranks = Math.round(Math.min(bottom, rows - 1) - Math.max(top, 0)) + 1;
-  if (ranks < rows) parts.push(`${ranks} of ${rows} ranks in view; drag with Shift for the others, or filter`);
+  if (ranks < rows) parts.push(`${ranks} of ${rows} rows in view; drag with Shift for the others, or filter`);
+  if (view.predicted) parts.push(`predicted: ${ms(run.predicted_ns)} ms from one iteration to the next`);
   const apart = `clocks of ranks agree within ${(run.uncertainty_ns / 1e3).toLocaleString("en")} µs`;
-  parts.push(run.uncertainty_ns ? apart : "all ranks on one clock");
+  const unknown = run.uncertainty_ns === null ? "how well the clocks of nodes agree is not known" : "all ranks on one clock";
+  parts.push(run.uncertainty_ns ? apart : unknown);
   element("said").textContent = parts.join(" · ");
   element("iteration").value = number;
   element("previous").disabled = view.iteration === 0;
@@ -273,7 +200,7 @@ function fillFilter(key) {
 
 async function main() {
   columns = await unpack(element("columns").textContent, run.layout);
-  events = assemble(columns, columns.iterations);
+  events = assemble(columns, columns.iterations, run.ranks.length);
   ["stage", "node", "dp"].forEach(fillFilter);
   makeLegend();
   element("iteration").min = columns.iterations[0];
@@ -285,6 +212,13 @@ async function main() {
   });
   element("previous").addEventListener("click", () => show(view.iteration - 1));
   element("next").addEventListener("click", () => show(view.iteration + 1));
+  element("with-predicted").checked = view.predicted;
+  element("with-predicted").disabled = !run.predicted_ns;
+  element("with-predicted").addEventListener("change", () => {
+    view.predicted = element("with-predicted").checked;
+    view.times = view.rows = null;
+    draw();
+  });
   element("controls").addEventListener("submit", (event) => event.preventDefault());
   await draw();
   element("timeline").on("plotly_relayout", zoomed);

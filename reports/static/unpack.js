@@ -24,19 +24,33 @@ async function unpack(text, layout) {
   return columns;
 }
 
-// Undoes the differences of event_columns and sorts the events by iteration, for one iteration is drawn at a time.
-function assemble(columns, iterations) {
+// Undoes the differences of event_columns and sorts the events by iteration, for one iteration is drawn at a time. The
+// predicted events follow those of the run, which are `measured` in number: their rank is `ranks` and their stage more,
+// their times count from the start of an iteration, and they are in no order.
+function assemble(columns, iterations, ranks) {
   const length = columns.name.length;
-  const events = {
-    rank: new Int32Array(length),
-    name: columns.name,
-    iteration: new Int32Array(length), // index into the numbers of the iterations
-    chunk: columns.chunk,
-    micro_batch: columns.micro_batch,
-    peer: columns.peer,
-    start: new Float64Array(length), // ns from the first event of the run
-    end: new Float64Array(length),
+  const all = length + columns.predicted_name.length;
+  const both = (measured, predicted) => {
+    const values = new Int32Array(all);
+    values.set(measured);
+    values.set(predicted, length);
+    return values;
   };
+  const events = {
+    measured: length,
+    rank: both([], columns.predicted_stage.map((stage) => ranks + stage)),
+    name: both(columns.name, columns.predicted_name),
+    iteration: new Int32Array(length), // index into the numbers of the iterations
+    chunk: both(columns.chunk, columns.predicted_chunk),
+    micro_batch: both(columns.micro_batch, columns.predicted_micro_batch),
+    peer: both(columns.peer, columns.predicted_stage.map(() => -1)),
+    start: new Float64Array(all), // ns from the first event of the run
+    end: new Float64Array(all),
+  };
+  columns.predicted_start.forEach((start, i) => {
+    events.start[length + i] = start;
+    events.end[length + i] = start + columns.predicted_duration[i];
+  });
   const index = new Map(Array.from(iterations, (number, i) => [number, i]));
   const counts = new Int32Array(iterations.length + 1);
   let number = 0;

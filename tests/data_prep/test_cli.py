@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import cli
+from data_prep import prepare_cli
 from data_prep.cli import main
 from data_prep.corpus import stdlib_corpus
 from data_prep.errors import DataPrepError
@@ -17,7 +17,7 @@ from tests.data_prep.conftest import TEXTS
 @pytest.fixture
 def prefix(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     """What `tdpp data prepare --source stdlib` writes in an empty folder, of a small library."""
-    monkeypatch.setattr(cli, "stdlib_corpus", lambda max_mb: stdlib_corpus(max_mb, library))
+    monkeypatch.setattr(prepare_cli, "stdlib_corpus", lambda max_mb: stdlib_corpus(max_mb, library))
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", "--source", "stdlib"]) == 0
     capsys.readouterr()

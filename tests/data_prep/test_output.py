@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import rich.progress  # noqa: F401 - as an ordinary user the test may not read it any more
 
-from data_prep import cli
+from data_prep import cli, prepare_cli
 from data_prep.corpus import Corpus, stdlib_corpus
 from data_prep.errors import DataPrepError
 from data_prep.prepare import Request, prepare
@@ -23,7 +23,7 @@ PREFIX = Path("out/text_text_document")
 @pytest.fixture
 def prepared(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """What `tdpp data` writes for a small library: bytes by suffix."""
-    monkeypatch.setattr(cli, "stdlib_corpus", lambda _: corpus)
+    monkeypatch.setattr(prepare_cli, "stdlib_corpus", lambda _: corpus)
     monkeypatch.chdir(tmp_path)
     assert cli.main(PREPARE) == 0
     return files()

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page
 
+from conf.compose import read_experiment
+from fasop.predict import predict
 from megatron_ext.timeline import NAMES as ENGINE_NAMES
 from reports.cli import main
 from reports.events import NAMES, RECORD, Timeline, read_run
@@ -92,7 +94,7 @@ def test_it_opens_at_the_steady_iteration_of_median_length_with_a_bar_per_event(
 def test_the_page_holds_exactly_the_events_of_the_run(page: Page, timeline: Timeline):
     held = page.evaluate(
         """Object.fromEntries(["rank", "name", "chunk", "iteration", "micro_batch", "peer", "start", "end"].map(
-            (key) => [key, Array.from(events[key])]))"""
+            (key) => [key, Array.from(events[key]).slice(0, events.measured)]))"""
     )
     numbers = page.evaluate("Array.from(columns.iterations)")
     names = page.evaluate("run.names")
@@ -315,6 +317,40 @@ def test_zooming_draws_only_what_is_in_view_and_a_double_click_shows_all_again(p
     until(page, f"document.querySelectorAll('{BARS}').length == {whole}")
 
 
+def test_the_prediction_lies_under_the_ranks_of_each_stage(
+    page: Page, run: Path, timeline: Timeline, open_page: Opener
+):
+    prediction = predict(read_experiment(run / "config.yaml"))
+    before = page.locator(BARS).count()
+    drawn_after(page, lambda: page.check("#with-predicted"))
+    labels = page.evaluate("element('timeline').layout.yaxis.ticktext")
+    ranks = [f"rank {rank} · stage {rank // 2} · dp {rank % 2}" for rank in range(4)]
+    assert labels == [*ranks[:2], "predicted · stage 0", *ranks[2:], "predicted · stage 1"]
+    assert f"{prediction.iteration_s * 1e3:.3f} ms from one iteration to the next" in page.inner_text("#said")
+    assert f"{before} events" in page.inner_text("#said")
+    traces = page.evaluate("element('timeline').data.map(({base, x, y}, name) => [run.names[name], base, x, y])")
+    found = Counter(
+        (name, {2: 0, 5: 1}[round(row)], round(base * 1e6), round(length * 1e6))
+        for name, *rest in traces
+        for base, length, row in zip(*rest, strict=True)
+        if round(row) in (2, 5)
+    )
+    assert found == Counter(
+        (one.kind, one.stage, round(one.start * 1e9), round(one.end * 1e9) - round(one.start * 1e9))
+        for one in prediction.events
+    )
+    drawn_after(page, lambda: page.select_option("#stage", "1"))
+    assert page.evaluate("element('timeline').layout.yaxis.ticktext") == [*ranks[2:], "predicted · stage 1"]
+    drawn_after(page, lambda: (page.uncheck("#with-predicted"), page.select_option("#stage", "")))
+    until(page, f"document.querySelectorAll('{BARS}').length == {before}")
+
+
+def test_the_summary_leads_to_the_prediction(run: Path, open_page: Opener):
+    page = open_page(run / "report/index.html")
+    link = page.locator("#expected a").evaluate("(one) => one.href")
+    assert link == (run / "report/timeline.html").as_uri() + "#predicted"
+
+
 def test_a_dark_scheme_gets_dark_colours_without_a_reload(page: Page):
     def background() -> int:
         colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -390,7 +426,7 @@ def test_a_run_with_ranks_that_have_no_events_still_shows_the_others(tmp_path: P
     assert page.locator(BARS).count() == events_in(events_of(run, SHAPE.ranks), iteration(page))
     assert "no event file of rank 2" in page.inner_text(".missing")
     drawn_after(page, lambda: (page.fill("#iteration", "5"), page.press("#iteration", "Enter")))
-    assert "2 of 4 ranks have no events in it" in page.inner_text("#said")
+    assert "2 of 4 rows have no events in it" in page.inner_text("#said")
 
 
 def test_a_rehearsal_of_chunks_says_so_above_all_and_knows_the_nodes_it_stands_for(tmp_path: Path, open_page: Opener):
@@ -449,7 +485,7 @@ def test_of_more_than_64_ranks_the_slowest_replica_is_shown_first(tmp_path: Path
     labels = page.locator("#timeline .ytick text").all_text_contents()
     assert sorted(int(label.split()[1]) for label in labels) == [slowest, slowest + 33]
     drawn_after(page, lambda: page.select_option("#dp", ""))
-    assert "48 of 66 ranks in view" in page.inner_text("#said")
+    assert "48 of 66 rows in view" in page.inner_text("#said")
 
 
 def test_pages_fit_a_laptop_in_light_and_dark_and_their_pictures_are_kept(run: Path, open_page: Opener, pictures: Path):

@@ -44,7 +44,7 @@ LOG = SET_UP + block(1, 10.9, 4000) + MEMORY + block(10, 9.5, 500) + block(20, 8
 
 
 def test_every_logged_iteration_is_there_as_in_metrics_jsonl() -> None:
-    metrics = parse(LOG.splitlines(), 4096).metrics
+    metrics = parse(LOG.splitlines()).with_tokens(4096).metrics
     assert [line["iteration"] for line in metrics] == [1, 10, 20, 30]
     assert {key: metrics[2][key] for key in ("loss", "elapsed_ms", "grad_norm", "tflops_per_rank", "tokens_per_s")} == {
         "loss": 8.25,
@@ -56,18 +56,18 @@ def test_every_logged_iteration_is_there_as_in_metrics_jsonl() -> None:
 
 
 def test_timers_are_medians_after_the_first_block_and_without_the_set_up() -> None:
-    assert parse(LOG.splitlines(), 1).timers == {
+    assert parse(LOG.splitlines()).timers == {
         "forward-backward": (400.0, 410.0),
         "optimizer-copy-to-main-grad": (0.12, 4.4),
     }
 
 
 def test_a_single_block_of_timers_stands_for_itself() -> None:
-    assert parse(block(1, 10.9, 4000).splitlines(), 1).timers["forward-backward"] == (3960.0, 3970.0)
+    assert parse(block(1, 10.9, 4000).splitlines()).timers["forward-backward"] == (3960.0, 3970.0)
 
 
 def test_memory_is_what_a_rank_told_last() -> None:
-    assert parse(LOG.splitlines(), 1).memory == {
+    assert parse(LOG.splitlines()).memory == {
         0: Memory(5100.25, 8150.75, 9000.0, 9100.0),
         2: Memory(5200.25, 6300.5, 7100.0, 7100.0),
     }

@@ -1,0 +1,132 @@
+"""What indexed data hold: counts, figures, the text of a document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_prep.errors import DataPrepError
+from data_prep.manifest import read_manifest, tokenizer_of
+from megatron_ext.indexed_dataset import IndexedDataset
+
+Figure = Mapping[str, Any]
+"""A figure of Plotly, of plain values: `data` and `layout`."""
+DrawPage = Callable[[str, Mapping[str, str], Sequence[Figure]], str]
+"""A page from a title, facts and figures."""
+BLOCK = 1 << 24
+"""Tokens that are counted at once."""
+VOCAB_MULTIPLE = 128
+"""What Megatron pads vocabularies to, times the tensor size; the default of `model.vocab_multiple`."""
+COMMONEST = 40
+BINS = 60
+
+
+def described(data: IndexedDataset, prefix: Path) -> dict[str, str]:
+    """Counts, and what the manifest tells, if there is one."""
+    lengths = data.lengths
+    told = {
+        "documents": str(data.documents),
+        "sequences": str(len(data)),
+        "tokens": str(len(data.tokens)),
+        "number format": data.dtype.name,
+    }
+    if len(lengths):
+        low, middle, high = np.percentile(lengths, [0, 50, 100], method="lower").tolist()
+        told["tokens of a sequence"] = f"{low} to {high}, median {middle}"
+    manifest = read_manifest(prefix)
+    if manifest is not None:
+        multiples = [VOCAB_MULTIPLE * tensor for tensor in (1, 2, 4, 8)]
+        sizes = [-(-manifest.vocab_size // multiple) * multiple for multiple in multiples]
+        told |= {
+            "source": manifest.source,
+            "tokenizer": manifest.tokenizer,
+            "vocabulary": str(manifest.vocab_size),
+            "padded vocabulary": f"{', '.join(map(str, sizes))} for parallel.tensor=1, 2, 4, 8",
+        }
+    return told
+
+
+def document_text(data: IndexedDataset, prefix: Path, document: int) -> str:
+    """The text of a document.
+
+    Raises:
+        DataPrepError: there is no such document, or nobody knows the tokeniser.
+    """
+    if not 0 <= document < data.documents:
+        raise DataPrepError(f"--document {document}: {prefix} has the documents 0 to {data.documents - 1}")
+    try:
+        tokenizer = tokenizer_of(prefix)
+    except DataPrepError as error:
+        raise DataPrepError(f"--document {document}: {error}") from error
+    first, last = data.boundaries[document : document + 2].tolist()
+    return "".join(tokenizer.decode(data[sequence]) for sequence in range(first, last))
+
+
+def token_counts(data: IndexedDataset) -> NDArray[np.int64]:
+    """[largest id + 1]: how often each id is there. The memory it takes does not grow with the data.
+
+    Raises:
+        DataPrepError: an id is below 0.
+    """
+    counts = np.zeros(0, np.int64)
+    for first in range(0, len(data.tokens), BLOCK):
+        block = data.tokens[first : first + BLOCK]
+        if block.min() < 0:
+            raise DataPrepError(f"{data.bin}: token {first + int(np.argmin(block))} has the id {block.min()}, below 0")
+        found = np.bincount(block, minlength=len(counts))
+        found[: len(counts)] += counts
+        counts = found
+    return counts
+
+
+def figures(data: IndexedDataset, prefix: Path) -> list[Figure]:
+    """How long documents are, how often tokens are there by rank, and the commonest by name."""
+    counts = token_counts(data)
+    order = np.argsort(-counts, kind="stable")
+    used = counts[order][: int((counts > 0).sum())]
+    ranks = np.unique(np.geomspace(1, len(used), 400).astype(np.int64)) if len(used) else np.zeros(0, np.int64)
+    top = order[: min(COMMONEST, len(used))].tolist()
+    return [
+        _bars("Tokens of a sequence", *_length_bins(data.lengths), axis={"type": "log", "title": {"text": "tokens"}}),
+        {
+            "data": [{"type": "scatter", "mode": "lines", "x": ranks.tolist(), "y": used[ranks - 1].tolist()}],
+            "layout": {
+                "title": {"text": f"How often each of {len(used)} different tokens is there"},
+                "xaxis": {"type": "log", "title": {"text": "rank"}},
+                "yaxis": {"type": "log", "title": {"text": "times"}},
+            },
+        },
+        _bars(
+            f"The {len(top)} commonest tokens",
+            _names(top, prefix),
+            counts[top].tolist(),
+            axis={"type": "category", "tickangle": -60},
+        ),
+    ]
+
+
+def _bars(title: str, x: Sequence[object], y: Sequence[int], axis: Mapping[str, Any]) -> Figure:
+    return {"data": [{"type": "bar", "x": x, "y": y}], "layout": {"title": {"text": title}, "xaxis": axis}}
+
+
+def _length_bins(lengths: NDArray[np.int32]) -> tuple[list[float], list[int]]:
+    """Middles of bins that grow by a factor, and how many sequences fall into each."""
+    full = lengths[lengths > 0]
+    if not len(full):
+        return [], []
+    edges = np.unique(np.geomspace(1, int(full.max()) + 1, BINS).astype(np.int64))
+    counts, _ = np.histogram(full, edges)
+    return np.sqrt(edges[:-1] * edges[1:].astype(np.float64)).round(1).tolist(), counts.tolist()
+
+
+def _names(ids: Sequence[int], prefix: Path) -> list[str]:
+    """Of tokens, as text where the tokeniser is known; the id keeps the same texts apart."""
+    if read_manifest(prefix) is None:
+        return [str(token) for token in ids]
+    tokenizer = tokenizer_of(prefix)
+    ends = {tokenizer.end_of_document: "end of document"}
+    return [ends.get(token) or f"{tokenizer.decode(np.array([token]))!r} {token}" for token in ids]

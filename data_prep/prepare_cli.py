@@ -1,0 +1,145 @@
+"""`tdpp data prepare`: its options, and what they mean together."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from data_prep.corpus import Corpus, corpus_of, stdlib_corpus
+from data_prep.encode import Options
+from data_prep.errors import DataPrepError
+from data_prep.formats import Documents
+from data_prep.prepare import Request, is_prepared, prepare, text_prefix
+from data_prep.tokenizer import END_OF_TEXT, SMALLEST_BPE, ByteTokenizer, JsonTokenizer, Tokenizer
+from megatron_ext.indexed_dataset import data_file
+
+STDLIB = ["stdlib"]
+"""The value of --source for this Python's library."""
+
+
+def add_options(make: argparse.ArgumentParser) -> None:
+    """Gives `make` what `tdpp data prepare` takes."""
+    make.add_argument(
+        "--source",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="files and folders: JSON lines (.jsonl, .json), MediaWiki dumps (.xml), all others plain text; each also "
+        "with .gz, .bz2 or .zst; or stdlib: the sources of this Python's library",
+    )
+    make.add_argument(
+        "--output",
+        type=Path,
+        help="the files are <output>_text_document.bin, .idx, .json; without it data/stdlib, for that source alone",
+    )
+    make.add_argument("--key", default="text", help="of the text in a JSON object; without it %(default)s")
+    make.add_argument(
+        "--documents",
+        type=Documents,
+        choices=list(Documents),
+        default=Documents.file,
+        help="what a document is in plain text; paragraphs end with an empty line; without it %(default)s",
+    )
+    words = make.add_mutually_exclusive_group()
+    words.add_argument(
+        "--tokenizer",
+        default="byte",
+        metavar="PATH",
+        help="a tokenizer.json, or a folder with one or with vocab.json and merges.txt; without it byte: the bytes of "
+        "UTF-8",
+    )
+    words.add_argument("--vocab-file", type=Path, metavar="PATH", help="GPT-2's vocab.json, with --merge-file")
+    words.add_argument(
+        "--train-bpe", type=positive, metavar="N", help="learn a byte-level BPE of N ids from the source"
+    )
+    make.add_argument("--merge-file", type=Path, metavar="PATH", help="GPT-2's merges.txt, with --vocab-file")
+    make.add_argument("--end-of-document", metavar="TOKEN", help=f"of a given tokenizer; without it {END_OF_TEXT}")
+    make.add_argument("--min-chars", type=positive, default=1, metavar="N", help="leave out shorter texts")
+    make.add_argument("--max-chars", type=positive, metavar="N", help="leave out longer texts")
+    make.add_argument("--unique", action="store_true", help="leave out texts that were there before")
+    make.add_argument("--max-mb", type=positive, metavar="N", help="of stdlib: at most so many megabytes of text")
+    make.add_argument(
+        "--workers", type=positive, metavar="N", help="processes; without it one for each CPU, or one for bytes"
+    )
+    make.add_argument("--force", action="store_true", help="also if the data are there already")
+
+
+def positive(text: str) -> int:
+    """A whole number above 0, for argparse."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Prepares data, or says that they are there; prints their prefix."""
+    force: bool = arguments.force
+    output: Path | None = arguments.output or (Path("data/stdlib") if arguments.source == STDLIB else None)
+    if output is None:
+        raise DataPrepError("--output is missing: a folder and a name for the data, such as --output data/books")
+    request, prefix = _request(arguments), text_prefix(output)
+    recipe = request.recipe()
+    if not force and is_prepared(prefix, recipe):
+        print(f"{prefix}: there already, unchanged; --force makes it anew", file=sys.stderr)
+    else:
+        if not force and data_file(prefix, ".bin").exists() and not data_file(prefix, ".json").exists():
+            raise DataPrepError(
+                f"--output {output}: {data_file(prefix, '.bin')} is there, and no manifest beside it says that it came "
+                "from here; choose another --output, or replace it with --force"
+            )
+        made = prepare(request, prefix, recipe)
+        left_out = "".join(f", {count} {reason} left out" for reason, count in made.left_out.items())
+        print(
+            f"{made.documents} documents{left_out}, {made.tokens} tokens of {made.source}; model.vocab_size="
+            f"{made.vocab_size}",
+            file=sys.stderr,
+        )
+    print(prefix)
+
+
+def _request(arguments: argparse.Namespace) -> Request:
+    tokenizer = _tokenizer(arguments)
+    cpus = 1 if isinstance(tokenizer, ByteTokenizer) else len(os.sched_getaffinity(0))
+    return Request(
+        corpus=_corpus(arguments.source, arguments.max_mb),
+        tokenizer=tokenizer,
+        options=Options(
+            key=arguments.key,
+            documents=arguments.documents,
+            min_chars=arguments.min_chars,
+            max_chars=arguments.max_chars,
+            unique=arguments.unique,
+        ),
+        workers=arguments.workers or cpus,
+    )
+
+
+def _corpus(source: list[str], max_mb: int | None) -> Corpus:
+    if source == STDLIB:
+        return stdlib_corpus(max_mb)
+    if max_mb is not None:
+        raise DataPrepError(f"--max-mb {max_mb} is for --source stdlib alone; give fewer files, or leave it out")
+    return corpus_of([Path(path) for path in source])
+
+
+def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | int:
+    vocab, merges, end = arguments.vocab_file, arguments.merge_file, arguments.end_of_document or END_OF_TEXT
+    if (vocab is None) != (merges is None):
+        raise DataPrepError("--vocab-file and --merge-file belong together: give both, or --tokenizer")
+    if vocab is not None:
+        return JsonTokenizer.from_files(vocab, merges, end)
+    train: int | None = arguments.train_bpe
+    if arguments.end_of_document is not None and (train is not None or arguments.tokenizer == "byte"):
+        raise DataPrepError(
+            f"--end-of-document {end} is for a tokenizer that is given with --tokenizer or --vocab-file; bytes and a "
+            "tokenizer that is learned have an end of a document of their own: leave it out"
+        )
+    if train is not None:
+        if train < SMALLEST_BPE:
+            raise DataPrepError(f"--train-bpe {train}: the bytes and the end of a document take {SMALLEST_BPE} ids")
+        return train
+    if arguments.tokenizer == "byte":
+        return ByteTokenizer()
+    return JsonTokenizer.from_file(Path(arguments.tokenizer), end)

@@ -1,0 +1,118 @@
+"""One indexed dataset out of several, several out of one. Tokens are copied from file to file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conf.rundir import write_atomic
+from data_prep.check import open_checked
+from data_prep.errors import DataPrepError
+from data_prep.manifest import TOKENIZER, Manifest, file_hash, read_manifest
+from data_prep.prepare import text_prefix
+from megatron_ext.errors import DataError
+from megatron_ext.index_maps import split_documents
+from megatron_ext.indexed_dataset import IndexedDataset, IndexedWriter, data_file, indexed_writer
+
+SEQUENCES = 1 << 16
+"""Sequences that are copied at once."""
+
+
+def merge(prefixes: Sequence[Path], output: Path) -> Path:
+    """Writes the documents of all data in their order. Returns the prefix of what it wrote.
+
+    Raises:
+        DataPrepError: the data have not the same tokens, cannot be read or written, or are there.
+    """
+    prefix = _free(output)
+    parts = [open_checked(path) for path in prefixes]
+    manifests = [read_manifest(path) for path in prefixes]
+    for path, part, manifest in zip(prefixes, parts, manifests, strict=True):
+        theirs, first = _tokens_of(part, manifest), _tokens_of(parts[0], manifests[0])
+        if theirs != first:
+            raise DataPrepError(f"{path} has tokens of another kind than {prefixes[0]}: {theirs} instead of {first}")
+    ends = np.cumsum([0, *(len(part) for part in parts)])
+    boundaries = np.concatenate(
+        [np.zeros(1, np.int64), *(part.boundaries[1:] + end for part, end in zip(parts, ends, strict=False))]
+    )
+    _write(prefix, [(part, range(len(part))) for part in parts], boundaries)
+    if manifests[0] is not None:
+        source = " + ".join(manifest.source for manifest in manifests if manifest is not None)
+        recipe = {"merged": [manifest.sha256 for manifest in manifests if manifest is not None]}
+        _describe(prefix, prefixes[0], replace(manifests[0], source=source, recipe=recipe))
+    return prefix
+
+
+def split(prefix: Path, weights: Sequence[float], output: Path) -> list[Path]:
+    """Writes one dataset for each weight, with that share of the documents, in their order. Returns the prefixes.
+
+    Raises:
+        DataPrepError: a share has no document, the data cannot be read or written, or are there.
+    """
+    data, manifest = open_checked(prefix), read_manifest(prefix)
+    shares = split_documents(weights, data.documents)
+    outputs = [_free(output.with_name(f"{output.name}-{number}")) for number in range(len(weights))]
+    for weight, documents in zip(weights, shares, strict=True):
+        if not documents:
+            raise DataPrepError(f"--weights: {weight:g} of {sum(weights):g} is no document of {data.documents}")
+    for path, documents in zip(outputs, shares, strict=True):
+        boundaries = data.boundaries[documents.start : documents.stop + 1]
+        first, last = int(boundaries[0]), int(boundaries[-1])
+        _write(path, [(data, range(first, last))], boundaries - first)
+        if manifest is not None:
+            source = f"{manifest.source}, documents {documents.start} to {documents.stop - 1}"
+            recipe: dict[str, Any] = {"split": manifest.sha256, "documents": [documents.start, documents.stop]}
+            _describe(path, prefix, replace(manifest, source=source, recipe=recipe))
+    return outputs
+
+
+def _free(output: Path) -> Path:
+    prefix = text_prefix(output)
+    if data_file(prefix, ".bin").exists():
+        raise DataPrepError(f"--output {output}: {data_file(prefix, '.bin')} is there; delete it, or choose another")
+    return prefix
+
+
+def _tokens_of(data: IndexedDataset, manifest: Manifest | None) -> str:
+    """What must be the same for tokens to mean the same."""
+    if manifest is None:
+        return f"{data.dtype.name}, no manifest"
+    return f"{data.dtype.name}, {manifest.tokenizer} tokenizer {manifest.sha256.get(TOKENIZER, '')[:12]}".rstrip()
+
+
+def _write(prefix: Path, parts: Sequence[tuple[IndexedDataset, range]], boundaries: np.typing.NDArray[Any]) -> None:
+    """Writes these sequences of the data one after the other."""
+    try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        with indexed_writer(prefix, parts[0][0].dtype, boundaries) as writer:
+            for data, sequences in parts:
+                _copy(data, sequences, writer)
+    except DataError as error:
+        raise DataPrepError(str(error)) from error
+    except OSError as error:
+        raise DataPrepError(f"{error.filename}: cannot be written ({error.strerror})") from error
+
+
+def _copy(data: IndexedDataset, sequences: range, writer: IndexedWriter) -> None:
+    for first in range(sequences.start, sequences.stop, SEQUENCES):
+        last = min(first + SEQUENCES, sequences.stop)
+        begin = int(data.offsets[first]) // data.dtype.itemsize
+        end = int(data.offsets[last - 1]) // data.dtype.itemsize + int(data.lengths[last - 1])
+        writer.extend(data.lengths[first:last], data.tokens[begin:end])
+
+
+def _describe(prefix: Path, origin: Path, manifest: Manifest) -> None:
+    """Gives data a manifest, and the tokeniser that lies beside `origin`."""
+    data = open_checked(prefix)
+    suffixes = [".bin", ".idx"]
+    if TOKENIZER in manifest.sha256:
+        shutil.copyfile(data_file(origin, TOKENIZER), data_file(prefix, TOKENIZER))
+        suffixes.append(TOKENIZER)
+    hashes = {suffix: file_hash(data_file(prefix, suffix)) for suffix in suffixes}
+    told = replace(manifest, documents=data.documents, tokens=len(data.tokens), left_out={}, sha256=hashes)
+    write_atomic(data_file(prefix, ".json"), told.to_json())

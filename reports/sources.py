@@ -1,0 +1,76 @@
+"""Where a report comes from: a run folder, or a log of Megatron-LM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from conf.rundir import RunDir
+from fasop.predict import Prediction
+from reports import events, megatron_log, record
+from reports.errors import ReportError
+from reports.events import Timeline
+from reports.expected import expected
+from reports.gpus import GpuReport, read_gpus
+from reports.megatron_log import Sizes
+from reports.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """All that pages are made of."""
+
+    record: Record
+    timeline: Timeline
+    prediction: Prediction | None = None
+    gpus: GpuReport | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A run or a log, and the folder that its pages go to."""
+
+    run: RunDir | None
+    """None for a log."""
+    log: Path
+    """The run's folder, or the log."""
+    sizes: Sizes
+    report: Path
+
+    @classmethod
+    def find(cls, runs: Path, wanted: str | None, sizes: Sizes) -> Source:
+        """A log, if there is one of that name, or a run.
+
+        Args:
+            sizes: of a log.
+
+        Raises:
+            RunFolderError: it is neither.
+            ReportError: there are sizes for a run, which knows its own.
+        """
+        if wanted is not None and megatron_log.is_log(log := Path(wanted)):
+            report = log / "report" if log.is_dir() else log.with_suffix(".report")
+            return cls(run=None, log=log, sizes=sizes, report=report)
+        run = RunDir.find(runs, wanted)
+        if sizes != Sizes():
+            raise ReportError(f"{run.name} is a run, which knows its sizes: leave out --tensor, --data and --pipeline")
+        return cls(run=run, log=run.path, sizes=sizes, report=run.report)
+
+    def read(self) -> Found:
+        """All that is known at this moment.
+
+        Raises:
+            ReportError: the run has no usable plan, or it is no log.
+        """
+        if self.run is None:
+            known, timeline = megatron_log.read(self.log, self.sizes)
+            return Found(record=known, timeline=timeline)
+        known = record.read(self.run)
+        prediction, why = expected(self.run, known)
+        paths = {rank.rank: self.run.rank_events(rank.rank) for rank in known.plan.ranks}
+        return Found(
+            record=replace(known, notes=(*known.notes, *why)),
+            timeline=events.read_run(paths if known.plan.timeline else {}),
+            prediction=prediction,
+            gpus=read_gpus(self.run, known),
+        )
