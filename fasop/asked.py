@@ -19,11 +19,11 @@ class Asked:
     plan: str | None = None
     overwrite: bool = False
     explain: int | None = None
+    leave_out: bool = False
     validate: tuple[str, ...] = ()
     """Runs."""
     calibrate: Path | None = None
     calibration: Path | None = None
-    leave_out: bool = False
     overrides: tuple[str, ...] = ()
     """Hydra's."""
 

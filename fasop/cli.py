@@ -106,30 +106,6 @@ def rank(asked: Asked, command: str, show: Show) -> int:
     return 0
 
 
-def best_plans(inputs: Inputs, asked: Asked) -> tuple[Result, str]:
-    """The best plans, and in words which nodes and orders were tried."""
-    from fasop.candidates import any_space, space
-    from fasop.clusters import clusters, tried
-    from fasop.orders import searched
-    from fasop.progress import bar
-    from fasop.search import Best, explore, found
-
-    best = Best(max(asked.top, asked.explain or 0))
-    counts = [kind.group.count for kind in inputs.kinds]
-    with bar("searching") as told:
-        if asked.leave_out:
-            some = clusters(inputs.kinds)
-            spaces = (any_space(inputs.training, kinds, inputs.choices) for kinds in some)
-            seen = explore(spaces, best, len(some), told)
-            where = f"{tried(inputs.kinds)}, at most in {searched(counts)}"
-        else:
-            seen = explore([space(inputs.training, inputs.kinds, inputs.choices)], best, told=told)
-            where = searched(counts)
-    if not best.plans:
-        space(inputs.training, inputs.kinds, inputs.choices)  # which tells why
-    return found(best.plans, seen), where
-
-
 def validate(asked: Asked, show: Show, measure: Measure) -> int:
     """What runs took beside what was predicted of them."""
     from conf.compose import read_experiment
@@ -181,6 +157,30 @@ def runs_dir(asked: Asked) -> Path:
             "predicted without one; give one of them"
         )
     return Path(given.get("runs_dir", "runs"))
+
+
+def best_plans(inputs: Inputs, asked: Asked) -> tuple[Result, str]:
+    """The best plans, and in words which nodes and orders were tried."""
+    from fasop.candidates import any_space, space
+    from fasop.clusters import clusters, tried
+    from fasop.orders import searched
+    from fasop.progress import bar
+    from fasop.search import Best, explore, found
+
+    best = Best(max(asked.top, asked.explain or 0))
+    counts = [kind.group.count for kind in inputs.kinds]
+    with bar("searching") as told:
+        if asked.leave_out:
+            some = clusters(inputs.kinds)
+            spaces = (any_space(inputs.training, kinds, inputs.choices) for kinds in some)
+            seen = explore(spaces, best, len(some), told)
+            where = f"{tried(inputs.kinds)}, at most in {searched(counts)}"
+        else:
+            seen = explore([space(inputs.training, inputs.kinds, inputs.choices)], best, told=told)
+            where = searched(counts)
+    if not best.plans:
+        space(inputs.training, inputs.kinds, inputs.choices)  # which tells why
+    return found(best.plans, seen), where
 
 
 def tell(row: int, plan: Plan, show: Show) -> None:
