@@ -30,6 +30,11 @@ class Findings:
     agents: tuple[Complaint, ...] = ()
     """What agents printed that are gone without a result, or what kept them from starting."""
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.seen.over
+
 
 def findings(run: RunDir, seen: Observation) -> Findings:
     """Raises RunFolderError if a file of the run is not what it should be."""

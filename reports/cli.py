@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from conf.rundir import RunDir, write_atomic
-from reports import run_page, statistics, timeline_page
+from reports import picture, run_page, statistics, timeline_page
 from reports.errors import ReportError
+from reports.exports import Export, write_exports
 from reports.megatron_log import Sizes
-from reports.sources import Source
+from reports.page import refreshing
+from reports.sources import Found, Source
 from reports.verdict import Findings
 
 Judge = Callable[[RunDir], Findings]
+REFRESH_S = 5
+"""Between two pages of a run that goes on; longer where writing them takes more than a tenth of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    found: Found
+    pages: tuple[Path, Path]
+    over: bool
+    """Whether nothing more will come."""
 
 
 def main(argv: list[str], judge: Judge | None = None) -> int:
@@ -29,11 +43,33 @@ def main(argv: list[str], judge: Judge | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     sizes = Sizes(tensor=arguments.tensor, data=arguments.data, pipeline=arguments.pipeline)
-    for wanted in arguments.runs or [None]:
-        source = Source.find(arguments.runs_dir, wanted, sizes)
-        for path in write(source, judge):
+    exports = [export for export in Export if getattr(arguments, export)]
+    browser = picture.browser() if Export.png in exports else None
+    sources = [Source.find(arguments.runs_dir, wanted, sizes) for wanted in arguments.runs or [None]]
+    told = set[str]()
+    if arguments.watch:
+        watch(sources, judge, told)
+    for source in sources:
+        written = write(source, judge, told)
+        for path in written.pages if not arguments.watch else ():
+            print(path)
+        for path in write_exports(exports, written.found, written.pages[1], browser):
             print(path)
     return 0
+
+
+def watch(sources: Sequence[Source], judge: Judge | None, told: set[str]) -> None:
+    """Writes the pages, which then load themselves anew, again and again until nothing more will come."""
+    waits, shown = REFRESH_S, False
+    while True:
+        began = time.monotonic()
+        rounds = [write(source, judge, told, refresh_s=waits) for source in sources]
+        for path in (path for written in rounds for path in written.pages if not shown):
+            print(path, flush=True)
+        if all(written.over for written in rounds):
+            return
+        shown, waits = True, max(REFRESH_S, round(9 * (time.monotonic() - began)))
+        time.sleep(waits)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,6 +84,14 @@ def _parser() -> argparse.ArgumentParser:
         "without any, the latest run",
     )
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="write the pages again and again until the run is over; they load themselves",
+    )
+    parser.add_argument("--trace", action="store_true", help="also a trace for Perfetto, trace.json.gz")
+    parser.add_argument("--csv", action="store_true", help="also tables, events.csv and metrics.csv")
+    parser.add_argument("--png", action="store_true", help="also a picture of the timeline; needs Chromium or Chrome")
     sizes = parser.add_argument_group("parallel sizes of a log that does not say them")
     for name in ("tensor", "data", "pipeline"):
         sizes.add_argument(f"--{name}", type=_positive, metavar="N")
@@ -60,19 +104,31 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def write(source: Source, judge: Judge | None) -> list[Path]:
-    """Writes both pages; says on stderr what they lack."""
+def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | None = None) -> Written:
+    """Writes both pages; says on stderr what they lack.
+
+    Args:
+        told: what was said before, and is not said again.
+        refresh_s: after how many seconds the pages load themselves anew.
+    """
     found = source.read()
     known, timeline = found.record, found.timeline
     figures = statistics.statistics(timeline, len(known.plan.ranks))
     findings = judge(source.run) if judge and source.run else None
-    for note in (*known.notes, *timeline.notes):
-        print(f"{known.name}: {note}", file=sys.stderr)
+    for note in (f"{known.name}: {note}" for note in (*known.notes, *timeline.notes)):
+        if note not in told:
+            print(note, file=sys.stderr)
+            told.add(note)
     index, all_ranks = source.report / "index.html", source.report / "timeline.html"
+    over = found.over if source.run is None else findings is None or findings.over
+    contents = (
+        (index, run_page.render(known, timeline, figures, findings, found.prediction, found.gpus)),
+        (all_ranks, timeline_page.render(known, timeline, figures, found.prediction)),
+    )
     try:
         source.report.mkdir(exist_ok=True)
-        write_atomic(index, run_page.render(known, timeline, figures, findings, found.prediction, found.gpus))
-        write_atomic(all_ranks, timeline_page.render(known, timeline, figures, found.prediction))
+        for path, content in contents:
+            write_atomic(path, content if refresh_s is None else refreshing(content, refresh_s))
     except OSError as error:
         raise ReportError(f"{source.report}: cannot be written ({error.strerror})") from error
-    return [index, all_ranks]
+    return Written(found=found, pages=(index, all_ranks), over=over)

@@ -36,6 +36,11 @@ def page(title: str, body: str, scripts: Sequence[str] = ()) -> str:
     )
 
 
+def refreshing(page: str, seconds: int) -> str:
+    """The page, loading itself anew after so many seconds."""
+    return page.replace("<head>\n", f'<head>\n<meta http-equiv="refresh" content="{seconds}">\n', 1)
+
+
 def data(name: str, value: Any) -> str:
     """A JSON value for scripts to read, safe whatever strings it holds: it has no '<'."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -25,6 +25,12 @@ class Found:
     prediction: Prediction | None = None
     gpus: GpuReport | None = None
 
+    @property
+    def over(self) -> bool:
+        """Whether the last iteration is logged: of a log nothing else tells that no more will come."""
+        metrics = self.record.metrics
+        return bool(metrics) and int(metrics[-1]["iteration"]) >= self.record.plan.iterations
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:

@@ -45,6 +45,10 @@ class Findings(Protocol):
     """All that is found out about a run from what its nodes say."""
 
     @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+
+    @property
     def verdict(self) -> Verdict: ...
 
     @property

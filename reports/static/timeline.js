@@ -8,8 +8,11 @@ const MARGIN = 168; // pixels for the labels of ranks, as in the style sheet for
 const ROW_FOR_NUMBERS = 30; // pixels, from which a bar has room for the number of its micro-batch
 
 const run = JSON.parse(document.getElementById("run").textContent);
+const KEPT = `iteration of ${location.pathname}`;
+const refreshes = document.querySelector('meta[http-equiv="refresh"]') !== null; // while the run goes on
+const kept = refreshes ? sessionStorage.getItem(KEPT) : null; // chosen before the page loaded itself anew
 const view = {
-  iteration: run.open, // index
+  iteration: kept === null ? run.open : Number(kept), // index
   times: null, // ns from and to of a zoom; null: the whole iteration
   rows: null, // first and last row of a zoom; null: from the first, as many as fit
   stage: "",
@@ -141,6 +144,7 @@ function say(rows, [top, bottom]) {
 function show(iteration) {
   view.iteration = Math.min(Math.max(iteration, 0), columns.iterations.length - 1);
   view.times = null;
+  if (refreshes) sessionStorage.setItem(KEPT, view.iteration);
   return draw();
 }
 
@@ -200,6 +204,7 @@ function fillFilter(key) {
 
 async function main() {
   columns = await unpack(element("columns").textContent, run.layout);
+  view.iteration = Math.min(view.iteration, columns.iterations.length - 1);
   events = assemble(columns, columns.iterations, run.ranks.length);
   ["stage", "node", "dp"].forEach(fillFilter);
   makeLegend();

@@ -60,4 +60,4 @@ def open_page(browser: Browser) -> Iterator[Opener]:
     for context in contexts:
         context.close()
     assert complaints == []
-    assert requested == opened
+    assert set(requested) == set(opened)

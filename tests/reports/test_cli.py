@@ -63,6 +63,7 @@ class Found:
     stderr: tuple[Line, ...] = ()
     agents: tuple[Line, ...] = ()
     warnings: tuple[Line, ...] = ()
+    over: bool = True
 
 
 def test_it_prints_the_paths_of_both_pages_the_summary_first(run: Path, capsys):

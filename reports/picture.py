@@ -1,0 +1,58 @@
+"""A still picture of a page, taken by a Chromium or Chrome of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from reports.errors import ReportError
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+WIDTH, HEIGHT = 1440, 1600
+LIMIT_S = 120
+
+
+def browser() -> str:
+    """The command of the browser.
+
+    Raises:
+        ReportError: there is none.
+    """
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        raise ReportError(f"--png needs a Chromium or Chrome, and none of {', '.join(BROWSERS)} is in PATH")
+    return found
+
+
+def take(command: str, page: Path, picture: Path) -> None:
+    """Writes the picture as PNG, as the page is when its scripts have drawn it.
+
+    Raises:
+        ReportError: the browser made none.
+    """
+    picture.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as profile:
+        arguments = [
+            command,
+            "--headless",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--no-first-run",
+            "--disable-background-networking",
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),  # Chromium refuses to run as root otherwise
+            f"--user-data-dir={profile}",
+            f"--window-size={WIDTH},{HEIGHT}",
+            "--virtual-time-budget=20000",
+            f"--screenshot={picture}",
+            page.absolute().as_uri(),
+        ]
+        try:
+            done = subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise ReportError(f"{command} took over {LIMIT_S} s for a picture of {page}") from error
+    if done.returncode or not picture.exists():
+        said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise ReportError(f"{command} made no picture of {page} (exit code {done.returncode}): {said[0]}")

@@ -1,0 +1,175 @@
+"""What goes to other programs is what the run did; a page of a run that goes on follows it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.rundir import RunDir
+from reports import cli, record
+from reports.cli import main
+from reports.errors import ReportError
+from reports.events import EVENT, Timeline, read_run
+from reports.record import Record
+from reports.trace import LANES, chrome_trace, lane
+from tests.reports.chromium import CHROMIUM
+from tests.reports.conftest import Opener
+from tests.reports.legacy import Job, calls, log
+from tests.reports.synthetic import Shape, make_run
+from tests.reports.test_cli import Found
+
+SHAPE = Shape(pipeline=2, data=2, micro_batches=3, iterations=3, ranks_per_node=2)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("exports") / "runs/tiny/20260101-000000-aaaa"
+    make_run(folder, SHAPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def known(run: Path) -> tuple[Record, Timeline]:
+    return record.read(RunDir(run)), read_run({rank: RunDir(run).rank_events(rank) for rank in range(SHAPE.ranks)})
+
+
+def complete_events(trace: bytes) -> list[dict]:
+    return [event for event in json.loads(gzip.decompress(trace))["traceEvents"] if event["ph"] == "X"]
+
+
+def test_a_trace_has_every_event_in_its_lane_with_what_is_known_of_it(known):
+    told, timeline = known
+    origin = timeline.events["start_ns"].min()
+    found = complete_events(chrome_trace(told, timeline))
+    assert len(found) == len(timeline.events)
+    for event, line in zip(timeline.events, found, strict=True):
+        assert (line["pid"], line["name"]) == (event["rank"], timeline.names[event["name"]])
+        assert line["tid"] % len(LANES) == lane(line["name"])
+        assert isinstance(line["ts"], int) and isinstance(line["dur"], int)
+        assert abs(line["ts"] - (event["start_ns"] - origin) / 1e3) <= 0.5
+        assert abs(line["ts"] + line["dur"] - (event["end_ns"] - origin) / 1e3) <= 0.5
+        assert line["args"]["iteration"] == event["iteration"]
+        assert line["args"].get("micro-batch", -1) == event["micro_batch"]
+        assert line["args"].get("peer", -1) == event["peer"]
+    assert min(line["ts"] for line in found) == 0
+
+
+def test_a_trace_names_its_ranks_and_lanes(known):
+    lines = json.loads(gzip.decompress(chrome_trace(*known)))["traceEvents"]
+    names = {(line["pid"], line["tid"]): line["args"]["name"] for line in lines if line["name"] == "thread_name"}
+    assert names == {(rank, index): name for rank in range(SHAPE.ranks) for index, name in enumerate(LANES)}
+    titles = {line["pid"]: line["args"]["name"] for line in lines if line["name"] == "process_name"}
+    assert titles[3] == "rank 3 · stage 1 · dp 1 · g1-1"
+
+
+TIMES = st.tuples(st.integers(0, 20_000), st.integers(0, 20_000)).map(sorted)
+
+
+@given(times=st.lists(TIMES, max_size=12))
+@settings(deadline=None)
+def test_events_of_a_thread_never_overlap_unless_one_lies_inside_the_other(known, times: list[list[int]]):
+    told, timeline = known
+    events = np.zeros(len(times), EVENT)
+    events["start_ns"], events["end_ns"] = np.array(times, "<i8").reshape(-1, 2).T
+    events = events[np.lexsort((-events["end_ns"], events["start_ns"]))]
+    lines = complete_events(chrome_trace(told, replace(timeline, events=events)))
+    threads = defaultdict(list)
+    for line in lines:
+        threads[line["tid"]].append((line["ts"], line["ts"] + line["dur"]))
+    for spans in threads.values():
+        for index, (start, end) in enumerate(spans):
+            for begin, over in spans[:index]:
+                assert over <= start or end <= over, f"{(begin, over)} and {(start, end)}"
+    assert len(lines) == len(times)
+
+
+def test_all_exports_lie_in_the_report_and_are_named(run: Path, known, capsys):
+    assert main([str(run), "--trace", "--csv"]) == 0
+    names = ["index.html", "timeline.html", "trace.json.gz", "events.csv", "metrics.csv"]
+    assert capsys.readouterr().out.splitlines() == [str(run / "report" / name) for name in names]
+    timeline = known[1]
+    with (run / "report/events.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(int(row["rank"]), row["task"], int(row["iteration"])) for row in rows] == [
+        (event["rank"], timeline.names[event["name"]], event["iteration"]) for event in timeline.events
+    ]
+    lengths = [int(row["end_ns"]) - int(row["start_ns"]) for row in rows]
+    assert lengths == (timeline.events["end_ns"] - timeline.events["start_ns"]).tolist()
+    assert {row["node"] for row in rows if row["stage"] == "1"} == {"g1-1"}
+    with (run / "report/metrics.csv").open(newline="") as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert losses == [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium")
+def test_a_picture_is_taken_of_the_timeline(run: Path, tmp_path: Path, monkeypatch):
+    (tmp_path / "chromium").symlink_to(CHROMIUM)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    main([str(run), "--png"])
+    picture = (run / "report/timeline.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 20_000, "an empty page has less"
+
+
+def test_without_a_browser_a_picture_is_refused_before_anything_is_written(tmp_path: Path, run: Path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (run / "report/index.html").unlink(missing_ok=True)
+    with pytest.raises(ReportError, match=r"--png needs a Chromium or Chrome, and none of chromium, .* is in PATH"):
+        main([str(run), "--png"])
+    assert not (run / "report/index.html").exists()
+
+
+def test_watching_a_run_writes_its_pages_until_it_is_over_and_they_load_themselves(tmp_path: Path, monkeypatch, capsys):
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, SHAPE)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0])
+    index, seen = run / "report/index.html", []
+
+    def a_while_passes(_: float) -> None:
+        seen.append("1 of 3" in index.read_text())
+        assert '<meta http-equiv="refresh" content="5">' in index.read_text()
+        (run / "metrics.jsonl").write_text("".join(lines))
+
+    monkeypatch.setattr(cli.time, "sleep", a_while_passes)
+    main([str(run), "--watch", "--csv"], lambda _: Found(over=bool(seen)))
+    assert seen == [True]
+    assert "3 of 3" in index.read_text()
+    assert 'http-equiv="refresh"' not in index.read_text()
+    names = ["index.html", "timeline.html", "events.csv", "metrics.csv"]
+    assert capsys.readouterr().out.splitlines() == [str(run / "report" / name) for name in names]
+
+
+def test_watching_a_log_ends_with_its_last_iteration(tmp_path: Path, monkeypatch):
+    job = Job()
+    text = log(job, calls(job))
+    path = tmp_path / "n060.out"
+    path.write_text(text[: text.index(" iteration        4/") + 9])
+
+    def the_rest_is_written(_: float) -> None:
+        path.write_text(text)
+
+    monkeypatch.setattr(cli.time, "sleep", the_rest_is_written)
+    main([str(path), "--watch"])
+    assert "4 of 4" in (tmp_path / "n060.report/index.html").read_text()
+
+
+def test_a_page_that_loads_itself_anew_stays_at_the_chosen_iteration(run: Path, open_page: Opener):
+    cli.write(cli.Source.find(run, str(run), cli.Sizes()), None, set(), refresh_s=3600)
+    page = open_page(run / "report/timeline.html")
+    page.wait_for_selector("body[data-ready]")
+    page.fill("#iteration", "3")
+    page.press("#iteration", "Enter")
+    page.wait_for_function("view.iteration === 2")
+    page.evaluate("location.reload()")
+    page.wait_for_function("document.body.dataset.ready && view.iteration === 2")
