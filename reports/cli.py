@@ -16,7 +16,8 @@ from reports.exports import Export, write_exports
 from reports.megatron_log import Sizes
 from reports.page import refreshing
 from reports.sources import Found, Source
-from reports.verdict import Findings
+from reports.sweep import Compared, all_of, compare
+from reports.verdict import Findings, Verdict
 
 Judge = Callable[[RunDir], Findings]
 REFRESH_S = 5
@@ -27,12 +28,13 @@ REFRESH_S = 5
 class Written:
     found: Found
     pages: tuple[Path, Path]
+    verdict: Verdict | None
     over: bool
     """Whether nothing more will come."""
 
 
 def main(argv: list[str], judge: Judge | None = None) -> int:
-    """Writes `report/index.html` and `report/timeline.html` of each run and prints their paths.
+    """Writes `report/index.html` and `report/timeline.html` of each run, of several a comparison; prints their paths.
 
     Args:
         argv: arguments after `tdpp report`.
@@ -45,16 +47,21 @@ def main(argv: list[str], judge: Judge | None = None) -> int:
     sizes = Sizes(tensor=arguments.tensor, data=arguments.data, pipeline=arguments.pipeline)
     exports = [export for export in Export if getattr(arguments, export)]
     browser = picture.browser() if Export.png in exports else None
-    sources = [Source.find(arguments.runs_dir, wanted, sizes) for wanted in arguments.runs or [None]]
+    wanted: list[str | None] = [one for given in arguments.runs for one in all_of(given)] or [None]
+    sources = [Source.find(arguments.runs_dir, one, sizes) for one in wanted]
     told = set[str]()
     if arguments.watch:
         watch(sources, judge, told)
+    compared = []
     for source in sources:
         written = write(source, judge, told)
         for path in written.pages if not arguments.watch else ():
             print(path)
         for path in write_exports(exports, written.found, written.pages[1], browser):
             print(path)
+        compared.append(Compared(record=written.found.record, verdict=written.verdict, page=written.pages[0]))
+    if len(compared) > 1:
+        print(compare(compared))
     return 0
 
 
@@ -80,8 +87,8 @@ def _parser() -> argparse.ArgumentParser:
         "runs",
         nargs="*",
         metavar="RUN",
-        help="run folder, name or job id; or a log of Megatron-LM, or the folder with the .out files of a job's nodes; "
-        "without any, the latest run",
+        help="run folder, name or job id; a folder of runs; or a log of Megatron-LM, or the folder with the .out files "
+        "of a job's nodes; without any, the latest run; several are also compared",
     )
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
     parser.add_argument(
@@ -131,4 +138,5 @@ def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | 
             write_atomic(path, content if refresh_s is None else refreshing(content, refresh_s))
     except OSError as error:
         raise ReportError(f"{source.report}: cannot be written ({error.strerror})") from error
-    return Written(found=found, pages=(index, all_ranks), over=over)
+    verdict = findings.verdict if findings else None
+    return Written(found=found, pages=(index, all_ranks), verdict=verdict, over=over)

@@ -1,0 +1,121 @@
+"""Several runs beside each other: what was different, what they reached, which are best."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conf.identity import identity
+from reports.figures_section import settled, utilisation
+from reports.hardware import price
+from reports.record import Record
+from reports.stages_section import PEAKS
+from reports.verdict import Verdict
+
+ALL_OF = ("cluster", "model")
+"""Parts of a configuration that have a name: where it differs, what else differs of the part follows from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run reached. Figures that are not known are NaN."""
+
+    name: str
+    link: str
+    """To its page, from that of the comparison."""
+    verdict: Verdict | None
+    settings: Mapping[str, str]
+    """Every key of its configuration that tells what run it is."""
+    iteration_ms: float
+    tokens_per_s: float
+    utilisation: float
+    """Of the GPUs' peaks, in model operations."""
+    dollars: float
+    """For a million tokens, if the prices of all its nodes are known."""
+    memory_gib: float
+    """The most that a rank took."""
+    loss: float
+    """The last logged."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended badly, or has nothing to compare."""
+        return math.isnan(self.tokens_per_s) or (self.verdict is not None and self.verdict.exit_code != 0)
+
+
+def outcome(record: Record, verdict: Verdict | None, link: str) -> Outcome:
+    """Of one run."""
+    tokens_per_s = _number(settled(record, "tokens_per_s"))
+    known = price(record.plan, record.experiment) if record.experiment else None
+    mib = [kinds[kind] for kinds in record.memory.values() for kind in PEAKS if kind in kinds]
+    priced = known is not None and known.per_hour and not known.unknown
+    return Outcome(
+        name=record.name,
+        link=link,
+        verdict=verdict,
+        settings=dict(_flat(json.loads(identity(record.experiment)))) if record.experiment else {},
+        iteration_ms=_number(settled(record, "elapsed_ms")),
+        tokens_per_s=tokens_per_s,
+        utilisation=_number(utilisation(record)),
+        dollars=known.per_hour / 3600 / tokens_per_s * 1e6 if known and priced else math.nan,
+        memory_gib=max(mib) / 1024 if mib else math.nan,
+        loss=_number(record.metrics[-1].get("loss") if record.metrics else None),
+    )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and values, as text, of nested mappings."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _flat(item, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value if isinstance(value, str) else json.dumps(value)
+
+
+def swept(outcomes: Sequence[Outcome]) -> list[str]:
+    """The keys in which the runs differ, in the order of the configuration; of a named part, its name alone."""
+    keys = dict.fromkeys(key for one in outcomes for key in one.settings)
+    differ = [key for key in keys if len({one.settings.get(key) for one in outcomes if one.settings}) > 1]
+    named = [part for part in ALL_OF if f"{part}.name" in differ]
+    return [key for key in differ if key.split(".")[0] not in named or key in [f"{part}.name" for part in named]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """Runs that no other one beats in both throughput and what it takes for it."""
+
+    against: str
+    """Name of the field of an Outcome that throughput is weighed against; less of it is better."""
+    runs: frozenset[str]
+
+
+def best(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The run with the highest throughput."""
+    return max((one for one in outcomes if not one.failed), key=lambda one: one.tokens_per_s, default=None)
+
+
+def front(outcomes: Sequence[Outcome]) -> Front | None:
+    """Of throughput and cost, or, where no prices are known, memory; None where neither is known."""
+    sound = [one for one in outcomes if not one.failed]
+    for against in ("dollars", "memory_gib"):
+        known = [one for one in sound if not math.isnan(getattr(one, against))]
+        if known:
+            return Front(against=against, runs=frozenset(one.name for one in known if not _beaten(one, known, against)))
+    return None
+
+
+def _beaten(one: Outcome, others: Sequence[Outcome], against: str) -> bool:
+    takes = getattr(one, against)
+    return any(
+        other.tokens_per_s >= one.tokens_per_s
+        and getattr(other, against) <= takes
+        and (other.tokens_per_s, getattr(other, against)) != (one.tokens_per_s, takes)
+        for other in others
+    )

@@ -1,0 +1,51 @@
+"""Several runs at once: which they are, and where their comparison is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from conf.rundir import RunDir, write_atomic
+from reports import sweep_page
+from reports.comparison import outcome
+from reports.errors import ReportError
+from reports.record import Record
+from reports.verdict import Verdict
+
+PAGE = "comparison.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A run or a log, and its own page."""
+
+    record: Record
+    verdict: Verdict | None
+    page: Path
+
+
+def all_of(wanted: str) -> list[str]:
+    """The runs in a folder of runs, such as `runs/tiny`, oldest first; else what was given."""
+    folder = Path(wanted)
+    if RunDir.is_one(folder) or not folder.is_dir():
+        return [wanted]
+    return [str(path) for path in sorted(folder.iterdir()) if RunDir.is_one(path)] or [wanted]
+
+
+def compare(runs: Sequence[Compared]) -> Path:
+    """Writes the comparison into the deepest folder that all the runs lie in.
+
+    Raises:
+        ReportError: it cannot be written there.
+    """
+    folder = Path(os.path.commonpath([one.page.absolute().parents[2] for one in runs]))
+    links = [quote(os.path.relpath(one.page.absolute(), folder)) for one in runs]
+    outcomes = [outcome(one.record, one.verdict, link) for one, link in zip(runs, links, strict=True)]
+    try:
+        write_atomic(folder / PAGE, sweep_page.render(outcomes))
+    except OSError as error:
+        raise ReportError(f"{folder / PAGE}: cannot be written ({error.strerror})") from error
+    return folder / PAGE
