@@ -1,30 +1,37 @@
-"""What the timeline page costs, beside one Plotly figure with all bars: python -m benchmarks.report
+"""What the timeline page costs, beside one Plotly figure with all bars: python -m benchmarks.report [--large]
 
-Simulates a run of 32 ranks (8 stages, 4 replicas), 16 micro-batches and 50 iterations, and prints for both pages the
-CPU time to write (a process that reads the events and writes the page), the size beside Plotly itself, and the CPU
-time that headless Chromium, all its processes together, needs to load it.
+Makes what a run of 32 ranks (8 stages, 4 replicas), 16 micro-batches and 50 iterations leaves: tdpp's event files, and the
+text log of the FASOP authors' Megatron-LM (201,600 calls of timers); with `--large` also the event files of 512 ranks.
+Prints for both pages the CPU time to write (a process that reads the files and writes the page), the page's size, and the
+CPU time that headless Chromium, all its processes together, needs to load it. The figure is made by the same reader, so
+that it shows what drawing alone costs; of the large run it is not tried.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from conf.rundir import RunDir
-from reports import events, record
+from reports.megatron_log import Sizes
 from reports.page import static
+from reports.sources import Source
+from tests.reports import legacy
 from tests.reports.chromium import ARGUMENTS, CHROMIUM
 from tests.reports.synthetic import Shape, make_run
 
 SHAPE = Shape(pipeline=8, data=4, micro_batches=16, iterations=50, layers=48)
+LARGE = replace(SHAPE, data=64)
+JOB = legacy.Job(pipeline=8, data=4, micro_batches=16, iterations=50, interval=10)
+TITLES = {"write_cpu_s": "CPU s to write", "size_mb": "MB", "load_cpu_s": "CPU s to load"}
 LOAD_LIMIT_MS = 300_000
 
 
@@ -35,10 +42,10 @@ class Cost:
     load_cpu_s: float
 
 
-def write_plain(run: Path, page: Path) -> None:
+def write_plain(source: Path, page: Path) -> None:
     """All events as one Plotly figure, a trace per name, written as Plotly's own libraries do: JSON in a page."""
-    known = record.read(RunDir(run))
-    timeline = events.read_run({rank.rank: RunDir(run).rank_events(rank.rank) for rank in known.plan.ranks})
+    found = Source.find(Path(), str(source), Sizes()).read()
+    timeline, ranks = found.timeline, found.record.plan.ranks
     origin = timeline.events["start_ns"].min()
     traces = []
     for index, name in enumerate(timeline.names):
@@ -48,7 +55,7 @@ def write_plain(run: Path, page: Path) -> None:
                 "type": "bar",
                 "orientation": "h",
                 "name": name,
-                "y": [known.plan.ranks[rank].label for rank in rows["rank"].tolist()],
+                "y": [ranks[rank].label for rank in rows["rank"].tolist()],
                 "base": ((rows["start_ns"] - origin) / 1e6).tolist(),
                 "x": ((rows["end_ns"] - rows["start_ns"]) / 1e6).tolist(),
                 "hovertext": [
@@ -105,32 +112,46 @@ def cost(browser: Browser, command: list[str], page: Path) -> Cost:
     before = children_cpu_s()
     subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
     written = children_cpu_s() - before
-    size = (page.stat().st_size - len(static("plotly-basic.min.js").encode())) / 1e6
-    return Cost(written, size, load_cpu_s(browser, page))
+    return Cost(written, page.stat().st_size / 1e6, load_cpu_s(browser, page))
+
+
+def compare(browser: Browser, title: str, source: Path, report: Path, plain_page: Path | None) -> None:
+    """Prints what both pages of a run folder or a log cost."""
+    page = cost(browser, ["-c", f"from reports.cli import main; main([{str(source)!r}])"], report / "timeline.html")
+    plain = None
+    if plain_page is not None:
+        call = f"write_plain(Path({str(source)!r}), Path({str(plain_page)!r}))"
+        code = f"from pathlib import Path; from benchmarks.report import write_plain; {call}"
+        plain = cost(browser, ["-c", code], plain_page)
+    print(f"\n{title}\n{'':16}{'tdpp report':>14}{'one figure':>14}{'ratio':>8}")
+    for name in ("write_cpu_s", "size_mb", "load_cpu_s"):
+        ours = getattr(page, name)
+        theirs = f"{getattr(plain, name):14.2f}{getattr(plain, name) / ours:7.1f}x" if plain else f"{'-':>14}"
+        print(f"{TITLES[name]:16}{ours:14.2f}{theirs}")
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report")
+    parser.add_argument("--large", action="store_true", help="also a run of 512 ranks")
+    large = parser.parse_args().large
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        run, plain_page = Path(folder) / "runs/seed/20260101-000000-00000000", Path(folder) / "plain.html"
+        base = Path(folder)
+        run, log = base / "runs/seed/20260101-000000-00000000", base / "n067.out"
         count = sum(map(len, make_run(run, SHAPE)))
+        known = legacy.calls(JOB)
+        log.write_text(legacy.job_info(JOB, 7) + legacy.log(JOB, known))
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        ours = ["-c", f"from reports.cli import main; main([{str(run)!r}])"]
-        theirs = [
-            "-c",
-            "from pathlib import Path; from benchmarks.report import write_plain; "
-            f"write_plain(Path({str(run)!r}), Path({str(plain_page)!r}))",
-        ]
-        page = cost(browser, ours, run / "report/timeline.html")
-        plain = cost(browser, theirs, plain_page)
+        shape = f"{SHAPE.ranks} ranks, {SHAPE.iterations} iterations"
+        compare(browser, f"{shape}, {count:,} events in event files", run, run / "report", base / "plain.html")
+        title = f"{shape}, {len(known):,} calls in a text log of {log.stat().st_size / 1e6:.1f} MB"
+        compare(browser, title, log, log.with_suffix(".report"), base / "plain-log.html")
+        if large:
+            del known
+            run = base / "runs/large/20260101-000000-00000000"
+            count = sum(map(len, make_run(run, LARGE)))
+            title = f"{LARGE.ranks} ranks, {LARGE.iterations} iterations, {count:,} events in event files"
+            compare(browser, title, run, run / "report", None)
         browser.close()
-    print(f"{SHAPE.ranks} ranks, {SHAPE.iterations} iterations, {count:,} events")
-    print(f"{'':30}{'tdpp report':>14}{'one figure':>14}{'ratio':>8}")
-    for name, ours_is, plain_is in (
-        ("CPU s to write", page.write_cpu_s, plain.write_cpu_s),
-        ("MB beside Plotly", page.size_mb, plain.size_mb),
-        ("CPU s to load", page.load_cpu_s, plain.load_cpu_s),
-    ):
-        print(f"{name:30}{ours_is:14.2f}{plain_is:14.2f}{plain_is / ours_is:7.1f}x")
 
 
 if __name__ == "__main__":

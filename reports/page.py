@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
@@ -23,9 +25,12 @@ def page(title: str, body: str, scripts: Sequence[str] = ()) -> str:
     Args:
         title: plain text.
         body: HTML.
-        scripts: JavaScript without `</script`.
+        scripts: JavaScript, run in this order. They lie in the page compressed, a third of their size.
     """
-    code = "".join(f"<script>\n{script}</script>\n" for script in scripts)
+    code = ""
+    if scripts:
+        packed = base64.b64encode(zlib.compress(json.dumps(scripts).encode(), 6)).decode("ascii")
+        code = f'<script type="text/plain" id="scripts">{packed}</script>\n<script>\n{static("load.js")}</script>\n'
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'

@@ -15,7 +15,6 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from conf.compose import read_experiment
 from conf.errors import ConfigError, RunFolderError
 from conf.rundir import RunDir
 from conf.schema import Experiment
@@ -224,6 +223,8 @@ def _text(path: Path, notes: list[str]) -> str:
 
 
 def _experiment(run: RunDir, plan: Plan, notes: list[str]) -> Experiment | None:
+    from conf.compose import read_experiment  # Hydra, which reports of logs do without, takes a while
+
     try:
         experiment = read_experiment(run.config)
     except (ConfigError, OmegaConfBaseException, YAMLError) as error:
