@@ -1,0 +1,185 @@
+"""python -m benchmarks.accuracy: iterations predicted before they run, beside what they then took; docs/accuracy.md.
+
+No time of these runs goes into any prediction. `--only WORDS` runs those with the words in their name, and writes
+nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import sleeping
+from benchmarks.accuracy_cases import ENGINE, PUBLISHED, REHEARSALS, Case, Published, stood_for
+from benchmarks.sleeping import Pass
+from conf.rundir import RunDir
+from fasop.predict import Prediction, predict, predict_plan
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "accuracy.md"
+MEAN, WORST = 0.05, 0.10
+"""Errors that the runs of the engine are to keep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    name: str
+    sizes: str
+    """Stages x replicas x tensor size."""
+    partition: str
+    nodes: str
+    predicted_s: float
+    measured_s: float
+    load: float = 0.0
+    """Processes that wanted a core, on average over about the minute before the end."""
+
+    @property
+    def error(self) -> float:
+        return self.predicted_s / self.measured_s - 1
+
+
+def engine(case: Case) -> Outcome:
+    """A run of the engine whose layers sleep for as long as the prediction's profile says."""
+    prediction = predict_plan(*stood_for(case))
+    with tempfile.TemporaryDirectory() as folder:
+        return _outcome(case, prediction, sleeping.run(Path(folder), case.experiment, _passes(prediction)))
+
+
+def _passes(prediction: Prediction) -> list[Pass]:
+    """By virtual stage."""
+    times = prediction.taken.times
+    return [
+        Pass(forward=of.forward[chunk], backward=of.backward[chunk])
+        for chunk in range(len(times[0].forward))
+        for of in times
+    ]
+
+
+def rehearsal(case: Case) -> Outcome:
+    """A rehearsal with the clock `anchored`, launched as a user would launch it."""
+    prediction = predict(case.experiment)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "launch.cli", "launch", *case.overrides, f"runs_dir={folder}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{case.name} failed:\n{done.stderr[-2000:]}")
+        return _outcome(case, prediction, RunDir.find(Path(folder), None))
+
+
+def published(known: Published) -> Outcome:
+    prediction = predict(known.case.experiment)
+    return _compared(known.case, prediction, known.measured_s)
+
+
+def _outcome(case: Case, prediction: Prediction, run: RunDir) -> Outcome:
+    """With the median of all iterations but the first, by the clock on the wall."""
+    log = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return _compared(case, prediction, statistics.median(line["elapsed_ms"] for line in log[1:]) / 1e3)
+
+
+def _compared(case: Case, prediction: Prediction, measured_s: float) -> Outcome:
+    experiment = case.experiment
+    parallel = experiment.parallel
+    return Outcome(
+        name=case.name,
+        sizes=f"{parallel.pipeline} x {parallel.data} x {parallel.tensor}",
+        partition=str(experiment.partition),
+        nodes=case.nodes or str(experiment.node_order),
+        predicted_s=prediction.iteration_s,
+        measured_s=measured_s,
+        load=os.getloadavg()[0],
+    )
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    errors = [abs(one.error) for one in outcomes]
+    return f"{len(errors)} runs, mean error {statistics.mean(errors):.1%}, worst {max(errors):.1%}"
+
+
+def told(outcomes: Sequence[Outcome]) -> list[str]:
+    """Lines of Markdown."""
+    rows = [
+        "| run | stages x replicas x tensor | partition | nodes | predicted ms | took ms | error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in outcomes:
+        times = f"{one.predicted_s * 1e3:.0f} | {one.measured_s * 1e3:.0f} | {one.error:+.1%}"
+        rows.append(f"| {one.name} | {one.sizes} | `{one.partition}` | `{one.nodes}` | {times} |")
+    return rows
+
+
+def written(page: str, parts: Mapping[str, Sequence[Outcome]]) -> str:
+    """The page with new tables; what is around them stays.
+
+    A part lies between `<!-- NAME -->` and `<!-- end -->`.
+
+    Raises:
+        ValueError: a part is not there.
+    """
+    for name, outcomes in parts.items():
+        before, begin, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        if not begin or not end:
+            raise ValueError(f"the page has no part <!-- {name} --> … <!-- end -->")
+        lines = [
+            f"{summary(outcomes)}.{_circumstances(outcomes) if name != 'published' else ''}",
+            "",
+            *told(outcomes),
+            "",
+        ]
+        page = before + begin + "\n".join(lines) + end + after
+    return page
+
+
+def _circumstances(outcomes: Sequence[Outcome]) -> str:
+    loads = [one.load for one in outcomes]
+    return (
+        f" {os.cpu_count()} cores, Python {platform.python_version()}, load {min(loads):.1f} to {max(loads):.1f} (the "
+        "runs' own included)."
+    )
+
+
+def measured(cases: Sequence[Case], run: Callable[[Case], Outcome], only: str) -> list[Outcome]:
+    """Runs them one after another, and tells of each."""
+    outcomes = []
+    for case in cases:
+        if only in case.name:
+            one = run(case)
+            outcomes.append(one)
+            times = f"predicted {one.predicted_s * 1e3:.0f} ms, took {one.measured_s * 1e3:.0f} ms, load {one.load:.1f}"
+            print(f"{one.error:+7.1%}  {one.name}: {times}", flush=True)
+    if outcomes:
+        print(f"{summary(outcomes)}\n")
+    return outcomes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy", description=(__doc__ or "").split(": ", 1)[1]
+    )
+    parser.add_argument("--only", metavar="WORDS", default="")
+    only = parser.parse_args().only
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+    if load > cores / 2:
+        print(f"load {load:.1f} on {cores} cores: others want them too, and runs will take longer than predicted")
+    slept = measured(ENGINE, engine, only)
+    rehearsed = measured(REHEARSALS, rehearsal, only)
+    others = [published(known) for known in PUBLISHED]
+    if not only:
+        PAGE.write_text(written(PAGE.read_text(), {"engine": slept, "rehearsed": rehearsed, "published": others}))
+        print(f"written to {PAGE}")
+    errors = [abs(one.error) for one in slept]
+    return int(bool(errors) and (statistics.mean(errors) > MEAN or max(errors) > WORST))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

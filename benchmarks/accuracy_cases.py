@@ -1,0 +1,145 @@
+"""The plans that `benchmarks.accuracy` predicts and runs: even, uneven, bad ones, both orders of two GPU types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from conf.compose import compose
+from conf.profile import Cost, LayerProfile, ModelCosts, Shape
+from conf.schema import Experiment, Precision
+from fasop.hardware import NodeKind
+from fasop.training import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    name: str
+    overrides: tuple[str, ...]
+    """As of `tdpp launch`."""
+    nodes: str = ""
+    """Of a run whose layers sleep: the node order that its ranks stand for, such as fast+slow."""
+
+    @property
+    def experiment(self) -> Experiment:
+        return compose(self.overrides)
+
+
+def _plan(sizes: str, partition: str, batch: int, *more: str) -> tuple[str, ...]:
+    """`sizes` are stages x replicas x tensor size."""
+    pipeline, data, tensor = sizes.split("x")
+    plan = {"pipeline": pipeline, "data": data, "tensor": tensor, "partition": partition, "global_batch_size": batch}
+    return (*(f"parallel.{key}={value}" for key, value in plan.items()), "parallel.micro_batch_size=1", *more)
+
+
+SLEEPING = (
+    *("model=tiny", "model.layers=16", "model.sequence_length=32", "train=demo", "train.checkpoint=false"),
+    *("train.iterations=6", "train.log_interval=1", "train.lr_warmup_iterations=1"),
+)
+SLOW_MOTION = 4
+FAST, SLOW = Cost(forward=1.638, backward=1.802), Cost(forward=2.12, backward=3.40)
+"""Milliseconds of a layer of GPT-2 XL on an A100 and an A10 (fasop/profiles); they take SLOW_MOTION times as long here,
+so that what this machine's processes need besides stays small beside it."""
+
+
+def _sleeping(name: str, sizes: str, nodes: str, partition: str, *more: str, batch: int) -> Case:
+    return Case(name=name, overrides=(*SLEEPING, *_plan(sizes, partition, batch, *more)), nodes=nodes)
+
+
+INTERLEAVED = ("parallel.schedule=interleaved", "parallel.chunks=2")
+ENGINE = (
+    _sleeping("two stages, even", "2x1x1", "slow", "8-8", batch=6),
+    _sleeping("two stages, fast first", "2x1x1", "fast+slow", "10-6", batch=6),
+    _sleeping("two stages, fast first, bad", "2x1x1", "fast+slow", "4-12", batch=6),
+    _sleeping("two stages, fast last", "2x2x1", "slow+fast", "6-10", batch=12),
+    _sleeping("three stages, none on the first", "3x2x1", "slow", "0-9-7", batch=12),
+    _sleeping("even", "4x1x1", "slow", "4-4-4-4", batch=8),
+    _sleeping("all on the last stage", "4x1x1", "slow", "1-1-1-13", batch=6),
+    _sleeping("fast half first", "4x2x1", "fast+slow", "5-5-3-3", batch=16),
+    _sleeping("fast half last", "4x2x1", "slow+fast", "3-3-5-5", batch=16),
+    _sleeping("fast half last, bad", "4x2x1", "slow+fast", "5-5-3-3", batch=16),
+    _sleeping("GPipe", "4x1x1", "slow", "6-4-3-3", "parallel.schedule=gpipe", batch=8),
+    _sleeping("interleaved", "4x1x1", "slow", "2-2-2-2-2-2-2-2", *INTERLEAVED, batch=8),
+    _sleeping("8 stages, even", "8x1x1", "slow", "2-2-2-2-2-2-2-2", batch=16),
+    _sleeping("8 stages, uneven", "8x2x1", "fast+slow", "3-3-3-3-1-1-1-1", batch=16),
+    _sleeping("8 stages, ends empty", "8x1x1", "slow", "0-3-3-3-3-2-2-0", batch=8),
+    _sleeping("16 stages, even", "16x1x1", "slow", "1-1-1-1-1-1-1-1-1-1-1-1-1-1-1-1", batch=16),
+    _sleeping("16 stages, fast first", "16x1x1", "fast+slow", "2-2-2-2-2-1-1-1-1-1-1-0-0-0-0-0", batch=16),
+)  # fmt: skip
+
+
+def stood_for(case: Case) -> tuple[Training, list[NodeKind]]:
+    """What a run whose layers sleep is predicted as: GPUs of two types, on nodes with equally many ranks."""
+    experiment = case.experiment
+    names = case.nodes.split("+")
+    group = next(iter(experiment.cluster.groups.values()))
+    gpus = experiment.parallel.world_size // len(names)
+    kinds = [
+        NodeKind(
+            name=name,
+            group=replace(group, gpus_per_node=gpus),
+            gpu=replace(experiment.cluster.gpus[group.gpu], name=name),
+            gpus=gpus,
+            profile=_profile(experiment, name),
+        )
+        for name in names
+    ]
+    parallel = replace(experiment.parallel, partition=str(experiment.partition), node_order=case.nodes)
+    return replace(Training.of(experiment), parallel=parallel), kinds
+
+
+def _profile(experiment: Experiment, name: str) -> LayerProfile:
+    cost = {"fast": FAST, "slow": SLOW}[name]
+    nothing = Cost(forward=0.001, backward=0.001)  # of a model as small as this
+    layer = Cost(forward=SLOW_MOTION * cost.forward, backward=SLOW_MOTION * cost.backward)
+    model = experiment.model
+    costs = ModelCosts(
+        model=model.name, tensor=1, micro_batch_size=1, precision=Precision.fp32,
+        embedding=nothing, layer=layer, head=nothing,
+    )  # fmt: skip
+    return LayerProfile(gpu=name, source="given", models={model.name: Shape.of(model)}, costs=[costs])
+
+
+REHEARSED = (
+    *("model=xl", "train=gpt2", "train.precision=fp16", "train.iterations=4", "train.log_interval=1"),
+    *("executor=local", "container=none", "executor.rehearse=anchored"),
+)
+
+
+def _rehearsed(
+    name: str, sizes: str, nodes: str, partition: str, *more: str, batch: int, cluster: str = "a100x1_a10x7"
+) -> Case:
+    given = (f"cluster={cluster}", *REHEARSED, f"parallel.node_order={nodes}")
+    return Case(name=name, overrides=(*given, *_plan(sizes, partition, batch, *more)))
+
+
+SLOW_NETWORK = "cluster.groups.gpu2.inter_gbit_per_s=2"
+REHEARSALS = (
+    _rehearsed("the seed's plan", "8x4x1", "gpu2*8", "0-11-8-8-8-8-5-0", batch=64, cluster="a10x8"),
+    _rehearsed("the seed's, A100 first", "8x4x1", "hgx+gpu2*7", "8-6-6-6-6-6-5-5", batch=64),
+    _rehearsed("A100 last", "8x4x1", "gpu2*7+hgx", "5-5-6-6-6-6-6-8", batch=64),
+    _rehearsed("A100 in the middle", "16x1x1", "gpu2+hgx+gpu2*2", "2-2-2-2-5-5-5-5-3-3-3-3-2-2-2-2", batch=32),
+    _rehearsed("a stage on both kinds", "2x8x1", "gpu2+hgx+gpu2*2", "20-28", batch=32),
+    _rehearsed("tensor 4, slow network", "4x1x4", "hgx+gpu2*3", "15-12-11-10", SLOW_NETWORK, batch=8),
+    _rehearsed("ZB-H1", "4x2x1", "hgx+gpu2", "18-14-8-8", "parallel.schedule=zb_h1", batch=16),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A run of others."""
+
+    case: Case
+    measured_s: float
+
+
+MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.precision=fp16")
+PUBLISHED = (
+    Published(case=Case(name="GPT-2 XL on 8 x 4 A10", overrides=("experiment=seed_a10x8", *MEGATRON)), measured_s=1.40),
+    Published(
+        case=Case(
+            name="GPT-2 XL on 4 A100 and 7 x 4 A10",
+            overrides=("experiment=seed_a100x1_a10x7", *MEGATRON, "parallel.partition=5-7-7-6-6-6-6-5"),
+        ),
+        measured_s=1.13,
+    ),
+)

@@ -1,0 +1,108 @@
+"""The engine with layers that sleep: ranks, schedule, messages, all-reduces and optimizer are real, time is given.
+
+So a machine with few cores runs pipelines of many stages at the pace of GPUs that it does not have. The layers' weights
+are there, but get no gradient.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conf.rundir import RunDir
+from conf.schema import Experiment
+from launch.plan import make_plan
+from megatron_ext import engine, worker
+from megatron_ext.indexed_dataset import write_indexed
+from megatron_ext.model import Stage
+from megatron_ext.plan import Plan
+from megatron_ext.tensor_parallel import TensorGroup
+
+PR_SET_TIMERSLACK = 29
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Seconds of a micro-batch in a virtual stage."""
+
+    forward: float
+    backward: float
+
+
+class Sleep(torch.autograd.Function):
+    """Passes on what it gets, later."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, times: Pass) -> Tensor:
+        ctx.times = times
+        time.sleep(times.forward)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.times.backward)
+        return gradients[0], None
+
+
+def sleeping_stage(times: Sequence[Pass]) -> type[Stage]:
+    """A class of stages whose layers take these times; by virtual stage."""
+
+    class SleepingStage(Stage):
+        def __init__(self, plan: Plan, virtual_stage: int, tensor: TensorGroup) -> None:
+            super().__init__(plan, virtual_stage, tensor)
+            self._times = times[virtual_stage]
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x if self.embedding is None else self.embedding(x)
+            x = Sleep.apply(x, self._times)  # type: ignore[no-untyped-call]
+            return x if self.head is None else self.head(x)
+
+    return SleepingStage
+
+
+def run(folder: Path, experiment: Experiment, times: Sequence[Pass] | None) -> RunDir:
+    """Trains on random tokens, on this machine; with `times` layers sleep instead of computing.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    found = RunDir(folder / "run")
+    for part in (found.nodes, found.events, found.errors, found.checkpoints):
+        part.mkdir(parents=True)
+    tokens = np.random.default_rng(0).integers(0, experiment.model.vocab_size, (64, 2048)).astype(np.uint16)
+    write_indexed(folder / "data", tokens, np.dtype(np.uint16))
+    plan = make_plan(experiment, "benchmark/accuracy") | {"data_prefix": str(folder / "data")}
+    found.write_json(found.plan, plan)
+    pid = os.fork()
+    if pid == 0:
+        _child(found, times)
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+        raise SystemExit(f"{folder}: the run failed:\n{found.node_err('local-0').read_text()[-2000:]}")
+    return found
+
+
+def _child(found: RunDir, times: Sequence[Pass] | None) -> None:
+    """The worker of the only node, in the process that was forked for it; does not return."""
+    for stream, path in ((1, found.node_out("local-0")), (2, found.node_err("local-0"))):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # sleeps end when they should, and not 50 us later
+    if times is not None:
+        engine.Stage = sleeping_stage(times)  # type: ignore[attr-defined]
+    code = 1
+    try:
+        code = worker.main([str(found.plan), "0"])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
