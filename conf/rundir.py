@@ -277,6 +277,10 @@ class RunDir:
     def doctor_rank(self, rank: int) -> Path:
         return self.path / "doctor" / f"rank-{rank:05d}.json"
 
+    def profile_rank(self, rank: int) -> Path:
+        """What `tdpp profile` measured on a rank."""
+        return self.path / "profile" / f"rank-{rank:05d}.json"
+
     @property
     def report(self) -> Path:
         return self.path / "report"

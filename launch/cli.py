@@ -22,6 +22,7 @@ COMMANDS = {
     "stop": ("launch.stop", "end a run, and everything that belongs to it"),
     "runs": ("launch.runs", "list the runs with their verdicts"),
     "search": ("fasop.cli", "find the best plan for a cluster and a model"),
+    "profile": ("launch.profile", "measure what models and messages take on a cluster's GPUs"),
     "report": ("reports.cli", "show runs as a page"),
     "data": ("data_prep.cli", "turn text into indexed data, and inspect it"),
 }

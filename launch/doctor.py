@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from hydra.errors import HydraException
@@ -21,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.compose import compose
 from conf.errors import TdppError
 from conf.rundir import RunDir
-from conf.schema import Engine, ExecutorKind, Experiment, Rehearse
+from conf.schema import Experiment, Rehearse
 from launch.agent_logs import agent_logs
 from launch.app import hydra_message
 from launch.checks import Check, Level
@@ -30,9 +28,10 @@ from launch.doctor_judge import Case, judge
 from launch.doctor_login import HERE, jobs_check, login_checks
 from launch.dry_run import dry_run_text
 from launch.errors import LaunchError
-from launch.follow import interruptible, stopped_if_interrupted, tidy
+from launch.follow import interruptible, stopped_if_interrupted
 from launch.observe import Job, Node, Observation, observe
-from launch.stop import is_over, stop
+from launch.short_job import end, no_data_needed, short_job, wait
+from launch.stop import stop
 from launch.submit import Preflight, submit
 from launch.table import print_table
 
@@ -42,11 +41,6 @@ FOLDER = "doctor"
 WAIT_MIN = 10
 RUN_MIN = 5
 """The nodes are done by then, once they are all there: megatron_ext.doctor bounds all that it does."""
-SAVE_S = 10
-"""The least that executor.save_s may be: nothing is saved."""
-END_S = 10.0
-"""Jobs have left the queue by then, once their nodes are done."""
-LOOK_S = {ExecutorKind.local: 0.2, ExecutorKind.slurm: 1.0}
 
 
 def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> int:
@@ -58,7 +52,7 @@ def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> 
     """
     arguments = _parser().parse_intermixed_args(argv)
     experiment = _experiment(arguments.overrides)
-    checkup = as_checkup(experiment, arguments.wait_min)
+    checkup = short_job(experiment, FOLDER, arguments.wait_min, RUN_MIN)
     if experiment.dry_run:
         print(dry_run_text(checkup, worker))
         return 0
@@ -111,42 +105,21 @@ def _experiment(overrides: Sequence[str]) -> Experiment:
     return experiment
 
 
-def as_checkup(experiment: Experiment, wait_min: float) -> Experiment:
-    """The same nodes and ranks for a short job that trains nothing and saves nothing.
-
-    A short time limit lets Slurm's backfill start it early.
-    """
-    limit = math.ceil(wait_min) + RUN_MIN
-    groups = {
-        name: replace(group, time_min=min(limit, group.time_min or limit))
-        for name, group in experiment.cluster.groups.items()
-    }
-    return replace(
-        experiment,
-        runs_dir=str(Path(experiment.runs_dir) / FOLDER),
-        cluster=replace(experiment.cluster, groups=groups),
-        engine=Engine(),
-        train=replace(experiment.train, checkpoint=False, save_interval=None),
-        profile=replace(experiment.profile, timeline=False, nsys=False, ncu=False, gpu_interval_s=0),
-        executor=replace(experiment.executor, meet_min=wait_min, time_min=limit, save_s=SAVE_S),
-    )
-
-
 def _examine(
     experiment: Experiment, checkup: Experiment, overrides: Sequence[str], wait_min: float, worker: str
 ) -> tuple[Path | None, list[Check]]:
     """Submits the job, waits for its end and judges what it found; the folder, if it came to that."""
     try:
-        run = submit(checkup, overrides, _no_data_needed, worker)
+        run = submit(checkup, overrides, no_data_needed, worker)
     except TdppError as error:
         return None, [Check(level=Level.error, where=HERE, what="jobs", text=str(error))]
     checks = []
     with stopped_if_interrupted(run):
-        given_up = _wait(run, checkup.executor.kind, wait_min)
+        given_up = wait(run, wait_min, RUN_MIN, "--wait-min", _examining)
         if given_up is not None:
             stop(run)
         seen = observe(run)
-        _end(run)
+        end(run)
     if given_up is not None:
         checks.append(Check(level=Level.error, where=HERE, what="jobs", text=given_up))
     plan = run.read_json(run.plan)
@@ -160,46 +133,8 @@ def _examine(
     return run.path, checks + judge(case)
 
 
-def _no_data_needed(_experiment: Experiment) -> None:
-    """In place of the check of the data, which has been made: what the nodes find is worth knowing all the same."""
-
-
-def _wait(run: RunDir, kind: ExecutorKind, wait_min: float) -> str | None:
-    """Waits until all nodes are done, telling on stderr for what; returns why it gave up, if it did."""
-    begun = time.monotonic()
-    told = ""
-    while not (seen := observe(run)).over:
-        absent = [node.name for node in seen.nodes if node.state == "absent"]
-        doing = _awaited(seen, absent) if absent else f"examining {len(seen.nodes)} node{'s' * (len(seen.nodes) > 1)}"
-        if doing != told:
-            print(f"{run.name}: {doing}", file=sys.stderr, flush=True)
-            told = doing
-        waited = time.monotonic() - begun
-        if absent and waited > wait_min * 60:
-            return f"nodes did not start within {wait_min:g} minutes: {doing}; wait longer with --wait-min"
-        if waited > (wait_min + RUN_MIN) * 60:
-            return f"the nodes were not done after {wait_min + RUN_MIN:g} minutes, and were stopped"
-        time.sleep(LOOK_S[kind])
-    return None
-
-
-def _awaited(seen: Observation, absent: Sequence[str]) -> str:
-    pending = [str(job) for job in seen.jobs if job.state and job.state.pending]
-    return f"waiting for {', '.join(absent)} to start" + (f": {', '.join(pending)}" if pending else "")
-
-
-def _end(run: RunDir) -> None:
-    """Nothing of it is left. A node that does not answer any more keeps its job until that is cancelled."""
-    jobs = run.read_json(run.jobs)
-    if jobs["executor"] == ExecutorKind.local:
-        tidy(run)
-        return
-    until = time.monotonic() + END_S
-    while not is_over(run):
-        if time.monotonic() > until:
-            print(f"stopping {run.name} …", file=sys.stderr, flush=True)
-            stop(run)
-        time.sleep(LOOK_S[ExecutorKind.slurm])
+def _examining(seen: Observation) -> str:
+    return f"examining {len(seen.nodes)} node{'s' * (len(seen.nodes) > 1)}"
 
 
 def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""What the doctor finds, in JSON files that grow: what is known so far is always on the disk, whole."""
+"""What doctor and profile find, in JSON files that grow: what is known so far is always on the disk, whole."""
 
 from __future__ import annotations
 

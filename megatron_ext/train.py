@@ -32,7 +32,7 @@ def train(plan: Plan, place: Place, store: Store) -> None:
         Interrupted: all ranks were asked to end, and have saved.
     """
     torch.set_num_threads(1)
-    device = _device(plan, place)
+    device = device_of(plan, place)
     timeout = timedelta(seconds=plan.train.comm_timeout_s)
     with told("meeting the other ranks"):
         dist.init_process_group(
@@ -94,7 +94,7 @@ def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device:
     return iteration
 
 
-def _device(plan: Plan, place: Place) -> torch.device:
+def device_of(plan: Plan, place: Place) -> torch.device:
     """The device of a rank, made the current one."""
     if plan.device == "cpu":
         return torch.device("cpu")

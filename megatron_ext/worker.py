@@ -45,27 +45,31 @@ class Stopped(Exception):
     """This process was told to stop."""
 
 
-def main(argv: List[str]) -> int:
+Job = Callable[[Plan, Place, Store], None]
+"""What a rank does once it can meet the others at the store."""
+
+
+def main(argv: List[str], job: Job = train) -> int:
     """Runs the node's ranks; the exit code as in the module's docstring."""
     plan_path, node_rank = Path(argv[0]), int(argv[1])
     signal.signal(interruption.SIGNAL, signal.SIG_IGN)  # until there are ranks to tell
     try:
         plan = Plan.read(plan_path)
         die_with_parent(signal.SIGTERM)
-        return _run_node(plan, node_rank)
+        return _run_node(plan, node_rank, job)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
 
 
-def _run_node(plan: Plan, node_rank: int) -> int:
+def _run_node(plan: Plan, node_rank: int, job: Job) -> int:
     def stop(signum: int, _: Optional[FrameType]) -> None:
         raise Stopped(signal.Signals(signum).name)
 
     if plan.rehearsal is None:
         import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: once here, not in every rank)
     local = LocalStore() if local_store.suffices(plan) else None
-    ranks = Ranks(plan, node_rank, partial(join_store, plan) if local is None else local.join)
+    ranks = Ranks(plan, node_rank, partial(join_store, plan) if local is None else local.join, job)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(interruption.SIGNAL, ranks.forward)
@@ -91,10 +95,11 @@ def _run_node(plan: Plan, node_rank: int) -> int:
 class Ranks:
     """The ranks of one node: their processes, and the files that tell of them."""
 
-    def __init__(self, plan: Plan, node_rank: int, join: Callable[[], Store]) -> None:
+    def __init__(self, plan: Plan, node_rank: int, join: Callable[[], Store], job: Job) -> None:
         """`join` gives a rank the store where it meets the others."""
         self._plan = plan
         self._join = join
+        self._job = job
         self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
         self._path = plan.folder / "nodes" / f"{plan.nodes[node_rank].name}.ranks.json"
         self._state: Dict[int, Dict[str, Any]] = {}
@@ -112,7 +117,7 @@ class Ranks:
                     interruption.listen()
                 else:  # it could only end without having saved; that is its agent's to do
                     signal.signal(interruption.SIGNAL, signal.SIG_IGN)
-                os._exit(_rank_main(self._plan, place, parent, self._join))
+                os._exit(_rank_main(self._plan, place, parent, self._join, self._job))
             self._state[pid] = {"rank": place.rank, "pid": pid, "exit_code": None, "ended_unix": None}
         self._publish()
 
@@ -168,7 +173,7 @@ class Ranks:
         _write_json(self._path, sorted(self._state.values(), key=lambda state: state["rank"]))
 
 
-def _rank_main(plan: Plan, place: Place, parent: int, join: Callable[[], Store]) -> int:
+def _rank_main(plan: Plan, place: Place, parent: int, join: Callable[[], Store], job: Job) -> int:
     """A forked rank, from its first line to its exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the launcher's to handle
@@ -178,9 +183,9 @@ def _rank_main(plan: Plan, place: Place, parent: int, join: Callable[[], Store])
         return 1
     try:
         try:
-            train(plan, place, join())
+            job(plan, place, join())
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise EngineError(
                 f"out of memory: {str(error).strip().splitlines()[0]}. A smaller parallel.micro_batch_size, "
@@ -202,7 +207,7 @@ def _rank_main(plan: Plan, place: Place, parent: int, join: Callable[[], Store])
     return 0
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """torch has a class for a GPU's memory only since 2.1, and none for the host's."""
     return isinstance(error, MemoryError) or any(
         words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")

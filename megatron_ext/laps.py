@@ -1,0 +1,69 @@
+"""How long a device works at one thing after another: the GPU's own time, or a CPU's while it could work."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, List, NamedTuple, Optional
+
+import torch
+
+_SCHEDSTAT = "/proc/thread-self/schedstat"
+"""Of the calling thread: nanoseconds on a processor, nanoseconds of waiting for one, slices (sched-stats.rst)."""
+
+
+class Lap(NamedTuple):
+    ms: float
+    waited_ms: float
+    """What more passed, while other processes had the processor; always 0 on a GPU."""
+
+    def shared(self, count: int) -> Lap:
+        """The share of one of so many equal parts."""
+        return Lap(self.ms / count, self.waited_ms / count)
+
+
+class Marks:
+    """Moments of a device's work, set by one thread.
+
+    On a GPU they are of its stream, and nothing waits for them until `laps`. On a CPU the time in which the thread was
+    ready but had no processor is told apart, so that a machine with other work gives the times of an idle one, as far
+    as caches and clocks allow; what the thread waits for other ranks counts.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: List[Any] = []
+        self._schedstat: Optional[int] = None
+        if not self._cuda and os.path.exists(_SCHEDSTAT):  # noqa: PTH110
+            self._schedstat = os.open(_SCHEDSTAT, os.O_RDONLY)
+
+    def set(self) -> None:
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append((time.perf_counter(), self._waited_ns()))
+
+    def laps(self) -> List[Lap]:
+        """From each mark to the next; forgets the marks."""
+        marks, self._marks = self._marks, []
+        pairs = [(marks[number], marks[number + 1]) for number in range(len(marks) - 1)]
+        if not self._cuda:
+            return [_lap((after[0] - before[0]) * 1e3, (after[1] - before[1]) / 1e6) for before, after in pairs]
+        torch.cuda.synchronize()
+        return [Lap(before.elapsed_time(after), 0.0) for before, after in pairs]
+
+    def close(self) -> None:
+        if self._schedstat is not None:
+            os.close(self._schedstat)
+            self._schedstat = None
+
+    def _waited_ns(self) -> int:
+        return 0 if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1])
+
+
+def _lap(passed_ms: float, waited_ms: float) -> Lap:
+    """The kernel counts a wait once it is over, so that one may fall into the lap after."""
+    waited_ms = min(waited_ms, passed_ms)
+    return Lap(passed_ms - waited_ms, waited_ms)

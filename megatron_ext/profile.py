@@ -1,0 +1,223 @@
+"""python -m megatron_ext.profile PLAN.json NODE_RANK: measures what a model's parts take on the ranks of one node.
+
+It runs ranks as `megatron_ext.worker` does, with its exit codes. What is to be measured is told in the environment
+(`REQUEST`); what was found goes to profile/rank-*.json in the run's folder (docs/formats.md). All ranks go from one
+measurement to the next together: a node's GPUs work at the same time, as they do when they train.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from megatron_ext import link_times, worker
+from megatron_ext.comm import told
+from megatron_ext.notes import Note
+from megatron_ext.plan import Place, Plan
+from megatron_ext.profile_parts import LAPS, Parts, groups_of, told_medians
+from megatron_ext.software import same_software
+from megatron_ext.tensor_parallel import TensorGroup
+from megatron_ext.train import device_of
+
+REQUEST = "TDPP_PROFILE"
+"""Environment: JSON with `padded_vocab_sizes` (by tensor size, as text), `micro_batch_sizes` and `seconds`."""
+FOLDER = "profile"
+"""In the run's folder."""
+WARM_UP_S = 0.3
+"""Seconds of passes that do not count, and one round at least: a GPU raises its clock, a CPU finds its memory."""
+ROUND = 5
+"""Passes between two looks at whether they suffice."""
+
+
+class Request(NamedTuple):
+    """What is to be measured."""
+
+    padded_vocab_sizes: Dict[int, int]
+    """By tensor size."""
+    micro_batch_sizes: List[int]
+    seconds: float
+    """Of passes for a tensor size and micro-batch, at most, if their times do not become known before."""
+
+    @classmethod
+    def read(cls) -> Request:
+        content = json.loads(os.environ[REQUEST])
+        sizes = {int(tensor): int(padded) for tensor, padded in content["padded_vocab_sizes"].items()}
+        return cls(sizes, list(content["micro_batch_sizes"]), float(content["seconds"]))
+
+
+def measure(plan: Plan, place: Place, store: Store) -> None:
+    """Joins the other ranks at `store` and measures everything that is asked for."""
+    torch.set_num_threads(1)
+    request = Request.read()
+    device = device_of(plan, place)
+    with told("meeting the other ranks"):
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=place.rank,
+            world_size=plan.world_size,
+            timeout=timedelta(seconds=plan.train.comm_timeout_s),
+        )
+    same_software(device)
+    note = Note(path_of(plan, place.rank), device=_device_name(device), versions=_versions(device))
+    _Measurements(plan, place, request, device, note).make()
+    with told("leaving the other ranks"):
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def path_of(plan: Plan, rank: int) -> Path:
+    folder = plan.folder / FOLDER
+    folder.mkdir(exist_ok=True)
+    return folder / f"rank-{rank:05d}.json"
+
+
+class _Measurements:
+    """All that one rank measures, in step with the others."""
+
+    def __init__(self, plan: Plan, place: Place, request: Request, device: torch.device, note: Note) -> None:
+        self._plan = plan
+        self._place = place
+        self._request = request
+        self._device = device
+        self._note = note
+        self._nodes = [node.ranks for node in plan.nodes]
+        self._points: List[Dict[str, Any]] = []
+
+    def make(self) -> None:
+        sizes, batches = self._request.padded_vocab_sizes, self._request.micro_batch_sizes
+        optimizer: Optional[List[float]] = None
+        for tensor in sizes:
+            group = self._tensor_group(tensor)
+            fits = True
+            for batch in batches:
+                self._note.tell(doing=f"tensor {tensor}, micro-batch {batch}")
+                asked = optimizer is None and tensor == min(sizes)
+                found = self._point(group if fits else None, tensor, batch, asked)
+                if found is not None:  # what is too large makes all larger ones so
+                    fits = found["too_large"] is None
+                    optimizer = found.pop("optimizer_ns", optimizer)
+                    self._points.append(found)
+                    self._note.tell(points=self._points, optimizer_ns=optimizer)
+        self._note.tell(doing="links")
+        self._note.tell(p2p=link_times.p2p(self._nodes, self._device))
+        self._note.tell(all_reduces=link_times.all_reduces(self._nodes, self._device), doing=None, done=True)
+
+    def _tensor_group(self, size: int) -> Optional[TensorGroup]:
+        """This rank's one; None if it is left over. All ranks make each group."""
+        found = None
+        for ranks in groups_of(self._nodes, size):
+            group = dist.new_group(ranks) if size > 1 else None
+            if self._place.rank in ranks:
+                found = TensorGroup(size, ranks.index(self._place.rank), group, self._plan.sequence_parallel)
+        return found
+
+    def _point(
+        self, group: Optional[TensorGroup], tensor: int, batch: int, with_optimizer: bool
+    ) -> Optional[Dict[str, Any]]:
+        """What is told of one tensor size and micro-batch; None on a rank that takes no part. It leaves memory free."""
+        found = self._tried(group, tensor, batch, with_optimizer)
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None if group is None else found
+
+    def _tried(self, group: Optional[TensorGroup], tensor: int, batch: int, with_optimizer: bool) -> Dict[str, Any]:
+        model = replace(self._plan.model, padded_vocab_size=self._request.padded_vocab_sizes[tensor])
+        trial = _Trial(self._request.seconds)
+        if group is not None:
+            trial.attempt(lambda: trial.begin(Parts(self._plan, model, group, batch, self._device)))
+        while self._any(trial.wants_more()):
+            trial.attempt(trial.round)
+        found: Dict[str, Any] = {"tensor": tensor, "micro_batch_size": batch, "too_large": trial.too_large}
+        if trial.parts is not None:
+            found.update(self._told(trial.parts, with_optimizer))
+            trial.parts.close()
+        return found
+
+    def _told(self, parts: Parts, with_optimizer: bool) -> Dict[str, Any]:
+        known, passes = parts.known(), len(parts.laps[LAPS[0]])
+        found: Dict[str, Any] = {"parts": told_medians(parts.medians(), parts.kept_bytes())}
+        found.update(known=known, passes=passes, disturbed=parts.disturbed())
+        if self._device.type == "cuda":
+            found.update(peak_bytes=parts.peak_bytes(), peak_layers=parts.layers)
+        if with_optimizer:
+            found["optimizer_ns"] = list(parts.optimizer_ns(self._request.seconds / 2))
+        return found
+
+    def _any(self, wanted: bool) -> bool:
+        """Whether any rank wants it."""
+        flag = torch.tensor([int(wanted)], device=self._device)
+        with told("agreeing with the other ranks"):
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag.item())
+
+
+class _Trial:
+    """Passes of one rank until their times are known; a rank out of memory only keeps step with the others."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._begun = time.monotonic()
+        self._until: Optional[float] = None
+        """None while it warms up."""
+        self.parts: Optional[Parts] = None
+        self.too_large: Optional[str] = None
+
+    def attempt(self, action: Callable[[], None]) -> None:
+        """Takes note if there is too little memory for it."""
+        try:
+            action()
+        except (MemoryError, RuntimeError) as error:
+            if not worker.is_out_of_memory(error):
+                raise
+            self.too_large, self.parts = str(error).strip().splitlines()[0], None
+
+    def begin(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def wants_more(self) -> bool:
+        if self.parts is None:
+            return False
+        return self._until is None or not (self.parts.known() or time.monotonic() > self._until)
+
+    def round(self) -> None:
+        if self.parts is None:
+            return
+        for _ in range(ROUND):
+            self.parts.forward_and_backward()
+        if self._until is None and time.monotonic() > self._begun + WARM_UP_S:
+            for laps in self.parts.laps.values():
+                laps.clear()
+            self._until = time.monotonic() + self._seconds
+
+
+def _versions(device: torch.device) -> Dict[str, str]:
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    if device.type == "cuda":
+        nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        found.update(cuda=str(torch.version.cuda), nccl=".".join(map(str, nccl)))
+    return found
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).name
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    sys.exit(worker.main(sys.argv[1:], measure))

@@ -1,0 +1,97 @@
+"""What is measured is what was meant: times of work, bytes that autograd keeps, medians that are known."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.compose import compose
+from conf.rundir import RunDir
+from fasop.memory import layer_activations
+from fasop.training import Training
+from launch.plan import make_plan
+from megatron_ext.laps import Marks
+from megatron_ext.medians import LEAST, median
+from megatron_ext.plan import Plan
+from megatron_ext.profile_parts import LAPS, Parts, groups_of
+from megatron_ext.tensor_parallel import TensorGroup
+
+CPU = torch.device("cpu")
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40))
+def test_a_median_lies_within_its_interval(values: list[float]) -> None:
+    found = median(values)
+    assert found.value == pytest.approx(statistics.median(values))
+    assert (found.spread == math.inf) == (len(values) < LEAST)
+    assert found.spread == math.inf or found.spread <= (max(values) - min(values)) / 2
+
+
+def test_the_interval_holds_the_true_median_in_19_of_20_cases() -> None:
+    source = random.Random(1)
+    held = 0
+    for _ in range(1000):
+        values = sorted(source.expovariate(1.0) for _ in range(40))
+        found = median(values)
+        low, high = values[13], values[26]  # the 14th and the 27th of 40: Conover 1999, table A3
+        assert found.spread == pytest.approx((high - low) / 2)
+        held += low <= math.log(2) <= high
+    assert 930 <= held <= 985
+
+
+def test_a_lap_is_the_time_in_which_a_thread_could_work_however_busy_the_machine() -> None:
+    """Its processor time, in other words, but for what it waits for on purpose."""
+    marks, before = Marks(CPU), time.thread_time()
+    marks.set()
+    while time.thread_time() - before < 0.1:
+        pass
+    marks.set()
+    time.sleep(0.05)
+    marks.set()
+    marks.close()
+    busy, asleep = marks.laps()
+    assert busy.ms == pytest.approx(100, abs=8)
+    assert 50 <= asleep.ms < 70
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    run = RunDir(tmp_path)
+    one = compose(["model=tiny", "parallel=single", "parallel.global_batch_size=2", "parallel.micro_batch_size=2"])
+    run.write_json(run.plan, make_plan(one, "test/run"))
+    plan = Plan.read(run.plan)
+    return Parts(plan, plan.model, TensorGroup(), 2, CPU)
+
+
+def test_a_layer_keeps_what_the_search_counts(parts: Parts) -> None:
+    """All but the norms' statistics and the attention's, some percent of this small layer."""
+    one = compose(["model=tiny", "parallel=single", "parallel.global_batch_size=2", "parallel.micro_batch_size=2"])
+    counted = layer_activations(Training.of(one))
+    assert counted < parts.kept_bytes()["layer"] < 1.05 * counted
+
+
+def test_a_pass_times_every_part_apart_and_leaves_gradients(parts: Parts) -> None:
+    for _ in range(LEAST):
+        parts.forward_and_backward()
+    found = parts.medians()
+    assert tuple(found) == LAPS
+    assert all(one.value > 0 for one in found.values())
+    assert found["layer.backward"].value > found["layer.forward"].value
+    assert parts.optimizer_ns(0.1).value > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "groups"),
+    [(1, [[0], [1], [2], [3], [4]]), (2, [[0, 1], [3, 4]]), (3, [[0, 1, 2]])],
+    ids=["alone", "one-left-over", "a-node-too-small"],
+)
+def test_tensor_groups_lie_inside_nodes(size: int, groups: list[list[int]]) -> None:
+    assert groups_of([[0, 1, 2], [3, 4]], size) == groups
