@@ -1,14 +1,16 @@
-"""What the GPUs of a run did, from the readings in `nodes/<node>.gpu`."""
+"""What the GPUs of a run did, from the readings in `nodes/<node>.gpu`, or in what gpustat left of an older job."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from conf.gpu_lines import GpuReading, GpuSample, GpuTrouble, entries
 from conf.rundir import RunDir
+from reports import gpustat
 from reports.record import Record
 
 BYTES = 16 << 20
@@ -51,7 +53,11 @@ class GpuReport:
 
 def read_gpus(run: RunDir, record: Record) -> GpuReport | None:
     """None for a run whose GPUs were not sampled."""
-    paths = {node.name: run.node_gpu(node.name) for node in record.plan.nodes}
+    return read_files({node.name: run.node_gpu(node.name) for node in record.plan.nodes})
+
+
+def read_files(paths: Mapping[str, Path]) -> GpuReport | None:
+    """What the nodes' files say, as tdpp or gpustat writes them; None if there is none of them."""
     share = max(LEAST_BYTES, BYTES // max(len(paths), 1))
     texts = {}
     for node, path in paths.items():
@@ -66,7 +72,7 @@ def read_gpus(run: RunDir, record: Record) -> GpuReport | None:
 
 def gpu_report(texts: Mapping[str, str]) -> GpuReport:
     """Of what the nodes' files hold, which may begin anywhere."""
-    found = {node: entries(text) for node, text in texts.items()}
+    found = {node: entries(text) or gpustat.readings(text) for node, text in texts.items()}
     uses, troubles = [], dict[str, list[str]]()
     readings = {node: [one for one in told if isinstance(one, GpuReading)] for node, told in found.items()}
     for node, told in found.items():

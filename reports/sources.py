@@ -11,7 +11,7 @@ from reports import events, megatron_log, record
 from reports.errors import ReportError
 from reports.events import Timeline
 from reports.expected import expected
-from reports.gpus import GpuReport, read_gpus
+from reports.gpus import GpuReport, read_files, read_gpus
 from reports.megatron_log import Sizes
 from reports.record import Record
 
@@ -70,7 +70,11 @@ class Source:
         """
         if self.run is None:
             known, timeline = megatron_log.read(self.log, self.sizes)
-            return Found(record=known, timeline=timeline)
+            readings = self.log.glob("*.gpu") if self.log.is_dir() else [self.log.with_suffix(".gpu")]
+            gpus = read_files({path.stem: path for path in sorted(readings)})
+            named = {use.node: use.name for use in gpus.uses} if gpus else {}
+            nodes = tuple(replace(node, gpu=named.get(node.name, node.gpu)) for node in known.plan.nodes)
+            return Found(record=replace(known, plan=replace(known.plan, nodes=nodes)), timeline=timeline, gpus=gpus)
         known = record.read(self.run)
         prediction, why = expected(self.run, known)
         paths = {rank.rank: self.run.rank_events(rank.rank) for rank in known.plan.ranks}
