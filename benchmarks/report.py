@@ -2,7 +2,7 @@
 
 Makes what a run of 32 ranks (8 stages, 4 replicas), 16 micro-batches and 50 iterations leaves: tdpp's event files, and
 the text log of the FASOP authors' Megatron-LM (201,600 calls of timers); with `--large` also the event files of 512
-ranks. Prints for both pages the CPU time to write (a process that reads the files and writes the page), the page's size,
+ranks. Prints for both pages the CPU time to write (a process that reads the files and writes the page), its size,
 and the CPU time that headless Chromium, all its processes together, needs to load it. The figure is made by the same
 reader, so that it shows what drawing alone costs; of the large run it is not tried.
 """

@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="write the pages again and again until the run is over; they load themselves",
+        help="write the pages again and again until the run is over; open ones load themselves anew",
     )
     parser.add_argument("--trace", action="store_true", help="also a trace for Perfetto, trace.json.gz")
     parser.add_argument("--csv", action="store_true", help="also tables, events.csv and metrics.csv")
