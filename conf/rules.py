@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from conf.errors import ConfigError
 from conf.partition import Partition
 
 if TYPE_CHECKING:
-    from conf.schema import Cluster, Experiment, Parallel, Profile, Train
+    from conf.schema import Cluster, Corpus, Experiment, Parallel, Profile, Train
 
 
 def at_least(key: str, value: int, least: int) -> None:
@@ -315,6 +316,14 @@ def split(text: str) -> None:
             f"data.split={text!r} must be three weights for training, validation and test, the first above "
             "0, such as '969,30,1'"
         )
+
+
+def blend(corpora: Sequence[Corpus]) -> None:
+    for number, corpus in enumerate(corpora):
+        key = f"data.blend[{number - 1}]" if number else "data"
+        positive(f"{key}.weight", corpus.weight)
+        if corpus.prefix in [other.prefix for other in corpora[:number]]:
+            raise ConfigError(f"{key}.prefix={corpus.prefix} is in the blend already; give it the weight of both there")
 
 
 def run_name(name: str) -> None:

@@ -327,14 +327,31 @@ class Train:
 
 
 @config
+class Corpus:
+    prefix: str = MISSING
+    """As `data.prefix`."""
+    weight: float = 1.0
+    """As `data.weight`."""
+
+
+@config
 class Data:
     prefix: str = MISSING
     """Path of the indexed data without .bin and .idx, for example data/stdlib_text_document."""
+    weight: float = 1.0
+    """Share of these data in a blend, to that of the others."""
+    blend: list[Corpus] = field(default_factory=list)
+    """Further indexed data, whose samples are mixed in: `[{prefix: data/b_text_document, weight: 0.3}]`."""
     split: str = "969,30,1"
     """Weights of the training, validation and test documents."""
 
     def __post_init__(self) -> None:
         rules.split(self.split)
+        rules.blend(self.corpora())
+
+    def corpora(self) -> list[Corpus]:
+        """All that is trained on, `prefix` first."""
+        return [Corpus(prefix=self.prefix, weight=self.weight), *self.blend]
 
 
 @config

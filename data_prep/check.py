@@ -18,24 +18,29 @@ BLOCK = 1 << 24
 
 
 def check_for_training(experiment: Experiment) -> None:
-    """Checks that `data.prefix` can feed this experiment.
+    """Checks that the data can feed this experiment.
 
     Raises:
         DataPrepError: the files are missing, damaged, of another vocabulary, or too short for one sample.
     """
-    prefix = Path(experiment.data.prefix)
+    for number, corpus in enumerate(experiment.data.corpora()):
+        key = f"data.blend[{number - 1}].prefix" if number else "data.prefix"
+        _check_corpus(experiment, Path(corpus.prefix), key)
+
+
+def _check_corpus(experiment: Experiment, prefix: Path, key: str) -> None:
     for suffix in (".bin", ".idx"):
         if not data_file(prefix, suffix).is_file():
             raise DataPrepError(
-                f"data.prefix={prefix}: {data_file(prefix, suffix)} is not there; 'tdpp data prepare --source stdlib "
-                "--output data/stdlib' makes data to try with; for your own, set data.prefix to their path without .bin"
+                f"{key}={prefix}: {data_file(prefix, suffix)} is not there; 'tdpp data prepare --source stdlib "
+                f"--output data/stdlib' makes data to try with; for your own, set {key} to their path without .bin"
             )
-    data = open_checked(prefix)
+    data = open_checked(prefix, key)
     manifest = read_manifest(prefix)
     model = experiment.model
     if manifest is not None and manifest.vocab_size > model.vocab_size:
         raise DataPrepError(
-            f"data.prefix={prefix} was made with a vocabulary of {manifest.vocab_size} ({manifest.tokenizer}), but "
+            f"{key}={prefix} was made with a vocabulary of {manifest.vocab_size} ({manifest.tokenizer}), but "
             f"model.vocab_size={model.vocab_size}; set model.vocab_size={manifest.vocab_size}, or choose other data"
         )
     weights = [float(weight) for weight in experiment.data.split.split(",")]
@@ -43,7 +48,7 @@ def check_for_training(experiment: Experiment) -> None:
     try:
         require_one_sample(data, train, "train", model.sequence_length)
     except DataError as error:
-        raise DataPrepError(f"data.prefix={prefix}: {error}") from error
+        raise DataPrepError(f"{key}={prefix}: {error}") from error
 
 
 def check(prefix: Path, vocab_size: int | None = None) -> IndexedDataset:
@@ -75,8 +80,8 @@ def check(prefix: Path, vocab_size: int | None = None) -> IndexedDataset:
     return data
 
 
-def open_checked(prefix: Path) -> IndexedDataset:
-    """Opens indexed data; opening checks them in full.
+def open_checked(prefix: Path, key: str = "data.prefix") -> IndexedDataset:
+    """Opens indexed data, which `key` names; opening checks them in full.
 
     Raises:
         DataPrepError: they cannot be used.
@@ -84,4 +89,4 @@ def open_checked(prefix: Path) -> IndexedDataset:
     try:
         return IndexedDataset(prefix)
     except DataError as error:
-        raise DataPrepError(f"data.prefix={prefix}: {error}") from error
+        raise DataPrepError(f"{key}={prefix}: {error}") from error

@@ -91,6 +91,8 @@ def run_container(experiment: Experiment, plan: Mapping[str, Any], run: Path, pr
     needed = {"the folder of tdpp": project, f"runs_dir={experiment.runs_dir}, name={experiment.name}": run}
     if plan["rehearsal"] is None:
         needed[f"data.prefix={experiment.data.prefix}"] = Path(plan["data_prefix"]).parent
+        for corpus in plan["data_blend"]:
+            needed[f"data.blend: {corpus['prefix']}"] = Path(corpus["prefix"]).parent
         if plan["train"]["load"]:
             needed[f"train.load={experiment.train.load}"] = Path(plan["train"]["load"])
     for key, path in needed.items():

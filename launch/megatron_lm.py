@@ -20,8 +20,8 @@ ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 """Megatron-LM wants its kernels queued in order where tensor parallelism overlaps with communication."""
 SCRIPT = "pretrain_gpt.py"
 
-Options = Mapping[str, str | int | float | None]
-"""By name without dashes. "" is an option without a value; one with None is left out."""
+Options = Mapping[str, str | int | float | list[str] | None]
+"""By name without dashes. "" is an option without a value, a list is several; one with None is left out."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class MegatronLM:
 def worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, python: str) -> MegatronLM:
     """What runs the ranks of each node of this run."""
     assert experiment.engine.checkout is not None
-    options = _words(pretrain_options(experiment, plan["data_prefix"], run.checkpoints))
+    options = _words(pretrain_options(experiment, _data_path(plan), run.checkpoints))
     return MegatronLM(
         python=python,
         checkout=experiment.engine.checkout,
@@ -97,13 +97,13 @@ def check(experiment: Experiment) -> None:
         raise LaunchError(f"engine.checkout={engine.checkout}: {script} is not there; give a checkout of Megatron-LM")
 
 
-def pretrain_options(experiment: Experiment, data_prefix: str, checkpoints: Path) -> Options:
+def pretrain_options(experiment: Experiment, data_path: list[str], checkpoints: Path) -> Options:
     """The options of pretrain_gpt.py. The model is the one that tdpp's own engine trains: GPT-2, without dropout."""
     return {
         **_model(experiment),
         **_layout(experiment),
         **_training(experiment),
-        **_data(experiment, data_prefix),
+        **_data(experiment, data_path),
         **_output(experiment, checkpoints),
     }
 
@@ -173,7 +173,14 @@ def _training(experiment: Experiment) -> Options:
     }
 
 
-def _data(experiment: Experiment, prefix: str) -> Options:
+def _data_path(plan: Mapping[str, Any]) -> list[str]:
+    """The data's prefix; of a blend weight and prefix of each corpus."""
+    return [word for corpus in plan["data_blend"] for word in (str(corpus["weight"]), corpus["prefix"])] or [
+        plan["data_prefix"]
+    ]
+
+
+def _data(experiment: Experiment, path: list[str]) -> Options:
     engine = experiment.engine
     tokenizer: Options = (
         {"tokenizer-type": "NullTokenizer", "vocab-size": experiment.model.vocab_size}
@@ -185,7 +192,7 @@ def _data(experiment: Experiment, prefix: str) -> Options:
         }
     )
     return {
-        "data-path": prefix,
+        "data-path": path,
         "split": experiment.data.split,
         **tokenizer,
         # No evaluation, as in tdpp's own engine; Megatron-LM divides by the interval all the same.
@@ -215,12 +222,13 @@ def _flag(given: bool) -> str | None:
 
 
 def _words(options: Options) -> list[str]:
-    return [
-        word
-        for name, value in options.items()
-        if value is not None
-        for word in ((f"--{name}",) if value == "" else (f"--{name}", str(value)))
-    ]
+    return [word for name, value in options.items() if value is not None for word in (f"--{name}", *_values(value))]
+
+
+def _values(value: str | int | float | list[str]) -> list[str]:
+    if isinstance(value, list):
+        return value
+    return [] if value == "" else [str(value)]
 
 
 def _free_port() -> int:

@@ -80,6 +80,11 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
         },
         "train": asdict(train) | {"lr_decay_iterations": decay, "load": train.load and os.path.abspath(train.load)},  # noqa: PTH100
         "data_prefix": os.path.abspath(experiment.data.prefix),  # noqa: PTH100  (resolves '..', follows no link)
+        "data_blend": [
+            {"prefix": os.path.abspath(corpus.prefix), "weight": corpus.weight}  # noqa: PTH100
+            for corpus in experiment.data.corpora()
+            if experiment.data.blend
+        ],
         "data_split": [float(weight) for weight in experiment.data.split.split(",")],
         "timeline": experiment.profile.timeline,
         "nsys": experiment.profile.nsys or experiment.profile.ncu,

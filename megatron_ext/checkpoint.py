@@ -35,8 +35,8 @@ class Meta:
     """Updates of the weights; without any there need not be Adam's moments."""
     scaler: Optional[Dict[str, float]]
     """Of fp16's loss scale."""
-    order: Optional[Dict[str, int]]
-    """`GptSamples.order` of the run; None if no sample was consumed."""
+    order: Optional[Dict[str, float]]
+    """`Samples.order` of the run; None if no sample was consumed."""
     model: Dict[str, int]
 
     def as_json(self) -> str:
@@ -181,7 +181,7 @@ def _find(plan: Plan) -> Optional[Checkpoint]:
     return found
 
 
-def check_order(checkpoint: Checkpoint, order: Dict[str, int]) -> None:
+def check_order(checkpoint: Checkpoint, order: Dict[str, float]) -> None:
     """Training can go on at the exact sample only in the same order of samples.
 
     Raises:

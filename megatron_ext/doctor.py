@@ -155,7 +155,9 @@ def _hindrance(plan: Plan, paths: List[Path]) -> str:
 
 def _files(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
     """What training reads: the bytes of each file, a folder counting as 0, or why it cannot be read."""
-    for name in [f"{plan.data_prefix}.bin", f"{plan.data_prefix}.idx", *filter(None, [plan.train.load])]:
+    prefixes = [corpus.prefix for corpus in plan.data_blend] or [plan.data_prefix]
+    files = [f"{prefix}{suffix}" for prefix in prefixes for suffix in (".bin", ".idx")]
+    for name in [*files, *filter(None, [plan.train.load])]:
         try:
             yield name, {"bytes": _read(Path(name))}
         except OSError as error:

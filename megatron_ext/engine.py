@@ -13,7 +13,7 @@ from megatron_ext.comm import all_reduce
 from megatron_ext.errors import EngineError
 from megatron_ext.executor import Executor, neighbours, warm_up
 from megatron_ext.flat import FlatWeights
-from megatron_ext.gpt_data import GptSamples
+from megatron_ext.gpt_data import Samples
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.linear import WeightGradients
 from megatron_ext.model import Stage
@@ -45,7 +45,7 @@ class StepResult(NamedTuple):
 class Engine:
     """One rank's stage, optimizer and place in the pipeline."""
 
-    def __init__(self, plan: Plan, place: Place, groups: Groups, samples: GptSamples, recorder: Recorder) -> None:
+    def __init__(self, plan: Plan, place: Place, groups: Groups, samples: Samples, recorder: Recorder) -> None:
         self._plan = plan
         self._place = place
         self._groups = groups

@@ -32,11 +32,52 @@ class Position(NamedTuple):
 BEGINNING = Position()
 
 
-class GptSamples:
+class Samples:
+    """Samples by number, and what each replica takes of them; the iterations after `start` go on with its samples."""
+
+    order: Dict[str, float]
+    """What the order of the samples follows from: if equal, two runs have the same samples in the same order."""
+
+    def __init__(self, samples: int, sequence_length: int, start: Position) -> None:
+        self._samples = samples
+        self._sequence_length = sequence_length
+        self._start = start
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def tokens(self, sample: int) -> NDArray[np.int64]:
+        """[sequence_length + 1]: the token ids of one sample; the last is only predicted, the first only read.
+
+        Raises:
+            DataError: an id is not in the vocabulary.
+        """
+        raise NotImplementedError
+
+    def _require(self, sample: int) -> None:
+        if not 0 <= sample < self._samples:
+            raise IndexError(f"sample {sample} of {self._samples}")
+
+    def batch(
+        self, iteration: int, dp: int, data: int, micro_batch_size: int, global_batch_size: int
+    ) -> NDArray[np.int64]:
+        """[micro-batches, micro_batch_size, sequence_length + 1]: the share of replica `dp` of `data`.
+
+        It belongs to the global batch of `iteration` (from 1), the samples that follow those of the one before.
+        Replicas take micro-batches in turn, as in Megatron: together they have the same global batch whatever `data`
+        and `micro_batch_size` are; their product divides `global_batch_size`.
+        """
+        first = self._start.consumed(iteration - 1, global_batch_size)
+        own = np.arange(first, first + global_batch_size).reshape(-1, data, micro_batch_size)[:, dp]
+        samples = np.stack([self.tokens(sample) for sample in own.ravel().tolist()])
+        return samples.reshape(own.shape + (self._sequence_length + 1,))
+
+
+class GptSamples(Samples):
     """The `samples` samples of one split of the indexed dataset `prefix`, each of `sequence_length + 1` tokens.
 
     `split` has the weights of `SPLITS`, `name` is one of these. The order follows from `seed`; the index maps lie
-    beside the data (see `megatron_ext.index_maps`). The iterations after `start` go on with its samples.
+    beside the data (see `megatron_ext.index_maps`).
 
     Raises:
         DataError: the data or their index maps cannot be used, or the split has too few tokens for one sample.
@@ -53,16 +94,14 @@ class GptSamples:
         vocab_size: int,
         start: Position = BEGINNING,
     ) -> None:
+        super().__init__(samples, sequence_length, start)
         self._data = IndexedDataset(prefix)
         documents = split_documents(split, len(self._data))[SPLITS.index(name)]
         self._maps = build_or_load(prefix, self._data, documents, name, samples, sequence_length, seed)
-        self._samples = samples
-        self._sequence_length = sequence_length
         self._vocab_size = vocab_size
-        self._start = start
         tokens = int(self._data.lengths[documents.start : documents.stop].sum(dtype=np.int64))
         plan = layout(tokens, samples, sequence_length)
-        self.order: Dict[str, int] = {
+        self.order: Dict[str, float] = {
             "first_document": documents.start,
             "documents": len(documents),
             "tokens": tokens,
@@ -71,19 +110,9 @@ class GptSamples:
             "epochs": plan.epochs,
             "shuffled_together": plan.shuffled_together,
         }
-        """What the order of the samples follows from: if equal, two runs have the same samples in the same order."""
-
-    def __len__(self) -> int:
-        return self._samples
 
     def tokens(self, sample: int) -> NDArray[np.int64]:
-        """[sequence_length + 1]: the token ids of one sample; the last is only predicted, the first only read.
-
-        Raises:
-            DataError: an id is not in the vocabulary.
-        """
-        if not 0 <= sample < self._samples:
-            raise IndexError(f"sample {sample} of {self._samples}")
+        self._require(sample)
         row = int(self._maps.shuffle_idx[sample])
         (first, start), (last, end) = self._maps.sample_idx[row : row + 2].tolist()
         pieces = [self._data[document] for document in self._maps.doc_idx[first : last + 1].tolist()]
@@ -98,17 +127,3 @@ class GptSamples:
                 "another tokenizer: set model.vocab_size to that tokenizer's, or prepare the data anew"
             )
         return tokens
-
-    def batch(
-        self, iteration: int, dp: int, data: int, micro_batch_size: int, global_batch_size: int
-    ) -> NDArray[np.int64]:
-        """[micro-batches, micro_batch_size, sequence_length + 1]: the share of replica `dp` of `data`.
-
-        It belongs to the global batch of `iteration` (from 1), the samples that follow those of the one before.
-        Replicas take micro-batches in turn, as in Megatron: together they have the same global batch whatever `data`
-        and `micro_batch_size` are; their product divides `global_batch_size`.
-        """
-        first = self._start.consumed(iteration - 1, global_batch_size)
-        own = np.arange(first, first + global_batch_size).reshape(-1, data, micro_batch_size)[:, dp]
-        samples = np.stack([self.tokens(sample) for sample in own.ravel().tolist()])
-        return samples.reshape(own.shape + (self._sequence_length + 1,))

@@ -165,8 +165,8 @@ def build_or_load(
     files = map_files(prefix, name, samples, sequence_length, seed)
     if not all(file.exists() for file in files):
         for file, content in zip(files, compute(data.lengths, documents, samples, sequence_length, seed)):
-            _save(file, content)
-    maps = IndexMaps(*(_load(file) for file in files))
+            save_map(file, content)
+    maps = IndexMaps(*(load_map(file) for file in files))
     _check(maps, files, data, documents, samples, sequence_length)
     return maps
 
@@ -179,14 +179,19 @@ def _dtypes(entries: int, samples: int) -> List[np.dtype[Any]]:
     return [np.dtype(kind) for kind in chosen]
 
 
-def _save(file: Path, content: NDArray[Any]) -> None:
+def save_map(file: Path, content: NDArray[Any]) -> None:
     """As `np.save`, which does not notice when the disk has no room for the last bytes."""
     with replacing(file) as opened:
         npy.write_array_header_1_0(opened, npy.header_data_from_array_1_0(content))
         opened.write(content.data)
 
 
-def _load(file: Path) -> NDArray[Any]:
+def load_map(file: Path) -> NDArray[Any]:
+    """A map from its file, memory-mapped.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     try:
         loaded: NDArray[Any] = npy.open_memmap(file, mode="r")
     except (OSError, ValueError, TypeError, OverflowError, SyntaxError, TokenError) as error:  # a header may be damaged

@@ -36,6 +36,14 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class Corpus:
+    """Indexed data and their weight in a blend."""
+
+    prefix: str
+    weight: float
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Optimizer, schedule and logging."""
 
@@ -117,6 +125,8 @@ class Plan:
     model: ModelConfig
     train: TrainConfig
     data_prefix: str
+    data_blend: List[Corpus]
+    """All corpora, `data_prefix` first, where there are several."""
     data_split: List[float]
     timeline: bool
     nsys: bool
@@ -139,6 +149,7 @@ class Plan:
         content["nodes"] = [_typed(Node, node, path) for node in content["nodes"]]
         content["ranks"] = [_typed(Place, place, path) for place in content["ranks"]]
         content["model"] = _typed(ModelConfig, content["model"], path)
+        content["data_blend"] = [_typed(Corpus, corpus, path) for corpus in content["data_blend"]]
         content["train"] = _typed(TrainConfig, content["train"], path)
         return _typed(cls, dict(content, folder=path.absolute().parent), path)
 

@@ -30,7 +30,7 @@ class Saver:
     """
 
     def __init__(
-        self, plan: Plan, place: Place, engine: Engine, start: Position, order: Dict[str, int], gate: Gate
+        self, plan: Plan, place: Place, engine: Engine, start: Position, order: Dict[str, float], gate: Gate
     ) -> None:
         """`start` and `order` are those of the run's samples."""
         self._plan = plan

@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import checkpoint, clock, memory
+from megatron_ext.blend import BlendedSamples
 from megatron_ext.comm import Gate, told
 from megatron_ext.cuda_timeline import CudaRecorder
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
-from megatron_ext.gpt_data import BEGINNING, GptSamples, Position
+from megatron_ext.gpt_data import BEGINNING, GptSamples, Position, Samples
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.interruption import Interrupted, Interruption
 from megatron_ext.log import TrainingLog
@@ -116,20 +117,19 @@ def _recorder(plan: Plan, place: Place) -> Recorder:
     return CudaRecorder(file, plan.nsys) if plan.device == "cuda" else Recorder(file)
 
 
-def _samples(plan: Plan, place: Place, start: Position, gate: Gate) -> GptSamples:
+def _samples(plan: Plan, place: Place, start: Position, gate: Gate) -> Samples:
     """Rank 0 builds the index maps if they are not there; the others read them afterwards."""
 
-    def load() -> GptSamples:
-        return GptSamples(
-            plan.data_prefix,
-            plan.data_split,
-            "train",
-            start.consumed(plan.train.iterations, plan.global_batch_size),
-            plan.model.sequence_length,
-            plan.train.seed,
-            plan.model.vocab_size,
-            start,
-        )
+    samples = start.consumed(plan.train.iterations, plan.global_batch_size)
+    model = plan.model
+    common = ("train", samples, model.sequence_length, plan.train.seed, model.vocab_size, start)
+
+    def load() -> Samples:
+        if not plan.data_blend:
+            return GptSamples(plan.data_prefix, plan.data_split, *common)
+        prefixes = [corpus.prefix for corpus in plan.data_blend]
+        weights = [corpus.weight for corpus in plan.data_blend]
+        return BlendedSamples(prefixes, weights, plan.data_split, *common)
 
     own = load() if place.rank == 0 else None
     gate.wait("index maps", "waiting for the index maps")

@@ -201,6 +201,13 @@ BROKEN = {
     "clipping is not negative": (["train.clip_grad=-1"], "train.clip_grad=-1.0 must be a number, 0 or above"),
     "a split is three weights": (["data.split='9,1'"], "data.split='9,1' must be three weights"),
     "a split trains on something": (["data.split='0,1,1'"], "data.split='0,1,1' must be three weights"),
+    "corpora have a weight": (["data.weight=-1"], "data.weight=-1.0 must be a number above 0"),
+    "other corpora too": (["data.blend=[{prefix:b,weight:0}]"], "data.blend[0].weight=0.0 must be a number above 0"),
+    "a corpus is blended once": (
+        ["data.prefix=a", "data.blend=[{prefix:b},{prefix:a}]"],
+        "data.blend[1].prefix=a is in the blend already",
+    ),
+    "every corpus has a place": (["data.blend=[{weight:2}]"], "data.blend[0].prefix has no value"),
     "a name is not a path": (["name=a/b"], "name='a/b' cannot name a run folder"),
     "a name is not an option": (["name='-x'"], "name='-x' cannot name a run folder"),
     "a name is not the folder of job links": (["name=by_job"], "name='by_job' cannot name a run folder"),

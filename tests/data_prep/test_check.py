@@ -36,6 +36,11 @@ def test_data_of_others_need_no_manifest(prefix: Path) -> None:
     check(prefix)
 
 
+def test_every_corpus_of_a_blend_is_checked(prefix: Path) -> None:
+    with pytest.raises(DataPrepError, match=r"data\.blend\[0\]\.prefix=gone: gone\.bin is not there"):
+        check(prefix, "model.vocab_size=257", "data.blend=[{prefix:gone}]")
+
+
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
 def test_missing_data_come_with_the_command_that_makes_some(prefix: Path, suffix: str) -> None:
     data_file(prefix, suffix).unlink()

@@ -235,6 +235,8 @@ def mounted(*overrides: str) -> list[str]:
 
 def test_the_source_the_run_and_the_data_are_mounted_where_they_lie() -> None:
     assert mounted("data.prefix=/data/gpt/text") == ["/data/gpt", "/runs/tiny/1", "/tdpp"]
+    blended = mounted("data.prefix=/data/gpt/text", "data.blend=[{prefix:/books/text}]")
+    assert blended == ["/books", "/data/gpt", "/runs/tiny/1", "/tdpp"]
 
 
 def test_a_checkpoint_to_go_on_from_is_mounted() -> None:

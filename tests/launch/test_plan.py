@@ -100,6 +100,11 @@ def test_without_a_length_the_learning_rate_decays_over_all_iterations() -> None
 def test_a_relative_data_prefix_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert make_plan(compose(["data.prefix=../x"]), "a/b")["data_prefix"] == str(tmp_path.parent / "x")
+    blended = make_plan(compose(["data.prefix=../x", "data.blend=[{prefix:y,weight:3}]"]), "a/b")["data_blend"]
+    assert blended == [
+        {"prefix": str(tmp_path.parent / "x"), "weight": 1.0},
+        {"prefix": str(tmp_path / "y"), "weight": 3.0},
+    ]
 
 
 def test_a_relative_checkpoint_to_load_becomes_absolute_and_none_stays_none(
