@@ -16,6 +16,7 @@ class Asked:
 
     top: int = 10
     csv: Path | None = None
+    page: Path | None = None
     plan: str | None = None
     overwrite: bool = False
     explain: int | None = None
@@ -78,6 +79,7 @@ def _flag(key: str, value: str) -> bool:
 WORDS: Mapping[str, Callable[[str, str], Any]] = {
     "top": _plans,
     "csv": _path,
+    "page": _path,
     "plan": _name,
     "overwrite": _flag,
     "leave_out": _flag,

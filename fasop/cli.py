@@ -14,8 +14,8 @@ from conf.rundir import RunDir
 from fasop.asked import Asked, parse
 from fasop.errors import SearchError
 
-USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [plan=NAME] [overwrite=true]
-                   [leave_out=true] [explain=ROW] [calibration=FILE]
+USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [page=FILE] [plan=NAME]
+                   [overwrite=true] [leave_out=true] [explain=ROW] [calibration=FILE]
        tdpp search validate=RUN,... [calibrate=FILE] [calibration=FILE] [runs_dir=DIR]
 
 Ranks all ways to cut the model over the nodes of the cluster: tensor, data and pipeline size, micro-batch, schedule,
@@ -31,6 +31,7 @@ sharded_optimizer, sequence_parallel.
 
   top=N            as many plans (10)
   csv=FILE         write them there as well
+  page=FILE        a page of them, with the predicted timeline, time and memory of each
   plan=NAME        write the best one as conf/parallel/NAME.yaml, which parallel=NAME then takes
   overwrite=true   also when there is such a file
   leave_out=true   try plans that leave nodes out, too
@@ -42,16 +43,18 @@ sharded_optimizer, sequence_parallel.
 
 if TYPE_CHECKING:
     from fasop.inputs import Inputs
+    from fasop.prices import Run
     from fasop.search import Plan, Result
     from fasop.validate import Measured
 
 Show = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
 Measure = Callable[[RunDir], "Measured"]
+Draw = Callable[[str, Sequence["Plan"], "Run"], str]
 PLANS = Path(conf.__file__).resolve().parent / "parallel"
 
 
-def main(argv: Sequence[str], *, show: Show, measure: Measure) -> int:
-    """Runs `tdpp search <argv>`; `show` puts a table on stdout, `measure` tells what a run took.
+def main(argv: Sequence[str], *, show: Show, measure: Measure, draw: Draw) -> int:
+    """Runs `tdpp search <argv>`; `show` puts a table on stdout, `measure` tells what a run took, `draw` makes a page.
 
     Raises:
         TdppError: what is asked for cannot be read, searched or written.
@@ -66,10 +69,10 @@ def main(argv: Sequence[str], *, show: Show, measure: Measure) -> int:
         raise SearchError(f"calibrate={asked.calibrate} takes the runs to calibrate by: add validate=RUN")
     if asked.plan is not None:
         check_free(asked.plan, asked.overwrite)
-    return rank(asked, f"tdpp search {shlex.join(argv)}", show)
+    return rank(asked, f"tdpp search {shlex.join(argv)}", show, draw)
 
 
-def rank(asked: Asked, command: str, show: Show) -> int:
+def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     """The best plans for the nodes of the cluster."""
     from fasop.calibration import read_calibration
     from fasop.costs import why_not_measured
@@ -99,6 +102,9 @@ def rank(asked: Asked, command: str, show: Show) -> int:
         tell(asked.explain, result.plans[asked.explain - 1], show)
     if asked.csv is not None:
         _write(asked.csv, csv_text(result.plans, inputs.run))
+    if asked.page is not None:
+        _write(asked.page, draw(command, result.plans, inputs.run))
+        print(asked.page)
     if asked.plan is not None:
         path = PLANS / f"{asked.plan}.yaml"
         _write(path, plan_yaml(result.plans[0], command))

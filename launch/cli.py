@@ -65,8 +65,9 @@ def _run(argv: Sequence[str]) -> int:
     if verb == "search":
         from launch.table import print_table
         from reports.measured import measure
+        from reports.search_page import render
 
-        return int(module.main(rest, show=print_table, measure=measure))
+        return int(module.main(rest, show=print_table, measure=measure, draw=render))
     if verb == "report":
         from launch.findings import all_findings
 

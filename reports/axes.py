@@ -100,7 +100,8 @@ def parallel(items: Sequence[Item], axes: Sequence[Axis], label: str) -> str:
         parts.append(_title(axis.title, x, 14 if number % 2 else 32))
         for text, share in axis.marks():
             parts.append(f'<text class="mark" x="{x + 6:.1f}" y="{down(share) + 4:.1f}">{escape(_short(text))}</text>')
-    box = f'viewBox="0 0 {width} {AXIS_TOP + AXIS_HEIGHT + 14}" style="min-width: {width * 0.75:.0f}px"'
+    limits = f"min-width: {width * 0.75:.0f}px; max-width: {width * 1.25:.0f}px"
+    box = f'viewBox="0 0 {width} {AXIS_TOP + AXIS_HEIGHT + 14}" style="{limits}"'
     drawing = f'<svg {box} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
     return f'<figure class="chart parallel">{drawing}</figure>'
 

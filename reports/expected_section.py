@@ -8,16 +8,8 @@ from html import escape
 
 from fasop.costs import Basis
 from fasop.predict import Prediction
-from reports.terms import Terms
+from reports.terms import TITLES, Terms
 
-TITLES = {
-    "compute": "compute",
-    "messages": "p2p",
-    "all_reduce": "all-reduce",
-    "waiting": "waiting",
-    "optimizer": "optimizer",
-    "other": "other",
-}
 NOTE = (
     "Per iteration, in ms: measured less predicted, and below it both. Measured: medians over the ranks of a stage "
     "and the steady iterations. p2p: messages between stages, from when they were sent; all-reduce: from when the last "
@@ -25,6 +17,7 @@ NOTE = (
     "other stages do: read it last."
 )
 BASIS = {
+    Basis.OTHER_FORMAT: "The prediction rests on layer times in the other 16-bit format.",
     Basis.EXTRAPOLATED: "The prediction rests on times beyond the micro-batch sizes that were measured: "
     "it may be too long.",
     Basis.NOT_MEASURED: "No layer times were measured on these devices: the prediction is what their peak rates allow, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from fasop.memory import GIB
@@ -24,24 +25,35 @@ def memory_section(record: Record, prediction: Prediction) -> str:
     if record.plan.device == "cpu" and record.plan.rehearsal is None:
         return ""
     measured = [peak_mib(record, stage, "max_allocated") for stage in range(record.plan.pipeline)]
-    rows = []
-    for number, (stage, seen) in enumerate(zip(prediction.stages, measured, strict=True)):
-        parts = [f"{_gib(stage, part):.2f}" for part in PARTS]
-        told = "–" if seen is None else f"{seen / 1024:.2f}"
-        free = stage.limit_gib - (stage.memory_gib if seen is None else seen / 1024)
-        rows.append((str(number), *parts, f"{stage.memory_gib:.2f}", told, f"{stage.limit_gib:.2f}", f"{free:.2f}"))
-    head = ("stage", *PARTS, "predicted GiB", "measured GiB", "limit GiB", "left GiB")
     return (
-        f"<section><h2>Memory</h2><p>{escape(_answer(prediction, measured))}</p>{_chart(prediction, measured)}"
-        f'{table(head, rows, numeric=True)}<p class="note">{escape(NOTE)}</p></section>'
+        f"<section><h2>Memory</h2><p>{escape(_answer(prediction, measured))}</p>{memory_parts(prediction, measured)}"
+        f'<p class="note">{escape(NOTE)}</p></section>'
     )
+
+
+def memory_parts(prediction: Prediction, measured: Sequence[float | None] = ()) -> str:
+    """A chart and a table of what each stage holds, as HTML.
+
+    Args:
+        measured: by stage, MiB; None where it is not known, empty where nothing is.
+    """
+    peaks = measured if any(seen is not None for seen in measured) else [None] * len(prediction.stages)
+    known = any(seen is not None for seen in peaks)
+    rows = []
+    for number, (stage, seen) in enumerate(zip(prediction.stages, peaks, strict=True)):
+        free = stage.limit_gib - (stage.memory_gib if seen is None else seen / 1024)
+        told = [f"{_gib(stage, part):.2f}" for part in PARTS] + [f"{stage.memory_gib:.2f}"]
+        told += ["–" if seen is None else f"{seen / 1024:.2f}"] if known else []
+        rows.append((str(number), *told, f"{stage.limit_gib:.2f}", f"{free:.2f}"))
+    head = ("stage", *PARTS, "predicted GiB", *(["measured GiB"] if known else []), "limit GiB", "left GiB")
+    return _chart(prediction, peaks) + table(head, rows, numeric=True)
 
 
 def _gib(stage: Stage, part: str) -> float:
     return stage.memory.by_term()[part].of(sum(stage.layers)) / GIB
 
 
-def _answer(prediction: Prediction, measured: list[float | None]) -> str:
+def _answer(prediction: Prediction, measured: Sequence[float | None]) -> str:
     """How near the fullest stage is to its limit."""
     seen = [(mib / 1024, number) for number, mib in enumerate(measured) if mib is not None]
     used = seen or [(stage.memory_gib, number) for number, stage in enumerate(prediction.stages)]
@@ -50,7 +62,7 @@ def _answer(prediction: Prediction, measured: list[float | None]) -> str:
     return f"Stage {number} is the fullest: it {verb} {gib:.1f} of {limit:.1f} GiB, {share:.0%}."
 
 
-def _chart(prediction: Prediction, measured: list[float | None]) -> str:
+def _chart(prediction: Prediction, measured: Sequence[float | None]) -> str:
     """A bar for each stage: the predicted parts, a line at the limit, a dot at the measured peak."""
     most = max(max(stage.limit_gib, stage.memory_gib) for stage in prediction.stages)
     height = ROW * len(prediction.stages) + 6

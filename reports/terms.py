@@ -19,6 +19,17 @@ UNKNOWN = np.iinfo(np.int64).min
 Integers = NDArray[np.int64]
 
 
+TITLES = {
+    "compute": "compute",
+    "messages": "p2p",
+    "all_reduce": "all-reduce",
+    "waiting": "waiting",
+    "optimizer": "optimizer",
+    "other": "other",
+}
+"""What pages call the terms."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Terms:
     """Milliseconds, which together are an iteration."""

@@ -1,29 +1,50 @@
 "use strict";
-// From bars to what Plotly draws: traces with colours and hover texts, and the layout of the rows.
+// From bars to what Plotly draws: traces with colours and hover texts, and the layout of the rows. A page that has this
+// script has `run`, with the names of tasks and the number of micro-batches, and `events`, columns of which a bar has an
+// index i: its name and micro_batch.
 
-function hoverText(bar) {
-  const i = bar.i;
-  const predicted = isPredicted(events.rank[i]);
-  const rank = run.ranks[events.rank[i]];
-  const name = plain(run.names[events.name[i]]);
-  const times = `start ${ms(bar.start)} ms<br>duration ${ms(bar.end - bar.start)} ms`;
-  const where = predicted
-    ? `stage ${stageOf(events.rank[i])}, predicted`
-    : `rank ${events.rank[i]} · stage ${rank.stage} · data-parallel ${rank.dp}${rank.tp === null ? "" : ` · tensor-parallel ${rank.tp}`}<br>` +
-    `node ${plain(rank.node)}${rank.host && rank.host !== rank.node ? ` (${plain(rank.host)})` : ""}<br>` +
-    `iteration ${columns.iterations[view.iteration]}`;
-  if (bar.count > 1) return `<b>${bar.count} × ${name}</b><br>${where}<br>${times} together; zoom in to see each`;
-  const chunk = run.chunks > 1 ? ` · chunk ${events.chunk[i]}` : "";
-  const microBatch = events.micro_batch[i] < 0 ? "" : ` · micro-batch ${events.micro_batch[i]}${chunk}`;
-  const peer = events.peer[i] < 0 ? "" : `<br>peer rank ${events.peer[i]}`;
-  const wait = predicted ? null : waiting(i);
-  const waited = wait === null ? "" : `<br>waiting ${ms(wait)} ms of it`;
-  return `<b>${name}</b><br>${where}${microBatch}${peer}<br>${times}${waited}`;
+const MOST_BARS = 6000; // more would make the page slow; beyond it short neighbours are drawn as one
+const ROWS_AT_ONCE = 48;
+const ROW_PIXELS = [22, 56]; // least and most
+const MARGIN = 168; // pixels for the labels of ranks, as in the style sheet for the overview
+const ROW_FOR_NUMBERS = 30; // pixels, from which a bar has room for the number of its micro-batch
+
+const element = (id) => document.getElementById(id);
+const ms = (ns) => (ns / 1e6).toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
+// Plotly reads a little HTML in its texts; names are shown as they are.
+const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+// Where there are more bars than MOST_BARS, those of a row and name that are shorter than a pixel and less than one apart
+// become one; then with two pixels, and so on. `span` is how much time is in view; all in ns.
+function fewer(bars, pixel, span) {
+  let kept = bars;
+  for (let gap = pixel; kept.length > MOST_BARS && gap < 2 * span; gap *= 2) kept = merged(bars, gap);
+  return kept;
+}
+
+function merged(bars, gap) {
+  const last = new Map();
+  const result = [];
+  for (const bar of bars) {
+    const key = bar.row * run.names.length + events.name[bar.i];
+    const before = last.get(key);
+    if (before && bar.end - bar.start < gap && before.short && bar.start - before.end < gap) {
+      before.end = Math.max(before.end, bar.end);
+      before.count += bar.count;
+    } else {
+      const copy = { ...bar, short: bar.end - bar.start < gap };
+      last.set(key, copy);
+      result.push(copy);
+    }
+  }
+  return result;
 }
 
 // One trace of bars per name, in the order of the names, so that what lies inside another task is drawn over it.
-function traces(byName, pixel, numbered) {
+function traces(all, pixel, numbered, hoverText) {
   const cached = new Map();
+  const byName = run.names.map(() => []);
+  for (const bar of all) byName[events.name[bar.i]].push(bar);
   return run.names.map((name, index) => {
     const style = taskStyle(name);
     const bars = byName[index];
@@ -55,18 +76,18 @@ function traces(byName, pixel, numbered) {
   });
 }
 
+// rows: of each its label, its stage, and whether it was predicted rather than measured.
 function layout(rows, times, [top, bottom], height) {
   const css = getComputedStyle(document.documentElement);
   const colour = (name) => css.getPropertyValue(name).trim();
-  const stage = (row) => stageOf(rows[row]);
   const across = { layer: "below", xref: "paper", x0: 0, x1: 1 };
   const bands = rows.flatMap((_, row) =>
-    stage(row) % 2 || isPredicted(rows[row])
-      ? [{ ...across, type: "rect", y0: row - 0.5, y1: row + 0.5, fillcolor: colour(isPredicted(rows[row]) ? "--predicted" : "--band"), line: { width: 0 } }]
+    rows[row].stage % 2 || rows[row].predicted
+      ? [{ ...across, type: "rect", y0: row - 0.5, y1: row + 0.5, fillcolor: colour(rows[row].predicted ? "--predicted" : "--band"), line: { width: 0 } }]
       : [],
   );
   const borders = rows.flatMap((_, row) =>
-    row && stage(row) !== stage(row - 1) ? [{ ...across, type: "line", y0: row - 0.5, y1: row - 0.5, line: { width: 1, color: colour("--border") } }] : [],
+    row && rows[row].stage !== rows[row - 1].stage ? [{ ...across, type: "line", y0: row - 0.5, y1: row - 0.5, line: { width: 1, color: colour("--border") } }] : [],
   );
   return {
     barmode: "overlay",
@@ -86,7 +107,7 @@ function layout(rows, times, [top, bottom], height) {
       range: [bottom + 0.5, top - 0.5],
       fixedrange: rows.length <= ROWS_AT_ONCE,
       tickvals: rows.map((_, row) => row),
-      ticktext: rows.map(labelOf),
+      ticktext: rows.map((row) => row.label),
       ticks: "outside",
       ticklen: 6,
       tickcolor: "rgba(0,0,0,0)",

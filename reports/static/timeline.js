@@ -1,12 +1,6 @@
 "use strict";
 // The page of all ranks: holds the events, shows one iteration of them, and redraws what is in view.
 
-const MOST_BARS = 6000; // more would make the page slow; beyond it short neighbours are drawn as one
-const ROWS_AT_ONCE = 48;
-const ROW_PIXELS = [22, 56]; // least and most
-const MARGIN = 168; // pixels for the labels of ranks, as in the style sheet for the overview
-const ROW_FOR_NUMBERS = 30; // pixels, from which a bar has room for the number of its micro-batch
-
 const run = JSON.parse(document.getElementById("run").textContent);
 const KEPT = `iteration of ${location.pathname}`;
 const refreshes = document.querySelector('meta[http-equiv="refresh"]') !== null; // while the run goes on
@@ -26,11 +20,6 @@ let columns;
 let shown; // what barsInView found for the drawing on the page
 let waiting; // of an event of the iteration: nanoseconds, or null (waits.js)
 
-const element = (id) => document.getElementById(id);
-const ms = (ns) => (ns / 1e6).toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
-// Plotly reads a little HTML in its texts; names are shown as they are.
-const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-
 // Ranks that pass the filters, from top to bottom.
 function chosenRanks() {
   const passes = (rank) => ["stage", "node", "dp"].every((key) => view[key] === "" || String(rank[key]) === view[key]);
@@ -48,16 +37,16 @@ function rowsOf(ranks) {
 const isPredicted = (row) => row >= run.ranks.length;
 const stageOf = (row) => (isPredicted(row) ? row - run.ranks.length : run.ranks[row].stage);
 const labelOf = (row) => (isPredicted(row) ? `predicted · stage ${stageOf(row)}` : run.ranks[row].label);
+const look = (row) => ({ label: labelOf(row), stage: stageOf(row), predicted: isPredicted(row) });
 
-// Bars within the range of times (ns) and rows, one list per name. Where there would be more than MOST_BARS, events of
-// a rank and name that are shorter than a pixel and less than one apart become one bar; then with two pixels, and so on.
+// Bars within the range of times (ns) and rows.
 function barsInView(rows, [from, to], [top, bottom], pixel) {
   const rowOf = new Map(rows.map((rank, row) => [rank, row]));
   const origin = columns.iteration_start[view.iteration];
   const inView = [];
   const seen = new Set();
   let inIteration = 0;
-  const look = (i, origin) => {
+  const see = (i, origin) => {
     const row = rowOf.get(events.rank[i]);
     if (row === undefined) return;
     seen.add(row);
@@ -67,32 +56,31 @@ function barsInView(rows, [from, to], [top, bottom], pixel) {
     const end = events.end[i] - origin;
     if (end >= from && start <= to && row >= top - 0.5 && row <= bottom + 0.5) inView.push({ i, row, start, end, count: 1 });
   };
-  for (let at = events.from[view.iteration]; at < events.from[view.iteration + 1]; at++) look(events.order[at], origin);
-  for (let i = events.measured; view.predicted && i < events.rank.length; i++) look(i, 0);
-  let bars = inView;
-  for (let gap = pixel; bars.length > MOST_BARS && gap < 2 * (to - from); gap *= 2) bars = merged(inView, gap);
-  const byName = run.names.map(() => []);
-  for (const bar of bars) byName[events.name[bar.i]].push(bar);
+  for (let at = events.from[view.iteration]; at < events.from[view.iteration + 1]; at++) see(events.order[at], origin);
+  for (let i = events.measured; view.predicted && i < events.rank.length; i++) see(i, 0);
+  const bars = fewer(inView, pixel, to - from);
   const ofTheRun = inView.filter((bar) => bar.i < events.measured).length;
-  return { byName, bars: bars.length, drawn: inView.length, events: ofTheRun, inIteration, silent: rows.length - seen.size };
+  return { bars, drawn: inView.length, events: ofTheRun, inIteration, silent: rows.length - seen.size };
 }
 
-function merged(bars, gap) {
-  const last = new Map();
-  const result = [];
-  for (const bar of bars) {
-    const key = bar.row * run.names.length + events.name[bar.i];
-    const before = last.get(key);
-    if (before && bar.end - bar.start < gap && before.short && bar.start - before.end < gap) {
-      before.end = Math.max(before.end, bar.end);
-      before.count += bar.count;
-    } else {
-      const copy = { ...bar, short: bar.end - bar.start < gap };
-      last.set(key, copy);
-      result.push(copy);
-    }
-  }
-  return result;
+function hoverText(bar) {
+  const i = bar.i;
+  const predicted = isPredicted(events.rank[i]);
+  const rank = run.ranks[events.rank[i]];
+  const name = plain(run.names[events.name[i]]);
+  const times = `start ${ms(bar.start)} ms<br>duration ${ms(bar.end - bar.start)} ms`;
+  const where = predicted
+    ? `stage ${stageOf(events.rank[i])}, predicted`
+    : `rank ${events.rank[i]} · stage ${rank.stage} · data-parallel ${rank.dp}${rank.tp === null ? "" : ` · tensor-parallel ${rank.tp}`}<br>` +
+    `node ${plain(rank.node)}${rank.host && rank.host !== rank.node ? ` (${plain(rank.host)})` : ""}<br>` +
+    `iteration ${columns.iterations[view.iteration]}`;
+  if (bar.count > 1) return `<b>${bar.count} × ${name}</b><br>${where}<br>${times} together; zoom in to see each`;
+  const chunk = run.chunks > 1 ? ` · chunk ${events.chunk[i]}` : "";
+  const microBatch = events.micro_batch[i] < 0 ? "" : ` · micro-batch ${events.micro_batch[i]}${chunk}`;
+  const peer = events.peer[i] < 0 ? "" : `<br>peer rank ${events.peer[i]}`;
+  const wait = predicted ? null : waiting(i);
+  const waited = wait === null ? "" : `<br>waiting ${ms(wait)} ms of it`;
+  return `<b>${name}</b><br>${where}${microBatch}${peer}<br>${times}${waited}`;
 }
 
 async function draw() {
@@ -107,7 +95,7 @@ async function draw() {
   shown = barsInView(rows, times, visible, pixel);
   waiting = waits(events, run.names, run.ranks, events.from[view.iteration], events.from[view.iteration + 1]);
   const numbered = rowPixels >= ROW_FOR_NUMBERS;
-  await Plotly.react("timeline", traces(shown.byName, pixel, numbered), layout(rows, times, visible, 32 + rowPixels * atOnce), {
+  await Plotly.react("timeline", traces(shown.bars, pixel, numbered, hoverText), layout(rows.map(look), times, visible, 32 + rowPixels * atOnce), {
     displaylogo: false,
     responsive: true,
     doubleClick: "autosize",
@@ -127,7 +115,7 @@ function say(rows, [top, bottom]) {
     `${shown.inIteration.toLocaleString("en")} events`,
   ];
   if (shown.events < shown.inIteration) parts.push(`${shown.events.toLocaleString("en")} in view`);
-  if (shown.bars < shown.drawn) parts.push(`drawn as ${shown.bars.toLocaleString("en")} bars; zoom in to see each`);
+  if (shown.bars.length < shown.drawn) parts.push(`drawn as ${shown.bars.length.toLocaleString("en")} bars; zoom in to see each`);
   if (shown.silent) parts.push(`${shown.silent} of ${rows} rows have no events in it`);
   const ranks = Math.round(Math.min(bottom, rows - 1) - Math.max(top, 0)) + 1;
   if (ranks < rows) parts.push(`${ranks} of ${rows} rows in view; drag with Shift for the others, or filter`);

@@ -1,0 +1,116 @@
+"""The page of a search, made by the command and seen in a browser."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fasop.cli import main
+from fasop.predict import predict_plan
+from fasop.prices import Run
+from fasop.search import Plan
+from reports.search_page import render
+from tests.reports.conftest import Opener
+
+COMMAND = (
+    "experiment=seed_a10x8 train.precision=fp16 top=3 parallel.tensor=1 parallel.data=4 "
+    "parallel.schedule=one_f_one_b,gpipe parallel.recompute=none parallel.sharded_optimizer=false"
+)
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    page: Path
+    plans: Sequence[Plan]
+    run: Run
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    page = tmp_path_factory.mktemp("search") / "plans.html"
+    found: list[tuple[Sequence[Plan], Run]] = []
+
+    def draw(command: str, plans: Sequence[Plan], run: Run) -> str:
+        found.append((plans, run))
+        return render(command, plans, run)
+
+    def nothing(*_: object) -> None:
+        raise AssertionError("no run is asked for")
+
+    main([*COMMAND.split(), f"page={page}"], show=lambda *_: None, measure=nothing, draw=draw)
+    ((plans, run),) = found
+    return Searched(page=page, plans=plans, run=run)
+
+
+def test_it_begins_with_the_best_plan_and_lists_all(searched: Searched, open_page: Opener):
+    page = open_page(searched.page, viewport={"width": 1366, "height": 768})
+    page.wait_for_selector("body[data-ready]")
+    best = searched.plans[0]
+    answer = page.inner_text(".verdict")
+    assert f"{best.total * 1e3:,.1f} ms an iteration" in answer
+    assert f"tdpp search {COMMAND} page={searched.page}" in answer
+    rows = page.locator("tr[data-plan]").evaluate_all(
+        "(all) => all.map((row) => Array.from(row.cells, (c) => c.innerText))"
+    )
+    assert [row[5] for row in rows] == [plan.parallel.partition for plan in searched.plans]
+    assert [row[8] for row in rows] == [f"{plan.total * 1e3:,.1f}" for plan in searched.plans]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1366
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_the_chosen_plan_alone_is_shown_with_its_time_its_memory_and_every_event(
+    searched: Searched, open_page: Opener, number: int
+):
+    page = open_page(searched.page)
+    page.wait_for_selector("body[data-ready]")
+    if number:
+        page.click(f"a[href='#plan-{number + 1}'] >> nth=0")
+        page.wait_for_selector(f"#plan-{number + 1} .iteration .barlayer .point")
+    shown = page.locator("section.plan:visible")
+    assert shown.count() == 1
+    plan = searched.plans[number]
+    prediction = predict_plan(plan.training, list({node.name: node for node in plan.nodes}.values()))
+    drawn = shown.locator(".iteration").evaluate(
+        "(plot) => plot.data.map(({base, x, y}, name) => [run.names[name], base, x, y])"
+    )
+    found = Counter(
+        (name, round(row), round(base * 1e6), round(length * 1e6))
+        for name, *rest in drawn
+        for base, length, row in zip(*rest, strict=True)
+    )
+    assert found == Counter(
+        (event.kind, event.stage, round(event.start * 1e9), round(event.end * 1e9) - round(event.start * 1e9))
+        for event in prediction.events
+    )
+    cells = shown.locator("table").nth(0).locator("tbody tr").nth(0).locator("td").all_inner_texts()
+    numbers = [float(cell.replace(",", "")) for cell in cells[3:8]]
+    assert sum(numbers) == pytest.approx(plan.total * 1e3, abs=0.5)
+    memory = shown.locator("table").nth(1).locator("tbody tr").nth(0).locator("td").all_inner_texts()
+    assert float(memory[6]) == pytest.approx(prediction.stages[0].memory_gib, abs=0.01)
+
+
+def test_pictures_of_a_search_are_kept_in_light_and_dark(searched: Searched, open_page: Opener, pictures: Path):
+    for scheme in ("light", "dark"):
+        page = open_page(searched.page, color_scheme=scheme, viewport={"width": 1366, "height": 768})
+        page.wait_for_selector("body[data-ready]")
+        page.screenshot(path=pictures / f"search-{scheme}.png", full_page=True)
+
+
+def test_a_hostile_command_is_shown_as_it_is(searched: Searched):
+    said = render(f"tdpp search {HOSTILE}", searched.plans[:1], searched.run)
+    assert "<img" not in said
+    assert re.search(r"tdpp search &lt;/script&gt;&lt;img", said)
+
+
+def test_of_plans_with_prices_those_are_marked_that_none_beats_in_time_and_cost(searched: Searched):
+    """On the same nodes the fastest is the cheapest, and so the only one."""
+    said = render("tdpp search", searched.plans, searched.run)
+    assert said.count("★</span>") == 1
+    assert "◆</span>" not in said
+    assert "$/1000 steps" in said
