@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.compose import compose
 from conf.links import Link, between, within
 from conf.profile import Cost, LayerProfile, ModelCosts, Shape
 from conf.schema import Precision, Recompute
@@ -16,11 +17,13 @@ from fasop.costs import (
     LayerTimes,
     gradients_summed,
     layer_times,
+    measured_tensor_sizes,
     optimizer_s_per_parameter,
     weights_handed_out,
     why_not_measured,
 )
 from fasop.errors import SearchError
+from fasop.training import Training
 from tests.fasop.plans import MEGATRON, kinds, mixed, training
 
 A100, A10 = kinds(mixed())
@@ -160,6 +163,14 @@ def test_times_in_16_bit_never_serve_a_run_in_fp32_and_the_user_is_told() -> Non
         "or measure fp32 with 'tdpp profile'"
     )
     assert why_not_measured(A10.gpu, A10.profile, training("train.precision=fp16")) is None
+
+
+def test_this_machines_cpu_is_measured_and_searches_use_it() -> None:
+    one = compose(["experiment=demo", "cluster.groups.local.gpus_per_node=4"])
+    (cpu,) = kinds(one)
+    assert measured_tensor_sizes(cpu.gpu, cpu.profile, Training.of(one)) == {1, 2}
+    found = layer_times(cpu.gpu, cpu.profile, Training.of(one), within(cpu.group))
+    assert found.basis is Basis.MEASURED
 
 
 def test_the_other_16_bit_format_serves_where_the_gpu_is_as_fast_in_it_and_says_so() -> None:

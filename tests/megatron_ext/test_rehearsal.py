@@ -154,7 +154,7 @@ def test_the_anchored_clock_really_lasts_that_long(rehearse: Callable[..., Engin
 
 def test_a_gpu_without_a_profile_is_named() -> None:
     with pytest.raises(ConfigError, match=r"cluster\.gpus\.cpu\.profile is null"):
-        make_plan(compose(["executor.rehearse=virtual"]), "test/run")
+        make_plan(compose(["executor.rehearse=virtual", "cluster.gpus.cpu.profile=null"]), "test/run")
 
 
 def test_costs_that_the_profile_has_not_are_not_guessed() -> None:
