@@ -7,8 +7,9 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from conf.rundir import RunDir
 from reports.cli import write
+from reports.megatron_log import Sizes
+from reports.sources import Source
 from tests.reports.chromium import ARGUMENTS, CHROMIUM
 
 PICTURE = Path(__file__).with_name("timeline.png")
@@ -19,7 +20,7 @@ def main() -> None:
     parser.add_argument("run", metavar="RUN", help="run folder, name or job id")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="default: runs")
     arguments = parser.parse_args()
-    _, timeline = write(RunDir.find(arguments.runs_dir, arguments.run), verdict=None)
+    _, timeline = write(Source.find(arguments.runs_dir, arguments.run, Sizes()), None, set()).pages
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         context = browser.new_context(offline=True, viewport={"width": 1280, "height": 800}, color_scheme="light")

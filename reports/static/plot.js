@@ -3,7 +3,7 @@
 // script has `run`, with the names of tasks and the number of micro-batches, and `events`, columns of which a bar has an
 // index i: its name and micro_batch.
 
-const MOST_BARS = 6000; // more would make the page slow; beyond it short neighbours are drawn as one
+const MOST_BARS = 8000; // more would make the page slow; beyond it short neighbours are drawn as one
 const ROWS_AT_ONCE = 48;
 const ROW_PIXELS = [22, 56]; // least and most
 const MARGIN = 168; // pixels for the labels of ranks, as in the style sheet for the overview
@@ -15,10 +15,11 @@ const ms = (ns) => (ns / 1e6).toLocaleString("en", { minimumFractionDigits: 3, m
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 // Where there are more bars than MOST_BARS, those of a row and name that are shorter than a pixel and less than one apart
-// become one; then with two pixels, and so on. `span` is how much time is in view; all in ns.
+// become one; then with 1.3 pixels, and so on, so that no more is joined than must be. `span` is how much time is in
+// view; all in ns.
 function fewer(bars, pixel, span) {
   let kept = bars;
-  for (let gap = pixel; kept.length > MOST_BARS && gap < 2 * span; gap *= 2) kept = merged(bars, gap);
+  for (let gap = pixel; kept.length > MOST_BARS && gap < 2 * span; gap *= 1.3) kept = merged(bars, gap);
   return kept;
 }
 
