@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from fasop.errors import SearchError
+
+
+class First(StrEnum):
+    """Which end of a front of time against cost comes first."""
+
+    time = "time"
+    cost = "cost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +30,12 @@ class Asked:
     overwrite: bool = False
     explain: int | None = None
     leave_out: bool = False
+    pareto: First | None = None
+    max_cost: float = math.inf
+    """US dollars, of the whole training."""
+    max_days: float = math.inf
+    tokens: float | None = None
+    """Of the whole training."""
     validate: tuple[str, ...] = ()
     """Runs."""
     calibrate: Path | None = None
@@ -43,6 +58,8 @@ def parse(argv: Sequence[str]) -> Asked:
             own[key] = WORDS[key](key, value)
         else:
             overrides.append(word)
+    if "pareto" not in own and (limits := [word for word in ("max_cost", "max_days") if word in own]):
+        raise SearchError(f"{limits[0]}={own[limits[0]]:g} limits a front of time against cost: add pareto=time")
     return Asked(**own, overrides=tuple(overrides))
 
 
@@ -76,6 +93,22 @@ def _flag(key: str, value: str) -> bool:
     return value == "true"
 
 
+def _first(key: str, value: str) -> First:
+    if value not in list(First):
+        raise SearchError(f"{key}={value} must be time or cost: whether the fastest or the cheapest plan comes first")
+    return First(value)
+
+
+def _amount(key: str, value: str) -> float:
+    try:
+        amount = float(value)
+    except ValueError:
+        amount = math.nan
+    if not 0 < amount < math.inf:
+        raise SearchError(f"{key}={value} must be a number above 0, such as {key}=1e3")
+    return amount
+
+
 WORDS: Mapping[str, Callable[[str, str], Any]] = {
     "top": _plans,
     "csv": _path,
@@ -83,6 +116,10 @@ WORDS: Mapping[str, Callable[[str, str], Any]] = {
     "plan": _name,
     "overwrite": _flag,
     "leave_out": _flag,
+    "pareto": _first,
+    "max_cost": _amount,
+    "max_days": _amount,
+    "tokens": _amount,
     "explain": _plans,
     "validate": _runs,
     "calibrate": _path,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from fasop.choices import Choices
 from fasop.costs import measured_tensor_sizes
 from fasop.errors import SearchError
 from fasop.hardware import NodeKind, gpus_of
-from fasop.orders import orders
+from fasop.orders import MOST, orders
 from fasop.partition import feasible
 from fasop.pipelines import Linear, Pipelines, pipelines
 from fasop.placement import Integers
@@ -68,9 +68,15 @@ def space(training: Training, kinds: Sequence[NodeKind], choices: Choices | None
     return found
 
 
-def any_space(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> Space:
-    """As `space`; there may be no candidates."""
-    built = _built(training, kinds, choices)
+def any_space(
+    training: Training,
+    kinds: Sequence[NodeKind],
+    choices: Choices,
+    worth: Callable[[Training], bool] = lambda _: True,
+    most_orders: int = MOST,
+) -> Space:
+    """As `space`, of the sizes and options that are worth it; there may be no candidates."""
+    built = _built(training, kinds, choices, worth, most_orders)
     groups = [group for group in map(_fitting, built) if len(group.orders)]
     every = sum(len(group.orders) for group in built)
     return Space(groups=groups, too_large=every - sum(len(group.orders) for group in groups))
@@ -120,31 +126,37 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def _built(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> list[Candidates]:
-    shapes = _by_shape(orders([kind.group.count for kind in kinds]), kinds)
-    return [
-        group
-        for sized in sizes(training, kinds, choices)
-        for parallel in choices.schedules(sized.parallel, training.model, training.engine)
-        for shaped in shapes
-        for group in _variants(sized, choices.variants(parallel), kinds, shaped)
-    ]
-
-
-def _variants(
-    sized: Training, variants: Iterable[Parallel], kinds: Sequence[NodeKind], shaped: Integers
+def _built(
+    training: Training,
+    kinds: Sequence[NodeKind],
+    choices: Choices,
+    worth: Callable[[Training], bool],
+    most_orders: int,
 ) -> list[Candidates]:
+    shapes = _by_shape(orders([kind.group.count for kind in kinds], most_orders), kinds)
+    built = []
+    for sized in sizes(training, kinds, choices):
+        for parallel in choices.schedules(sized.parallel, training.model, training.engine):
+            variants = [replace(sized, parallel=variant) for variant in choices.variants(parallel)]
+            wanted = [one for one in variants if _shares_sequence(one) and worth(one)]
+            built += [group for shaped in shapes for group in _variants(wanted, kinds, shaped)]
+    return built
+
+
+def _shares_sequence(training: Training) -> bool:
+    parallel = training.parallel
+    return not parallel.sequence_parallel or training.model.sequence_length % parallel.tensor == 0
+
+
+def _variants(variants: Sequence[Training], kinds: Sequence[NodeKind], shaped: Integers) -> list[Candidates]:
     """Those of the options of a plan, without what an earlier one of them is never worse than, and without twins."""
     groups: list[Candidates] = []
     lines: list[Pipelines] = []
-    for parallel in variants:
-        if parallel.sequence_parallel and sized.model.sequence_length % parallel.tensor:
-            continue
-        one = replace(sized, parallel=parallel)
+    for one in variants:
         line = pipelines(one, kinds, shaped)
         useful = np.ones(len(line), bool)
         for earlier in lines:
-            useful &= ~never_worse(earlier, line, sized.model.layers)
+            useful &= ~never_worse(earlier, line, one.model.layers)
         lines.append(line)
         if useful.any():
             group = Candidates(training=one, kinds=kinds, orders=shaped, pipelines=line)

@@ -16,6 +16,7 @@ from fasop.errors import SearchError
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [page=FILE] [plan=NAME]
                    [overwrite=true] [leave_out=true] [explain=ROW] [calibration=FILE]
+       tdpp search pareto=time|cost [max_cost=N] [max_days=N] [tokens=N] ...
        tdpp search validate=RUN,... [calibrate=FILE] [calibration=FILE] [runs_dir=DIR]
 
 Ranks all ways to cut the model over the nodes of the cluster: tensor, data and pipeline size, micro-batch, schedule,
@@ -27,6 +28,7 @@ sharded_optimizer, sequence_parallel.
   tdpp search experiment=seed_a100x1_a10x7
   tdpp search cluster=a10x8 model=xl parallel.global_batch_size=64 plan=best
   tdpp launch cluster=a10x8 model=xl parallel=best ...
+  tdpp search pareto=cost cluster=a100x8_a10x8 model=xl train=gpt2 parallel.global_batch_size=64 tokens=1e9 max_days=2
   tdpp search experiment=seed_a10x8 parallel.schedule=one_f_one_b,gpipe parallel.tensor=1
 
   top=N            as many plans (10)
@@ -35,6 +37,12 @@ sharded_optimizer, sequence_parallel.
   plan=NAME        write the best one as conf/parallel/NAME.yaml, which parallel=NAME then takes
   overwrite=true   also when there is such a file
   leave_out=true   try plans that leave nodes out, too
+  pareto=time      show the plans that no other one beats in both time and cost, over all numbers of nodes up to those
+                   of the cluster, by cluster.groups.<group>.price_per_hour; the fastest first. Only the schedule
+                   one_f_one_b, unless parallel.schedule says otherwise
+  pareto=cost      the cheapest first
+  max_cost=N max_days=N   of them those whose whole training, train.iterations, keeps these US dollars and days
+  tokens=N         a whole training is so many tokens
   calibration=FILE multiply times with what runs took (see calibrate)
   explain=ROW      tell of the plan in this row of the table where each second and each byte goes, stage by stage
 
@@ -42,14 +50,15 @@ sharded_optimizer, sequence_parallel.
   calibrate=FILE   write there what they took, as a part of what was predicted"""
 
 if TYPE_CHECKING:
-    from fasop.inputs import Inputs
     from fasop.prices import Run
-    from fasop.search import Plan, Result
+    from fasop.search import Plan
     from fasop.validate import Measured
 
 Show = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
 Measure = Callable[[RunDir], "Measured"]
 Draw = Callable[[str, Sequence["Plan"], "Run"], str]
+FRONT = ("parallel.schedule=one_f_one_b",)
+"""Unless another one is given: a front compares many sets of nodes, whose schedule is a search of its own."""
 PLANS = Path(conf.__file__).resolve().parent / "parallel"
 
 
@@ -77,37 +86,43 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     from fasop.calibration import read_calibration
     from fasop.costs import why_not_measured
     from fasop.inputs import read
-    from fasop.table import COLUMNS, csv_text, plan_yaml, rows, warnings
+    from fasop.prices import Run
+    from fasop.sought import best_plans, front
+    from fasop.table import COLUMNS, FRONT_COLUMNS, csv_text, front_rows, plan_yaml, rows, warnings
 
-    inputs = read(asked.overrides)
+    inputs = read([*(FRONT if asked.pareto else ()), *asked.overrides])
+    if asked.tokens is not None:
+        training = inputs.training
+        run = Run.of_tokens(asked.tokens, training.parallel.global_batch_size, training.model.sequence_length)
+        inputs = replace(inputs, run=run)
     if asked.calibration is not None:
         calibration = read_calibration(asked.calibration)
         inputs = replace(inputs, kinds=calibration.applied(inputs.kinds))
         print(f"({calibration})", file=sys.stderr)
-    result, told = best_plans(inputs, asked)
-    if asked.explain is not None and asked.explain > len(result.plans):
-        raise SearchError(f"explain={asked.explain}: there are {len(result.plans)} plans; choose a row of the table")
-    show(COLUMNS, rows(result.plans))
-    for warning in warnings(result.plans):
+    sought = front(inputs, asked) if asked.pareto else best_plans(inputs, asked)
+    plans = sought.plans
+    if asked.explain is not None and asked.explain > len(plans):
+        raise SearchError(f"explain={asked.explain}: there are {len(plans)} plans; choose a row of the table")
+    if asked.pareto:
+        show(FRONT_COLUMNS, front_rows(plans, inputs.run))
+    else:
+        show(COLUMNS, rows(plans))
+    for warning in warnings(plans):
         print(f"({warning})", file=sys.stderr)
     for kind in inputs.kinds:
         if (why := why_not_measured(kind.gpu, kind.profile, inputs.training)) is not None:
             print(f"({why})", file=sys.stderr)
-    print(
-        f"{result.candidates} plans fit, {result.too_large} do not; {told}. What is not shown was found slower, "
-        f"or is proved to be. Other layers per stage make the first at most {result.plans[0].gap:.0%} faster.",
-        file=sys.stderr,
-    )
+    print(sought.told, file=sys.stderr)
     if asked.explain is not None:
-        tell(asked.explain, result.plans[asked.explain - 1], show)
+        tell(asked.explain, plans[asked.explain - 1], show)
     if asked.csv is not None:
-        _write(asked.csv, csv_text(result.plans, inputs.run))
+        _write(asked.csv, csv_text(plans, inputs.run))
     if asked.page is not None:
-        _write(asked.page, draw(command, result.plans, inputs.run))
+        _write(asked.page, draw(command, plans, inputs.run))
         print(asked.page)
     if asked.plan is not None:
         path = PLANS / f"{asked.plan}.yaml"
-        _write(path, plan_yaml(result.plans[0], command))
+        _write(path, plan_yaml(plans[0], command))
         print(f"parallel={asked.plan} is the first of them ({path})")
     return 0
 
@@ -163,30 +178,6 @@ def runs_dir(asked: Asked) -> Path:
             "predicted without one; give one of them"
         )
     return Path(given.get("runs_dir", "runs"))
-
-
-def best_plans(inputs: Inputs, asked: Asked) -> tuple[Result, str]:
-    """The best plans, and in words which nodes and orders were tried."""
-    from fasop.candidates import any_space, space
-    from fasop.clusters import clusters, tried
-    from fasop.orders import searched
-    from fasop.progress import bar
-    from fasop.search import Best, explore, found
-
-    best = Best(max(asked.top, asked.explain or 0))
-    counts = [kind.group.count for kind in inputs.kinds]
-    with bar("searching") as told:
-        if asked.leave_out:
-            some = clusters(inputs.kinds)
-            spaces = (any_space(inputs.training, kinds, inputs.choices) for kinds in some)
-            seen = explore(spaces, best, len(some), told)
-            where = f"{tried(inputs.kinds)}, at most in {searched(counts)}"
-        else:
-            seen = explore([space(inputs.training, inputs.kinds, inputs.choices)], best, told=told)
-            where = searched(counts)
-    if not best.plans:
-        space(inputs.training, inputs.kinds, inputs.choices)  # which tells why
-    return found(best.plans, seen), where
 
 
 def tell(row: int, plan: Plan, show: Show) -> None:

@@ -19,9 +19,12 @@ def count(nodes: Sequence[int]) -> int:
     return math.factorial(sum(nodes)) // math.prod(map(math.factorial, nodes))
 
 
-def orders(nodes: Sequence[int]) -> Integers:
-    """[orders, nodes]: the kind of the node in each place, for so many nodes of each kind; in lexicographic order."""
-    if count(nodes) > MOST:
+def orders(nodes: Sequence[int], most: int = MOST) -> Integers:
+    """[orders, nodes]: the kind of the node in each place, for so many nodes of each kind; in lexicographic order.
+
+    All if there are no more than `most`, else those in which nodes of a kind are neighbours.
+    """
+    if count(nodes) > most:
         blocks = permutations([kind for kind, number in enumerate(nodes) if number])
         return np.array([[kind for kind in block for _ in range(nodes[kind])] for block in blocks])
     return np.array(list(_all(list(nodes))))

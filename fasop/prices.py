@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ class Run:
     """A whole training."""
 
     iterations: int
+
+    @classmethod
+    def of_tokens(cls, tokens: float, global_batch_size: int, sequence_length: int) -> Run:
+        """Of the iterations that so many tokens take."""
+        return cls(iterations=math.ceil(tokens / (global_batch_size * sequence_length)))
 
     def days(self, plan: Plan) -> float:
         return self.iterations * plan.total / DAY
@@ -40,6 +46,13 @@ def cost_of_step(plan: Plan) -> float | None:
     return None if price is None else price * plan.total / HOUR
 
 
+def step_cost(plan: Plan) -> float:
+    """As `cost_of_step`, of nodes whose prices are known."""
+    cost = cost_of_step(plan)
+    assert cost is not None
+    return cost
+
+
 def check_prices(kinds: Sequence[NodeKind]) -> None:
     """Raises SearchError if there is a group without a price."""
     without = [kind.name for kind in kinds if kind.group.price_per_hour is None]
@@ -48,8 +61,3 @@ def check_prices(kinds: Sequence[NodeKind]) -> None:
             f"pareto needs a price of every node: {', '.join(f'cluster.groups.{name}' for name in without)} "
             f"has none; give cluster.groups.{without[0]}.price_per_hour=8.1, for example, in US dollars for a node"
         )
-
-
-def run_of(iterations: int, tokens: float | None, batch: int, sequence_length: int) -> Run:
-    """A training of so many iterations, or of the iterations that so many tokens take."""
-    return Run(iterations=iterations if tokens is None else max(1, round(tokens / (batch * sequence_length))))

@@ -80,8 +80,8 @@ class Result(Seen):
 class Keep(Protocol):
     """The plans that a search is after."""
 
-    def worth(self, group: Candidates, bounds: Floats) -> NDArray[np.bool_]:
-        """[candidates]: whether a plan that takes these seconds would be kept, by what is kept so far.
+    def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
+        """Whether plans on all these nodes that take so many seconds would be kept, by what is kept so far.
 
         If not, none that takes longer would be.
         """
@@ -97,7 +97,7 @@ class Best:
         self._most = most
         self.plans: list[Plan] = []
 
-    def worth(self, group: Candidates, bounds: Floats) -> NDArray[np.bool_]:
+    def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
         slowest = self.plans[-1].total if len(self.plans) == self._most else np.inf
         return np.asarray(bounds <= slowest)
 
@@ -153,7 +153,7 @@ def _searched(group: Candidates, proved: Floats, balanced: Integers, keep: Keep)
     promising, searched = np.argsort(proved, kind="stable"), 0
     for begin in range(0, len(promising), BATCH):
         batch = promising[begin : begin + BATCH]
-        batch = batch[keep.worth(group, proved[batch])]
+        batch = batch[keep.worth(group.kinds, proved[batch])]
         if not len(batch):
             break
         batch, least = _tightened(group, batch, proved[batch], keep)
@@ -168,7 +168,7 @@ def _searched(group: Candidates, proved: Floats, balanced: Integers, keep: Keep)
 def _tightened(group: Candidates, batch: Integers, proved: Floats, keep: Keep) -> tuple[Integers, Floats]:
     """Those of a batch that are worth it by the tighter bound, too, which takes less time than a search."""
     least = np.maximum(proved, bound(group.pipelines.take(batch), group.layers))
-    worth = keep.worth(group, least)
+    worth = keep.worth(group.kinds, least)
     return batch[worth], least[worth]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from conf.schema import Parallel, Recompute
 from fasop.costs import Basis
-from fasop.prices import Run, cost_of_step, price_per_hour
+from fasop.prices import Run, cost_of_step, price_per_hour, step_cost
 from fasop.search import Plan
 
 COLUMNS = (
@@ -24,8 +24,11 @@ COLUMNS = (
     "samples/s",
     "times",
 )
-PRICED = ("$/hour", "$/1000 steps", "days", "$")
-"""After those, where the nodes have prices: of the nodes, and of the whole training."""
+FRONT_COLUMNS = (
+    *("", "nodes", "$/hour", "iteration", "$/1000 steps", "days", "$", "tensor", "data", "pipeline", "micro"),
+    *("options", "partition", "times"),
+)
+"""Of time against cost; days and dollars are those of the whole training."""
 PUBLIC = (
     *("mbs", "tp", "dp", "pp", "node placement", "partition", "estimated time (step/s)", "pipeline time"),
     *("DP all-reduce time", "embedding layer all-reduce time", "price_per_step", "train_cost"),
@@ -56,16 +59,24 @@ def rows(plans: Sequence[Plan]) -> list[list[str]]:
     ]
 
 
-def priced_rows(plans: Sequence[Plan], run: Run) -> list[list[str]]:
-    """In the order of `COLUMNS` and `PRICED`."""
-    return [[*row, *_prices(plan, run)] for row, plan in zip(rows(plans), plans, strict=True)]
-
-
-def _prices(plan: Plan, run: Run) -> list[str]:
-    price, step, whole = price_per_hour(plan.nodes), cost_of_step(plan), run.cost(plan)
-    if price is None or step is None or whole is None:
-        return ["not known", "", f"{run.days(plan):.3g}", ""]
-    return [f"{price:.2f}", f"{1000 * step:.2f}", f"{run.days(plan):.3g}", f"{whole:.2f}"]
+def front_rows(plans: Sequence[Plan], run: Run) -> list[list[str]]:
+    """In the order of `FRONT_COLUMNS`; the nodes have prices."""
+    return [
+        [
+            str(number),
+            str(p.parallel.node_order),
+            f"{price_per_hour(p.nodes):.2f}",
+            f"{p.total * 1e3:.1f} ms",
+            f"{1000 * step_cost(p):.2f}",
+            f"{run.days(p):.3g}",
+            f"{run.cost(p):.2f}",
+            *map(str, (p.parallel.tensor, p.parallel.data, p.parallel.pipeline, p.parallel.micro_batch_size)),
+            options(p.parallel),
+            str(p.parallel.partition),
+            str(p.basis),
+        ]
+        for number, p in enumerate(plans, 1)
+    ]
 
 
 def options(parallel: Parallel) -> str:

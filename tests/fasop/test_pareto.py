@@ -1,0 +1,156 @@
+"""A front of time against cost holds what looking at every plan finds, and says what limits leave."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.compose import compose
+from fasop.asked import Asked, First, parse
+from fasop.candidates import any_space
+from fasop.clusters import clusters
+from fasop.errors import SearchError
+from fasop.floor import floor
+from fasop.inputs import Inputs, read
+from fasop.pipelines import pipelines
+from fasop.prices import DAY, HOUR, Run, step_cost
+from fasop.search import Best, explore
+from fasop.sought import front
+from launch.cli import main
+
+ONE_F_ONE_B = "parallel.schedule=one_f_one_b"
+WORDS = (
+    *("cluster=a100x8_a10x8", "model=xl", "train=gpt2", "parallel.global_batch_size=32", "train.precision=fp16"),
+    *("cluster.groups.a100.count=1", "cluster.groups.a10.count=2", "parallel.tensor=1", "parallel.recompute=none"),
+)
+
+
+def few() -> Inputs:
+    return read([*WORDS, ONE_F_ONE_B])
+
+
+def told(plans: object) -> list[tuple[float, float]]:
+    assert isinstance(plans, list)
+    return [(plan.total, step_cost(plan)) for plan in plans]
+
+
+def test_a_front_is_what_looking_at_every_plan_finds() -> None:
+    """The bounds and the floor leave out nothing that belongs to it."""
+    inputs = few()
+    every = Best(100_000)
+    explore([any_space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
+    plans = told(every.plans)
+    best = [
+        (time, cost)
+        for time, cost in plans
+        if not any(t <= time and c <= cost and (t, c) != (time, cost) for t, c in plans)
+    ]
+    found = told(front(inputs, Asked(pareto=First.time)).plans)
+    assert len(found) > 3
+    assert found == sorted(set(best))
+    assert told(list(front(inputs, Asked(pareto=First.cost)).plans)) == found[::-1]
+
+
+@pytest.mark.parametrize("name", ["one_f_one_b", "gpipe", "interleaved", "zb_h1"])
+def test_no_plan_beats_the_floor(name: str) -> None:
+    """Over all partitions of a small model, in both orders of two nodes."""
+    inputs = read([*WORDS, "model.layers=8", f"parallel.schedule={name}"])
+    some = [replace(k, gpus=4, group=replace(k.group, count=1)) for k in inputs.kinds]
+    table = np.array([p for p in itertools.product(range(9), repeat=4) if sum(p) == 8]).T
+    stages = 2 if name == "interleaved" else 4
+    choices, compared = replace(inputs.choices, pipeline=(stages,), sharded_optimizer=(False,)), 0
+    for group in any_space(inputs.training, some, choices).groups:
+        for order in ([0, 1], [1, 0]):
+            lines = pipelines(group.training, some, np.array([order])).take(np.zeros(table.shape[1], int))
+            assert floor(group.training, some) <= lines.iteration(table).min()
+            compared += 1
+    assert compared >= 4
+
+
+def test_limits_cut_the_front_and_nothing_else() -> None:
+    inputs = few()
+    whole = told(front(inputs, Asked(pareto=First.time)).plans)
+    time, cost = whole[1][0], whole[-2][1]
+    some = Asked(
+        pareto=First.cost,
+        max_days=inputs.run.iterations * time / DAY * 1.001,
+        max_cost=inputs.run.iterations * whole[0][1] * 1.001,
+    )
+    assert told(list(front(inputs, some).plans)) == whole[1::-1]
+    cheap = Asked(pareto=First.time, max_cost=inputs.run.iterations * cost * 1.001)
+    assert told(front(inputs, cheap).plans) == whole[-2:]
+
+
+def test_limits_that_nothing_keeps_are_told_with_what_would() -> None:
+    inputs = few()
+    fastest, *_, cheapest = front(inputs, Asked(pareto=First.time)).plans
+    with pytest.raises(SearchError) as error:
+        front(inputs, Asked(pareto=First.time, max_cost=0.001, max_days=7))
+    text = str(error.value)
+    assert "no plan for 50 iterations keeps max_cost=0.001 and max_days=7: the cheapest takes" in text
+    (days, cost), (_, most) = re.findall(r"([\d.e-]+) days for \$([\d.]+)", text)
+    assert float(days) == pytest.approx(inputs.run.days(cheapest), rel=0.01)
+    assert float(cost) == pytest.approx(step_cost(cheapest) * 50, rel=0.01)
+    assert float(most) == pytest.approx(step_cost(fastest) * 50, rel=0.01)
+
+
+def test_a_front_is_a_table_a_file_and_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fasop.cli.PLANS", tmp_path)
+    file = tmp_path / "front.csv"
+    assert main(["search", "pareto=cost", *WORDS, "tokens=1e6", f"csv={file}", "plan=cheap"]) == 0
+    shown = capsys.readouterr()
+    assert "$/1000 steps" in shown.out
+    assert "the whole training has 31 iterations" in shown.err
+    rows = list(csv.DictReader(file.open()))
+    for row in rows:
+        seconds, price = float(row["estimated time (step/s)"]), float(row["price_per_hour"])
+        assert float(row["price_per_step"]) == pytest.approx(seconds * price / HOUR, abs=1e-6)
+        assert float(row["train_cost"]) == pytest.approx(31 * seconds * price / HOUR, abs=1e-5)
+        a100 = 32.7726 if "a100" in row["node placement"] else 0.0
+        a10 = sum(int(n or 1) for n in re.findall(r"\ba10(?:\*(\d+))?(?=\+|$)", row["node placement"]))
+        assert price == pytest.approx(a100 + 9.773 * a10)
+    costs = [float(row["train_cost"]) for row in rows]
+    assert costs == sorted(costs)
+    words = [word for word in WORDS if not word.startswith(("parallel.tensor", "parallel.recompute"))]
+    taken = compose([*words, *(f"parallel.{line}" for line in plan_keys(tmp_path / "cheap.yaml"))])
+    assert str(taken.node_order) == rows[0]["node placement"]
+
+
+def plan_keys(path: Path) -> list[str]:
+    return [
+        line.replace(": ", "=").replace('"', "") for line in path.read_text().splitlines() if not line.startswith("#")
+    ]
+
+
+def test_tokens_make_iterations_rounded_up() -> None:
+    assert Run.of_tokens(1e6, 32, 1024).iterations == math.ceil(1e6 / 32 / 1024) == 31
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pareto=both"], "pareto=both must be time or cost"),
+        (["max_cost=5"], "max_cost=5 limits a front of time against cost: add pareto=time"),
+        (["pareto=time", "max_days=-1"], "max_days=-1 must be a number above 0"),
+        (["tokens=many"], "tokens=many must be a number above 0"),
+    ],
+    ids=["pareto", "limit", "days", "tokens"],
+)
+def test_a_word_that_means_nothing_is_told(words: list[str], message: str) -> None:
+    with pytest.raises(SearchError, match=re.escape(message)):
+        parse(words)
+
+
+def test_a_node_without_a_price_is_told() -> None:
+    inputs = read([*WORDS, "cluster.groups.a10.price_per_hour=null"])
+    with pytest.raises(SearchError, match=r"cluster.groups.a10 has none; give cluster.groups.a10.price_per_hour="):
+        front(inputs, Asked(pareto=First.time))
