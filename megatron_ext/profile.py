@@ -196,8 +196,7 @@ class _Trial:
     def round(self) -> None:
         if self.parts is None:
             return
-        for _ in range(ROUND):
-            self.parts.forward_and_backward()
+        self.parts.forward_and_backward(ROUND)
         if self._until is None and time.monotonic() > self._begun + WARM_UP_S:
             for laps in self.parts.laps.values():
                 laps.clear()

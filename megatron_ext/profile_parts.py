@@ -58,8 +58,16 @@ class Parts:
         self.laps: Dict[str, List[Lap]] = {name: [] for name in LAPS}
         """Of every pass so far; those of the layers are a layer's share."""
 
-    def forward_and_backward(self) -> None:
-        """One pass, timed."""
+    def forward_and_backward(self, passes: int) -> None:
+        """So many passes, timed; a GPU gets them one after another, and need not wait for its host."""
+        for _ in range(passes):
+            self._pass()
+        laps = self._marks.laps()
+        for first in range(0, len(laps), len(LAPS) + 1):  # from the end of a pass to the next is none of them
+            for name, lap in zip(LAPS, laps[first:]):
+                self.laps[name].append(lap.shared(self._count(name)))
+
+    def _pass(self) -> None:
         marks = self._marks
         marks.set()
         embedded = self._embedding(self._tokens)
@@ -76,8 +84,6 @@ class Parts:
         marks.set()
         torch.autograd.backward([embedded], [entered.grad])
         marks.set()
-        for name, lap in zip(LAPS, marks.laps()):
-            self.laps[name].append(lap.shared(self._count(name)))
 
     def medians(self) -> Dict[str, Median]:
         return {name: median([lap.ms for lap in laps]) for name, laps in self.laps.items()}
@@ -109,7 +115,8 @@ class Parts:
         """The most that the GPU's allocator holds during a pass, more than before it."""
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        self.forward_and_backward()
+        self._pass()
+        self._marks.laps()
         return torch.cuda.max_memory_allocated(self._device) - before
 
     def optimizer_ns(self, seconds: float) -> Median:
