@@ -9,6 +9,9 @@ from html import escape
 from reports.page import table
 from reports.record import UNKNOWN, Plan
 
+MOST_NODES = 16
+"""The table of more nodes is folded."""
+
 
 def plan_section(plan: Plan) -> str:
     """The section of a run's page on its plan, as HTML."""
@@ -95,4 +98,7 @@ def _nodes(plan: Plan) -> str:
         numbers = ", ".join(map(str, node.ranks))
         stages = ", ".join(map(str, sorted({plan.ranks[rank].stage for rank in node.ranks})))
         rows.append((node.name, node.gpu, numbers, stages))
-    return table(("node it stands for" if plan.rehearsal else "node", "GPU", "ranks", "stages"), rows)
+    told = table(("node it stands for" if plan.rehearsal else "node", "GPU", "ranks", "stages"), rows)
+    if len(rows) <= MOST_NODES:
+        return told
+    return f"<details><summary>Ranks and stages of {len(rows)} nodes</summary>{told}</details>"

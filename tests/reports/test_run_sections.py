@@ -103,6 +103,14 @@ def test_a_slow_rank_is_named_with_its_node(run: Path, tmp_path: Path):
     assert float(cells[5].strip("+%")) > 50
 
 
+def test_the_table_of_many_nodes_is_folded(run: Path, tmp_path: Path):
+    report(run)
+    assert "<summary>Ranks and stages" not in (run / "report/index.html").read_text()
+    many = tmp_path / "many/tiny/20260101-000000-bbbb"
+    make_run(many, Shape(pipeline=17, ranks_per_node=1, layers=17, iterations=1, micro_batches=1))
+    assert "Ranks and stages of 17 nodes" in report(many)[0]
+
+
 def test_what_nodes_say_is_grouped_and_errors_come_before_warnings(run: Path):
     found = Found(
         mismatches=("node g0-0: says WORLD_SIZE 8, but 4 was submitted",),
