@@ -2,9 +2,9 @@
 
 Needs megatron-core. Its package has no preprocessing program, so that the steps of Megatron-LM's
 tools/preprocess_data.py are taken here one after the other in one process: a JSON line is parsed, its text tokenised,
-an end added, and the package's own `IndexedDatasetBuilder` is given the document. Both sides have the same tokenizer, of
-the `tokenizers` library, learned from the text. The benchmark stops unless files and maps are the same to the last bit.
-All times are CPU time, of all processes, so that tokens per CPU second are those of a core.
+an end added, and the package's own `IndexedDatasetBuilder` is given the document. Both sides have the same tokenizer,
+of the `tokenizers` library, learned from the text. The benchmark stops unless files and maps are the same to the last
+bit. All times are CPU time, of all processes, so that tokens per CPU second are those of a core.
 """
 
 from __future__ import annotations

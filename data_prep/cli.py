@@ -8,7 +8,7 @@ from pathlib import Path
 from data_prep import prepare_cli
 from data_prep.check import check, open_checked
 from data_prep.errors import DataPrepError
-from data_prep.inspect import DrawPage, described, document_text, figures
+from data_prep.inspect import DrawPage, Sample, described, document_text, figures, sample_text
 from data_prep.reshape import merge, split
 
 PREFIX = "path without .bin or .idx"
@@ -26,7 +26,7 @@ def main(argv: list[str], *, draw: DrawPage | None = None) -> int:
     if command == "prepare":
         prepare_cli.run(arguments)
     elif command == "inspect":
-        _inspect(arguments.prefix, arguments.document, arguments.page, draw)
+        _inspect(arguments, draw)
     elif command == "check":
         data = check(arguments.prefix, arguments.vocab_size)
         print(f"{arguments.prefix}: sound, {data.documents} documents, {len(data.tokens)} tokens")
@@ -45,7 +45,17 @@ def _parser() -> argparse.ArgumentParser:
     prepare_cli.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
     look = commands.add_parser("inspect", help="tell what indexed data hold")
     look.add_argument("prefix", type=Path, help=PREFIX)
-    look.add_argument("--document", type=int, metavar="N", help="print the text of one document")
+    one = look.add_mutually_exclusive_group()
+    one.add_argument("--document", type=int, metavar="N", help="print the text of one document")
+    one.add_argument("--sample", type=int, metavar="N", help="print the text of one training sample of a run, from 0")
+    look.add_argument(
+        "--sequence-length", type=prepare_cli.positive, default=1024, metavar="N", help="of the run; without it 1024"
+    )
+    look.add_argument("--seed", type=_seed, default=1234, metavar="N", help="of the run; without it 1234")
+    look.add_argument("--split", default="969,30,1", metavar="W,W,W", help="of the run; without it 969,30,1")
+    look.add_argument(
+        "--samples", type=prepare_cli.positive, metavar="N", help="of the run in all, if they take several epochs"
+    )
     look.add_argument("--page", type=Path, metavar="FILE", help="write a page with figures of documents and tokens")
     sound = commands.add_parser("check", help="check indexed data in full")
     sound.add_argument("prefix", type=Path, help=PREFIX)
@@ -72,10 +82,28 @@ def _weights(text: str) -> list[float]:
     return weights
 
 
-def _inspect(prefix: Path, document: int | None, page: Path | None, draw: DrawPage | None) -> None:
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {(1 << 32) - 1}")
+    return int(text)
+
+
+def _inspect(arguments: argparse.Namespace, draw: DrawPage | None) -> None:
+    prefix: Path = arguments.prefix
+    page: Path | None = arguments.page
     data = open_checked(prefix)
-    if document is not None:
-        print(document_text(data, prefix, document))
+    if arguments.document is not None:
+        print(document_text(data, prefix, arguments.document))
+        return
+    if arguments.sample is not None:
+        sample = Sample(
+            number=arguments.sample,
+            samples=arguments.samples or arguments.sample + 1,
+            sequence_length=arguments.sequence_length,
+            seed=arguments.seed,
+            split=arguments.split,
+        )
+        print(sample_text(data, prefix, sample))
         return
     facts = described(data, prefix)
     print("\n".join(f"{key}: {value}" for key, value in facts.items()))

@@ -1,16 +1,21 @@
-"""What indexed data hold: counts, figures, the text of a document."""
+"""What indexed data hold: counts, figures, the text of a document or of a training sample."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conf import rules
+from conf.errors import ConfigError
 from data_prep.errors import DataPrepError
 from data_prep.manifest import read_manifest, tokenizer_of
+from megatron_ext.errors import DataError
+from megatron_ext.index_maps import compute, require_one_sample, sample_tokens, split_documents
 from megatron_ext.indexed_dataset import IndexedDataset
 
 Figure = Mapping[str, Any]
@@ -64,6 +69,37 @@ def document_text(data: IndexedDataset, prefix: Path, document: int) -> str:
         raise DataPrepError(f"--document {document}: {error}") from error
     first, last = data.boundaries[document : document + 2].tolist()
     return "".join(tokenizer.decode(data[sequence]) for sequence in range(first, last))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Which training sample of a run: its number, and what the order of the samples follows from."""
+
+    number: int
+    samples: int
+    """That the run takes in all; it matters where they take several epochs."""
+    sequence_length: int
+    seed: int
+    split: str
+
+
+def sample_text(data: IndexedDataset, prefix: Path, sample: Sample) -> str:
+    """The text that a run is given as this sample.
+
+    Raises:
+        DataPrepError: there is no such sample, or nobody knows the tokeniser.
+    """
+    if not 0 <= sample.number < sample.samples:
+        raise DataPrepError(f"--sample {sample.number}: the run has the samples 0 to {sample.samples - 1} (--samples)")
+    try:
+        rules.split(sample.split)
+        documents = split_documents([float(weight) for weight in sample.split.split(",")], len(data))[0]
+        require_one_sample(data, documents, "train", sample.sequence_length)
+        tokenizer = tokenizer_of(prefix)
+    except (ConfigError, DataError, DataPrepError) as error:
+        raise DataPrepError(f"--sample {sample.number}: {error}") from error
+    maps = compute(data.lengths, documents, sample.samples, sample.sequence_length, sample.seed)
+    return tokenizer.decode(sample_tokens(data, maps, sample.number))
 
 
 def token_counts(data: IndexedDataset) -> NDArray[np.int64]:

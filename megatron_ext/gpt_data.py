@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Dict, NamedTuple, Sequence, Union
 import numpy as np
 
 from megatron_ext.errors import DataError
-from megatron_ext.index_maps import build_or_load, layout, split_documents
+from megatron_ext.index_maps import build_or_load, layout, sample_tokens, split_documents
 from megatron_ext.indexed_dataset import IndexedDataset
 
 if TYPE_CHECKING:
@@ -113,12 +113,7 @@ class GptSamples(Samples):
 
     def tokens(self, sample: int) -> NDArray[np.int64]:
         self._require(sample)
-        row = int(self._maps.shuffle_idx[sample])
-        (first, start), (last, end) = self._maps.sample_idx[row : row + 2].tolist()
-        pieces = [self._data[document] for document in self._maps.doc_idx[first : last + 1].tolist()]
-        pieces[-1] = pieces[-1][: end + 1]
-        pieces[0] = pieces[0][start:]
-        tokens = np.concatenate(pieces).astype(np.int64)
+        tokens = sample_tokens(self._data, self._maps, sample)
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self._vocab_size:
             raise DataError(

@@ -138,6 +138,16 @@ def sample_starts(
         tokens, rows = int(ends[-1]), rows + count
 
 
+def sample_tokens(data: IndexedDataset, maps: IndexMaps, sample: int) -> NDArray[np.int64]:
+    """[sequence_length + 1]: the token ids of one sample, cut from documents laid end to end."""
+    row = int(maps.shuffle_idx[sample])
+    (first, start), (last, end) = maps.sample_idx[row : row + 2].tolist()
+    pieces = [data[document] for document in maps.doc_idx[first : last + 1].tolist()]
+    pieces[-1] = pieces[-1][: end + 1]
+    pieces[0] = pieces[0][start:]
+    return np.concatenate(pieces).astype(np.int64)
+
+
 def map_files(prefix: Union[str, Path], name: str, samples: int, sequence_length: int, seed: int) -> List[Path]:
     """The three files of `IndexMaps`, in its order."""
     stem = f"_{name}_indexmap_{samples}ns_{sequence_length}sl_{seed}s_"

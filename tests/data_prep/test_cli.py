@@ -10,6 +10,8 @@ from data_prep import prepare_cli
 from data_prep.cli import main
 from data_prep.corpus import stdlib_corpus
 from data_prep.errors import DataPrepError
+from data_prep.tokenizer import ByteTokenizer
+from megatron_ext.gpt_data import GptSamples
 from megatron_ext.indexed_dataset import IndexedDataset, data_file
 from tests.data_prep.conftest import TEXTS
 
@@ -85,6 +87,28 @@ def test_inspect_turns_no_tokens_into_text_without_their_tokenizer(prefix: Path)
     data_file(prefix, ".json").unlink()
     with pytest.raises(DataPrepError, match="has no manifest, so its tokens cannot be turned into text"):
         main(["inspect", str(prefix), "--document", "0"])
+
+
+def test_inspect_prints_a_sample_as_a_run_is_given_it(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--samples", "100", "--sequence-length", "64", "--seed", "7", "--split", "1,0,0"]
+    run = GptSamples(prefix, [1, 0, 0], "train", 100, 64, 7, 257)
+    for number in (0, 99):
+        assert main(["inspect", str(prefix), "--sample", str(number), *options]) == 0
+        assert capsys.readouterr().out == ByteTokenizer().decode(run.tokens(number)) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sample", "9", "--samples", "9"], r"--sample 9: the run has the samples 0 to 8 \(--samples\)"),
+        (["--sample", "0", "--split", "0,1,1"], r"--sample 0: data\.split='0,1,1' must be three weights"),
+        (["--sample", "0", "--sequence-length", "9000"], r"--sample 0: .*the train split has .* one sample takes 9001"),
+    ],
+    ids=["beyond the run", "no split", "longer than the data"],
+)
+def test_a_sample_that_no_run_has_is_refused(prefix: Path, options: list[str], message: str) -> None:
+    with pytest.raises(DataPrepError, match=message):
+        main(["inspect", str(prefix), *options])
 
 
 def test_check_passes_sound_data(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:

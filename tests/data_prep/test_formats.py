@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,19 @@ def test_filters_leave_out_what_they_are_told_and_count_it(tmp_path: Path) -> No
     kept, manifest = made(tmp_path, ("a.json", lines), key="body", min_chars=3, max_chars=4, unique=True)
     assert kept == ["abc", "abcd"]
     assert manifest.left_out == {"empty": 1, "short": 1, "long": 1, "duplicate": 2}
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "content"),
+    [("zstandard", "a.txt.zst", b"("), ("mwparserfromhell", "a.xml", DUMP)],
+    ids=["zstandard", "mwparserfromhell"],
+)
+def test_a_package_that_is_not_here_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str, content: bytes
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DataPrepError, match=rf"the Python package {package} is needed .*: pip install 'tdpp\[data\]'"):
+        made(tmp_path, (name, content))
 
 
 BROKEN = {

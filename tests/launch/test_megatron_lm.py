@@ -112,6 +112,7 @@ def test_megatron_lm_has_every_option_and_takes_as_many_values(overrides: list[s
         (["train.save_interval=20", "train.save_async=true"], ["--save-interval 20", "--async-save"]),
         (["train.comm_timeout_s=61"], ["--distributed-timeout-minutes 2"]),
         (["engine.arguments=[--seed,'7']"], ["--seed 7"]),
+        (["data.blend=[{prefix:/b,weight:3}]"], ["--data-path 1.0 /data/xl/my-gpt2_text_document 3.0 /b"]),
         (
             ["engine.vocab_file=null", "engine.merge_file=null"],
             ["--tokenizer-type NullTokenizer", "--vocab-size 50257"],
