@@ -19,10 +19,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import sleeping
-from benchmarks.accuracy_cases import ENGINE, PUBLISHED, REHEARSALS, Case, Published, stood_for
+from benchmarks.accuracy_cases import (
+    ENGINE,
+    PROFILED,
+    PUBLISHED,
+    REAL,
+    REHEARSALS,
+    Case,
+    Published,
+    given_profile,
+    stood_for,
+)
 from benchmarks.sleeping import Pass
+from conf.profile import Cost, LayerProfile
 from conf.rundir import RunDir
+from conf.sizes import layer_parameters
 from fasop.predict import Prediction, predict, predict_plan
+from fasop.validate import MeasuredStage
+from reports.measured import measure
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -52,6 +66,58 @@ def engine(case: Case) -> Outcome:
     prediction = predict_plan(*stood_for(case))
     with tempfile.TemporaryDirectory() as folder:
         return _outcome(case, prediction, sleeping.run(Path(folder), case.experiment, _passes(prediction)))
+
+
+def computing(profile: LayerProfile) -> Callable[[Case], Outcome]:
+    """How to run the engine as it is, on the CPU, predicted from a profile of this machine."""
+
+    def run(case: Case) -> Outcome:
+        training, kinds = stood_for(case, profile)
+        prediction = predict_plan(training, kinds)
+        with tempfile.TemporaryDirectory() as folder:
+            return _outcome(case, prediction, sleeping.run(Path(folder), case.experiment, None))
+
+    return run
+
+
+def profiled(few: Case, many: Case) -> LayerProfile:
+    """What a layer takes on a core of this machine, and what the rest of the model does: from two runs of one rank.
+
+    What takes the same with few and with many layers is the head's.
+
+    Raises:
+        SystemExit: the runs tell nothing, for others wanted the cores, too.
+    """
+    times = []
+    for case in (few, many):
+        with tempfile.TemporaryDirectory() as folder:
+            times.append(measure(sleeping.run(Path(folder), case.experiment, None)).stages[0])
+    layers = [case.experiment.model.layers for case in (few, many)]
+    each = [_slope(layers, [part(of) for of in times]) for part in PARTS]
+    rest = [part(times[0]) - layers[0] * one for part, one in zip(PARTS, each, strict=True)]
+    experiment = many.experiment
+    if min(*each, *rest[:2]) <= 0:
+        raise SystemExit(
+            f"this machine is too busy to be profiled (load {os.getloadavg()[0]:.1f}): try when it is quiet"
+        )
+    return given_profile(
+        experiment,
+        "local",
+        Cost(forward=each[0] * 1e3, backward=each[1] * 1e3),
+        Cost(forward=rest[0] * 1e3, backward=rest[1] * 1e3),
+        each[2] * 1e9 / layer_parameters(experiment.model, 1),
+    )
+
+
+PARTS: tuple[Callable[[MeasuredStage], float], ...] = (
+    lambda stage: stage.forward[0],
+    lambda stage: stage.backward[0],
+    lambda stage: stage.optimizer,
+)
+
+
+def _slope(layers: Sequence[int], seconds: Sequence[float]) -> float:
+    return (seconds[1] - seconds[0]) / (layers[1] - layers[0])
 
 
 def _passes(prediction: Prediction) -> list[Pass]:
@@ -142,9 +208,10 @@ def written(page: str, parts: Mapping[str, Sequence[Outcome]]) -> str:
 
 def _circumstances(outcomes: Sequence[Outcome]) -> str:
     loads = [one.load for one in outcomes]
+    first = ", before all other processes (SCHED_FIFO)" if os.sched_getscheduler(0) == os.SCHED_FIFO else ""
     return (
         f" {os.cpu_count()} cores, Python {platform.python_version()}, load {min(loads):.1f} to {max(loads):.1f} (the "
-        "runs' own included)."
+        f"runs' own included){first}."
     )
 
 
@@ -170,14 +237,23 @@ def main() -> int:
     only = parser.parse_args().only
     cores, load = os.cpu_count() or 1, os.getloadavg()[0]
     if load > cores / 2:
-        print(f"load {load:.1f} on {cores} cores: others want them too, and runs will take longer than predicted")
+        print(
+            f"load {load:.1f} on {cores} cores: others want them too, and runs will take longer than predicted; wait "
+            "until they are done or, as root, come before them: chrt -f 10 python -m benchmarks.accuracy"
+        )
     slept = measured(ENGINE, engine, only)
+    chosen = any(only in case.name for case in REAL)
+    computed = measured(REAL, computing(profiled(*PROFILED)), only) if chosen else []
     rehearsed = measured(REHEARSALS, rehearsal, only)
     others = [published(known) for known in PUBLISHED]
     if not only:
-        PAGE.write_text(written(PAGE.read_text(), {"engine": slept, "rehearsed": rehearsed, "published": others}))
+        PAGE.write_text(
+            written(
+                PAGE.read_text(), {"engine": slept, "computing": computed, "rehearsed": rehearsed, "published": others}
+            )
+        )
         print(f"written to {PAGE}")
-    errors = [abs(one.error) for one in slept]
+    errors = [abs(one.error) for one in [*slept, *computed]]
     return int(bool(errors) and (statistics.mean(errors) > MEAN or max(errors) > WORST))
 
 

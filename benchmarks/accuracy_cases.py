@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from conf.compose import compose
 from conf.profile import Cost, LayerProfile, ModelCosts, Shape
-from conf.schema import Experiment, Precision
+from conf.schema import Experiment
 from fasop.hardware import NodeKind
 from fasop.training import Training
 
@@ -18,6 +18,8 @@ class Case:
     """As of `tdpp launch`."""
     nodes: str = ""
     """Of a run whose layers sleep: the node order that its ranks stand for, such as fast+slow."""
+    slow_motion: int = 1
+    """Of such a run: its layers take so many times as long as those of the GPUs."""
 
     @property
     def experiment(self) -> Experiment:
@@ -33,16 +35,17 @@ def _plan(sizes: str, partition: str, batch: int, *more: str) -> tuple[str, ...]
 
 SLEEPING = (
     *("model=tiny", "model.layers=16", "model.sequence_length=32", "train=demo", "train.checkpoint=false"),
-    *("train.iterations=6", "train.log_interval=1", "train.lr_warmup_iterations=1"),
+    *("train.iterations=5", "train.log_interval=1", "train.lr_warmup_iterations=1"),
 )
-SLOW_MOTION = 4
 FAST, SLOW = Cost(forward=1.638, backward=1.802), Cost(forward=2.12, backward=3.40)
-"""Milliseconds of a layer of GPT-2 XL on an A100 and an A10 (fasop/profiles); they take SLOW_MOTION times as long here,
-so that what this machine's processes need besides stays small beside it."""
+"""Milliseconds of a layer of GPT-2 XL on an A100 and an A10 (fasop/profiles)."""
 
 
 def _sleeping(name: str, sizes: str, nodes: str, partition: str, *more: str, batch: int) -> Case:
-    return Case(name=name, overrides=(*SLEEPING, *_plan(sizes, partition, batch, *more)), nodes=nodes)
+    """In slow motion, so that what this machine's processes need besides stays small; the more, the more there are."""
+    slow_motion = 8 if int(sizes.split("x")[0]) >= 8 else 4
+    overrides = (*SLEEPING, *_plan(sizes, partition, batch, *more))
+    return Case(name=name, overrides=overrides, nodes=nodes, slow_motion=slow_motion)
 
 
 INTERLEAVED = ("parallel.schedule=interleaved", "parallel.chunks=2")
@@ -59,16 +62,19 @@ ENGINE = (
     _sleeping("fast half last, bad", "4x2x1", "slow+fast", "5-5-3-3", batch=16),
     _sleeping("GPipe", "4x1x1", "slow", "6-4-3-3", "parallel.schedule=gpipe", batch=8),
     _sleeping("interleaved", "4x1x1", "slow", "2-2-2-2-2-2-2-2", *INTERLEAVED, batch=8),
-    _sleeping("8 stages, even", "8x1x1", "slow", "2-2-2-2-2-2-2-2", batch=16),
+    _sleeping("8 stages, even", "8x1x1", "slow", "2-2-2-2-2-2-2-2", batch=8),
     _sleeping("8 stages, uneven", "8x2x1", "fast+slow", "3-3-3-3-1-1-1-1", batch=16),
     _sleeping("8 stages, ends empty", "8x1x1", "slow", "0-3-3-3-3-2-2-0", batch=8),
-    _sleeping("16 stages, even", "16x1x1", "slow", "1-1-1-1-1-1-1-1-1-1-1-1-1-1-1-1", batch=16),
-    _sleeping("16 stages, fast first", "16x1x1", "fast+slow", "2-2-2-2-2-1-1-1-1-1-1-0-0-0-0-0", batch=16),
+    _sleeping("16 stages, even", "16x1x1", "slow", "1-1-1-1-1-1-1-1-1-1-1-1-1-1-1-1", batch=8),
+    _sleeping("16 stages, fast first", "16x1x1", "fast+slow", "2-2-2-2-2-1-1-1-1-1-1-0-0-0-0-0", batch=8),
 )  # fmt: skip
 
 
-def stood_for(case: Case) -> tuple[Training, list[NodeKind]]:
-    """What a run whose layers sleep is predicted as: GPUs of two types, on nodes with equally many ranks."""
+def stood_for(case: Case, measured: LayerProfile | None = None) -> tuple[Training, list[NodeKind]]:
+    """What a run on this machine is predicted as: GPUs of one or two types, on nodes with equally many ranks.
+
+    `measured` is the profile of all of them; without, layers sleep.
+    """
     experiment = case.experiment
     names = case.nodes.split("+")
     group = next(iter(experiment.cluster.groups.values()))
@@ -79,7 +85,7 @@ def stood_for(case: Case) -> tuple[Training, list[NodeKind]]:
             group=replace(group, gpus_per_node=gpus),
             gpu=replace(experiment.cluster.gpus[group.gpu], name=name),
             gpus=gpus,
-            profile=_profile(experiment, name),
+            profile=measured or given_profile(experiment, name, _layer(name, case.slow_motion)),
         )
         for name in names
     ]
@@ -87,16 +93,64 @@ def stood_for(case: Case) -> tuple[Training, list[NodeKind]]:
     return replace(Training.of(experiment), parallel=parallel), kinds
 
 
-def _profile(experiment: Experiment, name: str) -> LayerProfile:
+def _layer(name: str, slow_motion: int) -> Cost:
     cost = {"fast": FAST, "slow": SLOW}[name]
-    nothing = Cost(forward=0.001, backward=0.001)  # of a model as small as this
-    layer = Cost(forward=SLOW_MOTION * cost.forward, backward=SLOW_MOTION * cost.backward)
-    model = experiment.model
+    return Cost(forward=slow_motion * cost.forward, backward=slow_motion * cost.backward)
+
+
+NOTHING = Cost(forward=0.001, backward=0.001)
+"""What the ends of a model as small as this take."""
+
+
+def given_profile(
+    experiment: Experiment, name: str, layer: Cost, head: Cost = NOTHING, optimizer_ns: float | None = None
+) -> LayerProfile:
+    model, precision = experiment.model, experiment.train.precision
     costs = ModelCosts(
-        model=model.name, tensor=1, micro_batch_size=1, precision=Precision.fp32,
-        embedding=nothing, layer=layer, head=nothing,
-    )  # fmt: skip
-    return LayerProfile(gpu=name, source="given", models={model.name: Shape.of(model)}, costs=[costs])
+        model=model.name,
+        tensor=1,
+        micro_batch_size=experiment.parallel.micro_batch_size,
+        precision=precision,
+        embedding=NOTHING,
+        layer=layer,
+        head=head,
+    )
+    return LayerProfile(
+        gpu=name,
+        source="benchmarks.accuracy",
+        models={model.name: Shape.of(model)},
+        costs=[costs],
+        optimizer_ns_per_parameter={} if optimizer_ns is None else {precision: optimizer_ns},
+    )
+
+
+COMPUTING = (
+    *(
+        "model=tiny",
+        "model.hidden=256",
+        "model.layers=8",
+        "model.vocab_size=512",
+        "train=demo",
+        "train.checkpoint=false",
+    ),
+    *("train.iterations=5", "train.log_interval=1", "train.lr_warmup_iterations=1"),
+)
+
+
+def _computing(name: str, sizes: str, partition: str, *more: str, batch: int = 6) -> Case:
+    return Case(name=name, overrides=(*COMPUTING, *_plan(sizes, partition, batch, *more)), nodes="local")
+
+
+PROFILED = tuple(_computing(f"{layers} layers", "1x1x1", str(layers), f"model.layers={layers}") for layers in (2, 8))
+"""Of one rank: what all others are predicted from."""
+REAL = (
+    _computing("half each", "2x1x1", "4-4"),
+    _computing("more on the last", "2x1x1", "2-6"),
+    _computing("more on the first", "2x1x1", "6-2"),
+    _computing("all but one on the last", "2x1x1", "1-7"),
+    _computing("GPipe", "2x1x1", "5-3", "parallel.schedule=gpipe"),
+    _computing("two replicas", "1x2x1", "8"),
+)
 
 
 REHEARSED = (
