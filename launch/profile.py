@@ -43,6 +43,8 @@ FOLDER = "profile"
 BUILD_S = 60
 """For the weights of one tensor size and micro-batch, and its first passes, at most."""
 LINKS_S = 300
+PATIENCE_S = 300
+"""Of a rank that waits for others: those of another node may take longer to make large weights."""
 USAGE = """usage: tdpp profile [GROUP=CHOICE ...] [KEY=VALUE ...] [profile=NAME] [tensor_sizes=N,...] ...
 
 Measures on all nodes of a cluster, with a short job, what embedding, layers and head of the model take there, forward
@@ -138,7 +140,11 @@ def prepare(asked: Asked) -> Job:
         "seconds": asked.seconds,
     }
     environment = {**experiment.cluster.environment, REQUEST: json.dumps(request, separators=(",", ":"))}
-    told = replace(experiment, cluster=replace(experiment.cluster, environment=environment))
+    told = replace(
+        experiment,
+        cluster=replace(experiment.cluster, environment=environment),
+        train=replace(experiment.train, comm_timeout_s=max(PATIENCE_S, experiment.train.comm_timeout_s)),
+    )
     gpus = list(dict.fromkeys(group.gpu for group in cluster.groups.values()))
     own = {gpu: gpu if asked.profile is None else f"{asked.profile}_{gpu}" for gpu in gpus}
     names = own if len(gpus) > 1 or asked.profile is None else {gpus[0]: asked.profile}

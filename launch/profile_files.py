@@ -28,10 +28,7 @@ def write(name: str, profile: LayerProfile, asked: Asked, comment: str) -> Layer
     try:
         write_atomic(path, profile_text(profile, comment))
     except OSError as error:
-        raise LaunchError(
-            f"profile={name}: cannot write {path}: {error.strerror}; profiles belong to tdpp's own folder, in which "
-            "you need to be allowed to write"
-        ) from error
+        raise LaunchError(f"profile={name}: cannot write {path}: {error.strerror}") from error
     return profile
 
 

@@ -162,7 +162,10 @@ def _p2p(found: Found, gpu: str, between: bool) -> LinkTimes | None:
                 sharing = min(len(found.nodes[first][1]), len(found.nodes[second][1])) if between else 1
                 (own if kinds == {gpu} else mixed).append((sharing, link["us_by_bytes"]))
     chosen = own or mixed
-    return p2p_times(_medians([times for _, times in chosen]), chosen[0][0]) if chosen else None
+    if not chosen:
+        return None
+    sharing = max(number for number, _ in chosen)
+    return p2p_times(_medians([times for number, times in chosen if number == sharing]), sharing)
 
 
 def _all_reduce(found: Found, gpu: str, between: bool) -> LinkTimes | None:

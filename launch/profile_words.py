@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -87,6 +88,8 @@ def check_free(name: str, asked: Asked) -> None:
             f"profile={name}: {path} exists; choose another name, add=true puts what is measured into it (in the place "
             "of what is there for the same sizes), overwrite=true replaces it"
         )
+    if not os.access(path.parent, os.W_OK):
+        raise LaunchError(f"profile={name}: you may not write in {path.parent}, where tdpp keeps its profiles")
 
 
 def _import(own: dict[str, str]) -> Import | None:
