@@ -9,8 +9,8 @@ from html import escape
 
 from reports.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, ticks
 
-MOST_VALUES = 12
-"""Up to so many different numbers stand evenly on an axis, each with its own mark; more make a scale."""
+MOST_MARKS = 14
+"""Beside an axis; of more values only some are written, for they would lie over each other."""
 AXIS_HEIGHT, AXIS_TOP, GAP = 260, 46, 150
 
 
@@ -98,7 +98,8 @@ def parallel(items: Sequence[Item], axes: Sequence[Axis], label: str) -> str:
         x = across(number)
         parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="{AXIS_TOP}" y2="{AXIS_TOP + AXIS_HEIGHT}"/>')
         parts.append(_title(axis.title, x, 14 if number % 2 else 32))
-        for text, share in axis.marks():
+        marks = axis.marks()
+        for text, share in marks[:: -(-len(marks) // MOST_MARKS) or 1]:
             parts.append(f'<text class="mark" x="{x + 6:.1f}" y="{down(share) + 4:.1f}">{escape(_short(text))}</text>')
     limits = f"min-width: {width * 0.75:.0f}px; max-width: {width * 1.25:.0f}px"
     box = f'viewBox="0 0 {width} {AXIS_TOP + AXIS_HEIGHT + 14}" style="{limits}"'

@@ -21,8 +21,8 @@ from reports.page import data, page, static, table
 from reports.plan_section import plural
 from reports.terms import TITLES, Terms
 
-MOST = 12
-"""So many plans, the best, are shown in all detail."""
+MOST = 20
+"""So many plans, the first, are shown in all detail."""
 SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "plot.js", "search.js")
 
 
@@ -31,7 +31,7 @@ def render(command: str, plans: Sequence[Plan], run: Run) -> str:
 
     Args:
         command: that found the plans.
-        plans: at least one; the fastest first.
+        plans: at least one; the fastest or the cheapest first.
         run: the whole training that they are for.
     """
     shown = [predict_plan(plan.training, _kinds(plan)) for plan in plans[:MOST]]
@@ -45,7 +45,7 @@ def render(command: str, plans: Sequence[Plan], run: Run) -> str:
     body = [
         '<header><p class="crumbs">tdpp search</p>'
         f"<h1>{plural(len(plans), 'plan')} for {escape(plans[0].training.model.name)}</h1></header><main>",
-        _answer(command, plans[0], run),
+        _answer(command, plans, run),
         _table(plans, run),
         _charts(plans),
         '<section><h2>A plan in detail</h2><p class="note">Choose one in the table above.</p>',
@@ -62,14 +62,20 @@ def _kinds(plan: Plan) -> list[Any]:
     return list({node.name: node for node in plan.nodes}.values())
 
 
-def _answer(command: str, plan: Plan, run: Run) -> str:
+def _virtue(plans: Sequence[Plan]) -> str:
+    """What the first of the plans is."""
+    return "fastest" if plans[0].total == min(plan.total for plan in plans) else "cheapest"
+
+
+def _answer(command: str, plans: Sequence[Plan], run: Run) -> str:
+    plan, virtue = plans[0], _virtue(plans)
     parallel = plan.parallel
     tokens = parallel.global_batch_size * plan.training.model.sequence_length / plan.total
     cost = run.cost(plan)
     paid = "" if cost is None else f" and ${cost:,.2f}"
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in warnings([plan]))
     return (
-        f'<section class="verdict good"><h2>Best: {escape(_sizes(plan))}</h2>'
+        f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'
         f'<p class="reason">{plan.total * 1e3:,.1f} ms an iteration, {tokens:,.0f} tokens/s; {run.iterations:,} '
         f"iterations take {_span(run.days(plan))}{paid}.</p><p>Layers {escape(str(parallel.partition))} on "
         f"{escape(str(parallel.node_order))}. With other layers per stage at most {plan.gap:.0%} faster.</p>{notes}"
@@ -131,7 +137,7 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
             f'<tr class="{tone}" data-plan="{number}"><td>{name} <span class="tag">{mark}</span></td>{rest}</tr>\n'
         )
     head = "".join(f'<th scope="col">{title}</th>' for title in titles)
-    note = "★ fastest" + (" · ◆ none of these is both faster and cheaper" if ahead else "")
+    note = f"★ {_virtue(plans)}" + (" · ◆ none of these is both faster and cheaper" if ahead else "")
     return (
         f'<section><h2>Plans</h2><div class="scroll"><table class="runs"><thead><tr>{head}</tr></thead><tbody>\n'
         f'{"".join(rows)}</tbody></table></div><p class="note">{note}</p></section>'
@@ -141,7 +147,7 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
 def _span(days: float) -> str:
     if days >= 2:
         return f"{days:,.1f} days"
-    return f"{days * 24:.1f} h" if days * 24 >= 2 else f"{days * 1440:.1f} min"
+    return f"{days * 24:.1f} h" if days * 24 >= 1 else f"{days * 1440:.1f} min"
 
 
 def _dollars(value: float) -> str:

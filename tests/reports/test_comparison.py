@@ -201,5 +201,11 @@ def test_a_line_crosses_every_axis_where_its_values_are_and_has_a_gap_where_one_
     assert 'points="80.0,306.0 230.0,176.0 380.0,306.0"' in drawn
 
 
+def test_of_many_values_some_are_written():
+    many = Axis(title="n", values=[str(number) for number in range(40)])
+    drawn = parallel([Item(name="a", link="x", tone="")] * 40, [many], "label")
+    assert 5 <= drawn.count('class="mark"') <= 14
+
+
 def test_numbers_as_text_are_in_their_order():
     assert [text for text, _ in Axis(title="", values=["10", "9", "2", "x"]).marks()] == ["2", "9", "10", "x"]
