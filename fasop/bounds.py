@@ -13,7 +13,7 @@ import numpy as np
 
 from conf.schema import Schedule
 from fasop.fast import Floats
-from fasop.partition import bottleneck, by_stage, largest_stage, least_largest
+from fasop.partition import by_stage, largest_stage, least_largest
 from fasop.pipelines import Linear, Pipelines
 from fasop.placement import Integers
 
@@ -109,50 +109,3 @@ def _mean_bound(chains: _Chains, hop: Floats, layers: int) -> Floats:
     constant = (weights * own.fixed + beyond * (way.fixed + 2 * hop)).sum(axis=0)
     least: Floats = constant + layers * (weights * own.layer + beyond * way.layer).min(axis=0)
     return least
-
-
-def bound(pipelines: Pipelines, layers: int) -> Floats:
-    """[pipelines]: seconds below which no partition that fits gets an iteration, proved: `quick_bound` and, with 1F1B
-    and GPipe, another one.
-
-    Let U be what stages take for a micro-batch, forward and backward, with their hops both ways. A stage s begins
-    after the first micro-batch's way through those before it, computes for all micro-batches, and then the last one
-    goes back the same way: at least U_0 + ... + U_(s-1) + M (f_s + b_s), between the first stage's optimizer step and
-    its sum of gradients and then the embedding's. Counting the way there alone, s may sum its own gradients instead;
-    counting the way back alone, it may step its own optimizer. The best partition for each of these three is found
-    exactly, from the last stage back: with k layers left for stages from s on, either s itself takes longest, or what
-    comes after it does.
-    """
-    quick = quick_bound(pipelines, layers, bottleneck(pipelines, layers))
-    if pipelines.schedule not in (Schedule.one_f_one_b, Schedule.gpipe):
-        return quick
-    amount = np.arange(layers + 1).reshape(-1, 1, 1)
-    forward, backward = pipelines.forward.of(amount), pipelines.backward.of(amount)
-    sums, optimizer = pipelines.exposed(amount), pipelines.optimizer.of(amount)
-    hop, shared = pipelines.hop, pipelines.embedding + sums[:, 0]
-    work = pipelines.micro_batches * (forward + backward)
-    own = np.concatenate([work, work + sums, work + optimizer], axis=2)
-    through = np.concatenate([forward + backward + 2 * hop, forward + hop, backward + hop], axis=2)
-    first = np.concatenate([optimizer[:, 0] + shared, optimizer[:, 0], shared], axis=1)
-    room = np.tile(np.where(amount <= pipelines.capacity, 0.0, np.inf), (1, 1, 3))
-    least: Floats = np.maximum(quick, _chain(own, through, first, room).reshape(3, -1).max(axis=0))
-    return least
-
-
-def _chain(own: Floats, through: Floats, first: Floats, room: Floats) -> Floats:
-    """[pipelines]: the least, over partitions, of first(n_0) + the largest of through(n_0) + ... + own(n_s).
-
-    Arrays are by number of layers, then stages and pipelines; `first` of the first stage alone.
-    """
-    layers, stages = len(own) - 1, own.shape[1]
-    left = own[:, -1] + room[:, -1]
-    for stage in range(stages - 2, -1, -1):
-        ahead = np.full_like(left, np.inf)
-        extra = first if stage == 0 else np.zeros_like(first)
-        for here in range(layers + 1):
-            value = np.maximum(own[here, stage], through[here, stage] + left[: layers + 1 - here])
-            value = value + extra[here] + room[here, stage]
-            np.minimum(ahead[here:], value, out=ahead[here:])
-        left = ahead
-    result: Floats = left[layers] + (first[layers] if stages == 1 else 0.0)
-    return result

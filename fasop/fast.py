@@ -62,6 +62,8 @@ class Longest(NamedTuple):
     """[stages, pipelines]: 1 for the stage whose start it begins with."""
     end: Floats
     """[stages, pipelines]: 1 for the stage with whose last action it ends."""
+    total: Floats
+    """[pipelines]: when it ends, with what comes after."""
 
 
 def longest(schedule: Schedule, micro_batches: int, times: Times, after: Floats) -> Longest:
@@ -81,8 +83,9 @@ def longest(schedule: Schedule, micro_batches: int, times: Times, after: Floats)
         if kind is not Pass.WEIGHT:
             np.add(done, send[kind][stages], out=messages[writes])
         now[stages] = done
+    now += after
     end = np.zeros_like(now)
-    end[np.argmax(now + after, axis=0), np.arange(now.shape[1])] = 1
+    end[np.argmax(now, axis=0), np.arange(now.shape[1])] = 1
     here, passes = end.copy(), np.zeros((2, *times.forward.shape))
     messages[:] = 0
     for (kind, stages, parts, reads, writes), for_message in zip(reversed(plan.steps), reversed(waited), strict=True):
@@ -94,7 +97,7 @@ def longest(schedule: Schedule, micro_batches: int, times: Times, after: Floats)
         passes[min(kind, 1)][parts] += on_path if kind is not Pass.INPUT else 0.5 * on_path
         here[stages] = np.where(for_message, 0, on_path)
         messages[reads] = np.where(for_message, on_path, 0)
-    return Longest(forward=passes[0], backward=passes[1], start=here, end=end)
+    return Longest(forward=passes[0], backward=passes[1], start=here, end=end, total=now.max(axis=0))
 
 
 def _prepared(

@@ -24,6 +24,9 @@ from fasop.memory import GIB, stage_memory
 from fasop.placement import Integers, Placement, Uses, place
 from fasop.training import Training
 
+Layers = Integers | Floats
+"""Partitions: whole numbers, but in a bound also parts of layers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
@@ -32,7 +35,7 @@ class Linear:
     fixed: Floats
     layer: Floats
 
-    def of(self, layers: Integers) -> Floats:
+    def of(self, layers: Layers) -> Floats:
         return self.fixed + layers * self.layer
 
     def take(self, columns: Integers) -> Linear:
@@ -133,11 +136,11 @@ class Pipelines:
             hidden=None if self.hidden is None else self.hidden.take(columns),
         )
 
-    def held(self, layers: Integers) -> Integers:
+    def held(self, layers: Layers) -> Layers:
         """[stages, pipelines]: the layers of each stage, in all its chunks."""
         if self.parts_count == self.stages:
             return layers
-        held: Integers = layers.reshape(-1, self.stages, layers.shape[1]).sum(axis=0)
+        held: Layers = layers.reshape(-1, self.stages, layers.shape[1]).sum(axis=0)
         return held
 
     def fits(self, layers: Integers) -> NDArray[np.bool_]:
@@ -145,11 +148,11 @@ class Pipelines:
         fitting: NDArray[np.bool_] = np.all(self.held(layers) <= self.capacity, axis=0)
         return fitting
 
-    def iteration(self, layers: Integers) -> Floats:
+    def iteration(self, layers: Layers) -> Floats:
         """[pipelines]: seconds of an iteration, once the first one is over; see `parts`."""
         return self.parts(layers).total
 
-    def parts(self, layers: Integers) -> Parts:
+    def parts(self, layers: Layers) -> Parts:
         """An iteration, from the moment at which all ranks know the norm of the gradient, where they wait for each
         other, to the same moment of the next one: each stage steps its optimizer, goes through the schedule, sums
         its gradients; then first and last stage sum the embedding's.
@@ -169,7 +172,7 @@ class Pipelines:
             optimizer=times.start.max(axis=0),
         )
 
-    def exposed(self, held: Integers) -> Floats:
+    def exposed(self, held: Layers) -> Floats:
         """[stages, pipelines]: seconds from a stage's last backward pass until its gradients are summed."""
         whole = self.sums.of(held)
         if self.hidden is None:
@@ -182,7 +185,7 @@ class Pipelines:
         """[stages, pipelines]: what `exposed` is at least."""
         return self.sums.fixed if self.hidden is None else np.minimum(self.sums.fixed, self.hidden.last)
 
-    def _exposed_slopes(self, held: Integers) -> Floats:
+    def _exposed_slopes(self, held: Layers) -> Floats:
         """[stages, pipelines]: seconds that `exposed` gains with a layer."""
         if self.hidden is None:
             return self.sums.layer
@@ -191,11 +194,16 @@ class Pipelines:
         slopes: Floats = np.where(left == whole, self.sums.layer, beyond)
         return slopes
 
-    def slopes(self, layers: Integers) -> Floats:
-        """[parts, pipelines]: seconds that the longest path of the iteration gains with a layer of each part.
+    def slopes(self, layers: Layers) -> Floats:
+        """[parts, pipelines]: seconds that the longest path of the iteration gains with a layer of each part."""
+        return self.longest(layers)[0]
+
+    def longest(self, layers: Layers) -> tuple[Floats, Floats]:
+        """`slopes`, and [pipelines] the iteration's seconds.
 
         Every path takes a time that is linear in the layers, and the iteration the longest of them; so with any other
-        partition it takes at least its time with this one, plus these slopes times the difference.
+        partition it takes at least its time with this one, plus these slopes times the difference. That holds where
+        no backward pass hides anything of the sums; see `unhidden`.
         """
         held = self.held(layers)
         after = self.exposed(held)
@@ -208,9 +216,18 @@ class Pipelines:
             + path.backward * self.backward.layer
             + np.tile(by_stage, (self.parts_count // self.stages, 1))
         )
-        return slopes
+        return slopes, path.total
 
-    def _times(self, layers: Integers) -> Times:
+    def unhidden(self, layers: int) -> Pipelines:
+        """The same without anything hidden, where no stage sums for longer, however many of the layers it has."""
+        if self.hidden is None:
+            return self
+        amount = np.arange(layers + 1).reshape(-1, 1, 1)
+        exposed = self.exposed(amount)
+        slopes = (exposed[1:] - exposed[0]) / amount[1:]
+        return replace(self, sums=Linear(fixed=exposed[0], layer=slopes.min(axis=0)), hidden=None)
+
+    def _times(self, layers: Layers) -> Times:
         return Times(
             forward=self.forward.of(layers),
             backward=self.backward.of(layers),

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from conf.partition import NodeOrder, Partition
 from conf.schema import Parallel, Recompute, Schedule
 from fasop.baselines import even, minmax
-from fasop.bounds import bound, quick_bound
+from fasop.blocks import room
+from fasop.bounds import quick_bound
 from fasop.candidates import Candidates, Space
 from fasop.costs import Basis
 from fasop.fast import Floats
@@ -29,6 +30,8 @@ from fasop.training import Training
 
 BATCH = 32
 """Candidates of which partitions are searched together; what they give may leave out the next ones."""
+PRECISION = 1e-4
+"""Of the seconds from which on a plan would not be kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,20 +159,27 @@ def _searched(group: Candidates, proved: Floats, balanced: Integers, keep: Keep)
         batch = batch[keep.worth(group.kinds, proved[batch])]
         if not len(batch):
             break
-        batch, least = _tightened(group, batch, proved[batch], keep)
+        batch = batch[_may_be_kept(group.take(batch), proved[batch], keep)]
         if len(batch):
             chosen = group.take(batch)
             partitions, _ = improved(chosen.pipelines, start(chosen.pipelines, chosen.layers, balanced[:, batch]))
-            keep.add(_plans(chosen, partitions, least))
+            keep.add(_plans(chosen, partitions, proved[batch]))
             searched += len(batch)
     return searched
 
 
-def _tightened(group: Candidates, batch: Integers, proved: Floats, keep: Keep) -> tuple[Integers, Floats]:
-    """Those of a batch that are worth it by the tighter bound, too, which takes less time than a search."""
-    least = np.maximum(proved, bound(group.pipelines.take(batch), group.layers))
-    worth = keep.worth(group.kinds, least)
-    return batch[worth], least[worth]
+def _may_be_kept(group: Candidates, proved: Floats, keep: Keep) -> NDArray[np.bool_]:
+    """Of candidates that are worth it by their bounds: whether they have room for all layers in so little time."""
+    if group.training.parallel.schedule is not Schedule.one_f_one_b:
+        return np.ones(len(proved), bool)
+    worth, not_worth = proved, 2 * proved
+    if keep.worth(group.kinds, not_worth).any():
+        return np.ones(len(proved), bool)
+    while (not_worth > worth * (1 + PRECISION)).any():
+        middle = (worth + not_worth) / 2
+        kept = keep.worth(group.kinds, middle)
+        worth, not_worth = np.where(kept, middle, worth), np.where(kept, not_worth, middle)
+    return room(group.pipelines, group.layers, not_worth) >= group.layers
 
 
 def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:

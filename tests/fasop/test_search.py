@@ -26,6 +26,7 @@ from fasop.orders import MOST, count, orders, searched
 from fasop.partition import bottleneck, improved
 from fasop.pipelines import pipelines
 from fasop.placement import place
+from fasop.proof import prove
 from fasop.search import Best, Result, explore, search, start
 from fasop.training import Training
 from tests.fasop.plans import MEGATRON, experiment, kinds, mixed
@@ -299,3 +300,13 @@ def test_every_set_of_nodes_comes_once(counts: list[int]) -> None:
 def test_of_many_nodes_the_sets_differ_by_several() -> None:
     assert step([8, 8]) == 1
     assert math.prod(-(-256 // step([256] * 4)) + 1 for _ in range(4)) <= MOST_CLUSTERS + 1
+
+
+def test_the_best_plan_of_the_mixed_cluster_is_proved_to_have_the_best_partition() -> None:
+    """The other plans that are shown keep their places, or a better one: a proof never makes a plan slower."""
+    plans = found(MIXED, 2).plans
+    proofs = prove(plans)
+    assert proofs[0].gap < 1e-5
+    assert all(
+        proof.total <= plan.total and plan.bound <= proof.bound for plan, proof in zip(plans, proofs, strict=True)
+    )
