@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from conf.rundir import write_atomic
+from data_prep.encode import Encoded
 from data_prep.errors import DataPrepError
 from data_prep.formats import DIGEST
 from data_prep.manifest import TOKENIZER, Manifest, file_hash
@@ -42,6 +44,16 @@ class Progress:
     documents: int = 0
     tokens: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
+
+    def after(self, chunk: Encoded, documents: int, tokens: int) -> Progress:
+        """With one more chunk written, and so many documents and tokens in all."""
+        return Progress(
+            file=chunk.file,
+            number=chunk.number + 1,
+            documents=documents,
+            tokens=tokens,
+            left_out=dict(Counter(self.left_out) + chunk.left_out),
+        )
 
 
 class Files(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial as bound
 from pathlib import Path
@@ -125,8 +126,9 @@ def _tokenizer(request: Request, folder: Partial) -> Tokenizer:
 def _learned(request: Request, vocab_size: int) -> JsonTokenizer:
     with shown("learning the tokenizer from", request.corpus) as show:
         work = bound(_texts, options=request.options)
-        read = in_order(work, show.reading(chunks(request.corpus, request.options.documents)), request.workers)
-        return train_bpe((text for found in read for text in found), vocab_size)
+        read = show.reading(chunks(request.corpus, request.options.documents))
+        with closing(in_order(work, read, request.workers)) as results:
+            return train_bpe((text for found in results for text in found), vocab_size)
 
 
 def _texts(chunk: Chunk, options: Options) -> list[str]:
@@ -147,20 +149,21 @@ def _write(request: Request, tokenizer: Tokenizer, folder: Partial) -> Progress:
         seen = Seen(files.digests)
         saved = time.monotonic()
         read = show.reading(chunks(corpus, options.documents, progress.file, progress.number))
-        for encoded in in_order(bound(encode, tokenizer=tokenizer, options=options), read, request.workers):
-            left = without(encoded, seen.duplicates(encoded.digests))
-            writer.extend(left.lengths, left.tokens)
-            progress = Progress(
-                file=left.file,
-                number=left.number + 1,
-                documents=writer.documents,
-                tokens=writer.tokens,
-                left_out=dict(Counter(progress.left_out) + left.left_out),
-            )
-            show.tokens(writer.tokens)
-            if time.monotonic() - saved >= SAVE_EVERY_S:
-                folder.save(progress, files)
-                saved = time.monotonic()
+        work = bound(encode, tokenizer=tokenizer, options=options)
+        try:
+            with closing(in_order(work, read, request.workers)) as results:
+                for encoded in results:
+                    left = without(encoded, seen.duplicates(encoded.digests))
+                    writer.extend(left.lengths, left.tokens)
+                    progress = progress.after(left, writer.documents, writer.tokens)
+                    show.tokens(writer.tokens)
+                    if time.monotonic() - saved >= SAVE_EVERY_S:
+                        folder.save(progress, files)
+                        saved = time.monotonic()
+        except KeyboardInterrupt:
+            folder.save(progress, files)
+            show.say(f"interrupted after {progress.documents:,} documents; the same command goes on from there")
+            raise
         if not writer.documents:
             why = ", ".join(f"{count} {reason}" for reason, count in progress.left_out.items())
             raise DataPrepError(f"{corpus.description}: no text in {len(corpus.files)} files{why and f' ({why})'}")

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
@@ -22,11 +22,11 @@ AHEAD = 3
 _function: Callable[[Any], Any]
 
 
-def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Generator[R]:
     """`function` of each item, with at most `AHEAD` items a worker in memory.
 
     Where reading the items fails, the results of those before come first, so that what is told does not depend on
-    the number of workers. With one worker all is done in this process.
+    the number of workers. With one worker all is done in this process. Closing it ends the workers.
 
     Args:
         function: can be pickled.

@@ -35,12 +35,12 @@ class PowerCut(BaseException):
 class CutOff(ByteTokenizer):
     """Ends the program when it has tokenised so many chunks."""
 
-    def __init__(self, chunks: int) -> None:
-        self.left = chunks
+    def __init__(self, chunks: int, end: type[BaseException] = PowerCut) -> None:
+        self.left, self.end = chunks, end
 
     def encode(self, texts: Sequence[str]) -> list[Sequence[int] | NDArray[np.integer]]:
         if not self.left:
-            raise PowerCut
+            raise self.end
         self.left -= 1
         return super().encode(texts)
 
@@ -77,6 +77,17 @@ def test_data_that_were_cut_off_at_every_chunk_are_the_same(corpus: Corpus, tmp_
             break
     assert cuts == 28
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_an_interrupted_preparation_loses_no_chunk(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "SAVE_EVERY_S", 1e9)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(Request(corpus=corpus, tokenizer=CutOff(5, KeyboardInterrupt)), tmp_path / "x")
+    assert "interrupted after 35 documents; the same command goes on from there" in capsys.readouterr().err
+    prepare(Request(corpus=corpus, tokenizer=ByteTokenizer()), tmp_path / "x")
+    assert "going on after 35 documents" in capsys.readouterr().err
 
 
 def test_what_was_begun_for_other_text_is_not_gone_on_with(corpus: Corpus, tmp_path: Path) -> None:
@@ -127,7 +138,7 @@ def children(pid: int) -> list[int]:
 
 def test_a_killed_preparation_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
     source, text = tmp_path / "a.jsonl", "text " * 200
-    source.write_text((json.dumps({"text": text}) + "\n") * 40_000)
+    source.write_text((json.dumps({"text": text}) + "\n") * 15_000)
     process = started(source, tmp_path / "cut")
     journal = tmp_path / ".cut_text_document.partial" / "journal.json"
     deadline = time.monotonic() + 60
@@ -142,5 +153,5 @@ def test_a_killed_preparation_leaves_no_process_and_goes_on(tmp_path: Path) -> N
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert started(source, tmp_path / "cut").wait(60) == 0
-    found = np.fromfile(tmp_path / "cut_text_document.bin", "<u2").reshape(40_000, -1)
+    found = np.fromfile(tmp_path / "cut_text_document.bin", "<u2").reshape(15_000, -1)
     assert (found == [*text.encode(), 256]).all()

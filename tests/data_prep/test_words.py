@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tokenizers.implementations import ByteLevelBPETokenizer
 
 from data_prep import reading
 from data_prep.cli import main
-from data_prep.corpus import stdlib_corpus
+from data_prep.corpus import corpus_of, stdlib_corpus
 from data_prep.errors import DataPrepError
 from data_prep.manifest import tokenizer_of
 from data_prep.prepare import Request, prepare
@@ -87,6 +88,18 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(tmp_path: Path, m
     assert one == three
     data, documents = IndexedDataset(tmp_path / "3" / "x"), [text for text in map(_read, corpus.files) if text]
     assert [tokenizer_of(tmp_path / "3" / "x").decode(data[i]) for i in range(len(data))] == documents
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_of_two_faults_is_told_whatever_the_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(reading, "DOCUMENTS", 2)
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' * 5 + "{\n" + '{"text": "two"}\n' * 5)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"three")[:-4])
+    corpus = corpus_of([tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"])
+    with pytest.raises(DataPrepError, match=r"a\.jsonl:6: not JSON"):
+        prepare(Request(corpus=corpus, tokenizer=TRAINED, workers=workers), tmp_path / "out" / "x")
 
 
 def _read(path: Path) -> str:
