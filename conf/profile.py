@@ -10,7 +10,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from conf import profile_rules
 from conf.errors import ConfigError
-from conf.schema import Model, Precision, config
+from conf.schema import Gpu, Model, Precision, config
+from conf.sizes import ADAM_BYTES
 
 FOLDER = Path(__file__).parents[1] / "fasop" / "profiles"
 
@@ -167,3 +168,10 @@ def read_profile(name: str) -> LayerProfile:
         raise ConfigError(f"{path}: {error}") from error
     assert isinstance(profile, LayerProfile)
     return profile
+
+
+def optimizer_s_per_parameter(gpu: Gpu, profile: LayerProfile | None, precision: Precision) -> float:
+    """As measured, or by the memory traffic of Adam."""
+    if profile is not None and precision in profile.optimizer_ns_per_parameter:
+        return profile.optimizer_ns_per_parameter[precision] * 1e-9
+    return ADAM_BYTES / (gpu.memory_gb_per_s * 1e9)

@@ -15,7 +15,7 @@ from enum import IntEnum
 from conf.links import Link, Number
 from conf.profile import Cost, LayerProfile, ModelCosts
 from conf.schema import Gpu, Model, Precision, Recompute
-from conf.sizes import ADAM_BYTES, activation_bytes, layer_parameters
+from conf.sizes import activation_bytes, layer_parameters
 from fasop.errors import SearchError
 from fasop.training import Training
 
@@ -192,13 +192,6 @@ def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> LayerTimes:
 def _core_share(model: Model) -> float:
     """The part of a layer's operations that is the attention's core: scores and their product with the values."""
     return model.sequence_length / (6 * model.hidden + model.sequence_length)
-
-
-def optimizer_s_per_parameter(gpu: Gpu, profile: LayerProfile | None, precision: Precision) -> float:
-    """As measured, or by the memory traffic of Adam."""
-    if profile is not None and precision in profile.optimizer_ns_per_parameter:
-        return profile.optimizer_ns_per_parameter[precision] * 1e-9
-    return ADAM_BYTES / (gpu.memory_gb_per_s * 1e9)
 
 
 def gradients_summed(link: Link[Number], training: Training) -> Link[Number]:

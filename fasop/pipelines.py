@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from conf import links, overlap, sizes
 from conf.links import Link
+from conf.profile import optimizer_s_per_parameter
 from conf.schema import Schedule
-from fasop.costs import LayerTimes, gradients_summed, layer_times, optimizer_s_per_parameter, weights_handed_out
+from fasop.costs import LayerTimes, gradients_summed, layer_times, weights_handed_out
 from fasop.fast import Floats, Times, ends, longest
 from fasop.hardware import NodeKind
 from fasop.memory import GIB, stage_memory

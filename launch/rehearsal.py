@@ -9,7 +9,7 @@ from conf import links, overlap, placement, sizes
 from conf.errors import ConfigError
 from conf.links import Link
 from conf.placement import Placed, Use
-from conf.profile import ModelCosts, read_profile
+from conf.profile import ModelCosts, optimizer_s_per_parameter, read_profile
 from conf.schema import Experiment, NodeGroup
 
 
@@ -40,7 +40,7 @@ def _rank(
 ) -> dict[str, Any]:
     parallel, model = experiment.parallel, experiment.model
     groups = [experiment.cluster.groups[node["group"]] for node in plan["nodes"]]
-    costs, optimizer_ns = known[plan["nodes"][place["node"]]["group"]]
+    costs, optimizer_s = known[plan["nodes"][place["node"]]["group"]]
     stage = place["stage"]
     stages, last = parallel.pipeline, len(plan["partition"]) - 1
     forward, backward, layers = [], [], 0
@@ -73,7 +73,7 @@ def _rank(
         "send_backward_ns": _ns(_slowest(groups, placed.hops[stage - 1]).takes(message) * 1e3),
         "grads_all_reduce_ns": _ns(summed * 1e3),
         "embedding_all_reduce_ns": _ns(shared * 1e3) if is_first != is_last else 0,
-        "optimizer_ns": int(parameters * optimizer_ns),
+        "optimizer_ns": _ns(parameters * optimizer_s * 1e3),
     }
 
 
@@ -86,7 +86,7 @@ def _slowest(groups: Sequence[NodeGroup], uses: Sequence[Use]) -> Link[float]:
 
 
 def _costs(experiment: Experiment, group: NodeGroup) -> tuple[ModelCosts, float]:
-    """Of the parts of the model, and the nanoseconds that the optimizer takes for a parameter."""
+    """Of the parts of the model, and the seconds that the optimizer takes for a parameter."""
     gpu = experiment.cluster.gpus[group.gpu]
     if gpu.profile is None:
         raise ConfigError(
@@ -94,8 +94,8 @@ def _costs(experiment: Experiment, group: NodeGroup) -> tuple[ModelCosts, float]
             f"cluster.gpus.{group.gpu}.profile is null; name one of fasop/profiles"
         )
     parallel, precision, profile = experiment.parallel, experiment.train.precision, read_profile(gpu.profile)
-    stepping = profile.optimizer_ns_per_parameter.get(precision, sizes.ADAM_BYTES / gpu.memory_gb_per_s)
-    return profile.of(experiment.model, parallel.tensor, parallel.micro_batch_size, precision), stepping
+    costs = profile.of(experiment.model, parallel.tensor, parallel.micro_batch_size, precision)
+    return costs, optimizer_s_per_parameter(gpu, profile, precision)
 
 
 def _ns(milliseconds: float) -> int:

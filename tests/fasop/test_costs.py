@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conf.compose import compose
 from conf.links import Link, between, within
-from conf.profile import Cost, LayerProfile, ModelCosts, Shape
+from conf.profile import Cost, LayerProfile, ModelCosts, Shape, optimizer_s_per_parameter
 from conf.schema import Precision, Recompute
 from fasop.costs import (
     Basis,
@@ -18,7 +18,6 @@ from fasop.costs import (
     gradients_summed,
     layer_times,
     measured_tensor_sizes,
-    optimizer_s_per_parameter,
     weights_handed_out,
     why_not_measured,
 )

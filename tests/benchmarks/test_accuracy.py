@@ -1,0 +1,59 @@
+"""docs/accuracy.md shows what predictions are to reach, and is of the model as it is now."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks.accuracy import MEAN, PAGE, WORST, Outcome, published, written
+from benchmarks.accuracy_cases import ENGINE, PUBLISHED, REHEARSALS, stood_for
+from fasop.predict import predict, predict_plan
+
+PARTS = ("engine", "computing", "rehearsed", "published")
+
+
+def rows(part: str) -> dict[str, list[str]]:
+    """Cells of the page's table, by the run's name."""
+    found = re.search(rf"<!-- {part} -->\n(.*?)<!-- end -->", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    lines = [line.strip("| ").split(" | ") for line in found[1].splitlines() if line.startswith("| ")]
+    return {line[0]: line[1:] for line in lines[1:]}
+
+
+def test_runs_of_the_engine_are_predicted_as_well_as_promised() -> None:
+    errors = [float(cells[3]) / float(cells[4]) - 1 for cells in rows("engine").values()]
+    assert len(errors) >= 12
+    assert sum(map(abs, errors)) / len(errors) <= MEAN
+    assert max(map(abs, errors)) <= WORST
+
+
+def test_the_plans_are_of_2_to_16_stages_and_have_both_orders() -> None:
+    cells = rows("engine").values()
+    assert {2, 16} <= {int(sizes.split(" x ")[0]) for sizes, *_ in cells}
+    assert {"`fast+slow`", "`slow+fast`"} <= {nodes for _, _, nodes, *_ in cells}
+
+
+@pytest.mark.parametrize("part", ["engine", "rehearsed", "published"])
+def test_the_page_is_of_the_model_as_it_is_now(part: str) -> None:
+    """Or it is to be made anew: python -m benchmarks.accuracy."""
+    if part == "engine":
+        now = {case.name: predict_plan(*stood_for(case)).iteration_s for case in ENGINE}
+    elif part == "rehearsed":
+        now = {case.name: predict(case.experiment).iteration_s for case in REHEARSALS}
+    else:
+        now = {one.name: one.predicted_s for one in map(published, PUBLISHED)}
+    told = {name: float(cells[3]) / 1e3 for name, cells in rows(part).items()}
+    assert told == pytest.approx(now, rel=0.01)
+
+
+def test_new_tables_replace_the_old_ones_and_nothing_else() -> None:
+    one = Outcome(
+        name="one", sizes="2 x 1 x 1", partition="1-1", nodes="slow", predicted_s=1.0, measured_s=1.25, load=0.5
+    )
+    page = written(PAGE.read_text(), {part: [one] for part in PARTS})
+    assert page.count("| one | 2 x 1 x 1 | `1-1` | `slow` | 1000 | 1250 | -20.0% |") == len(PARTS)
+    tables = re.compile(r"(<!-- \w+ -->\n).*?(<!-- end -->)", re.DOTALL)
+    assert tables.sub(r"\1\2", page) == tables.sub(r"\1\2", PAGE.read_text())
+    with pytest.raises(ValueError, match="the page has no part <!-- other -->"):
+        written(page, {"other": [one]})
