@@ -228,7 +228,7 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
         for key in ("iteration", "chunk", "micro_batch", "peer", "start_ns", "end_ns"):
             part[key] = moved[key]
         parts.append(part[np.argsort(part["start_ns"], kind="stable")])
-    events = np.concatenate(parts) if parts else np.zeros(0, EVENT)
+    events = _near(np.concatenate(parts), said) if parts else np.zeros(0, EVENT)
     return Timeline(
         events=events,
         names=names,
@@ -236,6 +236,18 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
         uncertainty_ns=max((int(file.clock["peer"].max()) for file in files if len(file.clock)), default=0),
         notes=tuple(said),
     )
+
+
+def _near(events: NDArray[Any], notes: list[str]) -> NDArray[Any]:
+    """The events within REACH_NS of the middle one; of others it is noted."""
+    middle = np.sort(events["start_ns"])[len(events) // 2] if len(events) else 0
+    low, high = int(middle) - REACH_NS, int(middle) + REACH_NS
+    # A clock that cannot be may have moved an end before its start.
+    near = (low < events["start_ns"]) & (events["start_ns"] <= events["end_ns"]) & (events["end_ns"] < high)
+    if near.all():
+        return events
+    notes.append(f"{np.count_nonzero(~near)} events are 26 days or more from the others; ignored")
+    return np.asarray(events[near])
 
 
 def legend_order(names: Set[str]) -> tuple[str, ...]:

@@ -37,6 +37,8 @@ _BODY = " .0123456789"
 class Calls:
     """The calls of one timer on one rank since the log line before; their times are `count` values from `at` on."""
 
+    block: int
+    """Index into `spent`."""
     iteration: int
     """That of the log line, the last that the block covers."""
     rank: int
@@ -92,6 +94,7 @@ class _Block:
         self._blocks = blocks
         self._source = source
         self._iteration = iteration
+        self._number = len(blocks.spent) - 1
         self._timer: str | None = None
         self._last = -1
         """Rank that told last; of a timer they come in ascending order."""
@@ -159,6 +162,7 @@ class _Block:
         else:
             blocks.calls.append(
                 Calls(
+                    block=self._number,
                     iteration=self._iteration,
                     rank=rank,
                     name=str(self._timer),

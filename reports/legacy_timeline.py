@@ -83,7 +83,7 @@ def timeline(blocks: Blocks, layout: Layout) -> Timeline:
     known = [call for call in blocks.calls if call.rank < layout.ranks]
     if strangers := sorted({call.rank for call in blocks.calls if call.rank >= layout.ranks}):
         notes.append(f"calls of rank {', '.join(map(str, strangers[:5]))}, of {layout.ranks} ranks in all; left out")
-    calls = _possible(known, starts, ends, notes)
+    calls = _possible(_latest(known, notes), starts, ends, notes)
     placed = list(_placed(calls, starts, ends, notes))
     names = legend_order({call.name for call, _ in placed})
     events = _table(placed, starts, ends, names)
@@ -93,6 +93,21 @@ def timeline(blocks: Blocks, layout: Layout) -> Timeline:
         _number(events, names)
     _peers(events, names, layout)
     return Timeline(events=events, names=names, hosts={}, uncertainty_ns=None, notes=tuple(notes))
+
+
+def _latest(calls: Sequence[Calls], notes: list[str]) -> list[Calls]:
+    """Without the blocks whose iterations were run again, from a checkpoint, and logged again."""
+    kept: set[int] = set()
+    soonest = 1 << 62
+    for block, iteration in sorted({(call.block, call.iteration) for call in calls}, reverse=True):
+        if iteration < soonest:
+            kept.add(block)
+            soonest = iteration
+    if again := sorted({call.iteration for call in calls if call.block not in kept}):
+        notes.append(
+            f"iterations up to {', '.join(map(str, again))} were logged again; shown as they were the last time"
+        )
+    return [call for call in calls if call.block in kept]
 
 
 def _possible(

@@ -261,12 +261,29 @@ def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
 def _metrics(path: Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
     lines = {}
     for number, text in enumerate(_text(path, notes).splitlines(), 1):
-        try:
-            line = json.loads(text)
-            lines[int(line["iteration"])] = line
-        except (ValueError, KeyError, TypeError):
+        line = _metrics_line(text)
+        if line is None:
             notes.append(f"{path.name}: line {number} is not a metrics line: {text[:80]!r}; ignored")
+        else:
+            lines[line["iteration"]] = line
     return tuple(lines[iteration] for iteration in sorted(lines))
+
+
+def _metrics_line(text: str) -> dict[str, Any] | None:
+    """A JSON object of numbers; None for anything else."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or not all(map(_is_number, line.values())):
+        return None
+    iteration = line.get("iteration")
+    return line if isinstance(iteration, int) and 0 <= iteration < 1 << 31 else None
+
+
+def _is_number(value: Any) -> bool:
+    """Or null; and no integer that is too large for a float."""
+    return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 1 << 1000)
 
 
 def _failures(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> list[RankFailure]:

@@ -171,5 +171,5 @@ def test_a_page_that_loads_itself_anew_stays_at_the_chosen_iteration(run: Path, 
     page.fill("#iteration", "3")
     page.press("#iteration", "Enter")
     page.wait_for_function("view.iteration === 2")
-    page.evaluate("location.reload()")
+    page.reload()
     page.wait_for_function("document.body.dataset.ready && view.iteration === 2")
