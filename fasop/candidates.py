@@ -241,14 +241,16 @@ def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -
 
 def _not_as_given(possible: Sequence[Parallel], gpus: int, choices: Choices) -> str:
     given = " ".join(f"parallel.{key}={','.join(map(str, values))}" for key, values in choices.sizes.items())
+    if any(map(choices.tries, possible)):
+        return (
+            f"no plan for {gpus} GPUs has parallel.schedule={','.join(choices.schedule)} {given}".rstrip()
+            + ": interleaved needs two stages or more, a layer for each of their chunks, and with Megatron-LM a "
+            "micro-batch for each stage; try another schedule, too"
+        )
     values = {key: sorted({getattr(p, key) for p in possible}) for key in choices.sizes}
-    one_by_one = "; ".join(f"{key} {', '.join(map(str, known))}" for key, known in values.items())
-    if not given:
-        given = f"parallel.schedule={','.join(choices.schedule)}"
-        one_by_one = "the interleaved schedule needs two stages or more and a layer for each of their chunks"
-    return f"no plan for {gpus} GPUs has {given}; possible: {one_by_one}" + (
-        ", not all of them together" if len(values) > 1 else ""
-    )
+    known = "; ".join(f"{key} {', '.join(map(str, numbers))}" for key, numbers in values.items())
+    together = ", not all of them together" if len(values) > 1 else ""
+    return f"no plan for {gpus} GPUs has {given}; possible: {known}{together}"
 
 
 def _nothing_fits(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> str:
@@ -264,7 +266,7 @@ def _nothing_fits(training: Training, kinds: Sequence[NodeKind], choices: Choice
         if _fit(training, more, choices):
             ways.append(f"{times} times as many nodes, {gpus_of(more)} GPUs")
             break
-    ways.append(" or ".join([*_savers(choices), "a smaller model"]))
+    ways += [*_savers(choices), "a smaller model"]
     return (
         f"model={training.model.name} with parallel.global_batch_size={training.parallel.global_batch_size} fits into "
         f"the memory of cluster.gpus ({have}) with no plan; what would help: {'; or '.join(ways)}"

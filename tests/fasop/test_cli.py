@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 
 from conf.compose import compose
 from fasop import cli
+from fasop.progress import bar
 from fasop.table import CSV_COLUMNS
 from launch.cli import main
 
@@ -114,3 +116,16 @@ def test_times_that_were_not_measured_say_so(capsys: pytest.CaptureFixture[str])
     told = capsys.readouterr()
     assert "not measured" in told.out
     assert "(not measured: what the GPUs' peak rates allow; real runs take longer)" in told.err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "file"])
+def test_a_bar_is_shown_on_a_terminal_only(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", stream)
+    with bar("searching") as told:
+        told(0.25)
+    assert ("searching" in stream.getvalue()) == stream.isatty()

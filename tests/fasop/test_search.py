@@ -274,6 +274,14 @@ def test_sizes_that_are_given_and_impossible_are_told_with_those_that_are_not() 
         space_of(inputs, 8)
 
 
+def test_a_schedule_that_no_pipeline_can_run_is_told() -> None:
+    inputs = read(["experiment=seed_a10x8", "parallel.schedule=interleaved", "parallel.pipeline=1"])
+    with pytest.raises(
+        SearchError, match=r"has parallel.schedule=interleaved parallel.pipeline=1: interleaved needs two"
+    ):
+        space_of(inputs, 8)
+
+
 def test_nodes_that_only_slow_others_down_are_left_out() -> None:
     """An A10 node whose link is next to none; the plan without it is one that launch takes."""
     slow = ["cluster.groups.gpu2.inter_gbit_per_s=0.01", "cluster.groups.gpu2.count=2"]
