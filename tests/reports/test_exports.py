@@ -27,6 +27,7 @@ from tests.reports.conftest import Opener
 from tests.reports.legacy import Job, calls, log
 from tests.reports.synthetic import Shape, make_run
 from tests.reports.test_cli import Found
+from tests.reports.test_timeline_in_browser import iteration, ready, until
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=3, iterations=3, ranks_per_node=2)
 
@@ -166,10 +167,9 @@ def test_watching_a_log_ends_with_its_last_iteration(tmp_path: Path, monkeypatch
 
 def test_a_page_that_loads_itself_anew_stays_at_the_chosen_iteration(run: Path, open_page: Opener):
     cli.write(cli.Source.find(run, str(run), cli.Sizes()), None, set(), refresh_s=3600)
-    page = open_page(run / "report/timeline.html")
-    page.wait_for_selector("body[data-ready]")
+    page = ready(open_page(run / "report/timeline.html"))
     page.fill("#iteration", "3")
     page.press("#iteration", "Enter")
-    page.wait_for_function("view.iteration === 2")
+    until(page, "view.iteration === 2")
     page.reload()
-    page.wait_for_function("document.body.dataset.ready && view.iteration === 2")
+    assert iteration(ready(page)) == 3

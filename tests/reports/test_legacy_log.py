@@ -15,8 +15,10 @@ from reports.events import Timeline
 from reports.legacy_log import HEAD
 from reports.megatron_log import Sizes, read
 from reports.record import Record
+from tests.reports.conftest import Opener
 from tests.reports.legacy import Call, Job, calls, job_info, log, memory_line
 from tests.reports.synthetic import Shape, make_run
+from tests.reports.test_timeline_in_browser import BARS, ready, until
 
 JOB = Job(pipeline=3, data=2, micro_batches=4, iterations=5, before=3, interval=4, skipped=frozenset({6}))
 CALLS = calls(JOB)
@@ -238,6 +240,19 @@ def test_the_pages_lie_beside_the_log_and_have_its_course_stages_and_timers(tmp_
         assert part in summary
     for part in ("Reproduce", "tdpp launch"):
         assert part not in summary
+
+
+def test_in_a_browser_every_call_of_the_last_iteration_is_a_bar(tmp_path: Path, open_page: Opener):
+    path = tmp_path / "n061.out"
+    path.write_text(TEXT)
+    main([str(path)])
+    page = ready(open_page(path.with_suffix(".report") / "timeline.html"))
+    page.fill("#iteration", "8")
+    page.press("#iteration", "Enter")
+    until(page, "columns.iterations[view.iteration] === 8")
+    calls_of_it = [call for call in CALLS if call.iteration == 8 and call.name != "forward-backward"]
+    until(page, f"document.querySelectorAll({BARS!r}).length === {len(calls_of_it)}")
+    assert "how well the clocks of nodes agree is not known" in page.inner_text("#said")
 
 
 def test_sizes_of_a_run_cannot_be_given(tmp_path: Path):
