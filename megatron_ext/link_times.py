@@ -15,9 +15,9 @@ SMALLEST = 1024
 """Bytes; each next size is four times as large."""
 WARM_UP = 3
 REPEATS = 25
-"""Of them the first quartile counts: slower ones waited for a processor, not for the link."""
+"""Of small messages, of which the fastest counts: the others waited for a processor, not for the link."""
 LARGE = 2**20
-"""Bytes from which on `FEW` repeats do."""
+"""Bytes from which on messages are few, and their first quartile counts: what shares the link is a part of it."""
 FEW = 7
 
 
@@ -83,7 +83,7 @@ def _there_and_back(peer: int, first: bool, device: torch.device) -> Dict[str, f
                     dist.send(payload[:size], peer)
                 _finish(device)
                 times.append(time.perf_counter() - before)
-            found[str(size)] = _quartile(times[WARM_UP:]) / 2 * 1e6
+            found[str(size)] = _counting(times[WARM_UP:], size) / 2 * 1e6
     return found
 
 
@@ -100,12 +100,12 @@ def _all_reduce(group: dist.ProcessGroup, device: torch.device) -> Dict[str, flo
                 dist.all_reduce(payload[: size // 4], group=group)
                 _finish(device)
                 times.append(time.perf_counter() - before)
-            found[str(size)] = _quartile(times[WARM_UP:]) * 1e6
+            found[str(size)] = _counting(times[WARM_UP:], size) * 1e6
     return found
 
 
-def _quartile(times: Sequence[float]) -> float:
-    return sorted(times)[len(times) // 4]
+def _counting(times: Sequence[float], size: int) -> float:
+    return sorted(times)[len(times) // 4 if size >= LARGE else 0]
 
 
 def _repeats(size: int) -> int:
