@@ -12,6 +12,7 @@ from conf.rundir import RunDir
 from launch import slurm_commands
 from launch.errors import LaunchError
 from launch.peers import SILENCE_S, JobFate, OtherJob
+from launch.start import Start
 
 ASK_S = 5.0
 """Between two questions to Slurm."""
@@ -20,15 +21,19 @@ ANSWER_S = SILENCE_S / 3
 
 
 class SlurmJob:
-    """The job of this process. Only its first task speaks with Slurm; the others learn by the run's files."""
+    """The job of this process. One of its tasks speaks with Slurm; the others learn by the run's files.
 
-    def __init__(self, run: RunDir, job: str, restarts: int, nodes: tuple[int, ...], first: bool) -> None:
+    That is the first task, and once it has ended well the first of the others.
+    """
+
+    def __init__(self, run: RunDir, job: str, restarts: int, nodes: tuple[int, ...], task: int) -> None:
         self.id = job
         self.restarts = restarts
         self._run = run
-        self._first = first
         names = [node["name"] for node in run.read_json(run.plan)["nodes"]]
-        self._own = {names[rank] for rank in nodes}
+        own = [names[rank] for rank in nodes]
+        self._own = set(own)
+        self._before = own[:task]
         self._names = names
         self._asked = -math.inf
         self._about: set[str] = set()
@@ -40,13 +45,13 @@ class SlurmJob:
         """`nodes` are the node ranks of the job by task, `task` is this one."""
         # In a step of a heterogeneous job SLURM_JOB_ID is each component's own; the whole job goes by the leader's.
         job = given.get("SLURM_HET_JOB_ID") or given["SLURM_JOB_ID"]
-        return cls(run, job, int(given.get("SLURM_RESTART_COUNT", 0)), nodes, first=task == 0)
+        return cls(run, job, int(given.get("SLURM_RESTART_COUNT", 0)), nodes, task)
 
     def other(self, name: str, not_before: float) -> OtherJob | None:
         """The job of another node, if it is not this one; as it was at most `ASK_S` ago, and not before a time."""
         if name in self._own:
             return None
-        if not self._first:
+        if not self._speaks():
             return OtherJob("the first node of this job asks Slurm", JobFate.lives)
         job = next((job["id"] for job in self._jobs() if self._names.index(name) in job["nodes"]), None)
         if job is None:
@@ -76,17 +81,25 @@ class SlurmJob:
         Raises:
             LaunchError: Slurm does not.
         """
-        if self._first:
+        if self._speaks():
             slurm_commands.requeue(self.id)
 
     def cancel_waiting(self) -> None:
         """Takes the run's other jobs out of the queue: what they wait for has failed."""
         jobs = {job["id"] for job in self._jobs()}
-        if self._first and self.id in jobs:  # else the run was resumed meanwhile, and these are other jobs
+        if self._speaks() and self.id in jobs:  # else the run was resumed meanwhile, and these are other jobs
             try:
                 slurm_commands.cancel(sorted(jobs - {self.id}), only_pending=True)
             except LaunchError as error:  # told, and the job that starts later finds the failure itself
                 print(f"could not take the run's other jobs out of the queue: {error}", flush=True)
+
+    def _speaks(self) -> bool:
+        return all(self._ended_well(self._run.read_json(self._run.node_state(name))) for name in self._before)
+
+    def _ended_well(self, state: Mapping[str, Any] | None) -> bool:
+        if state is None or state["job"] != self.id or Start.parse(state["start"]).restarts != self.restarts:
+            return False
+        return bool(state["state"] == "ended" and state["exit_code"] == 0)
 
     def _jobs(self) -> list[dict[str, Any]]:
         jobs: list[dict[str, Any]] = self._run.read_json(self._run.jobs)["jobs"]

@@ -90,6 +90,7 @@ def train(run: Path, plan: dict, place: dict) -> int:
     interval = train["log_interval"]
     latest = run / "checkpoints" / "latest"
     begun = int(latest.read_text().split("_")[1]) if latest.exists() else 0
+    meet(run, rank, len(plan["ranks"]))
     for iteration in range(begun + 1, min(train["iterations"], LAST) + 1):
         time.sleep(ITERATION_S)
         if rank == FAIL_RANK and iteration == 2:
@@ -109,6 +110,14 @@ def train(run: Path, plan: dict, place: dict) -> int:
                 latest.write_text(f"iter_{iteration:07d}\n")
             return SAVED
     return 0
+
+
+def meet(run: Path, rank: int, ranks: int) -> None:
+    """No rank begins before all others of its start are there."""
+    start = os.environ["TDPP_START"]
+    (run / "events" / f".met-{start}-{rank}").touch()
+    while any(not (run / "events" / f".met-{start}-{other}").exists() for other in range(ranks)):
+        time.sleep(0.02)
 
 
 def log(run: Path, plan: dict, iteration: int, interval: int) -> None:

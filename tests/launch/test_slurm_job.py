@@ -43,7 +43,7 @@ def calls(squeue: Path) -> int:
 
 
 def test_what_slurm_said_before_it_fell_silent_is_not_its_answer_now(run: RunDir, squeue: Path) -> None:
-    job = SlurmJob(run, "1", 0, (0,), first=True)
+    job = SlurmJob(run, "1", 0, (0,), task=0)
     says(squeue, "echo '2|PENDING|Resources|5:00'")
     before = job.other("b-0", time.monotonic())
     assert before is not None
@@ -57,7 +57,7 @@ def test_what_slurm_said_before_it_fell_silent_is_not_its_answer_now(run: RunDir
 
 
 def test_a_controller_that_does_not_answer_is_asked_no_more_often_than_another(run: RunDir, squeue: Path) -> None:
-    job = SlurmJob(run, "1", 0, (0,), first=True)
+    job = SlurmJob(run, "1", 0, (0,), task=0)
     says(squeue, "exit 1")
     since = time.monotonic()
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_an_agent_that_waits_for_slurm_is_not_taken_for_lost(
     monkeypatch.setattr(slurm_job, "ANSWER_S", 0.2)
     says(squeue, "exec sleep 30")
     began = time.monotonic()
-    answer = SlurmJob(run, "1", 0, (0,), first=True).other("b-0", began)
+    answer = SlurmJob(run, "1", 0, (0,), task=0).other("b-0", began)
     assert answer is not None
     assert answer.fate is JobFate.lives
     assert time.monotonic() - began < 10
@@ -89,6 +89,19 @@ def test_without_the_accounting_the_queue_still_tells_what_it_knows(squeue: Path
 
 def test_only_the_jobs_of_its_own_submission_are_taken_out_of_the_queue(run: RunDir, squeue: Path) -> None:
     says(squeue.with_name("scancel"), f'echo "$@" >> {squeue.parent}/cancelled')
-    SlurmJob(run, "0", 0, (0,), first=True).cancel_waiting()
-    SlurmJob(run, "1", 0, (0,), first=True).cancel_waiting()
+    SlurmJob(run, "0", 0, (0,), task=0).cancel_waiting()
+    SlurmJob(run, "1", 0, (0,), task=0).cancel_waiting()
     assert (squeue.parent / "cancelled").read_text() == "--quiet --state=PENDING 2\n"
+
+
+def test_the_next_task_speaks_for_a_job_whose_first_one_has_ended_well(run: RunDir, squeue: Path) -> None:
+    says(squeue.with_name("scontrol"), f'echo "$@" >> {squeue.parent}/requeued')
+    run.nodes.mkdir()
+    second = SlurmJob(run, "1", 1, (0, 1), task=1)
+    for start, state, code in (("0.0", "ended", 0), ("0.1", "running", None), ("0.1", "ended", 1)):
+        run.write_json(run.node_state("a-0"), {"start": start, "job": "1", "state": state, "exit_code": code})
+        second.requeue()
+    assert not (squeue.parent / "requeued").exists()
+    run.write_json(run.node_state("a-0"), {"start": "0.1", "job": "1", "state": "ended", "exit_code": 0})
+    second.requeue()
+    assert (squeue.parent / "requeued").read_text() == "requeue 1\n"
