@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -90,8 +91,12 @@ def train(run: Path, plan: dict, place: dict) -> int:
     interval = train["log_interval"]
     latest = run / "checkpoints" / "latest"
     begun = int(latest.read_text().split("_")[1]) if latest.exists() else 0
-    meet(run, rank, len(plan["ranks"]))
+    together = Together(run, rank, len(plan["ranks"]))
+    last_rank = rank == len(plan["ranks"]) - 1
     for iteration in range(begun + 1, min(train["iterations"], LAST) + 1):
+        if asked:
+            together.save_after(iteration)
+        together.begun(iteration)
         time.sleep(ITERATION_S)
         if rank == FAIL_RANK and iteration == 2:
             error(run, plan, place, "RuntimeError", "out of luck\nin detail", symptom=False)
@@ -100,24 +105,51 @@ def train(run: Path, plan: dict, place: dict) -> int:
             return 1
         while rank == HANG_RANK and iteration > 2:
             time.sleep(1)
-        if FAIL_RANK >= 0 and (run / "errors" / f"rank-{FAIL_RANK:05d}.json").exists():
-            error(run, plan, place, "PeerLost", "a rank is gone", symptom=True)
-            return 1
-        if rank == len(plan["ranks"]) - 1 and (iteration % interval == 0 or iteration == train["iterations"]):
+        while not together.all_begun(iteration):
+            if FAIL_RANK >= 0 and (run / "errors" / f"rank-{FAIL_RANK:05d}.json").exists():
+                error(run, plan, place, "PeerLost", "a rank is gone", symptom=True)
+                return 1
+            time.sleep(0.002)
+        if last_rank and (iteration % interval == 0 or iteration == train["iterations"]):
             log(run, plan, iteration, interval)
-        if asked:
-            if rank == len(plan["ranks"]) - 1:
+        if iteration == together.last():
+            if last_rank:
                 latest.write_text(f"iter_{iteration:07d}\n")
             return SAVED
     return 0
 
 
-def meet(run: Path, rank: int, ranks: int) -> None:
-    """No rank begins before all others of its start are there."""
-    start = os.environ["TDPP_START"]
-    (run / "events" / f".met-{start}-{rank}").touch()
-    while any(not (run / "events" / f".met-{start}-{other}").exists() for other in range(ranks)):
-        time.sleep(0.02)
+class Together:
+    """Keeps the ranks of a start in step, as messages do in training: none ends an iteration before all others have
+    ended the one before, and all save after the same one. One file holds two numbers for each rank.
+    """
+
+    def __init__(self, run: Path, rank: int, ranks: int) -> None:
+        self._file = os.open(run / "events" / f".together-{os.environ['TDPP_START']}", os.O_RDWR | os.O_CREAT)
+        self._rank, self._ranks = rank, ranks
+
+    def begun(self, iteration: int) -> None:
+        """This rank is about to do an iteration; they count from 1."""
+        self._tell(0, iteration)
+
+    def all_begun(self, iteration: int) -> bool:
+        return all(begun >= iteration for begun, _ in self._told())
+
+    def save_after(self, iteration: int) -> None:
+        """Asks all to save after an iteration that none of them has ended, unless one was chosen already."""
+        if self.last() is None:
+            self._tell(1, iteration)
+
+    def last(self) -> int | None:
+        """The iteration after which all save."""
+        return min((last for _, last in self._told() if last), default=None)
+
+    def _tell(self, which: int, value: int) -> None:
+        os.pwrite(self._file, struct.pack("q", value), 16 * self._rank + 8 * which)
+
+    def _told(self) -> list[tuple[int, int]]:
+        told = os.pread(self._file, 16 * self._ranks, 0)
+        return list(struct.iter_unpack("qq", told.ljust(16 * self._ranks, b"\0")))
 
 
 def log(run: Path, plan: dict, iteration: int, interval: int) -> None:
