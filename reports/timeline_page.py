@@ -13,8 +13,10 @@ from fasop.simulate import Event
 from reports.events import Timeline
 from reports.pack import event_columns, pack
 from reports.page import data, emulated, missing, page, static
+from reports.plan_section import plural
 from reports.record import Plan, Record
-from reports.statistics import Statistics, slowest_first
+from reports.stages_section import ideal
+from reports.statistics import Statistics, slowest_first, stage_times
 
 SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "overview.js", "waits.js", "plot.js", "timeline.js")
 MOST_RANKS = 64
@@ -46,7 +48,7 @@ def render(record: Record, timeline: Timeline, figures: Statistics, prediction: 
     body = "\n".join(
         [
             header,
-            '<main class="wide">',
+            f'<main class="wide"><p class="answer">{escape(_answer(record.plan, figures))}</p>',
             static("timeline.html"),
             notes,
             "</main>",
@@ -55,6 +57,27 @@ def render(record: Record, timeline: Timeline, figures: Statistics, prediction: 
         ]
     )
     return page(title, body, [static(name) for name in SCRIPTS])
+
+
+def _answer(plan: Plan, figures: Statistics) -> str:
+    """What the timeline amounts to: the length of an iteration, its bubble, the stage that computes longest."""
+    if figures.bubble is None:
+        return "No iteration is complete yet but the first, which is never steady."
+    length_ms = float(np.median(figures.length_ns[figures.steady])) / 1e6
+    steady = plural(int(figures.steady.sum()), "steady one")
+    said = f"An iteration takes {length_ms:,.1f} ms, the median of {steady}; {figures.bubble:.1%} of it is bubble"
+    known = ideal(plan)
+    said += f", where {known.schedule} with equal stages has {known.fraction:.1%}." if known else "."
+    compute = {
+        row.stage: row.forward_ms + row.backward_ms for row in stage_times(figures, [r.stage for r in plan.ranks])
+    }
+    if len(compute) == 1:
+        return said
+    longest, least = max(compute, key=lambda stage: compute[stage]), min(compute, key=lambda stage: compute[stage])
+    return (
+        f"{said} Stage {longest} computes longest, {compute[longest]:,.1f} ms; stage {least} shortest, "
+        f"{compute[least]:,.1f} ms."
+    )
 
 
 def _why_no_events(plan: Plan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,14 @@ from playwright.sync_api import Browser, Page, Request, sync_playwright
 from tests.reports.chromium import ARGUMENTS, CHROMIUM, INSTALL
 
 Opener = Callable[..., Page]
+
+
+def until(page: Page, condition: str) -> None:
+    """Waits for a condition in the page; its content policy keeps Playwright from doing so by itself."""
+    deadline = time.monotonic() + 10
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
 
 
 @pytest.fixture(scope="session")

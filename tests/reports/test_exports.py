@@ -23,11 +23,11 @@ from reports.events import EVENT, Timeline, read_run
 from reports.record import Record
 from reports.trace import LANES, chrome_trace, lane
 from tests.reports.chromium import CHROMIUM
-from tests.reports.conftest import Opener
+from tests.reports.conftest import Opener, until
 from tests.reports.legacy import Job, calls, log
 from tests.reports.synthetic import Shape, make_run
 from tests.reports.test_cli import Found
-from tests.reports.test_timeline_in_browser import iteration, ready, until
+from tests.reports.test_timeline_in_browser import iteration, ready
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=3, iterations=3, ranks_per_node=2)
 

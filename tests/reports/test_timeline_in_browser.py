@@ -6,7 +6,6 @@ import json
 import random
 import re
 import struct
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from megatron_ext.timeline import NAMES as ENGINE_NAMES
 from reports.cli import main
 from reports.events import NAMES, RECORD, Timeline, read_run
 from reports.statistics import COMPUTE, statistics
-from tests.reports.conftest import Opener
+from tests.reports.conftest import Opener, until
 from tests.reports.synthetic import Shape, make_run
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=4, iterations=5, ranks_per_node=2)
@@ -64,14 +63,6 @@ def drawn_after(page: Page, action) -> None:
     )
     action()
     page.evaluate("drawn")
-
-
-def until(page: Page, condition: str) -> None:
-    """Waits for a condition in the page; its content policy keeps Playwright from doing so by itself."""
-    deadline = time.monotonic() + 10
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(20)
 
 
 def events_in(timeline: Timeline, iteration: int, ranks: range | list[int] = range(SHAPE.ranks)) -> int:
@@ -363,6 +354,20 @@ def test_a_dark_scheme_gets_dark_colours_without_a_reload(page: Page):
     drawn_after(page, lambda: page.emulate_media(color_scheme="dark"))
     assert background() < 100 < 700 < light
     assert fill() != light_fill
+
+
+def test_it_begins_with_what_it_amounts_to(page: Page, timeline: Timeline):
+    figures = statistics(timeline, SHAPE.ranks)
+    lengths = figures.length_ns[1:] / 1e6
+    compute = np.median(figures.sum_ms(COMPUTE)[:, 1:].reshape(2, -1), axis=1)
+    said = page.inner_text(".answer")
+    assert said.startswith(
+        f"An iteration takes {np.median(lengths):,.1f} ms, the median of 4 steady ones; {figures.bubble:.1%} of"
+    )
+    assert "where 1F1B with equal stages has 20.0%." in said
+    longest = int(np.argmax(compute))
+    assert re.search(rf"Stage {longest} computes longest, [\d.]+ ms; stage {1 - longest} shortest", said)
+    assert page.locator(".answer").bounding_box()["y"] < page.locator("#overview").bounding_box()["y"]
 
 
 def test_the_pages_link_to_each_other(page: Page, run: Path):
