@@ -1,33 +1,46 @@
-"""python -m benchmarks.search: how long a search takes, and how good its plans are.
+"""python -m benchmarks.search [--results FILE]: how long a search takes, and how good its plans are.
 
 The two clusters of the public FASOP artifact (HPDC 2024) with GPT-2 XL, whose own search takes about 8.5 CPU seconds
 for its 592 candidates (known figure; the public tool is not run here). What its procedure does is done here as well, on
 the same candidates and costs: one candidate at a time, its heuristic for the partition, one simulation in plain Python.
-Then a cluster of 1,024 nodes with 8 GPUs of four types.
+Of every candidate, our partition beside those of others, and beside the best of all where there are few. Then a cluster
+of 1,024 nodes with 8 GPUs of four types.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
 import os
+import platform
 import resource
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from conf.compose import compose
-from fasop.baselines import minmax
+from fasop.baselines import amp, even, exhaustive, minmax
 from fasop.candidates import Space, space
 from fasop.hardware import NodeKind
 from fasop.inputs import read
+from fasop.partition import bottleneck, improved
 from fasop.pipelines import Pipelines
-from fasop.search import Result, search
+from fasop.proof import prove
+from fasop.search import Plan, search, start
 from fasop.simulate import StageTimes, pipeline_time, simulate
 from megatron_ext.schedule import as_json, schedule
 
 MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.precision=fp16")
 CLUSTERS = {"8 x 4 A10": "seed_a10x8", "1 x 4 A100 + 7 x 4 A10": "seed_a100x1_a10x7"}
 PUBLIC_S = 8.5
+OTHERS = {"even": even, "the public FASOP's minmax": minmax, "AMP": amp, "smallest largest stage": bottleneck}
+FEW = 300_000
+"""Partitions that are all tried."""
 LARGE = ("h100_80gb", "a100_80gb", "a100_40gb", "a10")
 
 
@@ -56,37 +69,70 @@ def replayed(one: Pipelines, split: np.ndarray) -> float:
     return pipeline_time(simulate(as_json(lists, 1, one.micro_batches), times))
 
 
-def compare(name: str, experiment: str) -> tuple[float, float]:
-    """Tells of one cluster; returns the CPU seconds of both procedures."""
+def compare(experiment: str) -> dict[str, Any]:
+    """Of one cluster: CPU seconds, and milliseconds of an iteration."""
     inputs = read([f"experiment={experiment}", *MEGATRON])
     space(inputs.training, inputs.kinds)  # once before: what is imported and remembered later is not measured
     begin = time.process_time()
     candidates = space(inputs.training, inputs.kinds)
     result = search(candidates, 1)
-    ours = time.process_time() - begin
-    begin = time.process_time()
+    searched = time.process_time()
+    best = prove(result.plans)[0]
+    proved = time.process_time()
     theirs = public_procedure(candidates)
-    procedure = time.process_time() - begin
-    best = result.plans[0]
-    print(
-        f"{name}: {result.candidates} plans fit, {candidates.too_large} do not; {ours:.3f} CPU s, and the best plan is"
-    )
-    print(f"  {best.total * 1e3:.1f} ms: {_plan(result)}")
-    print(
-        f"  the public procedure: {procedure:.1f} CPU s ({procedure / ours:.0f} times as long), {theirs * 1e3:.1f} ms"
-    )
-    return ours, procedure
+    return {
+        "plans_that_fit": result.candidates,
+        "search_cpu_s": round(searched - begin, 3),
+        "proof_cpu_s": round(proved - searched, 3),
+        "public_procedure_cpu_s": round(time.process_time() - proved, 3),
+        "best_ms": round(best.total * 1e3, 2),
+        "best_plan": _plan(best),
+        "no_partition_of_it_below_ms": round(best.bound * 1e3, 2),
+        "public_procedure_best_ms": round(theirs * 1e3, 2),
+        "others_partitions": others(candidates),
+    }
 
 
-def large() -> None:
+def others(candidates: Space) -> dict[str, dict[str, float]]:
+    """How much longer than ours others' partitions take, of all candidates where theirs fit into memory."""
+    ratios: dict[str, list[float]] = {name: [] for name in (*OTHERS, "all partitions")}
+    for group in candidates.groups:
+        lines, layers = group.pipelines, group.layers
+        _, ours = improved(lines, start(lines, layers, bottleneck(lines, layers)))
+        for name, other in OTHERS.items():
+            split = other(lines, layers)
+            ratios[name] += (lines.iteration(split) / ours)[lines.fits(split)].tolist()
+        if math.comb(layers + lines.stages - 1, layers) <= FEW:
+            for column, seconds in enumerate(ours):
+                one = lines.take(np.array([column]))
+                ratios["all partitions"].append(one.iteration(exhaustive(one, layers))[0] / seconds)
+    return {name: _told(np.array(values)) for name, values in ratios.items()}
+
+
+def _told(ratios: np.ndarray) -> dict[str, float]:
+    return {
+        "fit": len(ratios),
+        "slower_than_ours": int((ratios > 1 + 1e-9).sum()),
+        "faster_than_ours": int((ratios < 1 - 1e-9).sum()),
+        "mean_percent_longer": round(100 * (float(ratios.mean()) - 1), 2),
+        "most_percent_longer": round(100 * (float(ratios.max()) - 1), 2),
+        "least_percent_longer": round(100 * (float(ratios.min()) - 1), 2),
+    }
+
+
+def large() -> dict[str, Any]:
     inputs = read(["cluster=a10x8", "model=13b", "parallel.global_batch_size=8192", "train.precision=bf16"])
     kinds = [_nodes(inputs.kinds[0], gpu) for gpu in LARGE]
     begin = time.process_time()
     result = search(space(inputs.training, kinds), 10)
     taken = time.process_time() - begin
-    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"1,024 x 8 GPUs of 4 types, GPT-3 13B: {result.candidates} plans fit; {taken:.1f} CPU s, {mib:.0f} MiB")
-    print(f"  {result.plans[0].total * 1e3:.0f} ms: {_plan(result)}")
+    return {
+        "plans_that_fit": result.candidates,
+        "search_cpu_s": round(taken, 2),
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "best_ms": round(result.plans[0].total * 1e3, 1),
+        "best_plan": _plan(result.plans[0]),
+    }
 
 
 def _nodes(kind: NodeKind, name: str) -> NodeKind:
@@ -95,24 +141,38 @@ def _nodes(kind: NodeKind, name: str) -> NodeKind:
     return replace(kind, name=name, gpu=replace(gpu, profile=None), profile=None, gpus=8, group=group)
 
 
-def _plan(result: Result) -> str:
-    p = result.plans[0].parallel
+def _plan(plan: Plan) -> str:
+    p = plan.parallel
     return (
         f"tensor {p.tensor} x data {p.data} x pipeline {p.pipeline}, micro-batch {p.micro_batch_size}, {p.partition}, "
         f"{p.node_order}"
     )
 
 
-def main() -> None:
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    both = [compare(name, experiment) for name, experiment in CLUSTERS.items()]
-    ours, procedure = (sum(times) for times in zip(*both, strict=True))
-    print(
-        f"both: {ours:.2f} CPU s; the public tool's known {PUBLIC_S} s are {PUBLIC_S / ours:.0f} times that, its "
-        f"procedure here {procedure / ours:.0f} times"
-    )
-    large()
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="How long a search takes, and how good its plans are.")
+    parser.add_argument("--results", type=Path, help="where to write the figures as JSON")
+    results: Path | None = parser.parse_args(argv).results
+    machine = {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "cpus": os.cpu_count(),
+        "load_average": [round(load, 1) for load in os.getloadavg()],
+    }
+    found: dict[str, Any] = {name: compare(experiment) for name, experiment in CLUSTERS.items()}
+    ours, procedure = (sum(one[key] for one in found.values()) for key in ("search_cpu_s", "public_procedure_cpu_s"))
+    found["both clusters"] = {
+        "search_cpu_s": round(ours, 3),
+        "public_tool_known_s": PUBLIC_S,
+        "public_tool_is_times": round(PUBLIC_S / ours),
+        "public_procedure_is_times": round(procedure / ours),
+    }
+    found["1,024 nodes x 8 GPUs of 4 types, GPT-3 13B"] = large()
+    text = json.dumps({"machine": machine, **found}, indent=1)
+    print(text)
+    if results is not None:
+        results.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

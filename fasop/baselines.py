@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import combinations, islice
+
 import numpy as np
 
 from conf.partition import Partition
+from fasop.fast import Floats
 from fasop.pipelines import Pipelines
 from fasop.placement import Integers
+
+ROUNDING = 1e-9
+"""What is this near below a whole number of layers counts as one."""
+TOGETHER = 2**14
+"""Partitions that are simulated at once."""
 
 
 def even(pipelines: Pipelines, layers: int) -> Integers:
@@ -34,3 +42,54 @@ def minmax(pipelines: Pipelines, layers: int) -> Integers:
         active = active[gained]
         found[:, active] = moved[:, gained]
     return found
+
+
+def amp(pipelines: Pipelines, layers: int) -> Integers:
+    """The partition that AMP's dynamic program finds (Li et al. 2022): the least sum of all parts' times and, for every
+    micro-batch after the first, of the largest one.
+
+    Its messages cost the same with every partition, and every part has a layer, embedding or head. Since the layers of
+    a part cost the same each, the least sum for a given largest part fills up the parts whose layers are cheapest.
+    """
+    fixed = pipelines.forward.fixed + pipelines.backward.fixed
+    layer = pipelines.forward.layer + pipelines.backward.layer
+    least = np.zeros(pipelines.parts_count, np.int64)
+    if layers >= pipelines.parts_count - 2:
+        least[1:-1] = 1
+    found = [
+        _least_sum(fixed[:, column], layer[:, column], least, layers, pipelines.micro_batches)
+        for column in range(len(pipelines))
+    ]
+    return np.array(found).T
+
+
+def _least_sum(fixed: Floats, layer: Floats, least: Integers, layers: int, micro_batches: int) -> Integers:
+    largest = np.unique(fixed + np.arange(layers + 1)[:, np.newaxis] * layer)
+    cheapest = np.argsort(layer, kind="stable")
+    room = np.floor((largest[:, np.newaxis] - fixed) / layer + ROUNDING) - least
+    largest, room = largest[(room >= 0).all(axis=1)], room[(room >= 0).all(axis=1)][:, cheapest]
+    before = np.cumsum(room, axis=1) - room
+    partitions = np.empty_like(room)
+    partitions[:, cheapest] = np.clip(layers - least.sum() - before, 0, room)
+    partitions += least
+    times = fixed + partitions * layer
+    cost = times.sum(axis=1) + (micro_batches - 1) * times.max(axis=1)
+    cost[partitions.sum(axis=1) < layers] = np.inf
+    best: Integers = partitions[np.argmin(cost)].astype(np.int64)
+    return best
+
+
+def exhaustive(one: Pipelines, layers: int) -> Integers:
+    """[parts, 1]: the best of all partitions of one pipeline that fit, each simulated; for few parts."""
+    best, seconds = np.zeros((one.parts_count, 1), np.int64), np.inf
+    every = combinations(range(layers + one.parts_count - 1), one.parts_count - 1)
+    while batch := list(islice(every, TOGETHER)):
+        bars = np.array(batch, np.int64).reshape(len(batch), -1)
+        ends = np.full((len(batch), 1), layers + one.parts_count - 1)
+        table = (np.diff(np.hstack([np.full_like(ends, -1), bars, ends])) - 1).T
+        fitting = table[:, one.fits(table)]
+        if fitting.shape[1]:
+            taken = one.take(np.zeros(fitting.shape[1], np.int64)).iteration(fitting)
+            if taken.min() < seconds:
+                best, seconds = fitting[:, [np.argmin(taken)]], float(taken.min())
+    return best

@@ -204,8 +204,8 @@ def _distinct(group: Candidates) -> Candidates:
     rows = [*(part.fixed for part in parts), *(part.layer for part in parts), lines.hop, lines.capacity]
     rows += [lines.hidden.last] if lines.hidden is not None else []
     numbers = np.concatenate([*rows, lines.embedding[np.newaxis], lines.basis[np.newaxis]])
-    _, first = np.unique(numbers, axis=1, return_index=True)
-    return group if len(first) == len(lines) else group.take(np.sort(first))
+    first = {column.tobytes(): number for number, column in reversed([*enumerate(numbers.T)])}
+    return group if len(first) == len(lines) else group.take(np.sort([*first.values()]))
 
 
 def _fitting(group: Candidates) -> Candidates:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from conf.partition import NodeOrder, Partition
 from conf.schema import Parallel, Recompute, Schedule
-from fasop.baselines import even, minmax
+from fasop.baselines import amp, even, minmax
 from fasop.blocks import room
 from fasop.bounds import quick_bound
 from fasop.candidates import Candidates, Space
@@ -188,7 +188,7 @@ def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
     So the partition that is found is never worse than theirs.
     """
     best, seconds = balanced.copy(), pipelines.iteration(balanced)
-    for other in (minmax(pipelines, layers), even(pipelines, layers)):
+    for other in (minmax(pipelines, layers), even(pipelines, layers), amp(pipelines, layers)):
         taken = np.where(pipelines.fits(other), pipelines.iteration(other), np.inf)
         better = taken < seconds
         best[:, better], seconds[better] = other[:, better], taken[better]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.schema import Schedule
-from fasop.baselines import even, minmax
+from fasop.baselines import amp, even, exhaustive, minmax
 from fasop.blocks import room
 from fasop.bounds import quick_bound
 from fasop.exact import EXACT, proved
@@ -85,6 +85,7 @@ def times(one: Pipelines, table: np.ndarray) -> np.ndarray:
     return one.take(np.zeros(table.shape[1], int)).iteration(table)
 
 
+@settings(deadline=None)
 @given(lines(), st.integers(0, 7))
 def test_the_balance_is_the_best_there_is(several: Pipelines, layers: int) -> None:
     for number in range(2):
@@ -100,6 +101,7 @@ def test_the_balance_is_the_best_there_is(several: Pipelines, layers: int) -> No
         assert largest_stage(one, found)[0] == pytest.approx(best)
 
 
+@settings(deadline=None)
 @given(lines(hides=True), st.integers(1, 7))
 def test_no_partition_is_faster_than_the_bounds(several: Pipelines, layers: int) -> None:
     for number in range(2):
@@ -132,6 +134,7 @@ def test_the_best_partition_is_found_and_proved(several: Pipelines, layers: int,
         assert whole.bound >= whole.seconds * (1 - 2 * EXACT)
 
 
+@settings(deadline=None)
 @given(lines(), st.integers(1, 7))
 def test_the_search_ends_where_no_single_layer_can_gain(several: Pipelines, layers: int) -> None:
     one = alone(several, 0)
@@ -145,10 +148,11 @@ def test_the_search_ends_where_no_single_layer_can_gain(several: Pipelines, laye
     table = every(one, layers)
     near = table[:, np.abs(table - found).sum(axis=0) == 2]
     assert near.shape[1] == 0 or times(one, near).min() >= seconds[0] * (1 - 1e-12)
-    for other in (minmax(one, layers), even(one, layers), bottleneck(one, layers)):
+    for other in (minmax(one, layers), even(one, layers), amp(one, layers), bottleneck(one, layers)):
         assert not one.fits(other)[0] or seconds[0] <= one.iteration(other)[0]
 
 
+@settings(deadline=None)
 @given(lines(), st.integers(1, 7))
 def test_pipelines_are_searched_together_as_alone(several: Pipelines, layers: int) -> None:
     if not feasible(several, layers).all():
@@ -194,6 +198,34 @@ def test_the_public_heuristic_balances() -> None:
     balanced = minmax(one, 48)
     assert largest_stage(one, balanced)[0] < largest_stage(one, even(one, 48))[0]
     assert balanced.min() >= 1
+
+
+@settings(deadline=None)
+@given(lines(), st.integers(1, 7))
+def test_amp_minimises_the_sum_of_all_stages_and_the_largest_for_every_further_micro_batch(
+    several: Pipelines, layers: int
+) -> None:
+    one = alone(several, 0)
+    table = np.array(list(partitions(layers, one.parts_count))).T
+    if layers >= one.parts_count - 2:
+        table = table[:, (table[1:-1] > 0).all(axis=0)]
+
+    def cost(table: np.ndarray) -> np.ndarray:
+        parts = one.forward.of(table) + one.backward.of(table)
+        return parts.sum(axis=0) + (one.micro_batches - 1) * parts.max(axis=0)
+
+    found = amp(one, layers)
+    assert found.sum() == layers
+    assert cost(found)[0] == pytest.approx(cost(table).min())
+
+
+@settings(deadline=None)
+@given(lines(most_stages=4), st.integers(1, 7))
+def test_trying_all_partitions_finds_the_best(several: Pipelines, layers: int) -> None:
+    one = alone(several, 0)
+    table = every(one, layers)
+    if table.shape[1]:
+        assert one.iteration(exhaustive(one, layers))[0] == times(one, table).min()
 
 
 def test_one_stage_has_one_partition() -> None:
