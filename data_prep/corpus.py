@@ -18,6 +18,8 @@ from data_prep.errors import DataPrepError
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"})
 """Folders of a Python installation that are not its library, or hold files in odd encodings on purpose."""
 
+BLOCK = 1 << 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
@@ -37,8 +39,11 @@ class Corpus:
         except OSError as error:
             raise unreadable(Path(error.filename), error) from error
 
-    def digest(self) -> str:
+    def digest(self, read: Callable[[int], object] = lambda size: None) -> str:
         """SHA-256 of all names and contents: the same for the same text wherever it lies.
+
+        Args:
+            read: told how many bytes have been read since the last time.
 
         Raises:
             DataPrepError: a file cannot be read.
@@ -46,11 +51,14 @@ class Corpus:
         whole = hashlib.sha256()
         for name, path in zip(self.names, self.files, strict=True):
             try:
+                content = hashlib.sha256()
                 with path.open("rb") as file:
-                    content = hashlib.file_digest(file, "sha256").hexdigest()
+                    while block := file.read(BLOCK):
+                        content.update(block)
+                        read(len(block))
             except OSError as error:
                 raise unreadable(path, error) from error
-            whole.update(f"{name}\0{content}\n".encode(errors="surrogateescape"))
+            whole.update(f"{name}\0{content.hexdigest()}\n".encode(errors="surrogateescape"))
         return whole.hexdigest()
 
 

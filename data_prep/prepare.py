@@ -38,14 +38,16 @@ class Request:
     workers: int = 1
 
     def recipe(self) -> dict[str, Any]:
-        """All that the data follow from. Reads the whole corpus.
+        """All that the data follow from. Reads the whole corpus, with progress on stderr.
 
         Raises:
             DataPrepError: a file cannot be read.
         """
         given = self.tokenizer
         tokenizer = {"train_bpe": given} if isinstance(given, int) else {"tokenizer": given.identity}
-        return {"corpus_sha256": self.corpus.digest(), **asdict(self.options), **tokenizer}
+        with shown("hashing", self.corpus, stays=False) as show:
+            digest = self.corpus.digest(show.more)
+        return {"corpus_sha256": digest, **asdict(self.options), **tokenizer}
 
 
 def text_prefix(output: Path) -> Path:

@@ -29,17 +29,21 @@ class Show:
     def tokens(self, count: int) -> None:
         self._progress.update(self._task, note=f"{count:,} tokens")
 
+    def more(self, size: int) -> None:
+        """So many bytes more were read."""
+        self._progress.advance(self._task, size)
+
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
         self._progress.console.print(text, markup=False, highlight=False)
 
 
 @contextmanager
-def shown(what: str, corpus: Corpus) -> Iterator[Show]:
-    """A bar for `what` is done to the corpus; it ends where the block ends."""
+def shown(what: str, corpus: Corpus, *, stays: bool = True) -> Iterator[Show]:
+    """A bar for `what` is done to the corpus; it ends where the block ends, and goes away if it is not to stay."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=not stays) as progress:
         yield Show(progress, progress.add_task(f"{what} {corpus.description}", total=corpus.bytes, note=""))

@@ -1,6 +1,6 @@
 """Where megatron-core is installed, our files and maps are held against its own; elsewhere golden files stand for it.
 
-pip install --no-deps megatron-core==0.16.1
+pip install -c constraints.txt -e '.[dev,megatron]'
 """
 
 from __future__ import annotations
