@@ -45,5 +45,7 @@ def shown(what: str, corpus: Corpus, *, stays: bool = True) -> Iterator[Show]:
     from rich.progress import Progress, TextColumn
 
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=not stays) as progress:
+    console = Console(stderr=True)
+    unseen = not stays and not console.is_terminal
+    with Progress(*columns, console=console, transient=not stays, disable=unseen) as progress:
         yield Show(progress, progress.add_task(f"{what} {corpus.description}", total=corpus.bytes, note=""))
