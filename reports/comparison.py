@@ -43,7 +43,7 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether it ended badly, or has nothing to compare."""
-        return math.isnan(self.tokens_per_s) or (self.verdict is not None and self.verdict.exit_code != 0)
+        return math.isnan(self.iteration_ms) or (self.verdict is not None and self.verdict.exit_code != 0)
 
 
 def outcome(record: Record, verdict: Verdict | None, link: str) -> Outcome:
@@ -96,26 +96,32 @@ class Front:
     runs: frozenset[str]
 
 
+def speeds(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Of those that did not fail, by name: tokens a second, or iterations where a log does not tell its tokens."""
+    sound = [one for one in outcomes if not one.failed]
+    if any(math.isnan(one.tokens_per_s) for one in sound):
+        return {one.name: 1e3 / one.iteration_ms for one in sound}
+    return {one.name: one.tokens_per_s for one in sound}
+
+
 def best(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The run with the highest throughput."""
-    return max((one for one in outcomes if not one.failed), key=lambda one: one.tokens_per_s, default=None)
+    speed = speeds(outcomes)
+    return max((one for one in outcomes if not one.failed), key=lambda one: speed[one.name], default=None)
 
 
 def front(outcomes: Sequence[Outcome]) -> Front | None:
     """Of throughput and cost, or, where no prices are known, memory; None where neither is known."""
-    sound = [one for one in outcomes if not one.failed]
+    speed = speeds(outcomes)
     for against in ("dollars", "memory_gib"):
-        known = [one for one in sound if not math.isnan(getattr(one, against))]
+        takes = {one.name: getattr(one, against) for one in outcomes if one.name in speed}
+        known = {name: (-speed[name], value) for name, value in takes.items() if not math.isnan(value)}
         if known:
-            return Front(against=against, runs=frozenset(one.name for one in known if not _beaten(one, known, against)))
+            return Front(against=against, runs=frozenset(name for name in known if not _beaten(name, known)))
     return None
 
 
-def _beaten(one: Outcome, others: Sequence[Outcome], against: str) -> bool:
-    takes = getattr(one, against)
-    return any(
-        other.tokens_per_s >= one.tokens_per_s
-        and getattr(other, against) <= takes
-        and (other.tokens_per_s, getattr(other, against)) != (one.tokens_per_s, takes)
-        for other in others
-    )
+def _beaten(name: str, known: Mapping[str, tuple[float, float]]) -> bool:
+    """Whether another one is as good in both figures, of which less is better, and better in one."""
+    own = known[name]
+    return any(other[0] <= own[0] and other[1] <= own[1] and other != own for other in known.values())

@@ -41,7 +41,7 @@ def compare(runs: Sequence[Compared]) -> Path:
     Raises:
         ReportError: it cannot be written there.
     """
-    folder = Path(os.path.commonpath([one.page.absolute().parents[2] for one in runs]))
+    folder = Path(os.path.commonpath([one.page.absolute().parents[1] for one in runs]))
     links = [quote(os.path.relpath(one.page.absolute(), folder)) for one in runs]
     outcomes = [outcome(one.record, one.verdict, link) for one, link in zip(runs, links, strict=True)]
     try:

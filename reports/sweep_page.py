@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from reports.axes import Axis, Item, dots, parallel
-from reports.comparison import Front, Outcome, best, front, swept
+from reports.comparison import Front, Outcome, best, front, speeds, swept
 from reports.page import page
 from reports.plan_section import plural
 
@@ -39,7 +39,8 @@ AGAINST = {"dollars": "cost", "memory_gib": "memory"}
 def render(outcomes: Sequence[Outcome]) -> str:
     """The page, as HTML."""
     keys, first, pareto = swept(outcomes), best(outcomes), front(outcomes)
-    sound = sorted((one for one in outcomes if not one.failed), key=lambda one: -one.tokens_per_s)
+    speed = speeds(outcomes)
+    sound = sorted((one for one in outcomes if not one.failed), key=lambda one: -speed[one.name])
     failed = [one for one in outcomes if one.failed]
     shown = [quantity for quantity in QUANTITIES if any(not math.isnan(getattr(one, quantity.field)) for one in sound)]
     body = [
@@ -62,12 +63,14 @@ def _answer(
     settings = ", ".join(f"{key}={first.settings.get(key, '?')}" for key in keys) or "no key of them differs"
     weighed = f" {len(pareto.runs)} on the front of throughput and {AGAINST[pareto.against]}." if pareto else ""
     gain = ""
-    if len(sound) > 1 and sound[-1].tokens_per_s > 0:
-        gain = f", {first.tokens_per_s / sound[-1].tokens_per_s:.2f} times the slowest"
+    if len(sound) > 1:
+        speed = speeds(sound)
+        gain = f", {speed[first.name] / speed[sound[-1].name]:.2f} times as fast as the slowest"
+    tokens = "" if math.isnan(first.tokens_per_s) else f"{first.tokens_per_s:,.0f} tokens/s, "
     return (
         f'<section class="verdict good"><h2>Best: {escape(settings)}</h2>'
-        f'<p class="reason"><a href="{escape(first.link)}">{escape(first.name)}</a>: {first.tokens_per_s:,.0f} tokens/s'
-        f"{escape(gain)}, {first.iteration_ms:,.1f} ms an iteration.</p>"
+        f'<p class="reason"><a href="{escape(first.link)}">{escape(first.name)}</a>: {tokens}'
+        f"{first.iteration_ms:,.1f} ms an iteration{gain}.</p>"
         f'<p class="note">{escape(counted + weighed)}</p></section>'
     )
 
@@ -140,8 +143,8 @@ def _charts(
     parts = []
     by_field = {quantity.field: quantity for quantity in shown}
     weighed = [axis(by_field[field]) for field in ("dollars", "memory_gib") if field in by_field]
-    throughput = axis(by_field["tokens_per_s"])
-    scatter = [dots(items, one, throughput, f"Throughput and {one.title} of every run") for one in weighed]
+    speed = axis(by_field.get("tokens_per_s", by_field["iteration_ms"]))
+    scatter = [dots(items, one, speed, f"{speed.title} and {one.title} of every run") for one in weighed]
     parts.append(f'<div class="charts">{"".join(scatter)}</div>')
     settings = [Axis(title=_short_key(key), values=[one.settings.get(key, "–") for one in sound]) for key in keys]
     axes = [*settings, *(axis(quantity) for quantity in shown if quantity.field != "loss")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
@@ -18,6 +19,7 @@ from reports.axes import Axis, Item, parallel
 from reports.cli import main
 from reports.comparison import Outcome, best, front, outcome, swept
 from tests.reports.conftest import Opener
+from tests.reports.legacy import Job, calls, log
 from tests.reports.synthetic import PRICE_PER_HOUR, Shape, make_run
 from tests.reports.test_cli import Found, Judgement
 
@@ -168,8 +170,18 @@ def test_without_prices_the_front_weighs_memory():
     assert found == comparison.Front(against="memory_gib", runs=frozenset({"2.0"}))
 
 
+def test_logs_that_do_not_tell_their_tokens_are_compared_by_iterations(tmp_path: Path, open_page: Opener):
+    for number, job in enumerate((Job(), Job(micro_batches=9))):
+        (tmp_path / f"n{number}.out").write_text(log(job, calls(job)))
+    main([str(tmp_path / "n0.out"), str(tmp_path / "n1.out")])
+    page = open_page(tmp_path / "comparison.html")
+    assert page.locator("table.runs tbody tr").count() == 2
+    said = page.inner_text(".verdict")
+    assert re.search(r"n\d: [\d.,]+ ms an iteration, [\d.]+ times as fast as the slowest\.", said)
+
+
 def test_only_failures_have_a_page_that_says_so():
-    page = sweep_page.render([replace(BASE, verdict=Judgement()), replace(BASE, name="b", tokens_per_s=NAN)])
+    page = sweep_page.render([replace(BASE, verdict=Judgement()), replace(BASE, name="b", iteration_ms=NAN)])
     assert "No result" in page
     assert "Rank 1 &lt;ran&gt; out of memory." in page
     assert "no iteration was logged" in page
