@@ -100,7 +100,7 @@ class Parts:
             return False
         found = self.medians()
         whole = sum(one.value * self._count(name) for name, one in found.items())
-        return all(one.tight(whole, RELATIVE, OF_PASS) for one in found.values())
+        return all(one.tight(whole / self._count(name), RELATIVE, OF_PASS) for name, one in found.items())
 
     def kept_bytes(self) -> Dict[str, int]:
         """What autograd keeps of each part from forward to backward pass, but for weights; of a layer, its share."""

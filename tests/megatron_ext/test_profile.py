@@ -18,7 +18,7 @@ from conf.rundir import RunDir
 from fasop.memory import layer_activations
 from fasop.training import Training
 from launch.plan import make_plan
-from megatron_ext.laps import Marks
+from megatron_ext.laps import Lap, Marks
 from megatron_ext.medians import LEAST, median
 from megatron_ext.plan import Plan
 from megatron_ext.profile_parts import LAPS, Parts, groups_of
@@ -86,6 +86,26 @@ def test_a_pass_times_every_part_apart_and_leaves_gradients(parts: Parts) -> Non
     assert all(one.value > 0 for one in found.values())
     assert found["layer.backward"].value > found["layer.forward"].value
     assert parts.optimizer_ns(0.1).value > 0
+
+
+@pytest.mark.parametrize(
+    ("lap", "part", "known"),
+    [
+        ("head.forward", 0.01, True),
+        ("head.forward", 0.1, False),
+        ("layer.backward", 0.05, False),
+        ("embedding.forward", 0.05, True),
+    ],
+    ids=["tight", "wide-head", "wide-layer", "an-embedding-that-hardly-counts"],
+)
+def test_times_are_known_once_what_counts_is(parts: Parts, lap: str, part: float, known: bool) -> None:
+    """Of a pass of 1000 ms, in which the embedding takes 20 and each of four layers 100 each way."""
+    ms = {"embedding": 10.0, "layer": 100.0, "head": 90.0}
+    for name in LAPS:
+        width = part if name == lap else 0.0
+        usual = ms[name.split(".")[0]]
+        parts.laps[name] = [Lap(usual * (1 + width * (-1) ** number), 0.0) for number in range(20)]
+    assert parts.known() is known
 
 
 @pytest.mark.parametrize(
