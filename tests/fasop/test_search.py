@@ -191,13 +191,14 @@ def test_options_are_searched_as_if_each_had_been_asked_for_alone() -> None:
     assert {round(plan.total, 9) for plan in together.plans} <= {round(total, 9) for total in apart}
 
 
-@pytest.mark.parametrize("name", ["one_f_one_b", "gpipe"])
+@pytest.mark.parametrize("name", ["one_f_one_b", "gpipe", "interleaved", "zb_h1"])
 def test_an_option_that_is_never_worse_is_so_for_every_partition(name: str) -> None:
     one = read(["experiment=seed_a100x1_a10x7", "model.layers=6", f"parallel.schedule={name}"])
     some = [replace(k, gpu=replace(k.gpu, memory_gib=80)) for k in few(one.kinds, 1, 1)]
     table = np.array([p for p in itertools.product(range(7), repeat=4) if sum(p) == 6]).T
     compared = 0
-    for sized in sizes(one.training, some, replace(one.choices, pipeline=(4,))):
+    stages = 2 if name == "interleaved" else 4
+    for sized in sizes(one.training, some, replace(one.choices, pipeline=(stages,))):
         (parallel,) = one.choices.schedules(sized.parallel, one.training.model, one.training.engine)
         variants = [
             pipelines(replace(sized, parallel=variant), some, np.array([[0, 1]]))
