@@ -136,7 +136,7 @@ class _Measurements:
 
     def _tried(self, group: Optional[TensorGroup], tensor: int, batch: int, with_optimizer: bool) -> Dict[str, Any]:
         model = replace(self._plan.model, padded_vocab_size=self._request.padded_vocab_sizes[tensor])
-        trial = _Trial(self._request.seconds)
+        trial = Trial(self._request.seconds)
         if group is not None:
             trial.attempt(lambda: trial.begin(Parts(self._plan, model, group, batch, self._device)))
         while self._any(trial.wants_more()):
@@ -165,7 +165,7 @@ class _Measurements:
         return bool(flag.item())
 
 
-class _Trial:
+class Trial:
     """Passes of one rank until their times are known; a rank out of memory only keeps step with the others."""
 
     def __init__(self, seconds: float) -> None:

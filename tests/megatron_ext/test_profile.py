@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from launch.plan import make_plan
 from megatron_ext.laps import Lap, Marks
 from megatron_ext.medians import LEAST, median
 from megatron_ext.plan import Plan
+from megatron_ext.profile import Trial
 from megatron_ext.profile_parts import LAPS, Parts, groups_of
 from megatron_ext.tensor_parallel import TensorGroup
 
@@ -106,6 +108,21 @@ def test_times_are_known_once_what_counts_is(parts: Parts, lap: str, part: float
         usual = ms[name.split(".")[0]]
         parts.laps[name] = [Lap(usual * (1 + width * (-1) ** number), 0.0) for number in range(20)]
     assert parts.known() is known
+
+
+def test_a_rank_out_of_memory_keeps_step_and_tells_why_and_other_failures_are_none_of_it(parts: Parts) -> None:
+    def fail(words: str) -> None:
+        raise RuntimeError(words)
+
+    trial = Trial(seconds=1.0)
+    trial.begin(parts)
+    assert trial.wants_more()
+    trial.attempt(partial(fail, "CUDA out of memory. Tried to allocate 2.00 GiB\nmore"))
+    assert trial.too_large == "CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert not trial.wants_more()
+    trial.attempt(trial.round)  # nothing
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        trial.attempt(partial(fail, "shape mismatch"))
 
 
 @pytest.mark.parametrize(
