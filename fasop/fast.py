@@ -41,13 +41,13 @@ def ends(schedule: Schedule, micro_batches: int, times: Times) -> Floats:
     now = times.start.copy()
     messages = np.zeros((plan.slots, *now.shape[1:]))
     for kind, stages, parts, reads, writes in plan.steps:
+        done = now[stages]
         if kind is Pass.WEIGHT:
-            now[stages] += compute[kind][parts]
+            done += compute[kind][parts]
             continue
-        done = np.maximum(now[stages], messages[reads])
+        np.maximum(done, messages[reads], out=done)
         done += compute[kind][parts]
         np.add(done, send[kind][stages], out=messages[writes])
-        now[stages] = done
     return now
 
 
@@ -74,15 +74,18 @@ def longest(schedule: Schedule, micro_batches: int, times: Times, after: Floats)
     plan, compute, send = _prepared(schedule, micro_batches, times)
     now = times.start.copy()
     messages = np.zeros((plan.slots, *now.shape[1:]))
-    waited = []
+    waited, nothing = [], np.zeros(0, bool)
     for kind, stages, parts, reads, writes in plan.steps:
-        message = messages[reads] if kind is not Pass.WEIGHT else now[stages]
-        waited.append(message > now[stages])
-        done = np.maximum(now[stages], message)
+        done = now[stages]
+        if kind is Pass.WEIGHT:
+            waited.append(nothing)
+            done += compute[kind][parts]
+            continue
+        message = messages[reads]
+        waited.append(message > done)
+        np.maximum(done, message, out=done)
         done += compute[kind][parts]
-        if kind is not Pass.WEIGHT:
-            np.add(done, send[kind][stages], out=messages[writes])
-        now[stages] = done
+        np.add(done, send[kind][stages], out=messages[writes])
     now += after
     end = np.zeros_like(now)
     end[np.argmax(now, axis=0), np.arange(now.shape[1])] = 1
