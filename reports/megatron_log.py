@@ -21,6 +21,8 @@ from reports.record import UNKNOWN, Node, Plan, Rank, Record
 LINE_LIMIT = 1 << 26
 """Characters; what is longer is taken as several lines, so that no file can fill the memory with one."""
 RANK_LIMIT = 1 << 14
+MOST_NOTES = 20
+"""Of what was left out of the times; a badly damaged log has thousands."""
 MODEL = ("layers", "hidden", "heads", "sequence_length", "padded_vocab_size")
 
 
@@ -60,9 +62,10 @@ def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
     if not main.log.metrics and not main.blocks.calls:
         raise _no_log(path, main)
     facts = _merged([main, *(file for file in files if file is not main)])
-    notes = [*facts.notes]
+    notes = [*_few(facts.notes)]
     layout = _layout(main.blocks, facts, given, notes)
-    seen = timeline(main.blocks, layout) if layout else _no_times()
+    seen = timeline(main.blocks, layout) if layout else _no_times(main.blocks)
+    seen = replace(seen, notes=_few(seen.notes))
     plan = _plan(files, main, facts, layout, seen)
     log = replace(
         main.log,
@@ -171,8 +174,14 @@ def _derived(blocks: Blocks, world: int, sizes: dict[str, int | None]) -> dict[s
     return {"tensor": tensor, "data": world // pipeline // tensor or None, "pipeline": pipeline}
 
 
-def _no_times() -> Timeline:
-    return Timeline(events=np.zeros(0, EVENT), names=(), hosts={}, uncertainty_ns=None, notes=())
+def _no_times(blocks: Blocks) -> Timeline:
+    return Timeline(events=np.zeros(0, EVENT), names=(), hosts={}, uncertainty_ns=None, notes=tuple(blocks.notes))
+
+
+def _few(notes: Sequence[str]) -> tuple[str, ...]:
+    """Of many notes the first, and how many more there are."""
+    more = len(notes) - MOST_NOTES
+    return (*notes[:MOST_NOTES], f"{more} more places of the log are left out") if more > 1 else tuple(notes)
 
 
 def _timers(blocks: Blocks) -> dict[str, tuple[float, float]]:

@@ -115,3 +115,16 @@ def test_iterations_are_not_taken_for_twice_as_many_when_a_log_was_written_twice
     record, timeline = read(path, Sizes())
     assert [line["iteration"] for line in record.metrics] == [2, 4]
     assert len(timeline.events) == sum(call.name != "forward-backward" for call in calls(job))
+
+
+def test_of_a_badly_damaged_log_the_first_places_are_named_and_the_others_counted(tmp_path: Path):
+    job = Job(pipeline=2, data=2)
+    text = log(job, calls(job)).replace("end time lst:  1", "end time lst:  x1")
+    path = tmp_path / "train.log"
+    path.write_text(job_info(job, 0) + text)
+    _, timeline = read(path, Sizes())
+    lists = text.count("end time lst:")
+    assert timeline.notes[0].startswith(
+        "rank 0, forward-backward up to iteration 2 (line 26): the end times are damaged"
+    )
+    assert (len(timeline.notes), timeline.notes[-1]) == (21, f"{lists - 20} more places of the log are left out")
