@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 WIDTH, HEIGHT = 560, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 34
+MOST = 1200
+"""Points of a series."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,24 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     return [index * step for index in range(first, last + 1)]
 
 
+def thinned(series: Series) -> Series:
+    """At most MOST points: of each span of a longer series the lowest and the highest, and its first gap.
+
+    A chart is 560 pixels wide, and a page has to carry every point.
+    """
+    if len(series.y) <= MOST:
+        return series
+    kept = set[int]()
+    span = -(-len(series.y) * 3 // MOST)
+    for begin in range(0, len(series.y), span):
+        indices = range(begin, min(begin + span, len(series.y)))
+        finite = [index for index in indices if math.isfinite(series.y[index])]
+        kept.update([min(finite, key=series.y.__getitem__), max(finite, key=series.y.__getitem__)] if finite else ())
+        kept.update([index for index in indices if not math.isfinite(series.y[index])][:1])
+    order = sorted(kept)
+    return replace(series, x=[series.x[index] for index in order], y=[series.y[index] for index in order])
+
+
 def lines(series: Sequence[Series], *, x_title: str, y_title: str, label: str, from_zero: bool = False) -> str:
     """A chart of one or more series over a common x.
 
@@ -40,6 +60,7 @@ def lines(series: Sequence[Series], *, x_title: str, y_title: str, label: str, f
         label: what the chart shows, for those who cannot see it.
         from_zero: let the y axis begin at 0.
     """
+    series = [thinned(one) for one in series]
     points = [(x, y) for one in series for x, y in zip(one.x, one.y, strict=True) if math.isfinite(y)]
     if not points:
         return '<p class="none">nothing to draw yet</p>'

@@ -144,7 +144,7 @@ class _Block:
             return True
         if line.startswith(literal):
             self._blocks.notes.append(f"{self._where}: the {kind} times are damaged; left out")
-            self._rank = None
+            self._rank = self._starts = None
             return True
         return False
 

@@ -6,10 +6,10 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.chart import Series, lines, ticks
+from reports.chart import MOST, Series, lines, thinned, ticks
 
 
 @given(low=st.floats(-1e6, 1e6), span=st.floats(1e-3, 1e6), count=st.integers(2, 10))
@@ -45,3 +45,21 @@ def test_names_are_escaped():
 
 def test_without_a_finite_value_it_says_so():
     assert "nothing to draw" in lines([Series("loss", [1], [math.nan])], x_title="i", y_title="loss", label="loss")
+
+
+@given(
+    y=st.lists(st.floats(-1e9, 1e9) | st.just(math.nan), min_size=MOST + 1, max_size=MOST + 50), at=st.integers(0, MOST)
+)
+@settings(max_examples=20, deadline=None)
+def test_a_long_series_keeps_its_extremes_and_gaps_in_few_points(y: list[float], at: int):
+    y[at] = 2e9
+    series = Series("loss", list(range(len(y))), y)
+    found = thinned(series)
+    assert len(found.y) <= MOST
+    finite = [value for value in y if not math.isnan(value)]
+    assert (min(value for value in found.y if value == value), max(value for value in found.y if value == value)) == (
+        min(finite),
+        2e9,
+    )
+    assert any(map(math.isnan, found.y)) == any(map(math.isnan, y))
+    assert all(repr(value) == repr(y[int(x)]) for x, value in zip(found.x, found.y, strict=True))
