@@ -9,7 +9,7 @@ which the first bucket is complete and the end of the pass; and never more than 
 from __future__ import annotations
 
 from conf.links import Link
-from conf.schema import Model
+from conf.schema import Model, Schedule
 from conf.sizes import embedding_parameters, layer_parameters
 
 BUCKET_BYTES = 16 * 2**20
@@ -23,6 +23,11 @@ LARGE_PARTS = 3
 def buckets_per_layer(model: Model, tensor: int) -> float:
     """Less than 1 where a bucket holds several layers."""
     return min(float(LARGE_PARTS), SUM_BYTES * layer_parameters(model, tensor) / BUCKET_BYTES)
+
+
+def filling(schedule: Schedule) -> float:
+    """The part of the last backward pass in which gradients of weights become complete: with ZB-H1 its second half."""
+    return 0.5 if schedule is Schedule.zb_h1 else 1.0
 
 
 def first_bucket_layers(model: Model, tensor: int) -> float:
@@ -40,7 +45,8 @@ def last_bucket_parameters(model: Model, tensor: int, *, first: bool) -> float:
 def exposed_s(
     ring: Link[float], model: Model, tensor: int, *, layers: int, parameters: int, backward_s: float, first: bool
 ) -> float:
-    """Seconds that a stage's all-reduce goes on after its last backward pass, of which a layer takes `backward_s`.
+    """Seconds that a stage's all-reduce goes on after its last backward pass, of which a layer takes `backward_s` to
+    complete its gradients.
 
     `ring` is what a whole all-reduce takes by its bytes.
     """

@@ -143,6 +143,8 @@ def validate(asked: Asked, show: Show, measure: Measure) -> int:
         schedule = None if experiment.parallel.schedule_file is None else run.read_json(run.schedule)
         comparisons.append(compare(measure(run), predict(experiment, schedule, used)))
     show(*tables.runs(comparisons))
+    if len(comparisons) > 1:
+        print(tables.together(comparisons))
     for one in comparisons:
         if one.taken is not None:
             print(f"\n{one.measured.run}: milliseconds of an iteration, by term")

@@ -346,6 +346,7 @@ def _hidden(training: Training, layer: Floats, summing: Link[Floats]) -> Hidden:
     """`layer` is the backward pass of one, by stage."""
     model, tensor = training.model, training.parallel.tensor
     first = overlap.first_bucket_layers(model, tensor)
+    layer = overlap.filling(training.parallel.schedule) * layer
     parameters = [[overlap.last_bucket_parameters(model, tensor, first=stage == 0)] for stage in range(len(layer))]
     return Hidden(time=Linear(fixed=-first * layer, layer=layer), last=summing.takes(np.array(parameters)))
 

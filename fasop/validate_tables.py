@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import mean
 
 from fasop.explain import Table
 from fasop.validate import TERMS, Comparison, by_stage
@@ -25,6 +26,12 @@ def runs(comparisons: Sequence[Comparison]) -> Table:
         for one in comparisons
     ]
     return ("run", "predicted ms", "measured ms", "error", "iterations", "times"), rows
+
+
+def together(comparisons: Sequence[Comparison]) -> str:
+    """How right the predictions of several runs were, in words."""
+    errors = [abs(one.error) for one in comparisons]
+    return f"{len(errors)} runs: mean error {mean(errors):.1%}, worst {max(errors):.1%}"
 
 
 def terms(one: Comparison) -> Table:

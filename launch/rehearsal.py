@@ -61,7 +61,7 @@ def _rank(
         parallel.tensor,
         layers=layers,
         parameters=parameters,
-        backward_s=costs.layer.backward * 1e-3,
+        backward_s=overlap.filling(parallel.schedule) * costs.layer.backward * 1e-3,
         first=is_first,
     )
     word = overlap.SUM_BYTES * sizes.word_parameters(model, parallel.tensor)

@@ -88,3 +88,11 @@ def test_megatron_lm_overlaps_only_when_told() -> None:
     told = built(experiment(*MEGATRON, "engine.arguments=[--overlap-grad-reduce]"), [0] * 8)
     assert plain.exposed(layers).tolist() == plain.sums.of(layers).tolist()
     assert told.exposed(layers)[1] < 0.9 * plain.exposed(layers)[1]
+
+
+def test_split_backward_passes_hide_with_their_second_half() -> None:
+    """Of which a layer's gradients of weights are."""
+    layers = column(0, 11, 8, 8, 8, 8, 5, 0)
+    whole, split = (built(experiment(f"parallel.schedule={name}"), [0] * 8) for name in ("one_f_one_b", "zb_h1"))
+    hidden = [(one.sums.of(layers) - one.exposed(layers))[1:7] for one in (whole, split)]
+    assert hidden[1] == pytest.approx(hidden[0] / 2)

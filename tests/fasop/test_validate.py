@@ -16,7 +16,7 @@ from fasop.errors import SearchError
 from fasop.hardware import Factors
 from fasop.predict import Prediction, predict
 from fasop.validate import TERMS, Measured, MeasuredStage, calibration, compare
-from fasop.validate_tables import runs, verdict
+from fasop.validate_tables import runs, together, verdict
 from launch.cli import main
 from launch.plan import make_plan
 from megatron_ext.plan import Plan
@@ -88,6 +88,8 @@ def test_a_run_without_events_is_compared_in_all() -> None:
     found = compare(measured, prediction)
     assert abs(found.error) < 0.05
     assert runs([found])[1][0][3] == f"{found.error:+.1%}"
+    other = compare(replace(measured, iteration_s=2 * prediction.iteration_s), prediction)
+    assert together([found, other]).endswith(", worst 50.0%")
     with pytest.raises(SearchError, match="the runs have no events to calibrate by"):
         calibration([found])
 
