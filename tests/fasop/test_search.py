@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from conf.compose import compose
 from conf.schema import Experiment
 from fasop.baselines import minmax
-from fasop.candidates import Space, any_space, never_worse, sizes, space
+from fasop.candidates import Space, any_space, sizes, space
 from fasop.clusters import MOST as MOST_CLUSTERS
 from fasop.clusters import clusters, step
+from fasop.dominance import never_worse
 from fasop.errors import SearchError
 from fasop.hardware import NodeKind
 from fasop.inputs import Inputs, read

@@ -1,0 +1,59 @@
+"""Which pipelines need not be looked at, since another one is as fast with every partition."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.schema import Schedule
+from fasop.pipelines import Linear, Pipelines
+from fasop.placement import Integers
+
+
+def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:
+    """[pipelines]: whether no partition is slower with `one`, of the same schedule, and all that fit `other` fit it.
+
+    A stage that ends earlier delays nobody. Times are linear in the layers, so none and all of them tell of any number.
+    """
+    if one.hidden is None and other.hidden is not None:
+        return np.zeros(len(one), bool)
+    room = np.minimum(one.capacity, layers) >= np.minimum(other.capacity, layers)
+    better: NDArray[np.bool_] = room.all(axis=0) & (one.embedding <= other.embedding)
+    better &= (one.hop <= other.hop).all(axis=0)
+    for mine, theirs in zip(_stage_times(one), _stage_times(other), strict=True):
+        better &= (mine.fixed <= theirs.fixed).all(axis=0)
+        better &= (mine.of(np.array(layers)) <= theirs.of(np.array(layers))).all(axis=0)
+    return better if one.hidden is None or other.hidden is None else better & _hides_enough(one, other, layers)
+
+
+def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:
+    """[pipelines]: whether the sums of gradients of `one`, whose passes are shorter, never end later for being hidden
+    less.
+
+    With GPipe and 1F1B a stage's last backward pass is whole: if it takes longer, it ends at least so much later, and
+    hides at most so much more. With other schedules what is left of the sums is compared for every number of layers.
+    """
+    assert one.hidden is not None
+    assert other.hidden is not None
+    if one.schedule in (Schedule.gpipe, Schedule.one_f_one_b):
+        last: NDArray[np.bool_] = np.all(one.hidden.last <= other.hidden.last, axis=0)
+        return last
+    amount = np.arange(layers + 1).reshape(-1, 1, 1)
+    left: NDArray[np.bool_] = np.all(one.exposed(amount) <= other.exposed(amount), axis=(0, 1))
+    return left
+
+
+def _stage_times(lines: Pipelines) -> tuple[Linear, ...]:
+    return lines.forward, lines.backward, lines.sums, lines.optimizer
+
+
+def distinct(lines: Pipelines) -> Integers:
+    """The first of each that has the same stages and links as others: nodes of a stage may change places."""
+    if len(lines) == 1:
+        return np.arange(1)
+    parts = _stage_times(lines)
+    rows = [*(part.fixed for part in parts), *(part.layer for part in parts), lines.hop, lines.capacity]
+    rows += [lines.hidden.last] if lines.hidden is not None else []
+    numbers = np.concatenate([*rows, lines.embedding[np.newaxis], lines.basis[np.newaxis]])
+    first = {column.tobytes(): number for number, column in reversed([*enumerate(numbers.T)])}
+    return np.sort([*first.values()])
