@@ -65,7 +65,10 @@ def _answer(plan: Plan, figures: Statistics) -> str:
         return "No iteration is complete yet but the first, which is never steady."
     length_ms = float(np.median(figures.length_ns[figures.steady])) / 1e6
     steady = plural(int(figures.steady.sum()), "steady one")
-    said = f"An iteration takes {length_ms:,.1f} ms, the median of {steady}; {figures.bubble:.1%} of it is bubble"
+    said = (
+        f"From its first event to its last an iteration takes {length_ms:,.1f} ms, the median of {steady}; "
+        f"{figures.bubble:.1%} of it is bubble"
+    )
     known = ideal(plan)
     said += f", where {known.schedule} with equal stages has {known.fraction:.1%}." if known else "."
     compute = {

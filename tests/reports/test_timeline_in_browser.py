@@ -362,7 +362,8 @@ def test_it_begins_with_what_it_amounts_to(page: Page, timeline: Timeline):
     compute = np.median(figures.sum_ms(COMPUTE)[:, 1:].reshape(2, -1), axis=1)
     said = page.inner_text(".answer")
     assert said.startswith(
-        f"An iteration takes {np.median(lengths):,.1f} ms, the median of 4 steady ones; {figures.bubble:.1%} of"
+        f"From its first event to its last an iteration takes {np.median(lengths):,.1f} ms, "
+        f"the median of 4 steady ones; {figures.bubble:.1%} of"
     )
     assert "where 1F1B with equal stages has 20.0%." in said
     longest = int(np.argmax(compute))
