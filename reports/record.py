@@ -182,6 +182,11 @@ class Record:
     log: Path | None = None
     """Where it was read from, if not from a run folder: then there is no configuration, provenance or state."""
 
+    @property
+    def kind(self) -> str:
+        """What the pages show, for their heads."""
+        return "tdpp run" if self.log is None else "log of Megatron-LM"
+
 
 def read(run: RunDir) -> Record:
     """Reads a run folder.

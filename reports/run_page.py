@@ -42,7 +42,7 @@ def render(
         notes.append("no complete iteration after the first in the events yet: no bubble and no times per stage")
     body = [
         emulated(record.plan.rehearsal),
-        f'<header><p class="crumbs">tdpp run</p><h1>{escape(record.name)}</h1>'
+        f'<header><p class="crumbs">{record.kind}</p><h1>{escape(record.name)}</h1>'
         '<nav><a href="timeline.html">Timeline of all ranks →</a></nav></header>',
         "<main>",
         verdict_section(findings.verdict) if findings else "",

@@ -26,7 +26,7 @@ MOST_RANKS = 64
 def render(record: Record, timeline: Timeline, figures: Statistics, prediction: Prediction | None = None) -> str:
     """The page `timeline.html` of a run, as HTML."""
     header = (
-        f'{emulated(record.plan.rehearsal)}<header><p class="crumbs">tdpp run</p>'
+        f'{emulated(record.plan.rehearsal)}<header><p class="crumbs">{record.kind}</p>'
         f"<h1>{escape(record.name)} <small>timeline</small></h1>"
         '<nav><a href="index.html">← Summary of the run</a></nav></header>'
     )

@@ -236,7 +236,15 @@ def test_the_pages_lie_beside_the_log_and_have_its_course_stages_and_timers(tmp_
         str(path.with_suffix(".report") / page) for page in ("index.html", "timeline.html")
     ]
     summary = (path.with_suffix(".report") / "index.html").read_text()
-    for part in ("10932251/n061", "8 of 8", "10.2000", "6 + embedding", "Times across ranks", "forward-backward"):
+    for part in (
+        "log of Megatron-LM",
+        "10932251/n061",
+        "8 of 8",
+        "10.2000",
+        "6 + embedding",
+        "Times across ranks",
+        "forward-backward",
+    ):
         assert part in summary
     for part in ("Reproduce", "tdpp launch"):
         assert part not in summary
