@@ -31,7 +31,7 @@ def documents(prefix: Path) -> list[list[int]]:
     ]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(texts=MANY, weights=st.lists(st.integers(1, 3), min_size=2, max_size=2))
 def test_what_is_split_and_merged_again_is_the_same(
     tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], weights: list[int]
@@ -110,7 +110,7 @@ def test_check_refuses_a_dtype_that_the_tokens_are_not_of(tmp_path: Path) -> Non
             main(["check", str(tmp_path / "a")])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(texts=MANY)
 def test_tokens_are_counted(tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]]) -> None:
     prefix = tmp_path_factory.mktemp("data") / "a"

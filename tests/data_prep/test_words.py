@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.implementations import ByteLevelBPETokenizer
@@ -49,7 +49,6 @@ def test_gpt2_files_give_the_ids_of_the_librarys_own_gpt2_tokenizer(gpt2: Path) 
     assert (ours.vocab_size, ours.name, ours.end_of_document) == (600, "BPE", theirs.token_to_id(END_OF_TEXT))
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_comes_back_from_its_tokens_and_never_holds_an_end(text: str) -> None:
     (ids,) = trained().encode([text + END_OF_TEXT])

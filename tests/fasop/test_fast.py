@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.schema import Schedule
@@ -17,7 +17,6 @@ from megatron_ext.schedule import as_json, schedule
 TIMES = st.floats(0, 100, allow_nan=False)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(KNOWN), st.integers(1, 9), st.integers(1, 12), st.integers(2, 3), st.data())
 def test_every_stage_ends_when_the_replay_says(
     name: Schedule, stages: int, micro_batches: int, chunks: int, data: st.DataObject

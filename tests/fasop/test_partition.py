@@ -85,7 +85,6 @@ def times(one: Pipelines, table: np.ndarray) -> np.ndarray:
     return one.take(np.zeros(table.shape[1], int)).iteration(table)
 
 
-@settings(deadline=None)
 @given(lines(), st.integers(0, 7))
 def test_the_balance_is_the_best_there_is(several: Pipelines, layers: int) -> None:
     for number in range(2):
@@ -101,7 +100,6 @@ def test_the_balance_is_the_best_there_is(several: Pipelines, layers: int) -> No
         assert largest_stage(one, found)[0] == pytest.approx(best)
 
 
-@settings(deadline=None)
 @given(lines(hides=True), st.integers(1, 7))
 def test_no_partition_is_faster_than_the_bounds(several: Pipelines, layers: int) -> None:
     for number in range(2):
@@ -114,7 +112,7 @@ def test_no_partition_is_faster_than_the_bounds(several: Pipelines, layers: int)
                 assert room(one, layers, np.array([best]))[0] == layers
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(lines(hides=True), st.integers(1, 7), st.integers(0, 3))
 def test_the_best_partition_is_found_and_proved(several: Pipelines, layers: int, few: int) -> None:
     """With few boxes the bound is lower, and still one; what is hidden may leave a gap."""
@@ -134,7 +132,6 @@ def test_the_best_partition_is_found_and_proved(several: Pipelines, layers: int,
         assert whole.bound >= whole.seconds * (1 - 2 * EXACT)
 
 
-@settings(deadline=None)
 @given(lines(), st.integers(1, 7))
 def test_the_search_ends_where_no_single_layer_can_gain(several: Pipelines, layers: int) -> None:
     one = alone(several, 0)
@@ -152,7 +149,6 @@ def test_the_search_ends_where_no_single_layer_can_gain(several: Pipelines, laye
         assert not one.fits(other)[0] or seconds[0] <= one.iteration(other)[0]
 
 
-@settings(deadline=None)
 @given(lines(), st.integers(1, 7))
 def test_pipelines_are_searched_together_as_alone(several: Pipelines, layers: int) -> None:
     if not feasible(several, layers).all():
@@ -200,7 +196,6 @@ def test_the_public_heuristic_balances() -> None:
     assert balanced.min() >= 1
 
 
-@settings(deadline=None)
 @given(lines(), st.integers(1, 7))
 def test_amp_minimises_the_sum_of_all_stages_and_the_largest_for_every_further_micro_batch(
     several: Pipelines, layers: int
@@ -219,7 +214,6 @@ def test_amp_minimises_the_sum_of_all_stages_and_the_largest_for_every_further_m
     assert cost(found)[0] == pytest.approx(cost(table).min())
 
 
-@settings(deadline=None)
 @given(lines(most_stages=4), st.integers(1, 7))
 def test_trying_all_partitions_finds_the_best(several: Pipelines, layers: int) -> None:
     one = alone(several, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ext.errors import DataError
@@ -45,7 +45,6 @@ def test_a_sample_is_cut_from_the_shuffled_documents_laid_end_to_end(samples: Gp
         np.testing.assert_array_equal(found, text[start : start + SEQUENCE + 1])
 
 
-@settings(deadline=None)
 @given(
     data=st.sampled_from([1, 2, 3, 4]),
     micro=st.sampled_from([1, 2, 4]),

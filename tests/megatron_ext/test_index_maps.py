@@ -84,7 +84,7 @@ def plain_maps(
     return order, starts, shuffled(list(range(count)))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=12),
     first=st.integers(0, 3),
@@ -231,7 +231,7 @@ def test_maps_that_do_not_fit_the_data_name_the_file_to_delete(data: IndexedData
         load(data)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(which=st.integers(0, 2), share=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255))
 def test_maps_with_any_byte_changed_are_refused_or_the_same(
     data: IndexedDataset, which: int, share: float, value: int

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -46,7 +46,6 @@ def test_megatrons_files_are_read() -> None:
         np.testing.assert_array_equal(data[i], document)
 
 
-@settings(deadline=None)
 @given(
     dtype=st.sampled_from(INTEGERS),
     block=st.integers(1, 4),

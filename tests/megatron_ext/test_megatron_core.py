@@ -21,7 +21,7 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
     samples=st.integers(1, 90),
@@ -48,7 +48,7 @@ def test_all_three_maps_are_those_of_its_own_functions(
         np.testing.assert_array_equal(ours, theirs)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(weights=st.lists(st.floats(0.001, 1000), min_size=1, max_size=6), samples=st.integers(1, 500))
 def test_a_blend_is_its_own_to_the_last_rounding(weights: list[float], samples: int) -> None:
     from megatron.core.datasets.helpers import build_blending_indices

@@ -49,7 +49,7 @@ def test_without_a_finite_value_it_says_so():
 
 
 @given(seed=st.integers(0, 2**32), length=st.integers(MOST + 1, 20 * MOST), gaps=st.booleans(), at=st.integers(0, MOST))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_long_series_keeps_its_extremes_and_gaps_in_few_points(seed: int, length: int, gaps: bool, at: int):
     source = random.Random(seed)
     y = [math.nan if gaps and source.random() < 0.1 else source.uniform(-9, 9) for _ in range(length)]

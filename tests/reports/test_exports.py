@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.rundir import RunDir
@@ -77,7 +77,6 @@ TIMES = st.tuples(st.integers(0, 20_000), st.integers(0, 20_000)).map(sorted)
 
 
 @given(times=st.lists(TIMES, max_size=12))
-@settings(deadline=None)
 def test_events_of_a_thread_never_overlap_unless_one_lies_inside_the_other(known, times: list[list[int]]):
     told, timeline = known
     events = np.zeros(len(times), EVENT)

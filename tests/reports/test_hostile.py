@@ -16,7 +16,7 @@ from reports.events import RECORD
 from tests.reports.synthetic import NAMES, Shape, make_run
 from tests.reports.test_cli import text
 
-SOME = settings(max_examples=12, deadline=None)
+SOME = settings(max_examples=12)
 HOSTILE = "</script><script>alert(1)</script>"
 
 

@@ -24,7 +24,7 @@ JOB = Job(pipeline=3, data=2, micro_batches=4, iterations=5, before=3, interval=
 CALLS = calls(JOB)
 TEXT = job_info(JOB, 1) + log(JOB, CALLS)
 SAID = Sizes()
-DAMAGE = settings(max_examples=60, deadline=None)
+DAMAGE = settings(max_examples=60)
 
 
 def shown(folder: Path, text: str, sizes: Sizes = SAID) -> tuple[Record, Timeline]:

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ext.schedule import Kind, schedule
@@ -134,7 +134,6 @@ def replayed_bubble(name: str, stages: int, chunks: int, micro_batches: int) -> 
     [("gpipe", 1), ("one_f_one_b", 1), ("interleaved", 2), ("interleaved", 3), ("zb_h1", 1)],
     ids=lambda value: str(value),
 )
-@settings(deadline=None)
 @given(stages=st.integers(2, 9), micro_batches=st.integers(1, 24))
 def test_the_ideal_bubble_is_that_of_the_engines_schedule_in_unit_slots(
     name: str, chunks: int, stages: int, micro_batches: int
