@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.errors import DataPrepError, missing_package
+from data_prep.pieces import PIECE, may_be_cut, pieces
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HfTokenizer
@@ -75,7 +76,7 @@ class ByteTokenizer:
 class JsonTokenizer:
     """A tokeniser of the `tokenizers` library, from the content of its tokenizer.json.
 
-    Texts are tokenised whole, as they are: what looks like a special token in them is text, and none is added.
+    Texts are tokenised as they are: what looks like a special token in them is text, and none is added.
 
     Raises:
         DataPrepError: when made: the content is no tokeniser, or has no such end of a document.
@@ -151,10 +152,21 @@ class JsonTokenizer:
         return f"{hashlib.sha256(self.content.encode()).hexdigest()} {self.end_token}"
 
     def encode(self, texts: Sequence[str]) -> list[Sequence[int] | NDArray[np.integer]]:
-        return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        if not self._may_be_cut or all(len(text) <= PIECE for text in texts):
+            return self._ids(texts)
+        return [
+            np.concatenate([np.array(self._ids([piece])[0], np.uint32) for piece in pieces(text)]) for text in texts
+        ]
 
     def decode(self, tokens: NDArray[np.integer]) -> str:
         return self._tokenizer.decode(tokens[tokens != self.end_of_document].tolist(), skip_special_tokens=False)
+
+    def _ids(self, texts: Sequence[str]) -> list[Sequence[int] | NDArray[np.integer]]:
+        return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    @cached_property
+    def _may_be_cut(self) -> bool:
+        return may_be_cut(self.content)
 
     @cached_property
     def _tokenizer(self) -> HfTokenizer:
@@ -189,7 +201,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> JsonTokenizer:
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
     return JsonTokenizer(tokenizer.to_str())
 
 
