@@ -68,8 +68,10 @@ def _answer(
     if worst is None:
         return said
     stage, key = worst
-    difference = getattr(measured[stage], key) - getattr(foretold[stage], key)
-    return f"{said} The largest part that is no waiting: {TITLES[key]} of stage {stage}, {signed(difference)} ms."
+    difference = signed(getattr(measured[stage], key) - getattr(foretold[stage], key))
+    if difference == "0.0":
+        return said
+    return f"{said} The largest part that is no waiting: {TITLES[key]} of stage {stage}, {difference} ms."
 
 
 def _largest(measured: Mapping[int, Terms], foretold: Sequence[Terms]) -> tuple[int, str] | None:

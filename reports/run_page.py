@@ -79,6 +79,9 @@ def _stages(record: Record, timeline: Timeline, figures: Statistics, prediction:
     if record.upstream is not None:
         parts.append(_upstream(record.upstream, record.plan))
     iteration_ms = settled(record, "elapsed_ms")
+    if len(record.metrics) < 2 and figures.usual_period_ms is not None:
+        # The only line of the log has the first iteration in it, which the medians of the terms have not.
+        iteration_ms = figures.usual_period_ms
     if prediction is not None and iteration_ms is not None:
         terms = measured(timeline, figures, record.plan, iteration_ms)
         parts.append(expected_section(prediction, terms, iteration_ms))

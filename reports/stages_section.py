@@ -11,11 +11,11 @@ from reports.record import Plan, Record
 from reports.statistics import IdealBubble, StageTimes, Statistics, ideal_bubble, stage_times
 
 BUBBLE = (
-    "Bubble of a rank in an iteration: 1 − busy / length. Busy is the sum of its forward-compute and "
-    "backward-compute events, or of the latter's two parts, backward-input-compute and backward-weight-compute; length "
-    "is from the earliest start to the latest end of the iteration's events over all ranks. So waiting, communication "
-    "that nothing hides and the optimizer all count as bubble. All-reduce is that of gradients, of layer norms' "
-    "gradients and of the embedding's."
+    "Bubble of a rank in an iteration: 1 − busy / period. Busy is the sum of its forward-compute and "
+    "backward-compute events, or of the latter's two parts, backward-input-compute and backward-weight-compute; the "
+    "period is from the earliest start of the iteration's events over all ranks, or from the end of the iteration "
+    "before where that is later, to their latest end. So waiting, communication that nothing hides and the optimizer "
+    "all count as bubble. All-reduce is that of gradients, of layer norms' gradients and of the embedding's."
 )
 TIMES = ("forward ms", "backward ms", "wait to receive ms", "send ms", "all-reduce ms", "optimizer ms", "bubble")
 PEAKS = {

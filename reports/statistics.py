@@ -3,9 +3,12 @@
 Definitions, used on every page:
 
 - The *length* of an iteration is from the earliest start to the latest end of its events, over all ranks.
+- Its *period* is its length without what lies before the latest end of the iterations before: ranks that are done
+  begin the next iteration while others are still at this one, and time that two iterations share counts once. It is
+  not shorter than the longest that a rank is busy in it.
 - A rank is *busy* while it computes: the sum of its `forward-compute` and `backward-compute` events. Where a schedule
   splits the backward pass, `backward-input-compute` and `backward-weight-compute` are backward computation.
-- Its *bubble fraction* is 1 - busy / length. It counts all that is not forward or backward computation: waiting,
+- Its *bubble fraction* is 1 - busy / period. It counts all that is not forward or backward computation: waiting,
   communication that nothing hides, the optimizer.
 - *All-reduce* is `grads-all-reduce`, `layernorm-grads-all-reduce` and `embedding-grads-all-reduce`.
 - An iteration is *complete* when every rank that has events in any has at least as many in this one as in the
@@ -52,6 +55,8 @@ class Statistics:
     """(n,) earliest start."""
     length_ns: NDArray[np.int64]
     """(n,)."""
+    period_ns: NDArray[np.int64]
+    """(n,)."""
     steady: NDArray[np.bool_]
     """(n,)."""
     events: NDArray[np.int64]
@@ -66,9 +71,14 @@ class Statistics:
 
     @property
     def compute_share(self) -> NDArray[np.float64]:
-        """(ranks, n) busy / length; NaN where the rank has no event."""
-        length_ms = np.maximum(self.length_ns, 1) / 1e6
-        return np.where(self.events > 0, self.sum_ms(COMPUTE) / length_ms, np.nan)
+        """(ranks, n) busy / period; NaN where the rank has no event."""
+        period_ms = np.maximum(self.period_ns, 1) / 1e6
+        return np.where(self.events > 0, self.sum_ms(COMPUTE) / period_ms, np.nan)
+
+    @property
+    def usual_period_ms(self) -> float | None:
+        """Median over steady iterations; None without any."""
+        return float(np.median(self.period_ns[self.steady])) / 1e6 if self.steady.any() else None
 
     @property
     def middle(self) -> int | None:
@@ -99,15 +109,25 @@ def statistics(timeline: Timeline, ranks: int) -> Statistics:
     cell = (rank * names + events["name"]) * n + index
     duration = events["end_ns"] - events["start_ns"]
     total = np.bincount(cell, weights=duration, minlength=ranks * names * n).reshape(ranks, names, n)
+    compute = [index for index, name in enumerate(timeline.names) if name in COMPUTE]
+    busiest = total[:, compute].sum(axis=1).max(axis=0, initial=0).astype(np.int64)
     return Statistics(
         names=timeline.names,
         iterations=numbers.astype(np.int64),
         start_ns=start,
         length_ns=end - start,
+        period_ns=np.maximum(end - _not_before(start, end), busiest),
         steady=_complete(count) & (np.arange(n) > 0),
         events=count.astype(np.int64),
         total_ns=total.astype(np.float64),
     )
+
+
+def _not_before(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) the start of each iteration, or the latest end of those before it where that is later."""
+    begins = start.copy()
+    begins[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
+    return begins
 
 
 def slowest_first(figures: Statistics, replica_of: Sequence[int]) -> list[int]:
@@ -169,7 +189,7 @@ def ideal_bubble(schedule: str, stages: int, chunks: int, micro_batches: int) ->
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Medians over the ranks of a stage and the steady iterations; ms per iteration, shares of its length."""
+    """Medians over the ranks of a stage and the steady iterations; ms per iteration, shares of its period."""
 
     stage: int
     forward_ms: float

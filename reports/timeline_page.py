@@ -64,11 +64,13 @@ def _answer(plan: Plan, figures: Statistics) -> str:
     if figures.bubble is None:
         return "No iteration is complete yet but the first, which is never steady."
     length_ms = float(np.median(figures.length_ns[figures.steady])) / 1e6
+    period_ms = figures.usual_period_ms or length_ms
     steady = plural(int(figures.steady.sum()), "steady one")
-    said = (
-        f"From its first event to its last an iteration takes {length_ms:,.1f} ms, the median of {steady}; "
-        f"{figures.bubble:.1%} of it is bubble"
-    )
+    bubble = f"{figures.bubble:.1%} of it is bubble"
+    if f"{period_ms:.1f}" != f"{length_ms:.1f}":
+        every = f"the next one begins before it ends, so one is done every {period_ms:,.1f} ms"
+        bubble = f"{every}, and {figures.bubble:.1%} of these is bubble"
+    said = f"From its first event to its last an iteration takes {length_ms:,.1f} ms, the median of {steady}; {bubble}"
     known = ideal(plan)
     said += f", where {known.schedule} with equal stages has {known.fraction:.1%}." if known else "."
     compute = {
@@ -90,13 +92,14 @@ def _why_no_events(plan: Plan) -> str:
 
 
 def iteration_columns(figures: Statistics) -> dict[str, Any]:
-    """Per iteration number, start and length; per rank and iteration the compute share in 1/1000, -1 for none."""
+    """Of iterations number, start, length and period; of ranks in them the compute share in 1/1000, -1 for none."""
     share = np.nan_to_num(np.rint(figures.compute_share * 1000), nan=-1)
     origin = figures.start_ns.min()
     return {
         "iterations": figures.iterations,
         "iteration_start": figures.start_ns - origin,
         "iteration_length": figures.length_ns,
+        "iteration_period": figures.period_ns,
         "share": share.astype(np.int64).ravel(),
     }
 

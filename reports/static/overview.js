@@ -3,10 +3,10 @@
 
 const SHADES = Array.from({ length: 101 }, (_, percent) => scaleColour(percent / 100));
 
-// What the map can show of a rank in an iteration. share: of computation, 1/1000; length: of the iteration, ns.
+// What the map can show of a rank in an iteration. share: of computation, 1/1000; period: of the iteration, ns.
 const MAPS = {
   bubble: { of: (share) => 100 - share / 10, unit: "%", least: 30, most: 100, says: "of the iteration without forward or backward computation" },
-  compute: { of: (share, length) => (share / 1e3) * (length / 1e6), unit: "ms", least: 0, most: Infinity, says: "of forward and backward computation" },
+  compute: { of: (share, period) => (share / 1e3) * (period / 1e6), unit: "ms", least: 0, most: Infinity, says: "of forward and backward computation" },
 };
 
 // rows: ranks from top to bottom; columns.share: 1/1000 by rank and iteration, -1 for none; kind: a key of MAPS.
@@ -14,7 +14,7 @@ function drawOverview(rows, columns, kind) {
   const numbers = columns.iterations;
   const map = MAPS[kind];
   const values = Array.from(columns.share, (share, cell) =>
-    share < 0 ? NaN : map.of(share, columns.iteration_length[cell % numbers.length]),
+    share < 0 ? NaN : map.of(share, columns.iteration_period[cell % numbers.length]),
   );
   const [low, high] = mapRange(values, map);
   const canvas = document.getElementById("overview");
@@ -65,7 +65,7 @@ function drawScale(low, high, map) {
 function cellText(rank, column, columns) {
   const share = columns.share[rank * columns.iterations.length + column];
   if (share < 0) return "no events";
-  const of = (kind, digits) => `${MAPS[kind].of(share, columns.iteration_length[column]).toFixed(digits)} ${MAPS[kind].unit}`;
+  const of = (kind, digits) => `${MAPS[kind].of(share, columns.iteration_period[column]).toFixed(digits)} ${MAPS[kind].unit}`;
   return `bubble ${of("bubble", 1)}, compute ${of("compute", 1)}`;
 }
 

@@ -71,6 +71,13 @@ def test_differences_to_the_prediction_are_measured_less_predicted_and_add_up(ru
         assert sum(differences[:-1]) == pytest.approx(differences[-1], abs=0.4)
 
 
+def test_of_one_logged_line_the_prediction_is_compared_with_steady_iterations(run: Path):
+    metrics = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text(json.dumps(json.loads(metrics[0]) | {"elapsed_ms": 1e6}) + "\n")
+    said, _ = report(run)
+    assert float(re.search(r"An iteration took ([\d,.]+) ms", said)[1].replace(",", "")) < 1e5
+
+
 def test_memory_has_the_measured_peak_the_prediction_and_the_limit(run: Path):
     said, _ = report(run)
     cells = row(run, "Memory", "0")

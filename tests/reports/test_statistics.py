@@ -55,6 +55,28 @@ def test_compute_share_is_forward_and_backward_over_the_length():
     assert statistics(RUN, 2).compute_share == pytest.approx(np.array([[0.6] * 4, [0.3] * 4]))
 
 
+def overlapping() -> Timeline:
+    """One iteration begins every 80 ms, while rank 1 is still at the one before."""
+    return timeline(*(event for number in (1, 2, 3) for event in one_iteration(number, 80 * number)))
+
+
+def test_time_that_two_iterations_share_counts_once_in_the_bubble():
+    figures = statistics(overlapping(), 2)
+    assert figures.length_ns.tolist() == [100 * MS] * 3
+    assert figures.period_ns.tolist() == [100 * MS, 80 * MS, 80 * MS]
+    assert figures.usual_period_ms == 80
+    assert figures.bubble == pytest.approx(1 - (60 / 80 + 30 / 80) / 2)
+
+
+def test_what_passes_between_two_iterations_is_in_no_period():
+    assert statistics(RUN, 2).period_ns.tolist() == [100 * MS] * 4
+
+
+def test_an_iteration_that_cannot_end_before_another_has_no_negative_bubble():
+    figures = statistics(timeline(*one_iteration(1, 500), *one_iteration(2, 0)), 2)
+    assert figures.bubble == pytest.approx(1 - (1 + 0.5) / 2)
+
+
 def test_a_rank_without_events_has_no_share_and_does_not_count_in_the_bubble():
     figures = statistics(RUN, 3)
     assert np.isnan(figures.compute_share[2]).all()

@@ -176,7 +176,7 @@ def test_the_overview_has_bubble_and_compute_time_of_every_rank_and_iteration(pa
     figures = statistics(timeline, SHAPE.ranks)
     share = figures.compute_share
     assert page.evaluate("Array.from(columns.share)") == np.rint(share * 1000).ravel().tolist()
-    for kind, values in (("bubble", 1 - share), ("compute", share * figures.length_ns)):
+    for kind, values in (("bubble", 1 - share), ("compute", share * figures.period_ns)):
         page.select_option("#map", kind)
         colours = page.evaluate(
             """(() => {
@@ -189,7 +189,7 @@ def test_the_overview_has_bubble_and_compute_time_of_every_rank_and_iteration(pa
         assert (np.diff(light.ravel()[np.argsort(values, axis=None)]) >= 0).all()
     box = page.locator("#overview").bounding_box()
     page.mouse.move(box["x"] + 1, box["y"] + 1)
-    compute = share[0, 0] * figures.length_ns[0] / 1e6
+    compute = share[0, 0] * figures.period_ns[0] / 1e6
     said = page.inner_text("#overview-cell")
     assert said.startswith("rank 0 · stage 0 · dp 0 · iteration 1: ")
     bubble, told = map(float, re.search(r"bubble ([\d.]+) %, compute ([\d.]+) ms", said).groups())
@@ -363,7 +363,8 @@ def test_it_begins_with_what_it_amounts_to(page: Page, timeline: Timeline):
     said = page.inner_text(".answer")
     assert said.startswith(
         f"From its first event to its last an iteration takes {np.median(lengths):,.1f} ms, "
-        f"the median of 4 steady ones; {figures.bubble:.1%} of"
+        f"the median of 4 steady ones; the next one begins before it ends, so one is done every "
+        f"{figures.usual_period_ms:,.1f} ms, and {figures.bubble:.1%} of these is bubble, "
     )
     assert "where 1F1B with equal stages has 20.0%." in said
     longest = int(np.argmax(compute))
