@@ -34,7 +34,7 @@ class Decompressed(io.RawIOBase):
             self._file = path.open("rb")
         except OSError as error:
             raise unreadable(path, error) from error
-        self._content: _Readable = _reader(self._file, path.suffix)
+        self._content: _Readable = _reader(self._file, path.suffix.lower())
 
     @property
     def position(self) -> int:
@@ -53,6 +53,8 @@ class Decompressed(io.RawIOBase):
             raise self._damaged(str(error)) from error  # gzip and bz2 on bytes that are not theirs
         except (EOFError, zlib.error, _Damaged) as error:
             raise self._damaged("it ends in the middle" if isinstance(error, EOFError) else str(error)) from error
+        if not data and self._content is not self._file and not self.position:
+            raise self._damaged("it is empty")  # of nothing it had a header; gzip and zstandard take no bytes for one
         self._lines += data.count(b"\n")
         buffer[: len(data)] = data
         return len(data)

@@ -44,6 +44,7 @@ DUMP = b"""<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version=
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
+    ".GZ": gzip.compress,
     ".bz2": bz2.compress,
     ".zst": zstandard.ZstdCompressor().compress,
 }
@@ -128,6 +129,9 @@ BROKEN = {
     "a gz cut short": ("b.txt.gz", gzip.compress(b"x\n" * 9)[:-9], r"b\.txt\.gz:\d+: cannot be .* ends in the middle"),
     "a bz2 cut short": ("b.txt.bz2", bz2.compress(b"x\n" * 9)[:-9], r"b\.txt\.bz2:\d+: cannot be .* ends in the mid"),
     "a zst cut short": ("b.txt.zst", COMPRESS[".zst"](b"x\n" * 9)[:-1], r"b\.txt\.zst:\d+: .*ends in the middle"),
+    "a gz of no bytes": ("b.txt.gz", b"", r"b\.txt\.gz:1: cannot be .* is empty"),
+    "a bz2 of no bytes": ("b.txt.bz2", b"", r"b\.txt\.bz2:1: cannot be .* ends in the middle"),
+    "a zst of no bytes": ("b.txt.zst", b"", r"b\.txt\.zst:1: cannot be .* is empty"),
     "no gz": ("b.txt.gz", b"text", r"b\.txt\.gz:1: cannot be decompressed .* \(Not a gzipped file"),
     "no bz2": ("b.txt.bz2", b"text" * 9, r"b\.txt\.bz2:1: cannot be decompressed any further \(Invalid data stream\)"),
     "no zst": ("b.txt.zst", b"text" * 9, r"b\.txt\.zst:1: cannot be decompressed any further"),
