@@ -27,6 +27,7 @@ from data_prep.encode import Encoded
 from data_prep.errors import DataPrepError
 from data_prep.formats import DIGEST
 from data_prep.manifest import TOKENIZER, Manifest, file_hash
+from megatron_ext.index_maps import saved_maps
 from megatron_ext.indexed_dataset import HEADER, LENGTH, data_file, sync
 
 LOCK = "lock"
@@ -74,6 +75,11 @@ class Partial:
         self._journal = self.folder / "journal.json"
 
     @property
+    def begun(self) -> bool:
+        """Whether data of some recipe are in the making, or were when a process was killed."""
+        return self.folder.is_dir()
+
+    @property
     def resumable(self) -> bool:
         return self._journal.exists()
 
@@ -108,7 +114,8 @@ class Partial:
     def publish(self, manifest: Manifest) -> Manifest:
         """Gives the files their names, the manifest last. Returns it with their hashes.
 
-        An older manifest and index go away first, so that they never lie beside new tokens.
+        An older manifest and index go away first, so that they never lie beside new tokens; so do the index maps of
+        the older data, which would keep a run from beginning.
         """
         files = {".bin": self.folder / "tokens", TOKENIZER: self.tokenizer, ".idx": self.folder / "index"}
         there = {suffix: path for suffix, path in files.items() if path.exists()}
@@ -116,6 +123,8 @@ class Partial:
         self._journal.unlink(missing_ok=True)
         for suffix in (".json", ".idx", TOKENIZER):
             data_file(self._prefix, suffix).unlink(missing_ok=True)
+        for path in saved_maps(self._prefix):
+            path.unlink(missing_ok=True)
         for suffix, path in there.items():
             path.replace(data_file(self._prefix, suffix))
         write_atomic(data_file(self._prefix, ".json"), manifest.to_json())

@@ -11,6 +11,7 @@ from data_prep.corpus import Corpus, corpus_of, stdlib_corpus
 from data_prep.encode import Options
 from data_prep.errors import DataPrepError
 from data_prep.formats import Documents
+from data_prep.partial import Partial
 from data_prep.prepare import Request, is_prepared, prepare, text_prefix
 from data_prep.tokenizer import END_OF_TEXT, SMALLEST_BPE, ByteTokenizer, JsonTokenizer, Tokenizer
 from megatron_ext.indexed_dataset import data_file
@@ -84,7 +85,8 @@ def run(arguments: argparse.Namespace) -> None:
     if not force and is_prepared(prefix, recipe):
         print(f"{prefix}: there already, unchanged; --force makes it anew", file=sys.stderr)
     else:
-        if not force and data_file(prefix, ".bin").exists() and not data_file(prefix, ".json").exists():
+        unknown = data_file(prefix, ".bin").exists() and not data_file(prefix, ".json").exists()
+        if unknown and not force and not Partial(prefix).begun:
             raise DataPrepError(
                 f"--output {output}: {data_file(prefix, '.bin')} is there, and no manifest beside it says that it came "
                 "from here; choose another --output, or replace it with --force"

@@ -8,6 +8,7 @@ As there, a document is a sequence of the indexed dataset: GPT data have one seq
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, NoReturn, Sequence, Tuple, Union
@@ -152,6 +153,13 @@ def map_files(prefix: Union[str, Path], name: str, samples: int, sequence_length
     """The three files of `IndexMaps`, in its order."""
     stem = f"_{name}_indexmap_{samples}ns_{sequence_length}sl_{seed}s_"
     return [data_file(prefix, f"{stem}{field}.npy") for field in IndexMaps._fields]
+
+
+def saved_maps(prefix: Union[str, Path]) -> List[Path]:
+    """The files of all maps that lie beside this data, for whatever samples, sequence length and seed."""
+    fields = "|".join(IndexMaps._fields)
+    name = re.compile(rf"{re.escape(Path(prefix).name)}_[a-z]+_indexmap_\d+ns_\d+sl_\d+s_({fields})\.npy")
+    return sorted(path for path in Path(prefix).parent.iterdir() if name.fullmatch(path.name))
 
 
 def build_or_load(

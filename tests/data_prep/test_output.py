@@ -13,6 +13,7 @@ from data_prep.errors import DataPrepError
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer
 from launch.cli import main as tdpp
+from megatron_ext.index_maps import build_or_load, saved_maps
 from megatron_ext.indexed_dataset import IndexedDataset, data_file
 from tests.ordinary_user import ordinary_user
 
@@ -51,6 +52,31 @@ def test_prepare_touches_no_file_of_sound_data(prepared: dict[str, bytes], capsy
     assert cli.main(PREPARE) == 0
     assert [(path.name, path.stat()) for path in sorted(PREFIX.parent.iterdir())] == before
     assert "there already, unchanged" in capsys.readouterr().err
+
+
+def test_a_process_killed_while_the_files_took_their_names_is_gone_on_with(prepared: dict[str, bytes]) -> None:
+    for suffix in (".idx", ".json"):
+        data_file(PREFIX, suffix).unlink()
+    PREFIX.with_name(f".{PREFIX.name}.partial").mkdir()
+    assert cli.main(PREPARE) == 0
+    assert files() == prepared
+
+
+def test_index_maps_of_replaced_data_go_away_and_no_others(prepared: dict[str, bytes]) -> None:
+    def maps(prefix: Path) -> list[Path]:
+        data = IndexedDataset(prefix)
+        build_or_load(prefix, data, range(len(data)), "train", 5, 16, 1)
+        return saved_maps(prefix)
+
+    other = PREFIX.with_name("text_text_document_2")
+    for suffix in (".bin", ".idx"):
+        data_file(other, suffix).write_bytes(prepared[suffix])
+    own, others = maps(PREFIX), maps(other)
+    assert len(own) == len(others) == 3
+    assert cli.main([*PREPARE, "--max-chars", "30"]) == 0
+    assert not any(path.exists() for path in own)
+    assert all(path.exists() for path in others)
+    assert maps(PREFIX) == own
 
 
 @pytest.mark.parametrize("output", ["", ".", "..", "/", "out/.."], ids=repr)
