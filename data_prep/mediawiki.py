@@ -17,6 +17,11 @@ ARTICLES = "0"
 """The namespace of articles; the others hold talk, users, templates and the like."""
 FILES = re.compile(r"\s*:?\s*(file|image|media|category)\s*:", re.IGNORECASE)
 """Links that show a picture or sort the page. Other languages have names of their own for these besides."""
+SWITCHES = re.compile(
+    "__(?:(?:NO|FORCE)?TOC|(?:NO)?INDEX|NOGALLERY|NOEDITSECTION|(?:NO)?NEWSECTIONLINK|HIDDENCAT|DISAMBIG|"
+    "NO(?:TITLE|CONTENT)CONVERT|NO[TC]C|STATICREDIRECT|EXPECTUNUSEDCATEGORY)__"
+)
+"""How a page asks for a table of contents and the like (https://www.mediawiki.org/wiki/Help:Magic_words)."""
 LEFT_OUT = frozenset({"ref", "references", "gallery", "timeline", "math", "score", "table", "style", "imagemap"})
 
 
@@ -94,7 +99,7 @@ def plain_text(markup: str) -> str:
     code = wiki.parse(markup)
     _prune(code)
     text = code.strip_code(normalize=True, collapse=True, keep_template_params=False)
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in SWITCHES.sub("", text).splitlines()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 

@@ -29,7 +29,7 @@ DUMP = b"""<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version=
 '''Anarchism''' is a [[political philosophy|philosophy]].&lt;ref&gt;A note&lt;/ref&gt; {{Infobox|name=x}}
 
 == History ==
-[[File:A.jpg|thumb|200px|A caption]]Long &amp;amp; old.
+[[File:A.jpg|thumb|200px|A caption]]Long &amp;amp; old. __NOTOC__
 {| class="wikitable"
 |-
 | a cell
