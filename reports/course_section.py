@@ -21,14 +21,18 @@ def course_section(record: Record, figures: Statistics) -> str:
     seen = Series("first to last event", figures.iterations.tolist(), (figures.length_ns / 1e6).tolist(), line=False)
     time = [logged("mean between log lines", "elapsed_ms"), *([seen] if len(figures.iterations) else [])]
     charts = [
-        _chart([logged("loss", "loss")], "Loss", "Loss", from_zero=False) if record.plan.rehearsal is None else "",
+        _chart([logged("loss", "loss")], "Loss", "Loss", from_zero=False),
         _chart(time, "Iteration time, ms", "Iteration time in milliseconds", from_zero=True),
         _chart([logged("tokens per second", "tokens_per_s")], "Tokens per second", "Tokens per second", from_zero=True),
     ]
-    return f'<section><h2>Course</h2><div class="charts">{"".join(charts)}</div></section>'
+    drawn = "".join(charts) or '<p class="none">nothing to draw yet</p>'
+    return f'<section><h2>Course</h2><div class="charts">{drawn}</div></section>'
 
 
 def _chart(series: list[Series], title: str, label: str, *, from_zero: bool) -> str:
+    """A chart; nothing where no number is known, as of a rehearsal's loss or of a log that tells no tokens."""
+    if not any(math.isfinite(value) for one in series for value in one.y):
+        return ""
     return lines(series, x_title="iteration", y_title=title, label=f"{label} over iterations", from_zero=from_zero)
 
 

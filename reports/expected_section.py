@@ -68,19 +68,17 @@ def _answer(
     if worst is None:
         return said
     stage, key = worst
-    difference = signed(getattr(measured[stage], key) - getattr(foretold[stage], key))
-    if difference == "0.0":
-        return said
-    return f"{said} The largest part that is no waiting: {TITLES[key]} of stage {stage}, {difference} ms."
+    difference = getattr(measured[stage], key) - getattr(foretold[stage], key)
+    return f"{said} The largest part that is no waiting: {TITLES[key]} of stage {stage}, {signed(difference)} ms."
 
 
 def _largest(measured: Mapping[int, Terms], foretold: Sequence[Terms]) -> tuple[int, str] | None:
-    """Stage and term of the largest difference; waiting follows from the others."""
+    """Stage and term of the largest difference, if any can be seen; waiting follows from the others."""
     differences = {
         (stage, key): abs(getattr(one, key) - getattr(foretold[stage], key))
         for stage, one in measured.items()
         for key in TITLES
-        if key != "waiting"
+        if key != "waiting" and signed(getattr(one, key) - getattr(foretold[stage], key)) != "0.0"
     }
     return max(differences, key=lambda place: differences[place]) if differences else None
 

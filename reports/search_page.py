@@ -13,6 +13,7 @@ import numpy as np
 from fasop.predict import Prediction, predict_plan
 from fasop.prices import Run, cost_of_step, price_per_hour
 from fasop.search import Plan
+from fasop.sought import best_layers
 from fasop.table import options, warnings
 from reports.axes import Axis, Item, dots, parallel
 from reports.memory_section import memory_parts
@@ -78,7 +79,7 @@ def _answer(command: str, plans: Sequence[Plan], run: Run) -> str:
         f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'
         f'<p class="reason">{plan.total * 1e3:,.1f} ms an iteration, {tokens:,.0f} tokens/s; {run.iterations:,} '
         f"iterations take {_span(run.days(plan))}{paid}.</p><p>Layers {escape(str(parallel.partition))} on "
-        f"{escape(str(parallel.node_order))}. With other layers per stage at most {plan.gap:.0%} faster.</p>{notes}"
+        f"{escape(str(parallel.node_order))}. {escape(best_layers(plan.gap))}</p>{notes}"
         f'<pre class="command">{escape(command)}</pre></section>'
     )
 

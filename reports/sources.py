@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from conf.errors import RunFolderError, TdppError
 from conf.rundir import RunDir
 from fasop.predict import Prediction
 from reports import events, megatron_log, record
@@ -51,13 +52,16 @@ class Source:
             sizes: of a log.
 
         Raises:
-            RunFolderError: it is neither.
-            ReportError: there are sizes for a run, which knows its own.
+            RunFolderError: no run has that name.
+            ReportError: the file or folder is not there, or neither; there are sizes for a run, which knows its own.
         """
         if wanted is not None and megatron_log.is_log(log := Path(wanted)):
             report = log / "report" if log.is_dir() else log.with_suffix(".report")
             return cls(run=None, log=log, sizes=sizes, report=report)
-        run = RunDir.find(runs, wanted)
+        try:
+            run = RunDir.find(runs, wanted)
+        except RunFolderError as error:
+            raise _neither(wanted, error) from error
         if sizes != Sizes():
             raise ReportError(f"{run.name} is a run, which knows its sizes: leave out --tensor, --data and --pipeline")
         return cls(run=run, log=run.path, sizes=sizes, report=run.report)
@@ -84,3 +88,16 @@ class Source:
             prediction=prediction,
             gpus=read_gpus(self.run, known),
         )
+
+
+def _neither(wanted: str | None, error: RunFolderError) -> TdppError:
+    """What to say of something that is no run and no log; of a path it is where to look, of a name which runs exist."""
+    path = Path(wanted or "")
+    if wanted is not None and path.is_dir():
+        inside = sorted({run.path.parent.name for run in RunDir.all(path)})
+        if inside:
+            return ReportError(f"{wanted} has runs of several names: give one of its folders {', '.join(inside)}")
+        return ReportError(f"{wanted} has no plan.json of a run, no runs, and no .out files of a job's nodes")
+    if wanted is not None and not path.exists() and (len(path.parts) > 1 or path.suffix):
+        return ReportError(f"{wanted} is not there, and {error}")
+    return error

@@ -58,7 +58,7 @@ def stages_section(
 
 def ideal(plan: Plan) -> IdealBubble | None:
     """What to compare the bubble of a run with; None for a schedule of which it is not known."""
-    if plan.schedule_file:
+    if plan.schedule_file or not plan.ranks or not plan.micro_batches:  # a log need not tell
         return None
     return ideal_bubble(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
 

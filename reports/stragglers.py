@@ -51,7 +51,7 @@ def stragglers_section(figures: Statistics, plan: Plan) -> str:
     if not figures.steady.any():
         return ""
     found = stragglers(figures, plan)
-    longer = f"over {SLOW_RANK - 1:.0%} longer than the others of its stage"
+    longer = f"over {SLOW_RANK - 1:.0%} longer than the others of {'their' if len(found) > 1 else 'its'} stage"
     if plan.data * plan.tensor == 1:
         said = "Every stage has one rank: there is no other to compare it with."
     elif found:
@@ -79,5 +79,5 @@ def _iterations(figures: Statistics) -> str:
     slow = [int(number) for number in figures.iterations[figures.steady][lengths > limit]]
     if not slow:
         return f"No iteration after the first took over {SLOW_ITERATION:g} times the median."
-    named = ", ".join(map(str, slow[:MOST])) + (" …" if len(slow) > MOST else "")
+    named = ", ".join(map(str, slow[:MOST])) + (f" and {len(slow) - MOST:,} more" if len(slow) > MOST else "")
     return f"{plural(len(slow), 'iteration')} took over {SLOW_ITERATION:g} times the median: {named}."

@@ -40,6 +40,23 @@ def report(run: Path, judge=None) -> tuple[str, str]:
     return text(run / "report/index.html"), text(run / "report/timeline.html")
 
 
+def test_a_folder_without_runs_says_what_it_lacks(run: Path, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ReportError, match=r"empty has no plan\.json of a run, no runs, and no \.out files"):
+        main([str(tmp_path / "empty"), "--runs-dir", str(tmp_path / "runs")])
+
+
+def test_the_folder_of_all_runs_names_the_folders_to_choose_from(run: Path, tmp_path: Path):
+    with pytest.raises(ReportError, match="has runs of several names: give one of its folders tiny"):
+        main([str(tmp_path / "runs"), "--runs-dir", str(tmp_path / "runs")])
+
+
+@pytest.mark.parametrize("runs", ["runs", "none"], ids=["runs elsewhere", "no runs"])
+def test_a_log_that_is_not_there_is_told_as_such(run: Path, tmp_path: Path, runs: str):
+    with pytest.raises(ReportError, match=r"n067\.out is not there, and (no run|there are no runs)"):
+        main([str(tmp_path / "log2/n067.out"), "--runs-dir", str(tmp_path / runs)])
+
+
 @dataclass(frozen=True)
 class Judgement:
     state: str = "failed"

@@ -236,6 +236,7 @@ def test_the_pages_lie_beside_the_log_and_have_its_course_stages_and_timers(tmp_
         str(path.with_suffix(".report") / page) for page in ("index.html", "timeline.html")
     ]
     summary = (path.with_suffix(".report") / "index.html").read_text()
+    assert "Tokens per second" not in summary and "nothing to draw" not in summary  # the log does not tell
     for part in (
         "log of Megatron-LM",
         "10932251/n061",

@@ -62,6 +62,7 @@ def test_without_sizes_a_log_has_no_stages_and_its_page_says_why(tmp_path: Path)
     for part in ("30 of 30", "the log does not say how its ranks lie; --tensor, --data and --pipeline do"):
         assert part in summary
     assert "8 ranks" not in summary
+    assert "Bubble" not in summary  # neither events nor stages tell one
     assert "8 ranks = 4 pipeline stages" in pages(tmp_path, LOG, "--tensor", "1", "--data", "2", "--pipeline", "4")
 
 

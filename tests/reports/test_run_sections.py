@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from conf.gpu_lines import GpuProcess, GpuReading, GpuSample, GpuTrouble, entry_text
+from reports.expected_section import expected_section
 from reports.gpus import gpu_report
+from reports.megatron_log import Sizes
+from reports.sources import Source
+from reports.terms import Terms
 from tests.reports.synthetic import PRICE_PER_HOUR, Shape, make_run
 from tests.reports.test_cli import Found, Line, report
 
@@ -69,6 +73,15 @@ def test_differences_to_the_prediction_are_measured_less_predicted_and_add_up(ru
             assert difference == pytest.approx(seen - expected, abs=0.11)
         differences = [float(cell[0]) for cell in numbers]
         assert sum(differences[:-1]) == pytest.approx(differences[-1], abs=0.4)
+
+
+def test_where_nothing_differs_no_term_is_called_the_largest(run: Path):
+    prediction = Source.find(run.parent, str(run), Sizes()).read().prediction
+    as_predicted = {stage: Terms.of_prediction(one.terms) for stage, one in enumerate(prediction.stages)}
+    said = expected_section(prediction, as_predicted, prediction.iteration_s * 1e3)
+    assert "as long as" in said
+    assert "largest part" not in said
+    assert "worst" not in said
 
 
 def test_of_one_logged_line_the_prediction_is_compared_with_steady_iterations(run: Path):
