@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from conf.schema import Experiment
 from data_prep.errors import DataPrepError
-from data_prep.manifest import is_true, read_manifest
+from data_prep.manifest import TOKENIZER, is_true, read_manifest, same_vocabulary
 from megatron_ext.errors import DataError
 from megatron_ext.index_maps import require_one_sample, split_documents
 from megatron_ext.indexed_dataset import IndexedDataset, data_file
@@ -26,6 +27,21 @@ def check_for_training(experiment: Experiment) -> None:
     for number, corpus in enumerate(experiment.data.corpora()):
         key = f"data.blend[{number - 1}].prefix" if number else "data.prefix"
         _check_corpus(experiment, Path(corpus.prefix), key)
+    _check_vocabularies([Path(corpus.prefix) for corpus in experiment.data.corpora()])
+
+
+def _check_vocabularies(prefixes: Sequence[Path]) -> None:
+    """Of data that others made nobody can tell."""
+    known = [(number, prefix) for number, prefix in enumerate(prefixes) if read_manifest(prefix) is not None]
+    for number, prefix in known[1:]:
+        first = known[0][1]
+        if not same_vocabulary(first, prefix):
+            beside = data_file(first, TOKENIZER)
+            raise DataPrepError(
+                f"data.blend[{number - 1}].prefix={prefix} was made with another tokenizer than {first}: the same "
+                f"token id would mean different text; prepare one anew with the other's, such as --tokenizer "
+                f"{beside if beside.exists() else 'byte'}"
+            )
 
 
 def _check_corpus(experiment: Experiment, prefix: Path, key: str) -> None:

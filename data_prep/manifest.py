@@ -89,6 +89,33 @@ def tokenizer_of(prefix: Path) -> Tokenizer:
     return JsonTokenizer.from_file(data_file(prefix, TOKENIZER), manifest.end_token)
 
 
+def same_vocabulary(one: Path, other: Path) -> bool:
+    """Whether each token id stands for the same text in both indexed data, of which each has a manifest.
+
+    Raises:
+        DataPrepError: a manifest is none, or the tokeniser beside it cannot be read.
+    """
+    hashes = [found.sha256.get(TOKENIZER) if found else None for found in map(read_manifest, (one, other))]
+    if None in hashes or hashes[0] == hashes[1]:
+        return hashes[0] == hashes[1]  # bytes have no file
+    return _vocabulary(data_file(one, TOKENIZER)) == _vocabulary(data_file(other, TOKENIZER))
+
+
+def _vocabulary(path: Path) -> dict[str, int]:
+    """Ids by their tokens, of a tokenizer.json; read as it is, for launching does without the tokenizers library."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        ids = content["model"]["vocab"]
+        if isinstance(ids, list):  # Unigram's: pairs of token and score
+            ids = {token: number for number, (token, _) in enumerate(ids)}
+        return {**ids, **{token["content"]: token["id"] for token in content.get("added_tokens", [])}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataPrepError(
+            f"{path}: not the tokenizer that its data were made with ({error}); copy it from where they come from, or "
+            "prepare them anew"
+        ) from error
+
+
 def file_hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

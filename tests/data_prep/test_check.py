@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ from conf.compose import compose
 from data_prep.check import check_for_training
 from data_prep.corpus import Corpus
 from data_prep.errors import DataPrepError
+from data_prep.manifest import TOKENIZER
 from data_prep.prepare import Request, prepare
-from data_prep.tokenizer import ByteTokenizer
+from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
 from megatron_ext.indexed_dataset import data_file, write_indexed
 
 
@@ -39,6 +41,31 @@ def test_data_of_others_need_no_manifest(prefix: Path) -> None:
 def test_every_corpus_of_a_blend_is_checked(prefix: Path) -> None:
     with pytest.raises(DataPrepError, match=r"data\.blend\[0\]\.prefix=gone: gone\.bin is not there"):
         check(prefix, "model.vocab_size=257", "data.blend=[{prefix:gone}]")
+
+
+def test_corpora_of_a_blend_must_be_of_one_vocabulary(corpus: Corpus, tmp_path: Path) -> None:
+    library = [path.read_text(encoding="utf-8") for path in corpus.files]
+    first, second = train_bpe(library, 260), train_bpe([text[::-1] for text in library], 260)
+    respelt = JsonTokenizer(json.dumps(json.loads(first.content), indent=1))
+    made = {"bytes": ByteTokenizer(), "first": first, "respelt": respelt, "second": second}
+    for name, tokenizer in made.items():
+        prepare(Request(corpus=corpus, tokenizer=tokenizer), tmp_path / name)
+    write_indexed(tmp_path / "others", [np.arange(200)] * 3, np.dtype("<u2"))
+
+    def blend(prefix: str, *further: str) -> None:
+        corpora = ",".join(f"{{prefix:{tmp_path / name}}}" for name in further)
+        check(tmp_path / prefix, "model.vocab_size=260", f"data.blend=[{corpora}]")
+
+    blend("others", "first", "respelt")
+    blend("bytes", "others")
+    for pair in (("first", "second"), ("first", "bytes"), ("bytes", "first")):
+        with pytest.raises(DataPrepError, match=r"data\.blend\[0\]\.prefix=.* was made with another tokenizer than"):
+            blend(*pair)
+    with pytest.raises(DataPrepError, match=r"data\.blend\[1\]\.prefix=.*--tokenizer .*first\.tokenizer\.json"):
+        blend("others", "first", "second")
+    data_file(tmp_path / "second", TOKENIZER).write_text("{}")
+    with pytest.raises(DataPrepError, match=r"second\.tokenizer\.json: not the tokenizer that its data were made"):
+        blend("first", "second")
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
