@@ -31,8 +31,9 @@ from megatron_ext.index_maps import saved_maps
 from megatron_ext.indexed_dataset import HEADER, LENGTH, data_file, sync
 
 LOCK = "lock"
-WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems say that are mounted without locks, as Lustre may be: two processes are then not told apart."""
+WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""What file systems say that are mounted without locks, as Lustre may be, or NFS whose servers run no daemon for them:
+two processes are then not told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)

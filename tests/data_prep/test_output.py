@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import rich.progress  # noqa: F401 - as an ordinary user the test may not read it any more
@@ -10,6 +12,7 @@ import rich.progress  # noqa: F401 - as an ordinary user the test may not read i
 from data_prep import cli, prepare_cli
 from data_prep.corpus import Corpus, stdlib_corpus
 from data_prep.errors import DataPrepError
+from data_prep.partial import WITHOUT_LOCKS
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer
 from launch.cli import main as tdpp
@@ -60,6 +63,12 @@ def test_a_process_killed_while_the_files_took_their_names_is_gone_on_with(prepa
     PREFIX.with_name(f".{PREFIX.name}.partial").mkdir()
     assert cli.main(PREPARE) == 0
     assert files() == prepared
+
+
+@pytest.mark.parametrize("code", WITHOUT_LOCKS, ids=errno.errorcode.get)
+def test_a_file_system_without_locks_takes_data(corpus: Corpus, tmp_path: Path, code: int) -> None:
+    with patch("fcntl.flock", side_effect=OSError(code, "no locks")):
+        assert prepare(Request(corpus=corpus, tokenizer=ByteTokenizer()), tmp_path / "text").documents == 3
 
 
 def test_index_maps_of_replaced_data_go_away_and_no_others(prepared: dict[str, bytes]) -> None:
