@@ -11,7 +11,7 @@ from reports.page import data, page, static, table
 DRAW = """
 "use strict";
 const style = getComputedStyle(document.body);
-const options = { responsive: true, displaylogo: false };
+const options = { responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "" };
 const common = {
   paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
   font: { color: style.color, family: style.fontFamily }, height: 420,

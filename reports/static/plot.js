@@ -77,6 +77,16 @@ function traces(all, pixel, numbered, hoverText) {
   });
 }
 
+// Plotly shows a button that uploads a chart unless it is told otherwise; a page stays where it is.
+const CONFIG = {
+  displaylogo: false,
+  showSendToCloud: false,
+  plotlyServerURL: "",
+  responsive: true,
+  doubleClick: "autosize",
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "resetScale2d"],
+};
+
 // rows: of each its label, its stage, and whether it was predicted rather than measured.
 function layout(rows, times, [top, bottom], height) {
   const css = getComputedStyle(document.documentElement);
@@ -101,6 +111,7 @@ function layout(rows, times, [top, bottom], height) {
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: colour("--text") },
     hoverlabel: { align: "left", bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: colour("--text") } },
+    modebar: { bgcolor: colour("--raised"), color: colour("--soft"), activecolor: colour("--text") },
     showlegend: false,
     shapes: [...bands, ...borders],
     xaxis: { side: "top", range: times.map((ns) => ns / 1e6), ticksuffix: " ms", gridcolor: colour("--line"), zeroline: false },

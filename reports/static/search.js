@@ -40,7 +40,7 @@ async function draw() {
   const shape = layout(rows, [from, to], [0, plan.stages - 1], 32 + rowPixels * plan.stages);
   shape.yaxis.fixedrange = true;
   const fresh = !target.data;
-  await Plotly.react(target, drawn, shape, { displaylogo: false, responsive: true, doubleClick: "autosize", modeBarButtonsToRemove: ["select2d", "lasso2d", "resetScale2d"] });
+  await Plotly.react(target, drawn, shape, CONFIG);
   if (fresh) target.on("plotly_relayout", (change) => zoomed(change, target));
 }
 

@@ -95,12 +95,7 @@ async function draw() {
   shown = barsInView(rows, times, visible, pixel);
   waiting = waits(events, run.names, run.ranks, events.from[view.iteration], events.from[view.iteration + 1]);
   const numbered = rowPixels >= ROW_FOR_NUMBERS;
-  await Plotly.react("timeline", traces(shown.bars, pixel, numbered, hoverText), layout(rows.map(look), times, visible, 32 + rowPixels * atOnce), {
-    displaylogo: false,
-    responsive: true,
-    doubleClick: "autosize",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "resetScale2d"],
-  });
+  await Plotly.react("timeline", traces(shown.bars, pixel, numbered, hoverText), layout(rows.map(look), times, visible, 32 + rowPixels * atOnce), CONFIG);
   updateLegend();
   drawOverview(ranks, columns, element("map").value);
   markIteration(view.iteration, columns.iterations.length);

@@ -1,4 +1,4 @@
-"""A real browser, offline, that fails a test on any console error and on any request but for the page itself."""
+"""A real browser, offline; a test fails on a console error, a request but for the page, or a button that uploads."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def open_page(browser: Browser) -> Iterator[Opener]:
         return page
 
     yield opener
+    uploads = [page.locator("[data-title*='share' i]").count() for context in contexts for page in context.pages]
     for context in contexts:
         context.close()
+    assert sum(uploads) == 0, "a chart has a button that uploads it"
     assert complaints == []
     assert set(requested) == set(opened)
