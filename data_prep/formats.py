@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Iterator
@@ -112,11 +113,12 @@ def _paragraphs(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def text_of(content: bytes, kind: Format, key: str) -> str:
-    """The text of a raw document; of JSON the value of `key`.
+    """The text of a raw document, without a byte order mark; of JSON the value of `key`.
 
     Raises:
         BadDocument: it has none.
     """
+    content = content.removeprefix(codecs.BOM_UTF8)
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -135,7 +137,7 @@ def _value(line: str, key: str) -> str:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadDocument(0, f"not JSON ({error})") from error
+        raise BadDocument(0, f"not JSON ({error}); each line must be an object of its own") from error
     if not isinstance(record, dict):
         raise BadDocument(0, f"not a JSON object with the text under {key!r}, but {line.strip()[:40]}")
     if key not in record:

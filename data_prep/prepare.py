@@ -168,6 +168,6 @@ def _write(request: Request, tokenizer: Tokenizer, folder: Partial) -> Progress:
             raise
         if not writer.documents:
             why = ", ".join(f"{count} {reason}" for reason, count in progress.left_out.items())
-            raise DataPrepError(f"{corpus.description}: no text in {len(corpus.files)} files{why and f' ({why})'}")
+            raise DataPrepError(f"{corpus.description}: no text in its files{why and f' ({why})'}")
         writer.finish()
     return progress

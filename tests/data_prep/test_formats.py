@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import json
 import sys
@@ -15,7 +16,7 @@ import zstandard
 from data_prep.corpus import corpus_of
 from data_prep.encode import Options
 from data_prep.errors import DataPrepError
-from data_prep.formats import Documents
+from data_prep.formats import BadDocument, Documents, Format, text_of
 from data_prep.manifest import Manifest
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer
@@ -117,7 +118,7 @@ def test_a_package_that_is_not_here_is_named(
 BROKEN = {
     "not UTF-8": ("b.txt", b"a\nb\n\xe9t\xe9\n", r"b\.txt:3: not UTF-8 \(byte 0xe9\)"),
     "not UTF-8 in an archive": ("b.txt.gz", gzip.compress(b"a\n\xff"), r"b\.txt\.gz:2: not UTF-8 \(byte 0xff\)"),
-    "no JSON": ("b.jsonl", JSONL + b"{\n", r"b\.jsonl:4: not JSON \(Expecting"),
+    "no JSON": ("b.jsonl", JSONL + b"{\n", r"b\.jsonl:4: not JSON \(Expecting .*\); each line must be an object"),
     "no object": ("b.jsonl", b"\n[1]\n", r"b\.jsonl:2: not a JSON object with the text under 'text', but \[1\]"),
     "no key": (
         "b.jsonl",
@@ -136,7 +137,7 @@ BROKEN = {
     "no bz2": ("b.txt.bz2", b"text" * 9, r"b\.txt\.bz2:1: cannot be decompressed any further \(Invalid data stream\)"),
     "no zst": ("b.txt.zst", b"text" * 9, r"b\.txt\.zst:1: cannot be decompressed any further"),
     "a dump cut short": ("b.xml", DUMP[:-20], r"b\.xml:\d+: not XML from here on .*not copied whole"),
-    "nothing at all": ("b.txt", b"", r"source: no text in 1 files \(1 empty\)"),
+    "nothing at all": ("b.txt", b"", r"source: no text in its files \(1 empty\)"),
 }
 
 
@@ -146,3 +147,10 @@ def test_broken_text_is_named_with_its_place_and_leaves_nothing(tmp_path: Path, 
     with pytest.raises(DataPrepError, match=message):
         made(tmp_path, (name, content))
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_byte_order_mark_is_no_text() -> None:
+    assert text_of(codecs.BOM_UTF8 + "text é".encode(), Format.text, "text") == "text é"
+    assert text_of(codecs.BOM_UTF8 + b'{"text": "a"}', Format.jsonl, "text") == "a"
+    with pytest.raises(BadDocument, match="0xff"):
+        text_of(codecs.BOM_UTF8 + b"a\xff", Format.text, "text")
