@@ -52,13 +52,12 @@ class Action(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def steps(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> Steps:
-    """The steps of an iteration, in their order."""
+    """The steps of an iteration, in their order. Those of 1F1B are in `fasop.alternating`."""
     if schedule is Schedule.gpipe:
         return Steps(tuple(_gpipe(stages, micro_batches)), 2 * (stages + 1))
-    if schedule is Schedule.one_f_one_b:
-        return Steps(tuple(_one_f_one_b(stages, micro_batches)), 2 * (stages + 1))
     if schedule is Schedule.interleaved:
         return _clocked([_interleaved(s, stages, chunks, micro_batches) for s in range(stages)], chunks)
+    assert schedule is Schedule.zb_h1
     return _clocked([_zb_h1(s, stages, micro_batches) for s in range(stages)], chunks)
 
 
@@ -66,29 +65,15 @@ def _gpipe(stages: int, micro_batches: int) -> Iterator[Step]:
     """Forward pass m of stage s in step s + m; backward passes the other way round, after the last forward pass."""
     n, length = stages, stages + micro_batches - 1
     for step in range(length):
-        yield from _regular(n, Pass.FORWARD, max(0, step - micro_batches + 1), min(step, n - 1), 1)
+        yield from _regular(n, Pass.FORWARD, max(0, step - micro_batches + 1), min(step, n - 1))
     for step in range(length):
-        yield from _regular(n, Pass.BACKWARD, max(0, n - 1 - step), min(n - 1, n + micro_batches - 2 - step), 1)
+        yield from _regular(n, Pass.BACKWARD, max(0, n - 1 - step), min(n - 1, n + micro_batches - 2 - step))
 
 
-def _one_f_one_b(stages: int, micro_batches: int) -> Iterator[Step]:
-    """With n = `stages`: forward pass m of stage s in step s + m while m < n - s, which runs ahead, and in step s + 2m
-    after that; backward pass m in step 2n - 1 - s + 2m. A stage's steps alternate.
-    """
-    n, last = stages, micro_batches - 1
-    for step in range(2 * (n + last)):
-        if step < n:
-            yield from _regular(n, Pass.FORWARD, max(0, step - last), step, 1)
-        low = max(0, 2 * n - step, step - 2 * last)
-        yield from _regular(n, Pass.FORWARD, low + (low - step) % 2, min(n - 1, step), 2)
-        low = max(0, 2 * n - 1 - step)
-        yield from _regular(n, Pass.BACKWARD, low + (low - 1 - step) % 2, min(n - 1, 2 * n - 1 - step + 2 * last), 2)
-
-
-def _regular(count: int, kind: Pass, first: int, last: int, stride: int) -> Iterator[Step]:
-    """Every `stride`-th stage of `count` from `first` to `last`, where no message waits behind another."""
+def _regular(count: int, kind: Pass, first: int, last: int) -> Iterator[Step]:
+    """The stages of `count` from `first` to `last`, where no message waits behind another."""
     if first <= last:
-        stages = slice(first, last + 1, stride)
+        stages = slice(first, last + 1, 1)
         yield Step(
             kind, stages, stages, _moved(stages, _read(count, kind, 0)), _moved(stages, _written(count, kind, 0))
         )
