@@ -16,7 +16,7 @@ from fasop.errors import SearchError
 from fasop.hardware import NodeKind, gpus_of
 from fasop.orders import MOST, orders
 from fasop.partition import feasible
-from fasop.pipelines import Pipelines, pipelines
+from fasop.pipelines import Nodes, Pipelines, on_nodes
 from fasop.placement import Integers
 from fasop.training import Training
 
@@ -133,13 +133,14 @@ def _built(
     worth: Callable[[Training], bool],
     most_orders: int,
 ) -> list[Candidates]:
-    shapes = _by_shape(orders([kind.group.count for kind in kinds], most_orders), kinds)
+    every = orders([kind.group.count for kind in kinds], most_orders)
+    shapes = [Nodes(kinds, shaped) for shaped in _by_shape(every, kinds)]
     built = []
     for sized in sizes(training, kinds, choices):
         for parallel in choices.schedules(sized.parallel, training.model, training.engine):
             variants = [replace(sized, parallel=variant) for variant in choices.variants(parallel)]
             wanted = [one for one in variants if _shares_sequence(one) and worth(one)]
-            built += [group for shaped in shapes for group in _variants(wanted, kinds, shaped)]
+            built += [group for shaped in shapes for group in _variants(wanted, shaped)]
     return built
 
 
@@ -148,18 +149,18 @@ def _shares_sequence(training: Training) -> bool:
     return not parallel.sequence_parallel or training.model.sequence_length % parallel.tensor == 0
 
 
-def _variants(variants: Sequence[Training], kinds: Sequence[NodeKind], shaped: Integers) -> list[Candidates]:
+def _variants(variants: Sequence[Training], nodes: Nodes) -> list[Candidates]:
     """Those of the options of a plan, without what an earlier one of them is never worse than, and without twins."""
     groups: list[Candidates] = []
     lines: list[Pipelines] = []
     for one in variants:
-        line = pipelines(one, kinds, shaped)
+        line = on_nodes(one, nodes)
         useful = np.ones(len(line), bool)
         for earlier in lines:
             useful &= ~never_worse(earlier, line, one.model.layers)
         lines.append(line)
         if useful.any():
-            group = Candidates(training=one, kinds=kinds, orders=shaped, pipelines=line)
+            group = Candidates(training=one, kinds=nodes.kinds, orders=nodes.orders, pipelines=line)
             groups.append(_without_twins(group if useful.all() else group.take(np.nonzero(useful)[0])))
     return groups
 

@@ -5,8 +5,13 @@ A stage's memory is linear in its layers, so the GPUs of a stage allow it a larg
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Generic
 
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.links import Number
 from conf.schema import Precision, Recompute, Schedule
 from conf.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
 from fasop.training import Training
@@ -17,47 +22,60 @@ CONTEXT_BYTES = GIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Amount:
+class Amount(Generic[Number]):
     """Bytes: of every layer, and what is there with none."""
 
-    layer: float = 0.0
-    fixed: float = 0.0
+    layer: Number
+    fixed: Number
 
-    def of(self, layers: int) -> float:
+    def of(self, layers: int) -> Number:
         return self.fixed + layers * self.layer
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageMemory:
-    """What a rank of one stage holds."""
+class StageMemory(Generic[Number]):
+    """What a rank of one stage holds, or of each of several."""
 
-    weights: Amount
-    gradients: Amount
-    optimizer: Amount
+    weights: Amount[Number]
+    gradients: Amount[Number]
+    optimizer: Amount[Number]
     """Master weights and moments."""
-    activations: Amount
+    activations: Amount[Number]
     """Of all micro-batches in flight."""
-    buffers: Amount
+    buffers: Amount[Number]
     """Messages, logits, and `CONTEXT_BYTES`."""
 
-    def by_term(self) -> dict[str, Amount]:
+    def by_term(self) -> dict[str, Amount[Number]]:
         """Every amount by its name."""
-        return {part.name: getattr(self, part.name) for part in fields(self)}
+        return dict(vars(self))
 
     @property
-    def layer(self) -> float:
-        return sum(amount.layer for amount in self.by_term().values())
+    def layer(self) -> Number:
+        return (
+            self.weights.layer
+            + self.gradients.layer
+            + self.optimizer.layer
+            + self.activations.layer
+            + self.buffers.layer
+        )
 
     @property
-    def fixed(self) -> float:
-        return sum(amount.fixed for amount in self.by_term().values())
+    def fixed(self) -> Number:
+        return (
+            self.weights.fixed
+            + self.gradients.fixed
+            + self.optimizer.fixed
+            + self.activations.fixed
+            + self.buffers.fixed
+        )
 
-    def of(self, layers: int) -> float:
+    def of(self, layers: int) -> Number:
         return self.fixed + layers * self.layer
 
-    def capacity(self, memory_gib: float) -> int:
+    def capacity(self, memory_gib: Number) -> NDArray[np.int64]:
         """The most layers that fit into a GPU; negative if not even a stage without layers does."""
-        return int((memory_gib * GIB - self.fixed) // self.layer)
+        most: NDArray[np.int64] = np.floor((memory_gib * GIB - self.fixed) / self.layer).astype(np.int64)
+        return most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,43 +131,43 @@ def layer_activations(training: Training) -> float:
     return size * (outside + 12 / tensor)
 
 
-def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> int:
+def in_flight(schedule: Schedule, stage: Number, stages: int, micro_batches: int, chunks: int = 1) -> Number:
     """Micro-batches, or pairs of one and a chunk, that a stage holds at once, at most (megatron_ext/schedule.py)."""
     if schedule is Schedule.gpipe:
-        return micro_batches
-    if schedule is Schedule.interleaved:
-        return min(micro_batches * chunks, 2 * (stages - 1 - stage) + (chunks - 1) * stages + 1)
-    return min(micro_batches, stages if schedule is Schedule.zb_h1 else stages - stage)
+        most = micro_batches + 0 * stage
+    elif schedule is Schedule.interleaved:
+        most = 2 * (stages - 1 - stage) + (chunks - 1) * stages + 1
+    else:
+        most = stages - stage if schedule is Schedule.one_f_one_b else stages + 0 * stage
+    held: Number = np.minimum(micro_batches * chunks, most)
+    return held
 
 
-def stage_memory(training: Training, stage: int) -> StageMemory:
-    """Of the ranks of a stage, with the schedule, batches and sizes of `training.parallel`.
+def stage_memory(training: Training, stage: Number) -> StageMemory[Number]:
+    """Of the ranks of a stage, or of each of several, with the schedule, batches and sizes of `training.parallel`.
 
     A stage of several chunks counts as if they had equally many layers.
     """
     model, parallel = training.model, training.parallel
     tensor, stages = parallel.tensor, parallel.pipeline
-    first, last = stage == 0, stage == stages - 1
+    first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
     state = parameter_bytes(training)
     message = float(activation_bytes(model, parallel.micro_batch_size, training.precision))
     held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches, parallel.chunks)
-    kept = layer_activations(training)
-    activations, buffers = 0.0, CONTEXT_BYTES + 4.0 * message  # a message each way, being received and being sent
+    again, kept = 0.0, layer_activations(training)
     if parallel.recompute is Recompute.full:
-        activations += kept  # of the one layer that is computed again
-        kept = message
-    fixed, layer = 0, layer_parameters(model, tensor)
-    if first:
-        fixed += embedding_parameters(model, tensor)
-    if last:
-        logits = message / training.width / model.hidden * (model.padded_vocab(tensor) // tensor)
-        fixed += head_parameters(model, tensor, own_word=not first)
-        activations += held * (2 * message + 4 * logits)  # the norm's input and output, and fp32 probabilities
-        buffers += (training.width + 4) * logits  # logits and their gradient
+        again, kept = kept, message  # of the one layer that is computed again
+    logits = message / training.width / model.hidden * (model.padded_vocab(tensor) // tensor)
+    layer = layer_parameters(model, tensor) + none
+    fixed = first * embedding_parameters(model, tensor) + last * head_parameters(model, tensor, own_word=stages > 1)
+    # The last stage has the norm's input and output, and fp32 probabilities; and logits and their gradient.
+    activations = again + last * held * (2 * message + 4 * logits)
+    # A message each way, being received and being sent.
+    buffers = CONTEXT_BYTES + 4.0 * message + last * (training.width + 4) * logits
     return StageMemory(
         weights=Amount(layer=state.weight * layer, fixed=state.weight * fixed),
         gradients=Amount(layer=state.gradient * layer, fixed=state.gradient * fixed),
         optimizer=Amount(layer=state.optimizer * layer, fixed=state.optimizer * fixed),
         activations=Amount(layer=held * kept / parallel.chunks, fixed=activations),
-        buffers=Amount(fixed=buffers),
+        buffers=Amount(layer=none, fixed=buffers),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +16,12 @@ from numpy.typing import NDArray
 from conf import links, overlap, sizes
 from conf.links import Link
 from conf.profile import optimizer_s_per_parameter
-from conf.schema import Schedule
+from conf.schema import Parallel, Schedule
 from fasop.costs import LayerTimes, gradients_summed, layer_times, weights_handed_out
 from fasop.fast import Floats, Times, ends, longest
 from fasop.hardware import NodeKind
-from fasop.memory import GIB, stage_memory
-from fasop.placement import Integers, Placement, Uses, place
+from fasop.memory import stage_memory
+from fasop.placement import Integers, Uses, place
 from fasop.training import Training
 
 Layers = Integers | Floats
@@ -246,36 +245,30 @@ def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -
     Raises:
         SearchError: a profile has no costs for the tensor size.
     """
-    parallel, view = training.parallel, _View(kinds, orders)
-    where = place(tuple(kinds[kind].gpus for kind in orders[0]), parallel.tensor, parallel.data, parallel.pipeline)
-    times = [_layer_times(kind, training) for kind in kinds]
-    replicas = view.slowest(where.sums, "gradients")
-    summing, handing = gradients_summed(replicas, training), weights_handed_out(replicas, training)
-    stepping = [
-        kind.factors.optimizer * optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision) for kind in kinds
-    ]
-    shares = parallel.data if parallel.sharded_optimizer else 1
-    bases = np.array([time.basis for time in times])
-    passes = partial(_passes, view, where, parallel.chunks)
-    backward = passes([(t.embedding.backward, t.layer.backward, t.head.backward) for t in times])
-    sums = _by_parameters(training, summing)
+    return on_nodes(training, Nodes(kinds, orders))
+
+
+def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
+    """As `pipelines`, for several plans on the same nodes."""
+    parallel, where = training.parallel, nodes.laid(training.parallel)
+    times = [_layer_times(kind, training) for kind in nodes.kinds]
+    numbers = [_of_kind(kind, time, training) for kind, time in zip(nodes.kinds, times, strict=True)]
+    most = nodes.largest(where.stages, numbers)
+    summing, handing = gradients_summed(where.sums, training), weights_handed_out(where.sums, training)
+    stepping = most[6] / (parallel.data if parallel.sharded_optimizer else 1)
+    backward, sums = _passes(most[3:6], parallel.chunks), _by_parameters(training, summing)
+    optimizer = Link(latency_s=handing.latency_s, s_per_byte=stepping + handing.s_per_byte)
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
-        forward=passes([(t.embedding.forward, t.layer.forward, t.head.forward) for t in times]),
+        forward=_passes(most[:3], parallel.chunks),
         backward=backward,
-        hop=view.slowest(where.hops, "messages").takes(np.array(float(training.message_bytes))),
+        hop=where.hops.takes(np.array(float(training.message_bytes))),
         sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
-        optimizer=_by_parameters(
-            training,
-            Link(
-                latency_s=handing.latency_s,
-                s_per_byte=view.largest(where.stages, stepping) / shares + handing.s_per_byte,
-            ),
-        ),
-        embedding=_embedding(view, where, training),
-        capacity=_capacity(view, where, training),
-        basis=bases[orders].max(axis=1),
+        optimizer=_by_parameters(training, optimizer),
+        embedding=_embedding(where.embedding, training),
+        capacity=stage_memory(training, np.arange(float(parallel.pipeline)).reshape(-1, 1)).capacity(-most[7]),
+        basis=np.array([time.basis for time in times])[nodes.orders].max(axis=1),
         hidden=_hidden(training, backward.layer[: parallel.pipeline], summing) if training.overlaps else None,
     )
 
@@ -285,42 +278,71 @@ def _layer_times(kind: NodeKind, training: Training) -> LayerTimes:
     return found.multiplied(kind.factors.forward, kind.factors.backward)
 
 
-class _View:
-    """What links and nodes are, in each order."""
+def _of_kind(kind: NodeKind, times: LayerTimes, training: Training) -> tuple[float, ...]:
+    """What counts of a stage's slowest and smallest GPU: forward and then backward passes of embedding, layer and head;
+    the optimizer's step, for a parameter; less than none of GiB.
+    """
+    parts = (times.embedding, times.layer, times.head)
+    step = kind.factors.optimizer * optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision)
+    return (*(part.forward for part in parts), *(part.backward for part in parts), step, -kind.gpu.memory_gib)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laid:
+    """Where ranks lie, and the links that they have there: [items, pipelines] each."""
+
+    stages: Uses
+    hops: Link[Floats]
+    sums: Link[Floats]
+    embedding: Link[Floats]
+
+
+class Nodes:
+    """What nodes and their links are, in each order."""
 
     def __init__(self, kinds: Sequence[NodeKind], orders: Integers) -> None:
         self.kinds = kinds
-        self._kind_of = orders.T
+        self.orders = orders
+        self._last: tuple[tuple[int, int, int], Laid] | None = None
 
-    def largest(self, uses: Uses, values: Sequence[float]) -> Floats:
-        """[items, pipelines]: the largest value, by kind, of an item's nodes."""
-        return self._reduced(uses, np.array(values)[self._kind_of[uses.nodes]])
+    def laid(self, parallel: Parallel) -> Laid:
+        """That of the last sizes is kept, since plans that differ in something else come one after another."""
+        sizes = (parallel.tensor, parallel.data, parallel.pipeline)
+        if self._last is None or self._last[0] != sizes:
+            where = place(tuple(self.kinds[kind].gpus for kind in self.orders[0]), *sizes)
+            laid = Laid(
+                stages=where.stages,
+                hops=self._slowest(where.hops, [kind.factors.messages for kind in self.kinds]),
+                sums=self._slowest(where.sums, [kind.factors.gradients for kind in self.kinds]),
+                embedding=self._slowest(where.embedding, [kind.factors.embedding for kind in self.kinds]),
+            )
+            self._last = (sizes, laid)
+        return self._last[1]
 
-    def slowest(self, uses: Uses, term: str) -> Link[Floats]:
-        """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links.
-
-        `term` is the one of `Factors` that they are multiplied with.
-        """
-        factors = np.array([[getattr(kind.factors, term)] for kind in self.kinds])
-        known = [(links.within(kind.group), links.between(kind.group, 1)) for kind in self.kinds]
-        latencies = factors * np.array([[link.latency_s for link in pair] for pair in known])
-        rates = factors * np.array([[link.s_per_byte for link in pair] for pair in known])
-        kinds, between = self._kind_of[uses.nodes], uses.between[:, np.newaxis]
-        return Link(
-            latency_s=self._reduced(uses, latencies[kinds, between]),
-            s_per_byte=self._reduced(uses, rates[kinds, between] * uses.sharing[:, np.newaxis]),
-        )
-
-    @staticmethod
-    def _reduced(uses: Uses, values: Floats) -> Floats:
-        reduced: Floats = np.maximum.reduceat(values, uses.starts, axis=0)
+    def largest(self, uses: Uses, numbers: Sequence[Sequence[float]]) -> Floats:
+        """[numbers, items, pipelines]: the largest of each of the numbers, by kind, of an item's nodes."""
+        values = np.array(numbers).T[:, self.orders.T[uses.nodes]]
+        reduced: Floats = np.maximum.reduceat(values, uses.starts, axis=1)
         return reduced
 
+    def _slowest(self, uses: Uses, factors: Sequence[float]) -> Link[Floats]:
+        """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links.
 
-def _passes(view: _View, where: Placement, chunks: int, times: Sequence[tuple[float, float, float]]) -> Linear:
-    """[parts, pipelines], from the times of embedding, layer and head, by kind."""
-    embedding, layer, head = (view.largest(where.stages, by_kind) for by_kind in zip(*times, strict=True))
-    layer = np.tile(layer, (chunks, 1))
+        `factors`, by kind, are what both are multiplied with.
+        """
+        known = [(links.within(kind.group), links.between(kind.group, 1)) for kind in self.kinds]
+        times = np.array([[[link.latency_s, link.s_per_byte] for link in pair] for pair in known])
+        times *= np.array(factors)[:, np.newaxis, np.newaxis]
+        used = times[self.orders.T[uses.nodes], uses.between[:, np.newaxis]]
+        used[..., 1] *= uses.sharing[:, np.newaxis]
+        reduced: Floats = np.maximum.reduceat(used, uses.starts, axis=0)
+        return Link(latency_s=reduced[..., 0], s_per_byte=reduced[..., 1])
+
+
+def _passes(times: Floats, chunks: int) -> Linear:
+    """[parts, pipelines], from the times of embedding, layer and head by stage."""
+    embedding, layer, head = times
+    layer = np.concatenate([layer] * chunks)
     fixed = np.zeros_like(layer)
     fixed[0] += embedding[0]
     fixed[-1] += head[-1]
@@ -351,18 +373,8 @@ def _hidden(training: Training, layer: Floats, summing: Link[Floats]) -> Hidden:
     return Hidden(time=Linear(fixed=-first * layer, layer=layer), last=summing.takes(np.array(parameters)))
 
 
-def _embedding(view: _View, where: Placement, training: Training) -> Floats:
+def _embedding(link: Link[Floats], training: Training) -> Floats:
     parallel = training.parallel
     size = training.gradient_bytes * sizes.word_parameters(training.model, parallel.tensor)
-    link = view.slowest(where.embedding, "embedding").all_reduce(2 if parallel.pipeline > 1 else 1)
-    whole = link.takes(np.array(float(size)))
+    whole = link.all_reduce(2 if parallel.pipeline > 1 else 1).takes(np.array(float(size)))
     return whole.reshape(-1)
-
-
-def _capacity(view: _View, where: Placement, training: Training) -> Integers:
-    stages = [stage_memory(training, stage) for stage in range(training.parallel.pipeline)]
-    smallest = -view.largest(where.stages, [-kind.gpu.memory_gib for kind in view.kinds])
-    fixed = np.array([[stage.fixed] for stage in stages])
-    layer = np.array([[stage.layer] for stage in stages])
-    most: Integers = np.floor((smallest * GIB - fixed) / layer).astype(np.int64)
-    return most

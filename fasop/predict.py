@@ -90,7 +90,7 @@ class Stage:
     terms: Terms
     times: StageTimes
     """Of one micro-batch."""
-    memory: StageMemory
+    memory: StageMemory[float]
     limit_gib: float
     """Memory of its smallest GPU."""
 

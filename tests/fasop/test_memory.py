@@ -114,9 +114,13 @@ def test_recomputation_trades_memory(engine: tuple[str, ...]) -> None:
 
 @given(st.floats(1e6, 1e9), st.floats(0, 5e9), st.floats(0.1, 80))
 def test_the_capacity_is_the_most_that_fits(layer: float, fixed: float, gib: float) -> None:
-    none = Amount()
+    none = Amount(layer=0.0, fixed=0.0)
     memory = StageMemory(
-        weights=Amount(layer=layer), gradients=none, optimizer=none, activations=none, buffers=Amount(fixed=fixed)
+        weights=Amount(layer=layer, fixed=0.0),
+        gradients=none,
+        optimizer=none,
+        activations=none,
+        buffers=Amount(layer=0.0, fixed=fixed),
     )
     most = memory.capacity(gib)
     assert memory.of(most + 1) > gib * GIB * (1 - 1e-12)
