@@ -13,7 +13,7 @@ import numpy as np
 
 from conf.schema import Schedule
 from fasop.fast import Floats
-from fasop.partition import by_stage, largest_stage, least_largest
+from fasop.partition import both_passes, by_stage, largest_stage, least_largest
 from fasop.pipelines import Linear, Pipelines
 from fasop.placement import Integers
 
@@ -33,6 +33,25 @@ class _Chains:
     """A stage's passes from the first gradient that leaves it until the last one; None: not counted."""
 
 
+def passes_bound(pipelines: Pipelines, layers: int) -> Floats:
+    """[pipelines]: a bound that takes hardly any time to work out: without hops, and as if the stages whose layers are
+    fastest came first. `fasop.floor` has the proof; what a stage takes without layers counts as parts of layers.
+    """
+    count, every = pipelines.micro_batches, both_passes(pipelines)
+    share = 1 - 1 / count if pipelines.schedule in (Schedule.gpipe, Schedule.one_f_one_b) else 1.0
+    reach = share ** np.arange(pipelines.stages) @ (1 / np.sort(every.layer, axis=0))
+    longest = count * (layers + (every.fixed / every.layer).sum(axis=0)) / reach
+    least: Floats = longest + pipelines.optimizer.fixed.min(axis=0) + _freed(pipelines)
+    return least
+
+
+def _freed(pipelines: Pipelines) -> Floats:
+    """[pipelines]: what follows at least on any stage's last backward pass."""
+    sums = pipelines.least_exposed
+    freed: Floats = sums.min(axis=0) if pipelines.schedule is Schedule.zb_h1 else sums[0] + pipelines.embedding
+    return freed
+
+
 def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats:
     """[pipelines]: the largest of three bounds; `balanced` is from `bottleneck`.
 
@@ -42,10 +61,9 @@ def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats
 
     For the mean over the stages: see `_mean_bound`.
     """
-    chains, stepped, sums = _chains(pipelines, layers), pipelines.optimizer.fixed, pipelines.least_exposed
-    first_sums = sums[0] + pipelines.embedding
-    freed = sums.min(axis=0) if pipelines.schedule is Schedule.zb_h1 else first_sums
-    busiest = pipelines.micro_batches * largest_stage(pipelines, balanced) + stepped.min(axis=0) + freed
+    chains, stepped = _chains(pipelines, layers), pipelines.optimizer.fixed
+    first_sums = pipelines.least_exposed[0] + pipelines.embedding
+    busiest = pipelines.micro_batches * largest_stage(pipelines, balanced) + stepped.min(axis=0) + _freed(pipelines)
     longest = np.maximum(_mean_bound(chains, pipelines.hop, layers), chains.trip)
     if chains.left is not None:
         most = least_largest(chains.left, pipelines.capacity, layers)

@@ -17,7 +17,7 @@ from conf.partition import NodeOrder, Partition
 from conf.schema import Parallel, Recompute, Schedule
 from fasop.baselines import amp, even, minmax
 from fasop.blocks import room
-from fasop.bounds import quick_bound
+from fasop.bounds import passes_bound, quick_bound
 from fasop.candidates import Candidates, Space
 from fasop.costs import Basis
 from fasop.fast import Floats
@@ -146,13 +146,59 @@ def explore(spaces: Iterable[Space], keep: Keep, count: int = 1, told: Told = no
 def _explored(space: Space, keep: Keep) -> Iterator[int]:
     """For each group, the most promising first: of how many candidates the partitions were searched."""
     groups = space.groups
-    balanced = [bottleneck(group.pipelines, group.layers) for group in groups]
-    bounds = [quick_bound(group.pipelines, group.layers, least) for group, least in zip(groups, balanced, strict=True)]
-    for number in sorted(range(len(groups)), key=lambda i: (bounds[i].min(), i)):
-        yield _searched(groups[number], bounds[number], balanced[number], keep)
+    loose = [passes_bound(group.pipelines, group.layers) for group in groups]
+    by_bound = sorted(range(len(groups)), key=lambda i: (loose[i].min(), i))
+    leads = _leads(groups, loose, by_bound, keep)
+    for number in [*leads, *(i for i in by_bound if i not in leads)]:
+        group = groups[number]
+        if keep.worth(group.kinds, loose[number]).any():
+            yield _searched(group, leads.get(number) or _bounded(group), keep)
+        else:
+            yield 0
 
 
-def _searched(group: Candidates, proved: Floats, balanced: Integers, keep: Keep) -> int:
+@dataclass(frozen=True, kw_only=True)
+class _Bounded:
+    """What is known of a group before any partition of it is searched."""
+
+    balanced: Integers
+    """The partitions from `bottleneck`."""
+    proved: Floats
+    """The bounds."""
+
+
+def _bounded(group: Candidates) -> _Bounded:
+    balanced = bottleneck(group.pipelines, group.layers)
+    return _Bounded(balanced=balanced, proved=quick_bound(group.pipelines, group.layers, balanced))
+
+
+def _leads(
+    groups: Sequence[Candidates], loose: Sequence[Floats], by_bound: Sequence[int], keep: Keep
+) -> dict[int, _Bounded]:
+    """The groups that may have the best plan of all, those first of which the balanced partition is fastest.
+
+    A good plan that is found early leaves out most others. The lowest bounds do not tell of it: pipelines of few stages
+    have low ones that they are far from. Of a group only the candidate with the lowest bound is simulated.
+    """
+    seconds: dict[int, float] = {}
+    known: dict[int, _Bounded] = {}
+    fastest = np.inf
+    for number in by_bound:
+        group = groups[number]
+        if loose[number].min() > fastest:
+            break
+        if not keep.worth(group.kinds, loose[number]).any():
+            continue
+        known[number] = _bounded(group)
+        first = np.array([np.argmin(known[number].proved)])
+        if known[number].proved[first[0]] <= fastest:
+            seconds[number] = float(group.pipelines.take(first).iteration(known[number].balanced[:, first])[0])
+            fastest = min(fastest, seconds[number])
+    return {number: known[number] for number in sorted(known, key=lambda i: seconds.get(i, np.inf))}
+
+
+def _searched(group: Candidates, known: _Bounded, keep: Keep) -> int:
+    proved = known.proved
     promising, searched = np.argsort(proved, kind="stable"), 0
     for begin in range(0, len(promising), BATCH):
         batch = promising[begin : begin + BATCH]
@@ -162,8 +208,11 @@ def _searched(group: Candidates, proved: Floats, balanced: Integers, keep: Keep)
         batch = batch[_may_be_kept(group.take(batch), proved[batch], keep)]
         if len(batch):
             chosen = group.take(batch)
-            partitions, _ = improved(chosen.pipelines, start(chosen.pipelines, chosen.layers, balanced[:, batch]))
-            keep.add(_plans(chosen, partitions, proved[batch]))
+            begun = start(chosen.pipelines, chosen.layers, known.balanced[:, batch])
+            partitions, seconds = improved(chosen.pipelines, begun)
+            kept = np.nonzero(keep.worth(group.kinds, seconds))[0]
+            if len(kept):
+                keep.add(_plans(chosen.take(kept), partitions[:, kept], proved[batch[kept]]))
             searched += len(batch)
     return searched
 
@@ -187,11 +236,11 @@ def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
 
     So the partition that is found is never worse than theirs.
     """
-    best, seconds = balanced.copy(), pipelines.iteration(balanced)
-    for other in (minmax(pipelines, layers), even(pipelines, layers), amp(pipelines, layers)):
-        taken = np.where(pipelines.fits(other), pipelines.iteration(other), np.inf)
-        better = taken < seconds
-        best[:, better], seconds[better] = other[:, better], taken[better]
+    ways = (balanced, minmax(pipelines, layers), even(pipelines, layers), amp(pipelines, layers))
+    every, together = np.arange(len(pipelines)), np.tile(np.arange(len(pipelines)), len(ways))
+    partitions, lines = np.concatenate(ways, axis=1), pipelines.take(together)
+    seconds = np.where(lines.fits(partitions), lines.iteration(partitions), np.inf).reshape(len(ways), -1)
+    best: Integers = np.stack(ways)[np.argmin(seconds, axis=0), :, every].T
     return best
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conf.schema import Schedule
 from fasop.baselines import amp, even, exhaustive, minmax
 from fasop.blocks import room
-from fasop.bounds import quick_bound
+from fasop.bounds import passes_bound, quick_bound
 from fasop.exact import EXACT, proved
 from fasop.fast import KNOWN
 from fasop.partition import bottleneck, feasible, improved, largest_stage
@@ -107,6 +107,7 @@ def test_no_partition_is_faster_than_the_bounds(several: Pipelines, layers: int)
         table = every(one, layers)
         if table.shape[1]:
             best = times(one, table).min()
+            assert passes_bound(one, layers)[0] <= best * (1 + 1e-12)
             assert quick_bound(one, layers, bottleneck(one, layers))[0] <= best * (1 + 1e-12)
             if one.schedule is Schedule.one_f_one_b:
                 assert room(one, layers, np.array([best]))[0] == layers
