@@ -189,10 +189,10 @@ def tell(row: int, plan: Plan, show: Show) -> None:
 
     kinds = list({node.name: node for node in plan.nodes}.values())
     prediction = predict_plan(plan.training, kinds)
-    print(f"\nPlan {row}: an iteration of {prediction.iteration_s * 1e3:.1f} ms, by stage")
+    print(f"\nPlan {row}: an iteration of {prediction.iteration_s * 1e3:.1f} ms, in ms by stage")
     show(*times(prediction))
     print(f"({LEGEND})", file=sys.stderr)
-    print(f"\nPlan {row}: memory of a rank, by stage")
+    print(f"\nPlan {row}: memory of a rank, in GiB by stage")
     show(*memory(prediction))
 
 

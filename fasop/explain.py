@@ -29,7 +29,7 @@ def times(prediction: Prediction) -> Table:
         mean(stage.terms.by_name()[name] for stage in prediction.stages) / prediction.iteration_s for name in TERMS
     ]
     rows.append(["all", "", "", *(f"{share:.1%}" for share in shares)])
-    return (*_WHO, *(f"{name} ms" for name in TERMS)), rows
+    return (*_WHO, *TERMS), rows
 
 
 def memory(prediction: Prediction) -> Table:
@@ -40,7 +40,7 @@ def memory(prediction: Prediction) -> Table:
         parts = [amount.of(layers) / GIB for amount in stage.memory.by_term().values()]
         held = (*parts, stage.memory_gib, stage.limit_gib, stage.limit_gib - stage.memory_gib)
         rows.append([*_who(number, stage), *(f"{gib:.2f}" for gib in held)])
-    return (*_WHO, *(f"{name} GiB" for name in HELD), "together", "GPU has", "left"), rows
+    return (*_WHO, *HELD, "sum", "GPU has", "left"), rows
 
 
 _WHO = ("stage", "GPU", "layers")

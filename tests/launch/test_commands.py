@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from launch.follow import follow
 from launch.glance import Glance
 from launch.observe import Observation, complete
 from launch.slurm_commands import JobState
-from launch.table import plain
+from launch.table import narrow, plain, print_table
 from tests.launch.live import TWO_NODES, start
 
 
@@ -129,3 +130,28 @@ def test_a_table_without_rows_has_its_heading() -> None:
 
 def test_columns_are_aligned() -> None:
     assert plain(("a", "b"), [("long", "x"), ("s", "yy")]) == "a     b\nlong  x\ns     yy"
+
+
+def test_a_table_wider_than_the_terminal_loses_nothing() -> None:
+    partition = "-".join(["12"] * 32)
+    told = narrow(("", "nodes", "partition", "time"), [("1", "a10*8", partition, "1 ms"), ("2", "a10", "")], 40)
+    assert told.splitlines() == ["   nodes  time", "1  a10*8  1 ms", f"    partition: {partition}", "2  a10"]
+
+
+def test_a_table_that_fits_is_as_elsewhere() -> None:
+    columns, rows = ("a", "b"), [("long", "x"), ("s",)]
+    assert narrow(columns, rows, 7) == plain(columns, rows)
+    assert narrow(columns, rows, 6) == "b\nx\n    a: long\n\n    a: s"
+
+
+@pytest.mark.parametrize("width", [40, 400])
+def test_a_terminal_never_cuts_a_cell(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = "-".join(["12"] * 32)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table(("rank", "partition"), [("1", partition)])
+    told = capsys.readouterr().out
+    assert partition in told
+    assert ("│" in told) == (width == 400)
