@@ -14,6 +14,7 @@ from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, Missi
 
 from conf.errors import ConfigError
 from conf.schema import Experiment
+from conf.yaml_file import load_yaml
 
 
 def register() -> None:
@@ -48,7 +49,7 @@ def read_experiment(config: Path) -> Experiment:
         ConfigError: as `to_experiment`, for example because it is of another version of tdpp.
     """
     try:
-        return to_experiment(cast(DictConfig, OmegaConf.load(config)))
+        return to_experiment(load_yaml(config))
     except ConfigError as error:
         raise ConfigError(f"{config}: {error}") from error
 

@@ -12,6 +12,7 @@ from conf import profile_rules
 from conf.errors import ConfigError
 from conf.schema import Gpu, Model, Precision, config
 from conf.sizes import ADAM_BYTES
+from conf.yaml_file import load_yaml
 
 FOLDER = Path(__file__).parents[1] / "fasop" / "profiles"
 
@@ -158,7 +159,7 @@ def read_profile(name: str) -> LayerProfile:
         known = ", ".join(sorted(other.stem for other in FOLDER.glob("*.yaml")))
         raise ConfigError(f"there is no profile {name!r} in {FOLDER}; there are: {known}; 'tdpp profile' makes one")
     try:
-        profile = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LayerProfile), OmegaConf.load(path)))
+        profile = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LayerProfile), load_yaml(path)))
     except MissingMandatoryValue as error:
         raise ConfigError(f"{path} is not a profile: {error.full_key} has no value (docs/profile.md)") from error
     except OmegaConfBaseException as error:

@@ -9,7 +9,9 @@ from pathlib import Path
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from conf.errors import ConfigError
 from conf.schema import config
+from conf.yaml_file import load_yaml
 from fasop.errors import SearchError
 from fasop.hardware import Factors, NodeKind
 
@@ -60,12 +62,12 @@ def read_calibration(path: Path) -> Calibration:
     """
     way_out = "'tdpp search validate=RUN calibrate=FILE' makes one"
     try:
-        calibration = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Calibration), OmegaConf.load(path)))
+        calibration = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Calibration), load_yaml(path)))
     except OSError as error:
         raise SearchError(f"calibration={path}: {error.strerror}; {way_out}") from error
     except MissingMandatoryValue as error:
         raise SearchError(f"calibration={path} is none: {error.full_key} has no value; {way_out}") from error
-    except (OmegaConfBaseException, SearchError) as error:
+    except (OmegaConfBaseException, ConfigError, SearchError) as error:
         raise SearchError(f"calibration={path} is none: {str(error).splitlines()[0]}; {way_out}") from error
     assert isinstance(calibration, Calibration)
     return calibration

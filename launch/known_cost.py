@@ -5,6 +5,7 @@ A file holds seconds of a forward pass: of the embedding, of each layer, of the 
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from pathlib import Path
@@ -59,6 +60,10 @@ def _costs(path: Path, tensor: int, asked: Import, model: Model) -> ModelCosts:
             f"takes {model.layers + 2} numbers (embedding, layers, head); choose the model of the file with model=… or "
             "model.layers=…"
         )
+    # The median would hide a bad layer among good ones.
+    for number, value in enumerate(map(float, seconds)):
+        if not 0 < value < math.inf:
+            raise LaunchError(f"{path}: number {number} (from 0, the embedding) is {value:g} s; a time is above 0")
     embedding, *layers, head = (float(value) * 1e3 for value in seconds)
     ratio = asked.backward_ratio
     return ModelCosts(

@@ -125,12 +125,15 @@ def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
         ("gbit_per_s: 100", "gbit_per_s: 0", r"within\.p2p\.gbit_per_s=0\.0 must be above 0"),
         ("1024: 5.1", "1024: .nan", r"within\.p2p\.us_by_bytes: 1024: nan must be"),
         (PROFILE[PROFILE.index("costs:") :], "costs: []\n", "costs of X is empty"),
+        ("gpu: X", "gpu: X: Y", "not YAML: mapping values are not allowed here"),
+        ("gpu: X", "gpu: \udcff", "not a text file: byte"),
     ],
     ids=[
         *("no-type", "no-source", "no-precision", "unknown-precision", "no-number", "unknown-key"),
         *("negative", "zero", "nan", "infinite"),
         *("absurd-backward", "absurd-tensor", "too-good-tensor", "slip-of-a-digit", "absurd-batch"),
         *("twice", "no-tensor", "unknown-model", "no-heads", "optimizer", "link", "message", "no-costs"),
+        *("no-yaml", "bytes"),
     ],
 )
 def test_a_bad_profile_is_one_message_with_file_place_and_value(
@@ -140,7 +143,7 @@ def test_a_bad_profile_is_one_message_with_file_place_and_value(
     (tmp_path / "good.yaml").write_text(PROFILE)
     assert len(profile.read_profile("good").costs) == 3
     assert old in PROFILE
-    (tmp_path / "bad.yaml").write_text(PROFILE.replace(old, new, 1))
+    (tmp_path / "bad.yaml").write_bytes(PROFILE.replace(old, new, 1).encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=told) as raised:
         profile.read_profile("bad")
     assert str(raised.value).startswith(str(tmp_path / "bad.yaml"))

@@ -153,17 +153,20 @@ def test_a_calibration_is_for_the_nodes_that_it_was_made_on() -> None:
     ("text", "message"),
     [
         (None, "No such file"),
-        ("[1]", "is none"),
+        ("[1]", "is none: it has no keys"),
+        ("3", "is none: it has no keys"),
+        ("runs: a: b", "is none: not YAML: mapping values are not allowed here"),
+        (b"\xff", "is none: not a text file: byte 0 is no UTF-8"),
         ("runs: [a]", "groups has no value"),
         ("runs: [a]\ngroups: {gpu2: {speed: 2}}", "is none: Key 'speed'"),
         ("runs: [a]\ngroups: {gpu2: {forward: -1}}", "a factor for forward must be from 0.01 to 100, not -1"),
     ],
-    ids=["absent", "a-list", "no-groups", "unknown-term", "negative"],
+    ids=["absent", "a-list", "a-number", "no-yaml", "bytes", "no-groups", "unknown-term", "negative"],
 )
-def test_what_is_no_calibration_is_one_message(tmp_path: Path, text: str | None, message: str) -> None:
+def test_what_is_no_calibration_is_one_message(tmp_path: Path, text: str | bytes | None, message: str) -> None:
     path = tmp_path / "a.yaml"
     if text is not None:
-        path.write_text(text)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SearchError, match="'tdpp search validate=RUN calibrate=FILE' makes one") as caught:
         read_calibration(path)
     assert message in str(caught.value)

@@ -208,12 +208,14 @@ def test_published_costs_are_imported_with_the_ratio_that_was_given(folder: Path
         (["import=gpt_A10", "model=small"], r"shape \(50,\), but model=small of 24 layers takes 26 numbers"),
         (["import=gpt_A10", "backward_ratio=20"], "is 20 times forward"),
         (["import=text_A10"], r"text_A10_1\.npy: cannot be read as an array"),
+        (["import=slip_A10"], r"slip_A10_1\.npy: number 7 \(from 0, the embedding\) is -0\.01 s; a time is above 0"),
     ],
-    ids=["no-folder", "no-files", "another-model", "absurd-ratio", "no-array"],
+    ids=["no-folder", "no-files", "another-model", "absurd-ratio", "no-array", "one-negative-layer"],
 )
 def test_what_cannot_be_imported_is_one_message(folder: Path, words: list[str], message: str) -> None:
     published(folder, 1)
     (folder / "text_A10_1.npy").write_text("no array")
+    np.save(folder / "slip_A10_1.npy", np.where(np.arange(50) == 7, -0.01, 0.01))
     with pytest.raises(TdppError, match=message):
         profile.main([*KNOWN, *words])
     assert not (folder / "old.yaml").exists()
