@@ -65,18 +65,24 @@ class Choices:
         """
         for schedule in self.schedule:
             if schedule is not Schedule.interleaved:
-                yield replace(sized, schedule=schedule, chunks=1)
+                yield _with(sized, schedule=schedule, chunks=1)
             elif sized.pipeline > 1 and (engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline):
                 for chunks in self.chunks:
                     if sized.pipeline * chunks <= model.layers:
-                        yield replace(sized, schedule=schedule, chunks=chunks)
+                        yield _with(sized, schedule=schedule, chunks=chunks)
 
     def variants(self, sized: Parallel) -> Iterator[Parallel]:
         """A plan's sizes and schedule with each option that changes anything; those that save memory come last."""
         for recompute in self.recompute:
             for sharded in _that_matter(self.sharded_optimizer, sized.data > 1):
                 for sequence in _that_matter(self.sequence_parallel, sized.tensor > 1):
-                    yield replace(sized, recompute=recompute, sharded_optimizer=sharded, sequence_parallel=sequence)
+                    yield _with(sized, recompute=recompute, sharded_optimizer=sharded, sequence_parallel=sequence)
+
+
+def _with(parallel: Parallel, **values: Any) -> Parallel:
+    """A plan with these values: itself if it has them, since a copy is checked again and there are many plans."""
+    changed = any(getattr(parallel, key) != value for key, value in values.items())
+    return replace(parallel, **values) if changed else parallel
 
 
 def _that_matter(values: Sequence[bool], matters: bool) -> Sequence[bool]:

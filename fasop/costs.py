@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 from conf.links import Link, Number
@@ -60,7 +60,9 @@ class LayerTimes:
         def longer(time: Time) -> Time:
             return Time(forward=forward * time.forward, backward=backward * time.backward)
 
-        return replace(self, embedding=longer(self.embedding), layer=longer(self.layer), head=longer(self.head))
+        return LayerTimes(
+            embedding=longer(self.embedding), layer=longer(self.layer), head=longer(self.head), basis=self.basis
+        )
 
 
 def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, within: Link[float]) -> LayerTimes:
