@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -9,12 +10,20 @@ from typing import cast
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, MissingMandatoryValue
+from omegaconf.errors import (
+    ConfigKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from conf.errors import ConfigError
 from conf.schema import Experiment
 from conf.yaml_file import load_yaml
+
+_NOISE = re.compile(r"To append to your config use|See https?://|\s*(full_key|object_type|reference_type)[:=]")
 
 
 def register() -> None:
@@ -29,17 +38,27 @@ def to_experiment(cfg: DictConfig) -> Experiment:
         ConfigError: a key is unknown, a value is missing, an interpolation leads nowhere, or a rule is broken.
     """
     try:
-        # Hydra's `+key=value` adds a key to any class; a merge of plain values tells that the class has none such.
-        whole = OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.to_container(cfg))
-        return cast(Experiment, OmegaConf.to_object(whole))
-    except ConfigKeyError as error:
-        raise ConfigError(f"{error.full_key} is not a key: 'tdpp launch --cfg job' prints all of them") from error
+        return cast(Experiment, OmegaConf.to_object(_known(cfg)))
     except MissingMandatoryValue as error:
         key = error.full_key
         raise ConfigError(f"{key} has no value: give {key}=…, or choose a file that sets it") from error
     except InterpolationResolutionError as error:
         key, cause = error.full_key, str(error).splitlines()[0]
         raise ConfigError(f"{key} cannot be resolved: {cause}; give {key}=…") from error
+
+
+def _known(cfg: DictConfig) -> DictConfig:
+    """The same, all keys of which the schema has.
+
+    Hydra's `+key=value` adds a key to any class; a merge of plain values tells that the class has none such.
+
+    Raises:
+        ConfigError: a key is unknown.
+    """
+    try:
+        return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.to_container(cfg)))
+    except ConfigKeyError as error:
+        raise ConfigError(f"{error.full_key} is not a key: 'tdpp launch --cfg job' prints all of them") from error
 
 
 def read_experiment(config: Path) -> Experiment:
@@ -61,15 +80,36 @@ def compose(overrides: Sequence[str] = (), config_name: str = "config") -> Exper
         ConfigError: as `to_experiment`.
         hydra.errors.HydraException: an override cannot be parsed, or names no key or file.
     """
-    return to_experiment(compose_unchecked(overrides, config_name))
+    return to_experiment(_composed(overrides, config_name))
 
 
 def compose_unchecked(overrides: Sequence[str] = (), config_name: str = "config") -> DictConfig:
     """The same before any rule is checked: what a search for a plan reads, since its parts need not fit together yet.
 
     Raises:
+        ConfigError: a key is unknown.
         hydra.errors.HydraException: an override cannot be parsed, or names no key or file.
     """
+    return _known(_composed(overrides, config_name))
+
+
+def _composed(overrides: Sequence[str], config_name: str) -> DictConfig:
     register()
     with initialize_config_module("conf", version_base="1.3"):
         return hydra_compose(config_name, list(overrides))
+
+
+def hydra_message(error: BaseException) -> str:
+    """What Hydra and OmegaConf say about a configuration, without their advice for their own developers."""
+    said = [str(error), *([str(error.__cause__)] if isinstance(error.__cause__, OmegaConfBaseException) else [])]
+    lines = (
+        [f"{error.override}: is not KEY=VALUE as Hydra reads it"] if isinstance(error, OverrideParseException) else []
+    )
+    for line in "\n".join(said).splitlines():
+        if line.startswith("Config search path"):
+            break
+        if line.strip() and not _NOISE.match(line):
+            lines.append(line)
+    if "Could not override" in str(error):
+        lines.append("'tdpp launch --cfg job' prints every key")
+    return "\n".join(lines)

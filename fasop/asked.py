@@ -44,11 +44,16 @@ class Asked:
     """Hydra's."""
 
 
+OF_VALIDATE = frozenset(("validate", "calibrate", "calibration"))
+NOT_OF_PARETO = frozenset(("top", "leave_out"))
+"""Words that would change nothing."""
+
+
 def parse(argv: Sequence[str]) -> Asked:
     """Takes the search's own words out of the others; of a word that comes twice the last one counts.
 
     Raises:
-        SearchError: a word has no such value.
+        SearchError: a word has no such value, or no meaning beside another one.
     """
     own: dict[str, Any] = {}
     overrides = []
@@ -60,6 +65,16 @@ def parse(argv: Sequence[str]) -> Asked:
             overrides.append(word)
     if "pareto" not in own and (limits := [word for word in ("max_cost", "max_days") if word in own]):
         raise SearchError(f"{limits[0]}={own[limits[0]]:g} limits a front of time against cost: add pareto=time")
+    if "validate" in own and (others := own.keys() - OF_VALIDATE):
+        raise SearchError(
+            f"validate={','.join(own['validate'])} searches nothing, so it does not take {', '.join(sorted(others))}, "
+            "only calibrate=FILE, calibration=FILE and runs_dir=DIR"
+        )
+    if "pareto" in own and (others := own.keys() & NOT_OF_PARETO):
+        raise SearchError(
+            f"pareto={own['pareto']} shows every plan that no other one beats, on any number of nodes; it does not "
+            f"take {', '.join(sorted(others))}"
+        )
     return Asked(**own, overrides=tuple(overrides))
 
 

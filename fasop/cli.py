@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -72,6 +73,9 @@ def main(argv: Sequence[str], *, show: Show, measure: Measure, draw: Draw) -> in
         print(USAGE)
         return 0
     asked = parse(argv)
+    for file in (asked.csv, asked.page, asked.calibrate):
+        if file is not None:
+            check_writable(file)
     if asked.validate:
         return validate(asked, show, measure)
     if asked.calibrate is not None:
@@ -205,6 +209,20 @@ def check_free(name: str, overwrite: bool) -> None:
     path = PLANS / f"{name}.yaml"
     if path.exists() and not overwrite:
         raise SearchError(f"plan={name}: {path} exists; choose another name, or add overwrite=true")
+
+
+def check_writable(path: Path) -> None:
+    """Before the search, so that neither its time is lost, nor some of its files are there and others not.
+
+    Raises:
+        SearchError: there cannot be such a file.
+    """
+    if path.is_dir():
+        raise SearchError(f"cannot write {path}: it is a folder; give the path of a file")
+    if not path.parent.is_dir():
+        raise SearchError(f"cannot write {path}: there is no folder {path.parent}; make it, or choose another one")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise SearchError(f"cannot write {path}: permission denied; choose a folder where you may write")
 
 
 def _write(path: Path, text: str) -> None:

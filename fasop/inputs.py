@@ -6,16 +6,18 @@ configuration whose plan does not fit its cluster can be searched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import TypeVar
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
-from conf.compose import compose_unchecked
+from conf.compose import compose_unchecked, hydra_message
 from conf.schema import Cluster, Engine, Executor, Model, Parallel, Train
+from fasop.asked import WORDS
 from fasop.choices import Choices, runnable, split, tried
 from fasop.errors import SearchError
 from fasop.hardware import NodeKind, node_kinds
@@ -53,10 +55,7 @@ def read(overrides: Sequence[str]) -> Inputs:
     try:
         cfg = compose_unchecked([*others, *PLAIN])
     except (HydraException, OmegaConfBaseException) as error:
-        said = str(error).split("Config search path")[0].strip()
-        raise SearchError(
-            f"{said}\n'tdpp launch --help' lists the groups, 'tdpp launch --cfg job' every key"
-        ) from error
+        raise SearchError("\n".join([hydra_message(error), *_meant(others)])) from error
     parallel = _part(cfg, "parallel", Parallel)
     if parallel.schedule_file is not None:
         raise SearchError(
@@ -80,6 +79,14 @@ def read(overrides: Sequence[str]) -> Inputs:
         choices=choices,
         run=Run(iterations=train.iterations),
     )
+
+
+def _meant(words: Sequence[str]) -> Iterator[str]:
+    """The search's own words that come near to words which may be misspelt."""
+    for word in words:
+        key = word.partition("=")[0].lstrip("+-")
+        if near := get_close_matches(key, WORDS, n=1, cutoff=0.75):
+            yield f"did you mean {near[0]}=? 'tdpp search --help' lists the search's own words"
 
 
 def _part(cfg: DictConfig, name: str, kind: type[T]) -> T:

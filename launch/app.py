@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,13 +13,13 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from conf.compose import read_experiment, register, to_experiment
+from conf.compose import hydra_message, read_experiment, register, to_experiment
 from conf.errors import TdppError
 from conf.rundir import RunDir, write_atomic
 from conf.schema import ExecutorKind, Experiment
@@ -33,7 +32,6 @@ from launch.sweep import Combination
 from launch.verdict import judge
 from launch.worker import WORKER
 
-_NOISE = re.compile(r"To append to your config use|See https?://|\s*(full_key|object_type|reference_type)[:=]")
 RESUME = "resume="
 SWEEP_RECORD = "multirun.yaml"
 """As Hydra calls it."""
@@ -170,19 +168,3 @@ def _errors_raised() -> Iterator[None]:
         del os.environ["HYDRA_FULL_ERROR"]
         if before is not None:
             os.environ["HYDRA_FULL_ERROR"] = before
-
-
-def hydra_message(error: BaseException) -> str:
-    """What Hydra and OmegaConf say about a configuration, without their advice for their own developers."""
-    said = [str(error), *([str(error.__cause__)] if isinstance(error.__cause__, OmegaConfBaseException) else [])]
-    lines = (
-        [f"{error.override}: is not KEY=VALUE as Hydra reads it"] if isinstance(error, OverrideParseException) else []
-    )
-    for line in "\n".join(said).splitlines():
-        if line.startswith("Config search path"):
-            break
-        if line.strip() and not _NOISE.match(line):
-            lines.append(line)
-    if "Could not override" in str(error):
-        lines.append("'tdpp launch --cfg job' prints every key")
-    return "\n".join(lines)

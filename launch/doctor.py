@@ -16,12 +16,11 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.compose import compose
+from conf.compose import compose, hydra_message
 from conf.errors import TdppError
 from conf.rundir import RunDir
 from conf.schema import Experiment, Rehearse
 from launch.agent_logs import agent_logs
-from launch.app import hydra_message
 from launch.checks import Check, Level
 from launch.doctor_findings import read_findings
 from launch.doctor_judge import Case, judge

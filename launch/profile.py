@@ -17,11 +17,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from conf.compose import compose, compose_unchecked
+from conf.compose import compose, compose_unchecked, hydra_message
 from conf.profile import LayerProfile, Links, profile_path
 from conf.rundir import RunDir
 from conf.schema import Cluster, Experiment, Model, Rehearse
-from launch.app import hydra_message
 from launch.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.follow import interruptible, stopped_if_interrupted

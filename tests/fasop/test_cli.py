@@ -93,15 +93,24 @@ def test_a_plan_is_not_overwritten_unless_told(plans: Path, capsys: pytest.Captu
         (["top=0"], "top=0 must be a number of plans, 1 or more"),
         (["overwrite=yes"], "overwrite=yes must be true or false"),
         (["plan=../x"], "plan='../x' cannot name a configuration"),
-        (["csv=/nowhere/plans.csv"], "cannot write /nowhere/plans.csv: No such file or directory"),
+        (["csv=/nowhere/plans.csv"], "cannot write /nowhere/plans.csv: there is no folder /nowhere"),
+        (["page=/"], "cannot write /: it is a folder"),
+        (["pareto=time", "top=3", "leave_out=true"], "pareto=time shows every plan that no other one beats"),
+        (["validate=a", "csv=b.csv"], "validate=a searches nothing, so it does not take csv, only"),
         (["cluster=nope"], "Could not find 'cluster/nope'"),
-        (["cluster.nope=1"], "'tdpp launch --cfg job' every key"),
+        (["cluster.nope=1"], "Key 'nope' not in 'Cluster'\n'tdpp launch --cfg job' prints every key"),
+        (["+train.nope=1"], "train.nope is not a key"),
+        (["parallel.global_batch_size=1.5"], "Value '1.5' of type 'float' could not be converted to Integer"),
+        (["topp=3"], "did you mean top=?"),
         (["parallel.schedule=nope"], "parallel.schedule=nope: 'nope' is none of gpipe, one_f_one_b"),
         (["parallel.schedule_file=a.json"], "parallel.schedule_file=a.json cannot be searched"),
         (["cluster=local"], "cluster.groups.local.gpus_per_node=null: a search must know"),
         (["cluster.gpus.a10.profile=nope"], "there is no profile 'nope'"),
     ],
-    ids=["top", "overwrite", "name", "csv", "choice", "key", "schedule", "file", "nodes", "profile"],
+    ids=[
+        *("top", "overwrite", "name", "csv", "page", "pareto", "validate", "choice", "key", "new-key", "value", "word"),
+        *("schedule", "file", "nodes", "profile"),
+    ],
 )
 def test_what_cannot_be_is_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     small = [] if words == ["cluster=local"] else SMALL
@@ -109,6 +118,7 @@ def test_what_cannot_be_is_one_message(words: list[str], message: str, capsys: p
     told = capsys.readouterr()
     assert told.err.count("tdpp: error:") == 1
     assert message in told.err
+    assert not told.out
 
 
 def test_times_that_were_not_measured_say_so(capsys: pytest.CaptureFixture[str]) -> None:
