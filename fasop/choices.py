@@ -62,8 +62,10 @@ class Choices:
         """A plan's sizes with each schedule that such a pipeline can run.
 
         Every chunk of an interleaved schedule can have a layer. Megatron-LM needs as many micro-batches as stages.
+        A single stage takes as long with every schedule; with 1F1B it holds one micro-batch at a time, as few as any.
         """
-        for schedule in self.schedule:
+        alone = sized.pipeline == 1 and Schedule.one_f_one_b in self.schedule
+        for schedule in (Schedule.one_f_one_b,) if alone else self.schedule:
             if schedule is not Schedule.interleaved:
                 yield _with(sized, schedule=schedule, chunks=1)
             elif sized.pipeline > 1 and (engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline):

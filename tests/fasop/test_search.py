@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from conf.schema import Experiment
+from conf.schema import Experiment, Schedule
 from fasop.baselines import minmax
 from fasop.candidates import Space, any_space, sizes, space
 from fasop.clusters import MOST as MOST_CLUSTERS
@@ -141,6 +141,18 @@ def test_one_gpu_has_one_way() -> None:
     one = read(["cluster=a10x8", "cluster.groups.gpu2.gpus_per_node=1", "cluster.groups.gpu2.count=1", "model=small"])
     plans = search(space(one.training, one.kinds), 10).plans
     assert {(p.parallel.world_size, p.parallel.partition) for p in plans} == {(1, "24")}
+
+
+def test_a_single_stage_has_one_schedule_and_no_other_is_faster() -> None:
+    words = (
+        *("cluster=a10x8", "model=xl", "train.precision=fp16", "parallel.global_batch_size=16"),
+        *("parallel.pipeline=1", "parallel.recompute=full"),
+    )
+    best = {plan.parallel: plan.total for plan in search(space_of(read(words), 1), 20).plans}
+    assert {parallel.schedule for parallel in best} == {Schedule.one_f_one_b}
+    for schedule in (Schedule.gpipe, Schedule.zb_h1):
+        for other in search(space_of(read([*words, f"parallel.schedule={schedule}"]), 1), 20).plans:
+            assert best[replace(other.parallel, schedule=Schedule.one_f_one_b)] <= other.total * (1 + 1e-9)
 
 
 def test_what_fits_nowhere_says_what_would_do() -> None:
