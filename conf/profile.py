@@ -14,6 +14,8 @@ from conf.schema import Gpu, Model, Precision, config
 from conf.sizes import ADAM_BYTES
 from conf.yaml_file import load_yaml
 
+OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
+"""Times of the one serve for the other, where nothing else tells them apart."""
 FOLDER = Path(__file__).parents[1] / "fasop" / "profiles"
 
 
@@ -172,7 +174,10 @@ def read_profile(name: str) -> LayerProfile:
 
 
 def optimizer_s_per_parameter(gpu: Gpu, profile: LayerProfile | None, precision: Precision) -> float:
-    """As measured, or by the memory traffic of Adam."""
-    if profile is not None and precision in profile.optimizer_ns_per_parameter:
-        return profile.optimizer_ns_per_parameter[precision] * 1e-9
+    """As measured, in this number format or in the other one of 16 bits, of which a step moves as many bytes; or by the
+    memory traffic of Adam, a lower bound."""
+    known = {} if profile is None else profile.optimizer_ns_per_parameter
+    for measured in (precision, OTHER_16_BIT.get(precision)):
+        if measured in known:
+            return known[measured] * 1e-9
     return ADAM_BYTES / (gpu.memory_gb_per_s * 1e9)

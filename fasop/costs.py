@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from conf.links import Link, Number
-from conf.profile import Cost, LayerProfile, ModelCosts
-from conf.schema import Gpu, Model, Precision, Recompute
+from conf.profile import OTHER_16_BIT, Cost, LayerProfile, ModelCosts
+from conf.schema import Gpu, Model, Recompute
 from conf.sizes import activation_bytes, layer_parameters
 from fasop.errors import SearchError
 from fasop.training import Training
@@ -111,7 +111,7 @@ def _known(gpu: Gpu, profile: LayerProfile | None, training: Training) -> tuple[
         return (), Basis.NOT_MEASURED
     if points := profile.points(training.model, training.precision):
         return points, Basis.MEASURED
-    other = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}.get(training.precision)
+    other = OTHER_16_BIT.get(training.precision)
     if other is not None and gpu.fp16_tflops == gpu.bf16_tflops:
         return profile.points(training.model, other), Basis.OTHER_FORMAT
     return (), Basis.NOT_MEASURED
