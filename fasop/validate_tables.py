@@ -77,6 +77,7 @@ def verdict(one: Comparison) -> Iterator[str]:
     change = one.worst.iteration_s / one.prediction.iteration_s - 1
     if abs(change) > WELL:
         off = _off(one.worst.predicted, one.worst.measured)
+        off = "right in all, not by stage" if off in ("+0.0%", "-0.0%") else off
         yield (
             f"most off: {one.worst.name} ({off}); had it been known, the prediction would be {change:+.1%} and its "
             f"error {one.worst.iteration_s / one.measured.iteration_s - 1:+.1%}"

@@ -76,6 +76,15 @@ def test_what_is_as_predicted_needs_no_calibration() -> None:
         assert asdict(factors) == pytest.approx(asdict(Factors()))
 
 
+def test_a_term_that_is_right_in_all_but_not_by_stage_is_told_so() -> None:
+    prediction = predict(experiment(*MEGATRON))
+    measured = as_measured(prediction)
+    first, *middle, last = measured.stages
+    moved = replace(first, optimizer=first.optimizer + 0.5), *middle, replace(last, optimizer=last.optimizer - 0.5)
+    found = compare(replace(measured, stages=moved), prediction)
+    assert next(iter(verdict(found))).startswith("most off: optimizer (right in all, not by stage)")
+
+
 def test_what_no_term_explains_is_told_apart() -> None:
     prediction = predict(mixed())
     found = compare(replace(as_measured(prediction), iteration_s=1.25 * prediction.iteration_s), prediction)
