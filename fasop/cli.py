@@ -114,6 +114,8 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     for warning in warnings(plans):
         print(f"({warning})", file=sys.stderr)
     for kind in inputs.kinds:
+        if kind.profile is not None and kind.profile.gpu != kind.gpu.name:
+            print(f"(profile {kind.gpu.profile!r} is of {kind.profile.gpu}, not of {kind.gpu.name})", file=sys.stderr)
         if (why := why_not_measured(kind.gpu, kind.profile, inputs.training)) is not None:
             print(f"({why})", file=sys.stderr)
     print(sought.told, file=sys.stderr)

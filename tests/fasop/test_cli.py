@@ -128,6 +128,12 @@ def test_times_that_were_not_measured_say_so(capsys: pytest.CaptureFixture[str])
     assert "(not measured: what the GPUs' peak rates allow; real runs take longer)" in told.err
 
 
+@pytest.mark.parametrize(("name", "told"), [("a10", False), ("a100_40gb", True)], ids=["its-own", "another"])
+def test_the_profile_of_another_gpu_is_told(name: str, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *SMALL, "train.precision=fp16", f"cluster.gpus.a10.profile={name}", "top=1"]) == 0
+    assert ("(profile 'a100_40gb' is of A100-40GB, not of A10)" in capsys.readouterr().err) == told
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
