@@ -29,7 +29,7 @@ from tests.reports.chromium import ARGUMENTS, CHROMIUM
 from tests.reports.synthetic import Shape, make_run
 
 SHAPE = Shape(pipeline=8, data=4, micro_batches=16, iterations=50, layers=48)
-LARGE = replace(SHAPE, data=64)
+LARGE = replace(SHAPE, data=64, iterations=58)
 JOB = legacy.Job(pipeline=8, data=4, micro_batches=16, iterations=50, interval=10)
 TITLES = {"write_cpu_s": "CPU s to write", "size_mb": "MB", "load_cpu_s": "CPU s to load"}
 LOAD_LIMIT_MS = 300_000
