@@ -33,6 +33,13 @@ def told(what: str) -> Iterator[None]:
         raise PeerLost(f"{what} failed: {reason}") from error
 
 
+def meet(store: Store, rank: int, ranks: int, device: torch.device, timeout: timedelta) -> None:
+    """Joins all `ranks` at `store`; this, and any message from then on, waits for another rank until `timeout`."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    with told("meeting the other ranks"):
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
+
+
 class Peer(NamedTuple):
     """The other end of a channel."""
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import clock, links, local_store, notes
-from megatron_ext.comm import told
+from megatron_ext.comm import meet, told
 from megatron_ext.errors import EngineError, PeerLost
 from megatron_ext.local_store import LocalStore
 from megatron_ext.notes import Note
@@ -170,10 +170,7 @@ def _why_no_gpu() -> str:
 def _together(plan: Plan, place: Place, note: Note, join: Callable[[], Store]) -> None:
     device = torch.device("cpu") if plan.device == "cpu" else torch.device("cuda", place.local_rank)
     note.tell(stage="meeting")
-    store, patience = join(), timedelta(seconds=WAIT_S)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    with told("meeting the other ranks"):
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=plan.world_size, timeout=patience)
+    meet(join(), place.rank, plan.world_size, device, timedelta(seconds=WAIT_S))
     note.tell(stage="all-reduce")
     note.tell(all_reduce_ms=_all_reduce_ms(device))
     note.tell(stage="clocks")

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import link_times, worker
-from megatron_ext.comm import told
+from megatron_ext.comm import meet, told
 from megatron_ext.notes import Note
 from megatron_ext.plan import Place, Plan
 from megatron_ext.profile_parts import LAPS, Parts, groups_of, told_medians
@@ -62,14 +62,7 @@ def measure(plan: Plan, place: Place, store: Store) -> None:
     torch.set_num_threads(1)
     request = Request.read()
     device = device_of(plan, place)
-    with told("meeting the other ranks"):
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=place.rank,
-            world_size=plan.world_size,
-            timeout=timedelta(seconds=plan.train.comm_timeout_s),
-        )
+    meet(store, place.rank, plan.world_size, device, timedelta(seconds=plan.train.comm_timeout_s))
     same_software(device)
     note = Note(path_of(plan, place.rank), device=_device_name(device), versions=_versions(device))
     _Measurements(plan, place, request, device, note).make()

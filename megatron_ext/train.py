@@ -11,7 +11,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import checkpoint, clock, memory
 from megatron_ext.blend import BlendedSamples
-from megatron_ext.comm import Gate, told
+from megatron_ext.comm import Gate, meet, told
 from megatron_ext.cuda_timeline import CudaRecorder
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
@@ -35,14 +35,8 @@ def train(plan: Plan, place: Place, store: Store) -> None:
     torch.set_num_threads(1)
     device = device_of(plan, place)
     timeout = timedelta(seconds=plan.train.comm_timeout_s)
-    with told("meeting the other ranks"):
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=place.rank,
-            world_size=plan.world_size,
-            timeout=timeout,
-        )
+    meet(store, place.rank, plan.world_size, device, timeout)
+    with told("making the groups of ranks"):
         groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, timeout)
     if len(plan.nodes) > 1:  # those of one node are forked from one process
         same_software(device)
