@@ -15,6 +15,9 @@ from megatron_ext.plan import TrainConfig
 from megatron_ext.precision import LossScaler
 from megatron_ext.timeline import Recorder
 
+NORM_PART = 2**24
+"""Gradients squared at once: 128 MiB in fp64, where those of a whole stage would be twice its gradients."""
+
 
 def learning_rate(updates: int, train: TrainConfig) -> float:
     """Linear warm-up from 0, then a cosine down to `min_lr`: what Megatron's scheduler has after `updates`."""
@@ -163,8 +166,14 @@ class Optimizer:
 
     def _norm(self) -> float:
         """Norm over the whole model; replicas hold equal gradients, and each weight counts once."""
-        square = torch.linalg.vector_norm(self._flat.grad, dtype=torch.float64).square()
+        square = _square_norm(self._flat.grad)
         for gradient in self._counted_elsewhere:
-            square -= torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+            square -= _square_norm(gradient.flatten())
         all_reduce(square, self._model, "all-reduce of the gradient norm")
         return float(square.clamp(min=0.0).sqrt())
+
+
+def _square_norm(flat: Tensor) -> Tensor:
+    """The sum of a vector's squares, fp64. In parts, since torch copies into fp64 all that it is given at once."""
+    parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in torch.split(flat, NORM_PART)]
+    return torch.stack(parts).square().sum()
