@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from conf.words import option, whole
 from data_prep import prepare_cli
 from data_prep.check import check, open_checked
 from data_prep.errors import DataPrepError
@@ -49,19 +50,17 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--document", type=int, metavar="N", help="print the text of one document")
     one.add_argument("--sample", type=int, metavar="N", help="print the text of one training sample of a run, from 0")
     look.add_argument(
-        "--sequence-length", type=prepare_cli.positive, default=1024, metavar="N", help="of the run; without it 1024"
+        "--sequence-length", type=option(whole), default=1024, metavar="N", help="of the run; without it 1024"
     )
     look.add_argument("--seed", type=_seed, default=1234, metavar="N", help="of the run; without it 1234")
     look.add_argument("--split", default="969,30,1", metavar="W,W,W", help="of the run; without it 969,30,1")
     look.add_argument(
-        "--samples", type=prepare_cli.positive, metavar="N", help="of the run in all, if they take several epochs"
+        "--samples", type=option(whole), metavar="N", help="of the run in all, if they take several epochs"
     )
     look.add_argument("--page", type=Path, metavar="FILE", help="write a page with figures of documents and tokens")
     sound = commands.add_parser("check", help="check indexed data in full")
     sound.add_argument("prefix", type=Path, help=PREFIX)
-    sound.add_argument(
-        "--vocab-size", type=prepare_cli.positive, metavar="N", help="for token ids; without it the manifest's"
-    )
+    sound.add_argument("--vocab-size", type=option(whole), metavar="N", help="for token ids; without it the manifest's")
     join = commands.add_parser("merge", help="make one of several indexed data, in the order given")
     join.add_argument("prefix", type=Path, nargs="+", help=PREFIX)
     part = commands.add_parser("split", help="make several of one, of documents in proportion to weights")

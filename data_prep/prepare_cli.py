@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from conf.words import option, whole
 from data_prep.corpus import Corpus, corpus_of, stdlib_corpus
 from data_prep.encode import Options
 from data_prep.errors import DataPrepError
@@ -53,25 +54,18 @@ def add_options(make: argparse.ArgumentParser) -> None:
     )
     words.add_argument("--vocab-file", type=Path, metavar="PATH", help="GPT-2's vocab.json, with --merge-file")
     words.add_argument(
-        "--train-bpe", type=positive, metavar="N", help="learn a byte-level BPE of N ids from the source"
+        "--train-bpe", type=option(whole), metavar="N", help="learn a byte-level BPE of N ids from the source"
     )
     make.add_argument("--merge-file", type=Path, metavar="PATH", help="GPT-2's merges.txt, with --vocab-file")
     make.add_argument("--end-of-document", metavar="TOKEN", help=f"of a given tokenizer; without it {END_OF_TEXT}")
-    make.add_argument("--min-chars", type=positive, default=1, metavar="N", help="leave out shorter texts")
-    make.add_argument("--max-chars", type=positive, metavar="N", help="leave out longer texts")
+    make.add_argument("--min-chars", type=option(whole), default=1, metavar="N", help="leave out shorter texts")
+    make.add_argument("--max-chars", type=option(whole), metavar="N", help="leave out longer texts")
     make.add_argument("--unique", action="store_true", help="leave out texts that were there before")
-    make.add_argument("--max-mb", type=positive, metavar="N", help="of stdlib: at most so many megabytes of text")
+    make.add_argument("--max-mb", type=option(whole), metavar="N", help="of stdlib: at most so many megabytes of text")
     make.add_argument(
-        "--workers", type=positive, metavar="N", help="processes; without it one for each CPU, or one for bytes"
+        "--workers", type=option(whole), metavar="N", help="processes; without it one for each CPU, or one for bytes"
     )
     make.add_argument("--force", action="store_true", help="also if the data are there already")
-
-
-def positive(text: str) -> int:
-    """A whole number above 0, for argparse."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from conf.megatron_lm import SCHEDULES
 from conf.schema import Engine, EngineKind, Executor, Model, Parallel, Recompute, Rehearse, Schedule, Train
+from conf.words import NoValue, Reader, flag, one_of, read, several, whole
 from fasop.errors import SearchError
 from fasop.fast import KNOWN
-
-Word = TypeVar("Word", bound=StrEnum)
 
 SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
 FOUND = ("partition", "node_order")
@@ -155,52 +153,26 @@ def split(overrides: Sequence[str]) -> tuple[Mapping[str, tuple[Any, ...]], list
         elif key in FOUND:
             raise SearchError(f"{word}: a search finds the {key.replace('_', ' ')}; leave it out")
         else:
-            given[key] = _values(key, value)
+            given[key] = read(f"parallel.{key}", value, several(_KEYS[key]), SearchError)
     return given, others
 
 
-def _values(key: str, text: str) -> tuple[Any, ...]:
-    words = text.split(",")
-    try:
-        return tuple(dict.fromkeys(_KEYS[key](word.strip()) for word in words))
-    except ValueError as error:
-        raise SearchError(f"parallel.{key}={text}: {error}; several are joined by commas") from error
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise ValueError(f"{text!r} is not a whole number, 1 or more")
-    return int(text)
-
-
 def _chunks(text: str) -> int:
-    if _whole(text) < 2:
-        raise ValueError("an interleaved schedule has 2 chunks or more")
+    if whole(text) < 2:
+        raise NoValue("must be 2 or more, as in every interleaved schedule")
     return int(text)
-
-
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"{text!r} is neither true nor false")
-    return text.lower() == "true"
-
-
-def _word(kind: type[Word], text: str) -> Word:
-    if text not in list(kind):
-        raise ValueError(f"{text!r} is none of {', '.join(kind)}")
-    return kind(text)
 
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_KEYS: Mapping[str, Any] = {
-    **dict.fromkeys(SIZES, _whole),
-    "schedule": lambda text: _word(Schedule, text),
+_KEYS: Mapping[str, Reader[Any]] = {
+    **dict.fromkeys(SIZES, whole),
+    "schedule": one_of(Schedule),
     "chunks": _chunks,
-    "recompute": lambda text: _word(Recompute, text),
-    "sharded_optimizer": _flag,
-    "sequence_parallel": _flag,
+    "recompute": one_of(Recompute),
+    "sharded_optimizer": flag,
+    "sequence_parallel": flag,
 }
 assert set(_KEYS) == {field.name for field in fields(Choices)}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from conf.rundir import RunDir
+from conf.words import above_0, option
 
 _WATCH = "--watch"
 _DEFAULT = "auto"
@@ -32,7 +32,7 @@ def add_watch(parser: argparse.ArgumentParser, until: str) -> None:
     parser.add_argument(
         _WATCH,
         metavar="SECONDS",
-        type=_seconds,
+        type=option(_seconds),
         help=f"look again every so many seconds, {until}: --watch (2 s, or 10 s while Slurm has to be asked) or "
         "--watch=SECONDS; a terminal is drawn anew, elsewhere only changes are printed",
     )
@@ -51,12 +51,4 @@ def chosen_run(arguments: argparse.Namespace) -> RunDir:
 
 def _seconds(text: str) -> float:
     """0 leaves the choice to the command."""
-    if text == _DEFAULT:
-        return 0.0
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, such as --watch=5")
-    return seconds
+    return 0.0 if text == _DEFAULT else above_0(text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from conf.compose import compose, hydra_message
 from conf.errors import TdppError
 from conf.rundir import RunDir
 from conf.schema import Experiment, Rehearse
+from conf.words import above_0, option
 from launch.agent_logs import agent_logs
 from launch.checks import Check, Level
 from launch.doctor_findings import read_findings
@@ -76,19 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wait-min",
         metavar="N",
-        type=_minutes,
+        type=option(above_0),
         default=WAIT_MIN,
         help="give up when not all nodes have started after so many minutes (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="the checks as one JSON object")
     return parser
-
-
-def _minutes(text: str) -> float:
-    minutes = float(text)
-    if not 0 < minutes < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
-    return minutes
 
 
 def _experiment(overrides: Sequence[str]) -> Experiment:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.rundir import RunDir, write_atomic
+from conf.words import option, whole
 from reports import picture, run_page, statistics, timeline_page
 from reports.errors import ReportError
 from reports.exports import Export, write_exports
@@ -101,14 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--png", action="store_true", help="also a picture of the timeline; needs Chromium or Chrome")
     sizes = parser.add_argument_group("parallel sizes of a log that does not say them")
     for name in ("tensor", "data", "pipeline"):
-        sizes.add_argument(f"--{name}", type=_positive, metavar="N")
+        sizes.add_argument(f"--{name}", type=option(whole), metavar="N")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks")
-    return int(text)
 
 
 def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | None = None) -> Written:

@@ -63,7 +63,7 @@ def test_prepare_replaces_data_that_others_made_only_when_told(prefix: Path) -> 
 def test_a_limit_that_is_none_is_wrong_usage(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["prepare", "--source", "stdlib", f"--max-mb={limit}"])
-    assert f"{limit!r} is not a whole number above 0" in capsys.readouterr().err
+    assert f"{limit!r} must be a whole number, 1 or more" in capsys.readouterr().err
 
 
 def test_inspect_tells_what_the_data_hold(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def test_a_plan_is_not_overwritten_unless_told(plans: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["top=0"], "top=0 must be a number of plans, 1 or more"),
+        (["top=0"], "top=0 must be a whole number, 1 or more"),
         (["overwrite=yes"], "overwrite=yes must be true or false"),
         (["plan=../x"], "plan='../x' cannot name a configuration"),
         (["csv=/nowhere/plans.csv"], "cannot write /nowhere/plans.csv: there is no folder /nowhere"),
@@ -102,7 +102,7 @@ def test_a_plan_is_not_overwritten_unless_told(plans: Path, capsys: pytest.Captu
         (["+train.nope=1"], "train.nope is not a key"),
         (["parallel.global_batch_size=1.5"], "Value '1.5' of type 'float' could not be converted to Integer"),
         (["topp=3"], "did you mean top=?"),
-        (["parallel.schedule=nope"], "parallel.schedule=nope: 'nope' is none of gpipe, one_f_one_b"),
+        (["parallel.schedule=nope"], "parallel.schedule=nope must be one of gpipe, one_f_one_b"),
         (["parallel.schedule_file=a.json"], "parallel.schedule_file=a.json cannot be searched"),
         (["cluster=local"], "cluster.groups.local.gpus_per_node=null: a search must know"),
         (["cluster.gpus.a10.profile=nope"], "there is no profile 'nope'"),

@@ -266,10 +266,10 @@ def test_what_is_given_stays() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("parallel.tensor=x", "parallel.tensor=x: 'x' is not a whole number, 1 or more; several are joined by commas"),
-        ("parallel.recompute=ful", "parallel.recompute=ful: 'ful' is none of none, selective, full"),
-        ("parallel.sharded_optimizer=1", "parallel.sharded_optimizer=1: '1' is neither true nor false"),
-        ("parallel.chunks=1", "parallel.chunks=1: an interleaved schedule has 2 chunks or more"),
+        ("parallel.tensor=x", "parallel.tensor=x must be a whole number, 1 or more; several are joined by commas"),
+        ("parallel.recompute=ful", "parallel.recompute=ful must be one of none, selective, full"),
+        ("parallel.sharded_optimizer=1", "parallel.sharded_optimizer=1 must be true or false"),
+        ("parallel.chunks=1", "parallel.chunks=1 must be 2 or more, as in every interleaved schedule"),
         ("parallel.partition=24-24", "parallel.partition=24-24: a search finds the partition; leave it out"),
         ("parallel.node_order=gpu2*8", "a search finds the node order; leave it out"),
     ],

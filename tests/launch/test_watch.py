@@ -152,4 +152,4 @@ def test_the_word_after_watch_is_a_run(tmp_path: Path, capsys: pytest.CaptureFix
 def test_seconds_that_are_none_are_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["status", f"--watch={word}"])
-    assert "is no number of seconds above 0, such as --watch=5" in capsys.readouterr().err
+    assert "must be a number above 0" in capsys.readouterr().err

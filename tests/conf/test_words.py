@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.errors import ConfigError
+from conf.schema import Precision
+from conf.words import Reader, above_0, flag, name_of, one_of, option, own_words, path, read, several, whole
+
+READERS: dict[str, Reader[Any]] = {
+    "flag": flag,
+    "above_0": above_0,
+    "whole": whole,
+    "path": path,
+    "name": name_of("profile"),
+    "one_of": one_of(Precision),
+    "several": several(whole),
+}
+
+
+VALUES: list[tuple[str, str, object]] = [
+    ("flag", "true", True),
+    ("flag", "False", False),
+    ("above_0", "1e3", 1000.0),
+    ("whole", "12", 12),
+    ("path", "a b/c", Path("a b/c")),
+    ("name", "a10_bf16-2", "a10_bf16-2"),
+    ("one_of", "bf16", Precision.bf16),
+    ("several", "4, 1,4", (4, 1)),
+]
+REFUSED = [
+    ("flag", "yes", "key=yes must be true or false"),
+    ("above_0", "0", "key=0 must be a number above 0"),
+    ("above_0", "nan", "key=nan must be a number above 0"),
+    ("above_0", "inf", "key=inf must be a number above 0"),
+    ("above_0", "", "key='' must be a number above 0"),
+    ("whole", "0", "key=0 must be a whole number, 1 or more"),
+    ("whole", "1.5", "key=1.5 must be a whole number, 1 or more"),
+    ("whole", "²", "key='²' must be a whole number, 1 or more"),
+    ("path", "", "key='' names no file; give the path of one"),
+    ("name", "../x", "key='../x' cannot name a profile: use letters, digits, '_' and '-'"),
+    ("name", "x\n", r"key='x\n' cannot name a profile: use letters, digits, '_' and '-'"),
+    ("one_of", "fp8", "key=fp8 must be one of fp32, bf16, fp16"),
+    ("several", "1,,2", "key=1,,2 must be a whole number, 1 or more; several are joined by commas"),
+]
+
+
+@pytest.mark.parametrize(("reader", "text", "value"), VALUES, ids=[f"{reader} {text!r}" for reader, text, _ in VALUES])
+def test_a_text_becomes_its_value(reader: str, text: str, value: object) -> None:
+    assert read("key", text, READERS[reader], ConfigError) == value
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "message"), REFUSED, ids=[f"{reader} {text!r}" for reader, text, _ in REFUSED]
+)
+def test_a_text_without_a_value_is_told_with_its_key_and_the_rule(reader: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        read("key", text, READERS[reader], ConfigError)
+
+
+def test_words_of_other_keys_are_left_and_the_last_of_the_same_counts() -> None:
+    words = ["a=1", "tensor", "train.seed=1=2", "a=2", "+a=3"]
+    assert own_words(words, {"a": whole, "tensor": flag}, ConfigError) == (
+        {"a": 2},
+        ["tensor", "train.seed=1=2", "+a=3"],
+    )
+
+
+def test_an_option_without_a_value_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--wait-min", type=option(above_0))
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--wait-min=soon"])
+    assert "argument --wait-min: 'soon' must be a number above 0" in capsys.readouterr().err
