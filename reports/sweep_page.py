@@ -24,6 +24,9 @@ class Quantity:
     bar: bool = True
     """Whether the table shows it as a bar as well."""
 
+    def of(self, one: Outcome) -> float:
+        return float(getattr(one, self.field))
+
 
 QUANTITIES = (
     Quantity(field="iteration_ms", title="iteration ms", form=",.1f"),
@@ -36,31 +39,57 @@ QUANTITIES = (
 AGAINST = {"dollars": "cost", "memory_gib": "memory"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The runs that have a result, and what is told of them."""
+
+    sound: Sequence[Outcome]
+    """The fastest first."""
+    keys: Sequence[str]
+    """Of the configuration, which differ."""
+    shown: Sequence[Quantity]
+    """Those that any run has."""
+    first: Outcome | None
+    pareto: Front | None
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> Comparison:
+        speed = speeds(outcomes)
+        sound = sorted((one for one in outcomes if not one.failed), key=lambda one: -speed[one.name])
+        return cls(
+            sound=sound,
+            keys=swept(outcomes),
+            shown=[quantity for quantity in QUANTITIES if not all(math.isnan(quantity.of(one)) for one in sound)],
+            first=best(outcomes),
+            pareto=front(outcomes),
+        )
+
+    def tone(self, one: Outcome) -> str:
+        if one is self.first:
+            return "best"
+        return "front" if self.pareto and one.name in self.pareto.runs else ""
+
+
 def render(outcomes: Sequence[Outcome]) -> str:
     """The page, as HTML."""
-    keys, first, pareto = swept(outcomes), best(outcomes), front(outcomes)
-    speed = speeds(outcomes)
-    sound = sorted((one for one in outcomes if not one.failed), key=lambda one: -speed[one.name])
+    compared = Comparison.of(outcomes)
     failed = [one for one in outcomes if one.failed]
-    shown = [quantity for quantity in QUANTITIES if any(not math.isnan(getattr(one, quantity.field)) for one in sound)]
     body = [
         f'<header><p class="crumbs">tdpp runs</p><h1>{plural(len(outcomes), "run")} compared</h1></header><main>',
-        _answer(first, pareto, keys, sound, len(failed)),
-        _table(sound, keys, shown, first, pareto) if sound else "",
-        _charts(sound, keys, shown, first, pareto) if sound else "",
-        _failed(failed, keys),
+        _answer(compared, len(failed)),
+        *([_table(compared), _charts(compared)] if compared.sound else []),
+        _failed(failed, compared.keys),
         "</main>",
     ]
     return page(f"{plural(len(outcomes), 'run')} – tdpp", "\n".join(body))
 
 
-def _answer(
-    first: Outcome | None, pareto: Front | None, keys: Sequence[str], sound: Sequence[Outcome], failures: int
-) -> str:
+def _answer(compared: Comparison, failures: int) -> str:
+    first, sound, pareto = compared.first, compared.sound, compared.pareto
     counted = f"{plural(len(sound), 'run')} to compare, {failures} without a result."
     if first is None:
         return f'<section class="verdict bad"><h2>No result</h2><p class="reason">{escape(counted)}</p></section>'
-    settings = ", ".join(f"{key}={first.settings.get(key, '?')}" for key in keys) or "no key of them differs"
+    settings = ", ".join(f"{key}={first.settings.get(key, '?')}" for key in compared.keys) or "no key of them differs"
     weighed = f" {len(pareto.runs)} on the front of throughput and {AGAINST[pareto.against]}." if pareto else ""
     gain = ""
     if len(sound) > 1:
@@ -75,38 +104,27 @@ def _answer(
     )
 
 
-def _tone(one: Outcome, first: Outcome | None, pareto: Front | None) -> str:
-    if one is first:
-        return "best"
-    return "front" if pareto and one.name in pareto.runs else ""
-
-
-def _table(
-    sound: Sequence[Outcome],
-    keys: Sequence[str],
-    shown: Sequence[Quantity],
-    first: Outcome | None,
-    pareto: Front | None,
-) -> str:
+def _table(compared: Comparison) -> str:
+    keys, shown = compared.keys, compared.shown
     head = "".join(
         f'<th scope="col">{escape(title)}</th>'
         for title in ("run", "state", *map(_short_key, keys), *(quantity.title for quantity in shown))
     )
     rows = []
-    for one in sound:
-        tone = _tone(one, first, pareto)
+    for one in compared.sound:
+        tone = compared.tone(one)
         mark = {"best": "★ best", "front": "◆ front", "": ""}[tone]
         state = one.verdict.state if one.verdict else ""
         cells = [
             f'<td><a href="{escape(one.link)}">{escape(one.name)}</a> <span class="tag">{mark}</span></td>',
             f"<td>{escape(state)}</td>",
             *(f"<td>{escape(one.settings.get(key, '–'))}</td>" for key in keys),
-            *(_bar(getattr(one, quantity.field), quantity, sound) for quantity in shown),
+            *(_bar(quantity.of(one), quantity, compared.sound) for quantity in shown),
         ]
         rows.append(f'<tr class="{tone}">{"".join(cells)}</tr>\n')
     note = "★ highest throughput. Memory: the most that a rank took."
-    if pareto:
-        note = f"◆ no run has both more throughput and less {AGAINST[pareto.against]} · {note}"
+    if compared.pareto:
+        note = f"◆ no run has both more throughput and less {AGAINST[compared.pareto.against]} · {note}"
     return (
         f'<section><h2>Runs</h2><div class="scroll"><table class="runs"><thead><tr>{head}</tr></thead><tbody>\n'
         f'{"".join(rows)}</tbody></table></div><p class="note">{escape(note)}</p></section>'
@@ -123,22 +141,17 @@ def _bar(value: float, quantity: Quantity, sound: Sequence[Outcome]) -> str:
     text = f"{value * quantity.scale:{quantity.form}}"
     if not quantity.bar:
         return f'<td class="number">{text}</td>'
-    most = max(getattr(one, quantity.field) for one in sound if not math.isnan(getattr(one, quantity.field)))
+    most = max(quantity.of(one) for one in sound if not math.isnan(quantity.of(one)))
     share = value / most * 100 if most else 0
     return f'<td class="number bar" style="--share: {share:.1f}%">{text}</td>'
 
 
-def _charts(
-    sound: Sequence[Outcome],
-    keys: Sequence[str],
-    shown: Sequence[Quantity],
-    first: Outcome | None,
-    pareto: Front | None,
-) -> str:
-    items = [Item(name=one.name, link=one.link, tone=_tone(one, first, pareto)) for one in sound]
+def _charts(compared: Comparison) -> str:
+    keys, shown, sound = compared.keys, compared.shown, compared.sound
+    items = [Item(name=one.name, link=one.link, tone=compared.tone(one)) for one in sound]
 
     def axis(quantity: Quantity) -> Axis:
-        return Axis(title=quantity.title, values=[getattr(one, quantity.field) * quantity.scale for one in sound])
+        return Axis(title=quantity.title, values=[quantity.of(one) * quantity.scale for one in sound])
 
     parts = []
     by_field = {quantity.field: quantity for quantity in shown}
