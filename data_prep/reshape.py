@@ -6,14 +6,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from conf.rundir import write_atomic
 from data_prep.check import open_checked
 from data_prep.errors import DataPrepError
-from data_prep.manifest import TOKENIZER, Manifest, file_hash, read_manifest
+from data_prep.manifest import TOKENIZER, Manifest, file_hash, read_manifest, same_vocabulary
 from data_prep.prepare import text_prefix
 from megatron_ext.errors import DataError
 from megatron_ext.index_maps import split_documents
@@ -23,6 +23,33 @@ SEQUENCES = 1 << 16
 """Sequences that are copied at once."""
 
 
+class _Part(NamedTuple):
+    """Data that others are made of."""
+
+    prefix: Path
+    data: IndexedDataset
+    manifest: Manifest | None
+
+    @classmethod
+    def open(cls, prefix: Path) -> _Part:
+        return cls(prefix, open_checked(prefix), read_manifest(prefix))
+
+    def has_tokens_of(self, other: _Part) -> bool:
+        """Whether the tokens mean the same."""
+        if self.data.dtype != other.data.dtype:
+            return False
+        if self.manifest is None or other.manifest is None:
+            return self.manifest is other.manifest
+        same_end = self.manifest.end_of_document == other.manifest.end_of_document
+        return same_end and same_vocabulary(self.prefix, other.prefix)
+
+    def tokens_told(self) -> str:
+        if self.manifest is None:
+            return f"{self.data.dtype.name}, no manifest"
+        tokenizer = f"{self.manifest.tokenizer} tokenizer {self.manifest.sha256.get(TOKENIZER, '')[:12]}".rstrip()
+        return f"{self.data.dtype.name}, {tokenizer}, documents end with {self.manifest.end_of_document}"
+
+
 def merge(prefixes: Sequence[Path], output: Path) -> Path:
     """Writes the documents of all data in their order. Returns the prefix of what it wrote.
 
@@ -30,21 +57,25 @@ def merge(prefixes: Sequence[Path], output: Path) -> Path:
         DataPrepError: the data have not the same tokens, cannot be read or written, or are there.
     """
     prefix = _free(output)
-    parts = [open_checked(path) for path in prefixes]
-    manifests = [read_manifest(path) for path in prefixes]
-    for path, part, manifest in zip(prefixes, parts, manifests, strict=True):
-        theirs, first = _tokens_of(part, manifest), _tokens_of(parts[0], manifests[0])
-        if theirs != first:
-            raise DataPrepError(f"{path} has tokens of another kind than {prefixes[0]}: {theirs} instead of {first}")
-    ends = np.cumsum([0, *(len(part) for part in parts)])
+    parts = [_Part.open(path) for path in prefixes]
+    first = parts[0]
+    for part in parts:
+        if not part.has_tokens_of(first):
+            raise DataPrepError(
+                f"{part.prefix} has tokens of another kind than {first.prefix}: {part.tokens_told()} instead of "
+                f"{first.tokens_told()}"
+            )
+    data = [part.data for part in parts]
+    ends = np.cumsum([0, *map(len, data)])
     boundaries = np.concatenate(
-        [np.zeros(1, np.int64), *(part.boundaries[1:] + end for part, end in zip(parts, ends, strict=False))]
+        [np.zeros(1, np.int64), *(part.boundaries[1:] + end for part, end in zip(data, ends, strict=False))]
     )
-    _write(prefix, [(part, range(len(part))) for part in parts], boundaries)
-    if manifests[0] is not None:
-        source = " + ".join(manifest.source for manifest in manifests if manifest is not None)
-        recipe = {"merged": [manifest.sha256 for manifest in manifests if manifest is not None]}
-        _describe(prefix, prefixes[0], replace(manifests[0], source=source, recipe=recipe))
+    _write(prefix, [(part, range(len(part))) for part in data], boundaries)
+    if first.manifest is not None:
+        manifests = [part.manifest for part in parts if part.manifest is not None]
+        source = " + ".join(manifest.source for manifest in manifests)
+        recipe = {"merged": [manifest.sha256 for manifest in manifests]}
+        _describe(prefix, first.prefix, replace(first.manifest, source=source, recipe=recipe))
     return prefix
 
 
@@ -76,13 +107,6 @@ def _free(output: Path) -> Path:
     if data_file(prefix, ".bin").exists():
         raise DataPrepError(f"--output {output}: {data_file(prefix, '.bin')} is there; delete it, or choose another")
     return prefix
-
-
-def _tokens_of(data: IndexedDataset, manifest: Manifest | None) -> str:
-    """What must be the same for tokens to mean the same."""
-    if manifest is None:
-        return f"{data.dtype.name}, no manifest"
-    return f"{data.dtype.name}, {manifest.tokenizer} tokenizer {manifest.sha256.get(TOKENIZER, '')[:12]}".rstrip()
 
 
 def _write(prefix: Path, parts: Sequence[tuple[IndexedDataset, range]], boundaries: np.typing.NDArray[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from data_prep.errors import DataPrepError
 from data_prep.inspect import token_counts
 from data_prep.manifest import read_manifest
 from data_prep.prepare import Request, prepare
-from data_prep.tokenizer import ByteTokenizer, train_bpe
+from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
 from megatron_ext.indexed_dataset import HEADER, IndexedDataset, data_file, indexed_writer, write_indexed
 
 MANY = st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=2, max_size=12)
@@ -71,8 +72,24 @@ def test_parts_keep_their_tokenizer_and_tell_where_they_come_from(corpus: Corpus
 def test_data_of_different_tokenizers_are_not_merged(corpus: Corpus, tmp_path: Path) -> None:
     prepare(Request(corpus=corpus, tokenizer=ByteTokenizer()), tmp_path / "a")
     prepare(Request(corpus=corpus, tokenizer=train_bpe(["x = 1"], 260)), tmp_path / "b")
-    with pytest.raises(DataPrepError, match=r"b has tokens of another kind than .*a: uint16, BPE tokenizer \w+ in"):
+    with pytest.raises(
+        DataPrepError,
+        match=r"b has tokens of another kind than .*a: uint16, BPE tokenizer \w+, .* instead of uint16, byte",
+    ):
         reshape.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
+
+
+def test_data_are_merged_by_what_their_tokens_mean(corpus: Corpus, tmp_path: Path) -> None:
+    """The same tokeniser may be written in another way; but all documents must end with the same token."""
+    first = train_bpe(["x = 1"], 260)
+    respelt = JsonTokenizer(json.dumps(json.loads(first.content), indent=1))
+    token = min(json.loads(first.content)["model"]["vocab"])
+    for name, tokenizer in {"a": first, "b": respelt, "c": JsonTokenizer(first.content, token)}.items():
+        prepare(Request(corpus=corpus, tokenizer=tokenizer), tmp_path / name)
+    merged = reshape.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
+    assert documents(merged) == documents(tmp_path / "a") * 2
+    with pytest.raises(DataPrepError, match=r"c has tokens of .*, documents end with \d+ instead of .* end with \d+"):
+        reshape.merge([tmp_path / "a", tmp_path / "c"], tmp_path / "more")
 
 
 def test_nothing_is_overwritten_and_no_part_is_empty(tmp_path: Path) -> None:
