@@ -74,7 +74,7 @@ def test_data_of_different_tokenizers_are_not_merged(corpus: Corpus, tmp_path: P
     prepare(Request(corpus=corpus, tokenizer=train_bpe(["x = 1"], 260)), tmp_path / "b")
     with pytest.raises(
         DataPrepError,
-        match=r"b has tokens of another kind than .*a: uint16, BPE tokenizer \w+, .* instead of uint16, byte",
+        match=r"b has tokens of another kind than .*: uint16, BPE tokenizer \w+, .* uint16, byte",
     ):
         reshape.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
 
