@@ -143,6 +143,18 @@ def in_flight(schedule: Schedule, stage: Number, stages: int, micro_batches: int
     return held
 
 
+def _loss_bytes(training: Training) -> float:
+    """Of each logit, at most, while the loss goes forward and backward, beside its fp32 probability.
+
+    tdpp's engine: torch's gradients to log-probability and logit, both fp32; in a tensor group the logit as it came and
+    as fp32, and an exponential. Megatron-LM reuses what it has: the logit, and its gradient.
+    """
+    if training.megatron_lm:
+        return training.width + 4.0
+    own = training.width if training.parallel.tensor > 1 and training.width < 4 else 0
+    return own + 8.0
+
+
 def stage_memory(training: Training, stage: Number) -> StageMemory[Number]:
     """Of the ranks of a stage, or of each of several, with the schedule, batches and sizes of `training.parallel`.
 
@@ -154,20 +166,23 @@ def stage_memory(training: Training, stage: Number) -> StageMemory[Number]:
     state = parameter_bytes(training)
     message = float(activation_bytes(model, parallel.micro_batch_size, training.precision))
     held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches, parallel.chunks)
-    again, kept = 0.0, layer_activations(training)
+    again, kept, put_off = 0.0, layer_activations(training), none
     if parallel.recompute is Recompute.full:
+        if parallel.schedule is Schedule.zb_h1:  # what was computed again waits for the weights' gradients
+            put_off = kept * np.minimum(stage + 1, parallel.micro_batches)
         again, kept = kept, message  # of the one layer that is computed again
     logits = message / training.width / model.hidden * (model.padded_vocab(tensor) // tensor)
     layer = layer_parameters(model, tensor) + none
     fixed = first * embedding_parameters(model, tensor) + last * head_parameters(model, tensor, own_word=stages > 1)
-    # The last stage has the norm's input and output, and fp32 probabilities; and logits and their gradient.
-    activations = again + last * held * (2 * message + 4 * logits)
+    # The norm's input and output, and fp32 probabilities; of several chunks the last goes back as soon as it is there.
+    of_head = 1 if parallel.schedule is Schedule.interleaved else held
+    activations = again + last * of_head * (2 * message + 4 * logits)
     # A message each way, being received and being sent.
-    buffers = CONTEXT_BYTES + 4.0 * message + last * (training.width + 4) * logits
+    buffers = CONTEXT_BYTES + 4.0 * message + last * _loss_bytes(training) * logits
     return StageMemory(
         weights=Amount(layer=state.weight * layer, fixed=state.weight * fixed),
         gradients=Amount(layer=state.gradient * layer, fixed=state.gradient * fixed),
         optimizer=Amount(layer=state.optimizer * layer, fixed=state.optimizer * fixed),
-        activations=Amount(layer=held * kept / parallel.chunks, fixed=activations),
+        activations=Amount(layer=held * kept / parallel.chunks + put_off, fixed=activations),
         buffers=Amount(layer=none, fixed=buffers),
     )

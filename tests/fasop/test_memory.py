@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import itertools
 import json
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conf.compose import compose
 from conf.schema import Schedule
-from conf.sizes import embedding_parameters, head_parameters, layer_parameters
+from conf.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
 from fasop.memory import GIB, Amount, StageMemory, in_flight, layer_activations, parameter_bytes, stage_memory
 from launch.plan import make_plan
+from megatron_ext.linear import WeightGradients
 from megatron_ext.model import Stage, TransformerLayer
 from megatron_ext.plan import ModelConfig, Plan
 from megatron_ext.schedule import Kind, schedule
-from megatron_ext.tensor_parallel import TensorGroup
+from megatron_ext.tensor_parallel import TensorGroup, vocab_cross_entropy
 from tests.fasop.plans import MEGATRON, training
 
 
@@ -125,3 +133,95 @@ def test_the_capacity_is_the_most_that_fits(layer: float, fixed: float, gib: flo
     most = memory.capacity(gib)
     assert memory.of(most + 1) > gib * GIB * (1 - 1e-12)
     assert most < 0 or memory.of(most) <= gib * GIB * (1 + 1e-12)
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made in it: those that are there `now`, and the `most`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {one.untyped_storage()._cdata for one in args if isinstance(one, torch.Tensor)}
+        for one in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in given | self._known:
+                storage = one.untyped_storage()
+                self._known.add(storage._cdata)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+                self.most = max(self.most, self.now)
+        return made
+
+    def _gone(self, storage: int, size: int) -> None:
+        self._known.discard(storage)
+        self.now -= size
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.usefixtures("alone")
+def test_the_last_stage_has_room_for_all_that_torch_holds_of_logits(precision: str, tensor: int) -> None:
+    def held(vocabulary: int) -> int:
+        hidden = torch.randn(2, 64, 16, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
+        word = torch.zeros(vocabulary // tensor, 16, dtype=hidden.dtype)
+        with Live() as live:
+            left = functional.linear(hidden.requires_grad_(), word)
+            left = vocab_cross_entropy(left, torch.zeros(2, 64, dtype=torch.long), vocabulary, TensorGroup(tensor))
+            left.backward()  # type: ignore[no-untyped-call]
+        return live.most
+
+    def foreseen(vocabulary: int) -> float:
+        one = training(
+            *(f"train.precision={precision}", "model.sequence_length=64", f"model.vocab_size={vocabulary}"),
+            tensor=tensor,
+            micro_batch_size=2,
+        )
+        memory = stage_memory(one, one.parallel.pipeline - 1)
+        return memory.activations.fixed + memory.buffers.fixed
+
+    most, room = (of(20480) - of(10240) for of in (held, foreseen))
+    assert most <= room * 1.001
+    assert room <= most * 1.1
+
+
+def test_zb_h1_keeps_what_it_computes_again_until_the_weights_have_their_gradients() -> None:
+    small = ("model.hidden=128", "model.heads=4", "model.sequence_length=96")
+    one = training("parallel.schedule=zb_h1", "parallel.recompute=full", *small)
+    config = ModelConfig(layers=1, hidden=128, heads=4, sequence_length=96, vocab_size=1, padded_vocab_size=1)
+    layer = TransformerLayer(config, TensorGroup(1, 0, None, False), "full")
+    layer.later = WeightGradients(lambda weight, gradient: None)
+    entered = torch.randn(1, 96, 128, requires_grad=True)
+    with Live() as live:
+        with layer.later.defer(0):
+            torch.autograd.backward([layer(entered)], [torch.ones(1, 96, 128)])
+        before = live.now
+        layer.later.run(0)
+        waited = before - live.now
+    message = activation_bytes(one.model, 1, one.precision)
+    for stage, actions in enumerate(schedule("zb_h1", 4, 1, 8)):
+        steps = [{Kind.BACKWARD_INPUT: 1, Kind.BACKWARD_WEIGHT: -1}.get(action.kind, 0) for action in actions]
+        cut = replace(one, parallel=replace(one.parallel, data=8, pipeline=4))
+        assert cut.parallel.micro_batches == 8
+        kept = stage_memory(cut, stage).activations.layer
+        assert kept == pytest.approx(max(itertools.accumulate(steps)) * waited + 4 * message, rel=0.02)
+
+
+def test_of_several_chunks_only_one_micro_batch_is_in_the_head() -> None:
+    for stages, chunks, micro_batches in ((2, 2, 1), (4, 2, 8), (3, 3, 7)):
+        last = schedule("interleaved", stages, chunks, micro_batches)[-1]
+        of_head = [action.kind for action in last if action.chunk == chunks - 1]
+        steps = [{Kind.FORWARD: 1, Kind.BACKWARD: -1}.get(kind, 0) for kind in of_head]
+        assert max(itertools.accumulate(steps)) == 1
+    plain = training("model.layers=48", pipeline=8)
+    chunked = replace(plain, parallel=replace(plain.parallel, schedule=Schedule.interleaved, chunks=2))
+    assert stage_memory(chunked, 7).activations.fixed == stage_memory(plain, 7).activations.fixed
