@@ -18,12 +18,20 @@ QUEUE_S = 0.5
 """Between two looks at the queue."""
 COMMENT = "tdpp"
 _WORD = 80
-_FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|PMIX?|PMI2?)_")
+_FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|SCANCEL|SACCT|SCONTROL|PMIX?|PMI2?)_")
 _KEPT = {"SLURM_CONF"}
 
-PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
-LIVE = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
-"""All other states are final: https://slurm.schedmd.com/squeue.html, section Job State Codes."""
+PENDING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
+FINAL = frozenset(
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+        *("REVOKED", "TIMEOUT"),
+    }
+)
+"""All other states, also those that later versions of Slurm add, are of a job that still has something to come:
+https://slurm.schedmd.com/job_state_codes.html."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +52,7 @@ class JobState:
 
     @property
     def over(self) -> bool:
-        return self.state not in PENDING and self.state not in LIVE
+        return self.state in FINAL
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
@@ -52,7 +60,10 @@ class JobState:
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """For a command that submits: without what an allocation or a user's defaults would change in the job."""
+    """For Slurm's commands: without what an allocation or a user's defaults would change in a job or an answer.
+
+    SQUEUE_PARTITION would hide jobs from squeue, SCANCEL_INTERACTIVE have scancel ask and end nothing.
+    """
     return {name: value for name, value in inherited.items() if name in _KEPT or not _FOREIGN.match(name)}
 
 
@@ -142,8 +153,9 @@ def _whole(parts: Sequence[JobState]) -> JobState:
 def submitted(comment: str) -> list[str]:
     """Ids of this user's jobs in the queue that carry a run's comment: also those that nobody wrote down."""
     text = _ask(["squeue", "--me", "--noheader", "--format=%i|%k"])
-    pairs = (line.strip().split("|", 1) for line in text.splitlines())
-    return list(dict.fromkeys(job.partition("+")[0] for job, found in pairs if found == comment))
+    # Another job's comment may hold anything, also line breaks.
+    pairs = (line.strip().partition("|") for line in text.splitlines())
+    return list(dict.fromkeys(job.partition("+")[0] for job, _, found in pairs if found == comment))
 
 
 def comment_of(token: str) -> str:
@@ -227,7 +239,8 @@ def _run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> subprocess.Com
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=timeout_s,
             check=False,
             env=environment(os.environ),

@@ -87,6 +87,11 @@ def test_without_the_accounting_the_queue_still_tells_what_it_knows(squeue: Path
         slurm_commands.job_states(["1", "3"])
 
 
+def test_other_jobs_may_have_any_comment(squeue: Path) -> None:
+    says(squeue, r"printf '7|tdpp 0\n8|two\nlines\n9|\377 | tdpp 0\n10+0|tdpp 0\n10+1|tdpp 0\n'")
+    assert slurm_commands.submitted("tdpp 0") == ["7", "10"]
+
+
 def test_only_the_jobs_of_its_own_submission_are_taken_out_of_the_queue(run: RunDir, squeue: Path) -> None:
     says(squeue.with_name("scancel"), f'echo "$@" >> {squeue.parent}/cancelled')
     SlurmJob(run, "0", 0, (0,), task=0).cancel_waiting()

@@ -92,6 +92,7 @@ def test_the_tasks_of_a_heterogeneous_job_go_through_its_components() -> None:
 
 def test_a_shells_slurm_settings_reach_no_job_but_the_cluster_does() -> None:
     inherited = {"SLURM_CONF": "c", "SLURM_NTASKS": "3", "SBATCH_PARTITION": "p", "PMIX_RANK": "0", "PMI_ID": "1"}
+    inherited |= {"SQUEUE_PARTITION": "p", "SCANCEL_INTERACTIVE": "1", "SACCT_FEDERATION": "1", "SCONTROL_ALL": "1"}
     assert environment({**inherited, "HOME": "/", "PMIC": "x"}) == {"SLURM_CONF": "c", "HOME": "/", "PMIC": "x"}
 
 
@@ -165,6 +166,8 @@ def test_sacct_is_read(text: str, states: dict[str, JobState]) -> None:
         ("COMPLETED", False, True),
         ("NODE_FAIL", False, True),
         ("OUT_OF_MEMORY", False, True),
+        ("SPECIAL_EXIT", True, False),
+        ("A_STATE_OF_A_LATER_SLURM", False, False),
     ],
     ids=str,
 )
