@@ -16,9 +16,9 @@ def agent_logs(run: RunDir, plan: Mapping[str, Any], jobs: Iterable[Mapping[str,
     the whole job's, while tasks are counted through. On this machine its errors are in a file of their own.
     """
     names = [node["name"] for node in plan["nodes"]]
-    components = len({node["group"] for node in plan["nodes"]})
     found: dict[str, list[Path]] = {name: [] for name in names}
     for job in jobs:
+        components = len({plan["nodes"][node_rank]["group"] for node_rank in job["nodes"]})
         ids = {str(int(job["id"]) + component) for component in range(components)}
         tasks = {str(task): names[node_rank] for task, node_rank in enumerate(job["nodes"])}
         for path in sorted(run.submitit.glob("*.*")):

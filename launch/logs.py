@@ -64,7 +64,7 @@ def _files(
 ) -> list[tuple[str, Path]]:
     """What is to be printed, with whose it is."""
     if which.agent:
-        found = agent_logs(run, plan, glance(run).submitted["jobs"])
+        found = agent_logs(run, plan, run.read_json(run.jobs)["jobs"])
         sources = found if which.node is None else chosen
         return [(source, path) for source in sources for path in found.get(source, [])]
     path_of = run.node_err if which.err else run.node_gpu if which.gpu else run.node_out

@@ -115,6 +115,21 @@ def test_agents_of_a_heterogeneous_job_are_found_by_their_tasks(tmp_path: Path) 
     }
 
 
+def test_agents_of_coupled_jobs_with_ids_in_a_row_are_told_apart(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.submitit.mkdir()
+    for name in ("40_0_log.out", "41_0_log.out", "40_batch.out", "41_batch.out"):
+        (run.submitit / name).touch()
+    plan = {"nodes": [{"name": f"{group}-0", "group": group} for group in ("hgx", "gpu2")]}
+    found = agent_logs(run, plan, [{"id": "40", "nodes": [0]}, {"id": "41", "nodes": [1]}])
+    assert {source: [path.name for path in paths] for source, paths in found.items()} == {
+        "hgx-0": ["40_0_log.out"],
+        "gpu2-0": ["41_0_log.out"],
+        "job 40": ["40_batch.out"],
+        "job 41": ["41_batch.out"],
+    }
+
+
 def test_a_log_that_is_begun_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = Log(path)
