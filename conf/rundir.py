@@ -156,6 +156,24 @@ class RunDir:
         names = ", ".join(run.name for run in known[-3:])
         raise RunFolderError(f"no run {wanted!r} in {runs.absolute()}; the latest are: {names}")
 
+    def link_job(self, job: str) -> None:
+        """Makes by_job/<job> lead here. A local job's id is a process id: an older run may have had it.
+
+        Raises:
+            RunFolderError: it cannot be made.
+        """
+        link = self.runs / "by_job" / job
+        fresh = link.with_name(f".{job}.{os.getpid()}")
+        try:
+            link.parent.mkdir(exist_ok=True)
+            fresh.symlink_to(os.path.relpath(self.path, link.parent))
+            fresh.replace(link)
+        except OSError as error:
+            raise RunFolderError(
+                f"{link}: cannot make this link to the run ({error.strerror}); everybody who starts runs in "
+                f"{self.runs} must be allowed to write in {link.parent}, or choose a runs_dir of your own"
+            ) from error
+
     @property
     def name(self) -> str:
         """`<name>/<time>-<hash>`, unique below the runs folder."""

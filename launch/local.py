@@ -7,6 +7,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from conf.schema import Executor
@@ -66,32 +67,34 @@ def start(agent: NodeAgent, token: str, executor: Executor) -> None:
         run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": [entry]})
 
     log = run.submitit / "controller.log"
-    code = 1
     try:
-        code = _detached(submit, str(log))
-    finally:
-        if code != 0:
-            processes.terminate(token, KILL_GRACE_S)
-    if code != 0:
-        told = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise LaunchError(f"the run could not be started: {told[-1] if told else 'its controller left no message'}")
+        _detached(submit, log)
+        run.link_job(run.read_json(run.jobs)["jobs"][0]["id"])
+    except BaseException:  # Ctrl-C too
+        processes.terminate(token, KILL_GRACE_S)
+        raise
 
 
-def _detached(action: Callable[[], None], log: str) -> int:
-    """Does `action` in a forked child with a session and streams of its own; returns its exit code, 0 or 1.
+def _detached(action: Callable[[], None], log: Path) -> None:
+    """Does `action` in a forked child with a session and streams of its own.
 
     What the child starts therefore has no terminal that could end it, holds no pipe of the caller open, and is
     not stopped half-way by the caller's Ctrl-C. submitit itself starts its controller as a plain child.
+
+    Raises:
+        LaunchError: it failed; the child left the reason in `log`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     try:
         child = os.fork()
         if child == 0:
-            _act(action, log)
+            _act(action, str(log))
         _, status = os.waitpid(child, 0)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return os.waitstatus_to_exitcode(status)
+    if status != 0:
+        told = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise LaunchError(f"the run could not be started: {told[-1] if told else 'its controller left no message'}")
 
 
 def _act(action: Callable[[], None], log: str) -> NoReturn:

@@ -103,6 +103,7 @@ def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submiss
         job = _submit(run, text, make_agent(request))
         jobs.append({"id": job, "role": request.role, "nodes": list(request.nodes)})
         run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": jobs})
+        run.link_job(job)
 
 
 def asked_for(request: JobRequest) -> str:

@@ -172,8 +172,6 @@ def _start(
     else:
         count = len(plan["nodes"])
         local.start(agent(tuple(range(count)), (None,) * count), token, executor)
-    for job in run.read_json(run.jobs)["jobs"]:
-        _link(run, job["id"])
 
 
 def check_supported(experiment: Experiment) -> None:
@@ -232,12 +230,3 @@ def run_environment(
     if experiment.executor.kind is ExecutorKind.local and "CUDA_VISIBLE_DEVICES" in inherited:
         given["CUDA_VISIBLE_DEVICES"] = inherited["CUDA_VISIBLE_DEVICES"]
     return given | dict(experiment.cluster.environment) | {processes.TOKEN: token}
-
-
-def _link(run: RunDir, job_id: str) -> None:
-    """Makes by_job/<id> lead to the run. A local job's id is a process id: an older run may have had it."""
-    link = run.runs / "by_job" / job_id
-    link.parent.mkdir(exist_ok=True)
-    fresh = link.with_name(f".{job_id}.{os.getpid()}")
-    fresh.symlink_to(os.path.relpath(run.path, link.parent))
-    fresh.replace(link)

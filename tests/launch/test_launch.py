@@ -15,6 +15,7 @@ from conf.compose import compose, to_experiment
 from conf.errors import RunFolderError, TdppError
 from conf.rundir import RunDir
 from conf.schema import Experiment
+from launch import processes
 from launch.app import main
 from launch.dry_run import stage_contents
 from launch.errors import LaunchError
@@ -56,6 +57,17 @@ def test_the_folder_says_what_runs_and_where_it_comes_from(runs: Path) -> None:
     assert origin["versions"]["submitit"]
     assert set(origin) == {"unix", "commit", "changed", "versions", "user", "host", "cwd", "command"}
     assert run.node_out("local-0").read_text().startswith("NODE_RANK: 0\nNNODES: 1\nWORLD_SIZE: 4\n")
+
+
+def test_a_run_that_cannot_be_found_by_its_job_is_not_left_running(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.mkdir()
+    (runs / "by_job").write_text("in the way, as another user's folder would be")
+    token = str(runs)
+    monkeypatch.setattr("secrets.token_hex", lambda _: token)
+    with pytest.raises(RunFolderError, match=r"by_job/\d+: cannot make this link"):
+        start(runs)
+    assert everything(runs) == ["by_job"]
+    assert not processes.find(token)
 
 
 def compose_again(run: RunDir) -> object:
