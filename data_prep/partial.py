@@ -7,6 +7,7 @@
     journal.json     how far the files below are on the disk; what they have beyond is cut off
     tokens, index    as `.bin` and `.idx`, whose header comes last
     digests          of each text so far, where duplicates are left out
+    manifest.json    what will be `.json`, once the rest is complete
 """
 
 from __future__ import annotations
@@ -115,12 +116,14 @@ class Partial:
     def publish(self, manifest: Manifest) -> Manifest:
         """Gives the files their names, the manifest last. Returns it with their hashes.
 
-        An older manifest and index go away first, so that they never lie beside new tokens; so do the index maps of
-        the older data, which would keep a run from beginning.
+        All is on the disk before. An older manifest and index go away first, so that they never lie beside new tokens;
+        so do the index maps of the older data, which would keep a run from beginning.
         """
         files = {".bin": self.folder / "tokens", TOKENIZER: self.tokenizer, ".idx": self.folder / "index"}
         there = {suffix: path for suffix, path in files.items() if path.exists()}
         manifest = replace(manifest, sha256={suffix: file_hash(path) for suffix, path in there.items()})
+        there[".json"] = self.folder / "manifest.json"
+        write_atomic(there[".json"], manifest.to_json())
         self._journal.unlink(missing_ok=True)
         for suffix in (".json", ".idx", TOKENIZER):
             data_file(self._prefix, suffix).unlink(missing_ok=True)
@@ -128,7 +131,6 @@ class Partial:
             path.unlink(missing_ok=True)
         for suffix, path in there.items():
             path.replace(data_file(self._prefix, suffix))
-        write_atomic(data_file(self._prefix, ".json"), manifest.to_json())
         return manifest
 
     def _take_up(self, recipe: dict[str, Any]) -> None:

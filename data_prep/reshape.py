@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +18,13 @@ from data_prep.errors import DataPrepError
 from data_prep.manifest import TOKENIZER, Manifest, file_hash, read_manifest, same_vocabulary
 from data_prep.prepare import text_prefix
 from megatron_ext.errors import DataError
-from megatron_ext.index_maps import split_documents
+from megatron_ext.index_maps import saved_maps, split_documents
 from megatron_ext.indexed_dataset import IndexedDataset, IndexedWriter, data_file, indexed_writer
 
 SEQUENCES = 1 << 16
 """Sequences that are copied at once."""
+MADE = (".bin", ".idx", ".json", TOKENIZER)
+"""What files of data end in."""
 
 
 class _Part(NamedTuple):
@@ -70,12 +74,13 @@ def merge(prefixes: Sequence[Path], output: Path) -> Path:
     boundaries = np.concatenate(
         [np.zeros(1, np.int64), *(part.boundaries[1:] + end for part, end in zip(data, ends, strict=False))]
     )
-    _write(prefix, [(part, range(len(part))) for part in data], boundaries)
-    if first.manifest is not None:
-        manifests = [part.manifest for part in parts if part.manifest is not None]
-        source = " + ".join(manifest.source for manifest in manifests)
-        recipe = {"merged": [manifest.sha256 for manifest in manifests]}
-        _describe(prefix, first.prefix, replace(first.manifest, source=source, recipe=recipe))
+    with _all_or_nothing([prefix]):
+        _write(prefix, [(part, range(len(part))) for part in data], boundaries)
+        if first.manifest is not None:
+            manifests = [part.manifest for part in parts if part.manifest is not None]
+            source = " + ".join(manifest.source for manifest in manifests)
+            recipe = {"merged": [manifest.sha256 for manifest in manifests]}
+            _describe(prefix, first.prefix, replace(first.manifest, source=source, recipe=recipe))
     return prefix
 
 
@@ -91,35 +96,59 @@ def split(prefix: Path, weights: Sequence[float], output: Path) -> list[Path]:
     for weight, documents in zip(weights, shares, strict=True):
         if not documents:
             raise DataPrepError(f"--weights: {weight:g} of {sum(weights):g} is no document of {data.documents}")
-    for path, documents in zip(outputs, shares, strict=True):
-        boundaries = data.boundaries[documents.start : documents.stop + 1]
-        first, last = int(boundaries[0]), int(boundaries[-1])
-        _write(path, [(data, range(first, last))], boundaries - first)
-        if manifest is not None:
-            source = f"{manifest.source}, documents {documents.start} to {documents.stop - 1}"
-            recipe: dict[str, Any] = {"split": manifest.sha256, "documents": [documents.start, documents.stop]}
-            _describe(path, prefix, replace(manifest, source=source, recipe=recipe))
+    with _all_or_nothing(outputs):
+        for path, documents in zip(outputs, shares, strict=True):
+            boundaries = data.boundaries[documents.start : documents.stop + 1]
+            first, last = int(boundaries[0]), int(boundaries[-1])
+            _write(path, [(data, range(first, last))], boundaries - first)
+            if manifest is not None:
+                source = f"{manifest.source}, documents {documents.start} to {documents.stop - 1}"
+                recipe: dict[str, Any] = {"split": manifest.sha256, "documents": [documents.start, documents.stop]}
+                _describe(path, prefix, replace(manifest, source=source, recipe=recipe))
     return outputs
 
 
 def _free(output: Path) -> Path:
     prefix = text_prefix(output)
-    if data_file(prefix, ".bin").exists():
-        raise DataPrepError(f"--output {output}: {data_file(prefix, '.bin')} is there; delete it, or choose another")
+    for suffix in MADE:
+        if data_file(prefix, suffix).exists():
+            raise DataPrepError(
+                f"--output {output}: {data_file(prefix, suffix)} is there; delete it, or choose another"
+            )
     return prefix
+
+
+@contextmanager
+def _all_or_nothing(prefixes: Sequence[Path]) -> Iterator[None]:
+    """For the making of data under names that are free: if it does not end well, nothing of them is left.
+
+    Raises:
+        DataPrepError: they cannot be written.
+    """
+    try:
+        try:
+            yield
+        except BaseException:
+            for prefix, suffix in product(prefixes, MADE):
+                data_file(prefix, suffix).unlink(missing_ok=True)
+            raise
+    except DataError as error:
+        raise DataPrepError(str(error)) from error
+    except OSError as error:
+        raise DataPrepError(
+            f"{error.filename or prefixes[0]}: cannot be written ({error.strerror}); choose an --output that you may "
+            "write to and that has room"
+        ) from error
 
 
 def _write(prefix: Path, parts: Sequence[tuple[IndexedDataset, range]], boundaries: np.typing.NDArray[Any]) -> None:
     """Writes these sequences of the data one after the other."""
-    try:
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        with indexed_writer(prefix, parts[0][0].dtype, boundaries) as writer:
-            for data, sequences in parts:
-                _copy(data, sequences, writer)
-    except DataError as error:
-        raise DataPrepError(str(error)) from error
-    except OSError as error:
-        raise DataPrepError(f"{error.filename}: cannot be written ({error.strerror})") from error
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with indexed_writer(prefix, parts[0][0].dtype, boundaries) as writer:
+        for data, sequences in parts:
+            _copy(data, sequences, writer)
+    for path in saved_maps(prefix):  # of data that had this name
+        path.unlink(missing_ok=True)
 
 
 def _copy(data: IndexedDataset, sequences: range, writer: IndexedWriter) -> None:

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from data_prep import reshape
 from data_prep.cli import main
-from data_prep.corpus import Corpus
+from data_prep.corpus import Corpus, corpus_of
 from data_prep.errors import DataPrepError
 from data_prep.inspect import token_counts
 from data_prep.manifest import read_manifest
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
 from megatron_ext.indexed_dataset import HEADER, IndexedDataset, data_file, indexed_writer, write_indexed
+from tests.full_disk import largest_file
 
 MANY = st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=2, max_size=12)
 
@@ -134,3 +135,36 @@ def test_tokens_are_counted(tmp_path_factory: pytest.TempPathFactory, texts: lis
     write_indexed(prefix, (np.array(text, np.uint16) for text in texts), np.dtype("<u2"))
     flat = [token for text in texts for token in text]
     assert token_counts(IndexedDataset(prefix)).tolist() == [flat.count(i) for i in range(max(flat, default=-1) + 1)]
+
+
+def test_a_full_disk_leaves_no_part_of_a_split(tmp_path: Path) -> None:
+    write_indexed(tmp_path / "a", [np.arange(10), np.arange(5000)], np.dtype("<u2"))
+    with largest_file(4000), pytest.raises(DataPrepError, match=r"part-1_text.*cannot be written \(File too large\)"):
+        reshape.split(tmp_path / "a", [1, 1], tmp_path / "part")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.bin", "a.idx"}
+
+
+def test_a_disk_that_is_full_before_the_manifest_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "source.jsonl").write_text('{"text": "x = 1"}\n' * 2)
+    request = Request(corpus=corpus_of([tmp_path / "source.jsonl"]), tokenizer=train_bpe(["x = 1"], 260))
+    prepare(request, tmp_path / "a")
+    before = {path.name for path in tmp_path.iterdir()}
+    with (
+        largest_file(1000),
+        pytest.raises(DataPrepError, match=r"cannot be written \(File too large\); choose an --out"),
+    ):
+        reshape.split(tmp_path / "a", [1, 1], tmp_path / "part")
+    with (
+        largest_file(1000),
+        pytest.raises(DataPrepError, match=r"cannot be written \(File too large\); choose an --out"),
+    ):
+        reshape.merge([tmp_path / "a"], tmp_path / "all")
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_index_maps_of_data_that_had_the_name_go_away(tmp_path: Path) -> None:
+    write_indexed(tmp_path / "a", [np.arange(3)] * 2, np.dtype("<u2"))
+    old = tmp_path / "all_text_document_train_indexmap_8ns_4sl_1s_doc_idx.npy"
+    old.touch()
+    reshape.merge([tmp_path / "a"], tmp_path / "all")
+    assert not old.exists()

@@ -25,6 +25,7 @@ from data_prep.errors import DataPrepError
 from data_prep.partial import partial
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer
+from megatron_ext.indexed_dataset import data_file
 from tests.full_disk import largest_file
 
 
@@ -97,6 +98,20 @@ def test_what_was_begun_for_other_text_is_not_gone_on_with(corpus: Corpus, tmp_p
     for name in ("out", "whole"):
         prepare(Request(corpus=corpus, tokenizer=ByteTokenizer()), tmp_path / name / "x")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_disk_without_room_for_the_manifest_leaves_no_data_without_one(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("text")
+    request, prefix = Request(corpus=corpus_of([tmp_path / "one.txt"]), tokenizer=ByteTokenizer()), tmp_path / "data"
+    prepare(request, prefix)
+    made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for suffix in (".bin", ".idx", ".json"):
+        data_file(prefix, suffix).unlink()
+    with largest_file(len(made["data.json"]) - 1), pytest.raises(DataPrepError, match="File too large"):
+        prepare(request, prefix)
+    assert {path.name for path in tmp_path.iterdir()} == {"one.txt"}
+    prepare(request, prefix)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == made
 
 
 def test_on_a_disk_that_was_full_the_same_command_goes_on(corpus: Corpus, tmp_path: Path) -> None:
