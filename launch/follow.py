@@ -14,7 +14,9 @@ from types import FrameType
 from conf.log_lines import is_iteration_line
 from conf.rundir import RunDir
 from launch import processes
+from launch.glance import glance
 from launch.observe import observe
+from launch.start import Start
 from launch.stop import stop
 from launch.worker import GRACE_S
 
@@ -98,18 +100,21 @@ def give_up(run: RunDir) -> None:
 
 
 def _watch(run: RunDir) -> None:
-    names = [node["name"] for node in run.read_json(run.plan)["nodes"]]
-    logs = [Log(run.node_out(name)) for name in names]
+    logs: dict[str, Log] = {}
     next_look = time.monotonic()
     over = False
     while not over:
         time.sleep(LINE_S)
-        states = [run.read_json(run.node_state(name)) for name in names]
-        over = all(state is not None and state["state"] == "ended" for state in states)
+        seen = glance(run)
+        over = seen.settled
         if not over and time.monotonic() > next_look:
             over = observe(run).over
             next_look = time.monotonic() + LOOK_S
-        for log in logs:
+        for name, state in seen.states.items():
+            # A run that is started again has the ends and the logs of its earlier starts.
+            if state is not None and Start.parse(state["start"]) >= seen.first:
+                logs.setdefault(name, Log(run.node_out(name), state["out_begin"]))
+        for log in logs.values():
             while lines := log.new_lines():
                 for line in filter(is_iteration_line, lines):
                     print(line, file=sys.stderr, flush=True)

@@ -121,6 +121,20 @@ def test_a_run_that_is_resumed_is_a_start_of_its_own(runs: Path) -> None:
     assert run.read_json(run.node_state("local-0"))["start"] == "2.0"
 
 
+def test_a_run_that_is_resumed_is_followed_from_there_to_its_end(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The ends that its nodes told before are not taken for new ones, nor are old lines printed again."""
+    monkeypatch.setattr("launch.follow.GRACE_S", 0.1)
+    run = start(runs, "+cluster.environment.ITERATION_S=0.2")
+    wait_until_running(run)
+    stop(run)
+    resume(run, WORKER)
+    end(run)
+    assert judge(run).state is State.succeeded
+    assert [line.split()[1] for line in capfd.readouterr().err.splitlines()] == [f"{n}/" for n in range(1, 7)]
+
+
 def test_when_time_runs_out_the_run_saves_and_can_be_resumed(runs: Path) -> None:
     run = start(runs, *FOREVER, *TWO_NODES)
     verdict = time_runs_out(run)
