@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TypeAlias
 
 from conf.log_lines import is_iteration_line
 from conf.rundir import RunDir
@@ -27,24 +28,32 @@ LOOK_S = 2.0
 PART_BYTES = 4 << 20
 """Of a log that is read at once."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Handler: TypeAlias = Callable[[int, FrameType | None], None]
+
+
+@contextmanager
+def _handled(handler: _Handler) -> Iterator[None]:
+    """In the block `handler` takes what ends a command; signals that are ignored (nohup) stay so."""
+    before = {signum: signal.getsignal(signum) for signum in _ENDING}
+    for signum, was in before.items():
+        if was is not signal.SIG_IGN:
+            signal.signal(signum, handler)
+    try:
+        yield
+    finally:
+        for signum, was in before.items():
+            signal.signal(signum, was)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt too, as SIGINT does; those that are ignored (nohup) stay so."""
+    """SIGTERM and SIGHUP raise KeyboardInterrupt too, as SIGINT does."""
 
     def interrupt(_signum: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {signum: signal.getsignal(signum) for signum in _ENDING}
-    for signum, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(signum, interrupt)
-    try:
+    with _handled(interrupt):
         yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 @contextmanager
@@ -57,15 +66,8 @@ def finishing() -> Iterator[None]:
             raise KeyboardInterrupt
         noted.append(signum)
 
-    before = {signum: signal.getsignal(signum) for signum in _ENDING}
-    for signum, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(signum, note)
-    try:
+    with _handled(note):
         yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
     if noted:
         raise KeyboardInterrupt
 
