@@ -14,9 +14,10 @@ from fasop.costs import measured_tensor_sizes
 from fasop.dominance import distinct, never_worse
 from fasop.errors import SearchError
 from fasop.hardware import NodeKind, gpus_of
+from fasop.on_nodes import Nodes, on_nodes
 from fasop.orders import MOST, orders
 from fasop.partition import feasible
-from fasop.pipelines import Nodes, Pipelines, on_nodes
+from fasop.pipelines import Pipelines
 from fasop.placement import Integers
 from fasop.training import Training
 

@@ -1,6 +1,6 @@
 """One iteration of one plan, as it is predicted: every event, and where each stage's time goes.
 
-`fasop.search` compares many plans by the same costs (`fasop.pipelines`); here a single one is replayed, action by
+`fasop.search` compares many plans by the same costs (`fasop.on_nodes`); here a single one is replayed, action by
 action and with whatever schedule, so that it can be explained, or laid over what was measured. Times are seconds.
 """
 
@@ -18,7 +18,8 @@ from fasop.calibration import Calibration
 from fasop.costs import Basis
 from fasop.hardware import NodeKind, node_kinds
 from fasop.memory import GIB, StageMemory, stage_memory
-from fasop.pipelines import Pipelines, pipelines
+from fasop.on_nodes import pipelines
+from fasop.pipelines import Pipelines
 from fasop.placement import place
 from fasop.simulate import RECEIVES, Event, StageTimes, simulate
 from fasop.training import Training

@@ -11,7 +11,8 @@ import numpy as np
 from conf.compose import compose
 from conf.schema import Experiment
 from fasop.hardware import NodeKind, node_kinds
-from fasop.pipelines import Pipelines, pipelines
+from fasop.on_nodes import pipelines
+from fasop.pipelines import Pipelines
 from fasop.training import Training
 
 MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.precision=fp16")

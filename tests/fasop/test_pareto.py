@@ -19,7 +19,7 @@ from fasop.clusters import clusters
 from fasop.errors import SearchError
 from fasop.floor import floor
 from fasop.inputs import Inputs, read
-from fasop.pipelines import pipelines
+from fasop.on_nodes import pipelines
 from fasop.prices import DAY, HOUR, Run, step_cost
 from fasop.search import Best, explore
 from fasop.sought import front

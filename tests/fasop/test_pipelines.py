@@ -18,7 +18,8 @@ from fasop.errors import SearchError
 from fasop.fast import Times, ends
 from fasop.hardware import node_kinds
 from fasop.memory import GIB, stage_memory
-from fasop.pipelines import Linear, pipelines
+from fasop.on_nodes import pipelines
+from fasop.pipelines import Linear
 from fasop.placement import place
 from fasop.training import Training
 from tests.fasop.plans import MEGATRON, built, column, experiment, mixed

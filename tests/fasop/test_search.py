@@ -23,9 +23,9 @@ from fasop.dominance import never_worse
 from fasop.errors import SearchError
 from fasop.hardware import NodeKind
 from fasop.inputs import Inputs, read
+from fasop.on_nodes import pipelines
 from fasop.orders import MOST, count, orders, searched
 from fasop.partition import bottleneck, improved
-from fasop.pipelines import pipelines
 from fasop.placement import place
 from fasop.proof import prove
 from fasop.search import Best, Result, explore, search, start
