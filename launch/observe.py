@@ -1,4 +1,4 @@
-"""What can be seen of a run, on disk and among the processes of this machine; judged in `launch.verdict`."""
+"""What can be seen of a run: on disk, among the processes of this machine, and by Slurm; judged in `launch.verdict`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from conf.gpu_lines import entries
 from conf.rundir import RunDir
 from launch import processes, slurm_commands
+from launch.errors import LaunchError
 from launch.glance import Glance, glance, states_of
 from launch.gpu_health import READINGS, NodeGpus
 from launch.iterations import Iteration, read_log, read_text_log, tail
@@ -25,6 +26,10 @@ SUBMISSION_S = 120.0
 """A run whose jobs are not known after this time was cut off while it was submitted."""
 START_S = 5.0
 """A run without a process counts as lost after this time; before, it is still being started."""
+
+
+Answers = Mapping[str, JobState] | LaunchError
+"""The states of jobs by their ids, or why Slurm does not tell them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,8 @@ class Job:
     id: str
     nodes: tuple[str, ...]
     state: JobState | None
-    """None if Slurm has forgotten it."""
+    """None if Slurm has forgotten it, or does not show it to this user; of a Slurm that does not answer a state that
+    neither waits nor is over."""
 
     @property
     def over(self) -> bool:
@@ -106,6 +112,8 @@ class Observation:
     """On the disk of the run folder, for this user."""
     jobs: tuple[Job, ...]
     """Slurm's, where it was asked."""
+    silence: str | None
+    """Why Slurm, which was asked, told nothing."""
     start: Start
     """The newest one, or the one that is waited for."""
     saved: int | None
@@ -140,20 +148,27 @@ def observe(run: RunDir, now: float | None = None) -> Observation:
 
     Raises:
         RunFolderError: a file of the run is not what it should be.
-        LaunchError: Slurm, which has jobs of the run, does not answer.
     """
     before = glance(run)
-    return complete(before, slurm_commands.job_states(before.asks), now)
+    return complete(before, answers_to([before]), now)
 
 
 def observe_all(runs: Iterable[RunDir]) -> list[Observation]:
     """Looks at several runs, and asks Slurm once about all of them; raises as `observe` does."""
     before = [glance(run) for run in runs]
-    answers = slurm_commands.job_states([job for one in before for job in one.asks])
+    answers = answers_to(before)
     return [complete(one, answers) for one in before]
 
 
-def complete(before: Glance, answers: Mapping[str, JobState], now: float | None = None) -> Observation:
+def answers_to(looks: Iterable[Glance]) -> Answers:
+    """What Slurm says of the jobs that runs have to ask about."""
+    try:
+        return slurm_commands.job_states([job for look in looks for job in look.asks])
+    except LaunchError as error:
+        return error
+
+
+def complete(before: Glance, answers: Answers, now: float | None = None) -> Observation:
     """Looks at everything else, now that Slurm has told what `before` asks.
 
     Raises:
@@ -192,6 +207,7 @@ def complete(before: Glance, answers: Mapping[str, JobState], now: float | None 
         stop_unix=request["unix"] if request else None,
         free_bytes=disk.f_bavail * disk.f_frsize,
         jobs=jobs,
+        silence=str(answers) if jobs and isinstance(answers, LaunchError) else None,
         start=start,
         saved=_saved(run) if start > Start(0, 0) or any(node.stopped for node in nodes) else None,
         nodes=tuple(nodes),
@@ -214,9 +230,14 @@ def _gpus(run: RunDir, plan: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[N
     )
 
 
-def _jobs(submitted: list[dict[str, Any]], names: list[str], answers: Mapping[str, JobState]) -> tuple[Job, ...]:
+def _jobs(submitted: list[dict[str, Any]], names: list[str], answers: Answers) -> tuple[Job, ...]:
+    def state(job: str) -> JobState | None:
+        if isinstance(answers, LaunchError):
+            return JobState(id=job, state="UNKNOWN", detail="Slurm does not answer")
+        return answers.get(job)
+
     return tuple(
-        Job(id=job["id"], nodes=tuple(names[rank] for rank in job["nodes"]), state=answers.get(job["id"]))
+        Job(id=job["id"], nodes=tuple(names[rank] for rank in job["nodes"]), state=state(job["id"]))
         for job in submitted
     )
 
@@ -275,9 +296,12 @@ def _lives(job: Job | None) -> bool:
 def _slurm_node(name: str, state: Any, job: Job | None, submitting: bool, now: float) -> Node:
     """A node lives as long as its job does; what its file says last is its own word.
 
-    One that never came is thought of last: its job may have been cancelled because another node failed.
+    Where Slurm knows no such job, which may be because it shows users their own jobs only, signs of life must do. A
+    node that never came is thought of last: its job may have been cancelled because another node failed.
     """
     alive = submitting if job is None else not job.over
+    if job is not None and job.state is None and state is not None:
+        alive = now - state["beat_unix"] < SILENCE_S
     if state is None:
         return Node(name=name, alive=alive, seen_unix=now, job=job.id if job else None)
     return _told(name, state, alive)

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,22 +15,20 @@ from typing import Any, TypeVar
 
 from conf.errors import RunFolderError
 from conf.rundir import RunDir
-from launch import slurm_commands
 from launch.arguments import add_runs_dir, add_watch, parsed
 from launch.errors import LaunchError
 from launch.findings import Findings
 from launch.glance import Glance, glance
-from launch.observe import SUBMISSION_S, Observation, complete
-from launch.slurm_commands import JobState
+from launch.observe import SUBMISSION_S, Answers, Observation, answers_to, complete
 from launch.status_text import as_json
 from launch.table import plain
-from launch.verdict import decide, median_ms
+from launch.verdict import State, decide, median_ms
 from launch.watch import View, watch
 
 COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")
 NOTE = "note"
 """A further column, where a run could not be judged."""
-UNKNOWN = "unknown"
+UNKNOWN = str(State.unknown)
 T = TypeVar("T")
 
 
@@ -77,22 +75,19 @@ def listed(runs: Path) -> list[Listed]:
     Slurm is asked once, about the jobs of all runs that are not over.
     """
     first = [(run, _attempt(run, partial(glance, run))) for run in RunDir.all(runs)]
-    answers: dict[str, JobState] | LaunchError
-    try:
-        answers = slurm_commands.job_states(job for _, look in first if isinstance(look, Glance) for job in look.asks)
-    except LaunchError as error:
-        answers = error
+    answers = answers_to(look for _, look in first if isinstance(look, Glance))
     found = [look if isinstance(look, Listed) else _completed(run, look, answers) for run, look in first if look]
     return sorted([*(run for run in found if run), *_damaged(runs)], key=lambda run: run.run.path.name.split("-")[:2])
 
 
-def _completed(run: RunDir, look: Glance, answers: Mapping[str, JobState] | LaunchError) -> Listed | None:
-    if isinstance(answers, LaunchError):
-        if look.asks:
-            return Listed(run=run, trouble=str(answers), may_change=True)
-        answers = {}
-    told = answers
-    return _attempt(run, lambda: Listed(run=run, seen=complete(look, told)))
+def _completed(run: RunDir, look: Glance, answers: Answers) -> Listed | None:
+    def judged() -> Listed:
+        seen = complete(look, answers)
+        if decide(seen).state is State.unknown:
+            return Listed(run=run, trouble=decide(seen).reason, may_change=True)
+        return Listed(run=run, seen=seen)
+
+    return _attempt(run, judged)
 
 
 def _attempt(run: RunDir, look: Callable[[], T]) -> T | Listed | None:

@@ -7,9 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from conf.rundir import RunDir
 from launch.arguments import add_run, add_watch, chosen_run, parsed
-from launch.errors import LaunchError
 from launch.findings import Findings, findings
 from launch.observe import observe
 from launch.status_text import as_json, as_text
@@ -23,21 +21,15 @@ def main(argv: Sequence[str]) -> int:
     add_watch(parser, "until it is over")
     arguments = parsed(parser, argv)
     run = chosen_run(arguments)
-    if arguments.watch is None:
-        view = _view(findings(run, observe(run)), arguments.json)
-        view.show()
-        return view.exit_code
-    return watch(lambda: _look(run, arguments.json), arguments.watch)
 
+    def look() -> View:
+        return _view(findings(run, observe(run)), arguments.json)
 
-def _look(run: RunDir, as_object: bool) -> View:
-    """Slurm that does not answer for a while ends no watch."""
-    try:
-        return _view(findings(run, observe(run)), as_object)
-    except LaunchError as error:
-        told = {"run": run.name, "path": str(run.path), "state": None, "reason": str(error)}
-        text = json.dumps(told) if as_object else f"{run.name}: unknown, {error}"
-        return View(plain=text, key=text, over=False, exit_code=error.exit_code, on_slurm=True)
+    if arguments.watch is not None:
+        return watch(look, arguments.watch)
+    view = look()
+    view.show()
+    return view.exit_code
 
 
 def _view(found: Findings, as_object: bool) -> View:

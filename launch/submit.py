@@ -109,6 +109,8 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
     experiment = read_experiment(run.config)
     seen = observe(run)
     verdict = decide(seen)
+    if verdict.state is State.unknown:
+        raise LaunchError(f"resume={run.name}: it may still be running: {verdict.reason}")
     if not seen.over:
         raise LaunchError(f"resume={run.name}: it is still {verdict.state} ({verdict.reason}); 'tdpp stop' ends it")
     if verdict.state is State.succeeded:

@@ -42,8 +42,15 @@ class Outcome:
 
 
 def counts_as_done(seen: Observation) -> bool:
-    """Whether a run need not be started again: it has succeeded, or is still in the queue or running."""
-    return decide(seen).state is State.succeeded or not seen.over
+    """Whether a run need not be started again: it has succeeded, or is still in the queue or running.
+
+    Raises:
+        LaunchError: nobody tells.
+    """
+    verdict = decide(seen)
+    if verdict.state is State.unknown:
+        raise LaunchError(f"skip_existing=true: whether {seen.plan['run']} still runs is not known: {verdict.reason}")
+    return verdict.state is State.succeeded or not seen.over
 
 
 def lane(started: Sequence[T], max_jobs: int | None) -> Sequence[T]:

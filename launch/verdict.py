@@ -3,7 +3,8 @@
 `decide` looks at an `Observation` only. Its rules, in this order: a cause of failure (a rank's own error, a worker
 that died, a lost agent or job), the earliest first; stopped by request; saved because time ran out; ended from
 outside; a node that gave up; errors whose cause nobody recorded; a loss that is not finite; success, which takes both
-the exit codes and the last iteration in the log; GPUs that tell of a hang; pace.
+the exit codes and the last iteration in the log; a Slurm that does not answer where only it could tell; GPUs that tell
+of a hang; pace.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from enum import StrEnum
 from conf.rundir import RunDir
 from launch import gpu_health
 from launch.observe import Job, Node, Observation, RankError, observe
+from launch.peers import SILENCE_S
 from launch.plan_line import plan_line
 from launch.start import Start
 from launch.worker import SAVED
@@ -41,6 +43,7 @@ class State(StrEnum):
     not_finite = "not finite"
     interrupted = "interrupted"
     hung = "hung"
+    unknown = "unknown"
 
 
 EXIT_CODES = {
@@ -55,6 +58,7 @@ EXIT_CODES = {
     State.not_finite: 7,
     State.interrupted: 8,
     State.hung: 9,
+    State.unknown: 1,
 }
 """docs/exit-codes.md explains them. 2 is a wrong command line, 130 an interrupted launcher."""
 
@@ -94,6 +98,7 @@ def decide(seen: Observation) -> Verdict:
             _symptoms,
             _not_finite,
             _success,
+            _unknown,
             _hung,
             _pace,
             _progress,
@@ -267,6 +272,24 @@ def _has_finished(seen: Observation) -> bool:
     return well and bool(seen.log) and seen.log[-1].iteration == seen.iterations
 
 
+def _unknown(seen: Observation) -> Finding | None:
+    """Slurm does not answer, and a node's own file does not tell how it is."""
+    if seen.silence is None:
+        return None
+    for node in seen.nodes:
+        silent_s = seen.now_unix - node.seen_unix
+        if node.state == "absent":
+            told = "has not told anything yet"
+        elif node.ended and node.stopped and not node.reason:
+            told = f"was ended by {node.stopped} from outside, and may be started again"
+        elif not node.ended and silent_s > SILENCE_S:
+            told = f"gave its last sign of life {_ago(silent_s)}"
+        else:
+            continue
+        return State.unknown, "slurm-silent", f"node {node.name} {told}, and Slurm does not answer: {seen.silence}"
+    return None
+
+
 def _hung(seen: Observation) -> Finding | None:
     """Only of a run all of whose nodes are at work: ranks that wait for others to start do not hang."""
     if (seen.log and not _is_late(seen)) or len(seen.gpus) < len(seen.nodes):
@@ -338,6 +361,8 @@ def median_ms(seen: Observation) -> float:
 
 def _evidence(seen: Observation) -> Iterator[str]:
     yield f"plan: {plan_line(seen.plan)}"
+    if seen.silence is not None:
+        yield f"what Slurm would tell is missing: {seen.silence}"
     for job in seen.jobs:
         left = f", {job.state.time_left} left" if job.state and job.state.state == "RUNNING" else ""
         yield f"{job}{left}: {', '.join(job.nodes)}"

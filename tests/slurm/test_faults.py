@@ -340,7 +340,7 @@ def test_defaults_of_the_users_shell_do_not_change_the_jobs(
     assert verdict_of(run).state is State.succeeded
 
 
-def test_a_cluster_that_does_not_answer_is_told(
+def test_while_the_cluster_does_not_answer_the_run_s_folder_tells(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = endless(tmp_path)
@@ -348,9 +348,11 @@ def test_a_cluster_that_does_not_answer_is_told(
     broken.write_text("ClusterName=x\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nMessageTimeout=2\n")
     with monkeypatch.context() as away:
         away.setenv("SLURM_CONF", str(broken))
+        verdict = judge(run)
         with pytest.raises(LaunchError, match=r"squeue .*failed with 1"):
-            judge(run)
-    assert judge(run).state is State.running
+            stop.stop(run)
+    assert verdict.state is State.running
+    assert any(line.startswith("what Slurm would tell is missing: squeue ") for line in verdict.evidence)
     stop.stop(run)
 
 
