@@ -21,12 +21,12 @@ SCHEDULE = "schedule.json"
 """What plan.json calls the copy of `parallel.schedule_file` in the run's folder."""
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, content: str | bytes) -> None:
     """Writes so that a reader, or a crash, finds the old content or the new one, never a part."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)

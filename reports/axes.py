@@ -16,10 +16,11 @@ AXIS_HEIGHT, AXIS_TOP, GAP = 260, 46, 150
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """Something to draw, with a page of its own."""
+    """Something to draw."""
 
     name: str
     link: str
+    """To a page of its own; empty if it has none."""
     tone: str
     """`best`, `front`, or nothing: how it is set off."""
 
@@ -93,7 +94,7 @@ def parallel(items: Sequence[Item], axes: Sequence[Axis], label: str) -> str:
             else:
                 runs[-1].append(f"{across(number):.1f},{down(place):.1f}")
         drawn = "".join(f'<polyline points="{" ".join(run)}"/>' for run in runs if len(run) > 1)
-        parts.append(f'<a href="{escape(item.link)}" class="{item.tone}"><title>{escape(tip)}</title>{drawn}</a>')
+        parts.append(_drawn(item, tip, drawn))
     for number, axis in enumerate(axes):
         x = across(number)
         parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="{AXIS_TOP}" y2="{AXIS_TOP + AXIS_HEIGHT}"/>')
@@ -105,6 +106,13 @@ def parallel(items: Sequence[Item], axes: Sequence[Axis], label: str) -> str:
     box = f'viewBox="0 0 {width} {AXIS_TOP + AXIS_HEIGHT + 14}" style="{limits}"'
     drawing = f'<svg {box} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
     return f'<figure class="chart parallel">{drawing}</figure>'
+
+
+def _drawn(item: Item, tip: str, shapes: str) -> str:
+    inside = f"<title>{escape(tip)}</title>{shapes}"
+    if not item.link:
+        return f'<g class="{item.tone}">{inside}</g>'
+    return f'<a href="{escape(item.link)}" class="{item.tone}">{inside}</a>'
 
 
 def _title(text: str, x: float, y: float) -> str:
@@ -141,10 +149,8 @@ def dots(items: Sequence[Item], x: Axis, y: Axis, label: str) -> str:
     parts.append(f'<polyline class="frontline" points="{corners}"/>')
     for a, b, item in known:
         tip = f"{item.name}: {a:.6g}{x.unit}, {b:.6g}{y.unit}"
-        parts.append(
-            f'<a href="{escape(item.link)}" class="{item.tone}"><title>{escape(tip)}</title>'
-            f'<circle cx="{across(a):.1f}" cy="{down(b):.1f}" r="{6 if item.tone == "best" else 4.5}"/></a>'
-        )
+        dot = f'<circle cx="{across(a):.1f}" cy="{down(b):.1f}" r="{6 if item.tone == "best" else 4.5}"/>'
+        parts.append(_drawn(item, tip, dot))
     parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 2}" text-anchor="middle">{escape(x.title)}</text>')
     return (
         f'<figure class="chart dots"><figcaption>{escape(y.title)}</figcaption>'

@@ -53,16 +53,15 @@ def main(argv: list[str], judge: Judge | None = None) -> int:
     told = set[str]()
     if arguments.watch:
         watch(sources, judge, told)
-    compared = []
-    for source in sources:
-        written = write(source, judge, told)
+    rounds = [write(source, judge, told) for source in sources]
+    for written in rounds:
         for path in written.pages if not arguments.watch else ():
             print(path)
         for path in write_exports(exports, written.found, written.pages[1], browser):
             print(path)
-        compared.append(Compared(record=written.found.record, verdict=written.verdict, page=written.pages[0]))
-    if len(compared) > 1:
-        print(compare(compared))
+    for path in compared(rounds):
+        if not arguments.watch:
+            print(path)
     return 0
 
 
@@ -72,12 +71,21 @@ def watch(sources: Sequence[Source], judge: Judge | None, told: set[str]) -> Non
     while True:
         began = time.monotonic()
         rounds = [write(source, judge, told, refresh_s=waits) for source in sources]
-        for path in (path for written in rounds for path in written.pages if not shown):
+        pages = [*(path for written in rounds for path in written.pages), *compared(rounds, refresh_s=waits)]
+        for path in pages if not shown else ():
             print(path, flush=True)
         if all(written.over for written in rounds):
             return
         shown, waits = True, max(REFRESH_S, round(9 * (time.monotonic() - began)))
         time.sleep(waits)
+
+
+def compared(rounds: Sequence[Written], refresh_s: int | None = None) -> list[Path]:
+    """Writes the comparison, if there are several to compare; returns where."""
+    if len(rounds) == 1:
+        return []
+    runs = [Compared(record=one.found.record, verdict=one.verdict, page=one.pages[0]) for one in rounds]
+    return [compare(runs, refresh_s)]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.identity import identity
-from reports.figures_section import settled, utilisation
+from reports.figures_section import last_loss, settled, utilisation
 from reports.hardware import price
 from reports.record import Record
 from reports.stages_section import PEAKS
@@ -25,7 +25,7 @@ class Outcome:
 
     name: str
     link: str
-    """To its page, from that of the comparison."""
+    """To its page, from that of the comparison; no other one has it, which names can share."""
     verdict: Verdict | None
     settings: Mapping[str, str]
     """Every key of its configuration that tells what run it is."""
@@ -39,6 +39,8 @@ class Outcome:
     """The most that a rank took."""
     loss: float
     """The last logged."""
+    emulated: bool = False
+    """A rehearsal: its times were given, and nothing was computed."""
 
     @property
     def failed(self) -> bool:
@@ -50,7 +52,9 @@ def outcome(record: Record, verdict: Verdict | None, link: str) -> Outcome:
     """Of one run."""
     tokens_per_s = _number(settled(record, "tokens_per_s"))
     known = price(record.plan, record.experiment) if record.experiment else None
-    mib = [kinds[kind] for kinds in record.memory.values() for kind in PEAKS if kind in kinds]
+    emulated = record.plan.rehearsal is not None
+    ranks = () if emulated else record.memory.values()  # of a rehearsal it is not that of the model
+    mib = [kinds[kind] for kinds in ranks for kind in PEAKS if kind in kinds]
     priced = known is not None and known.per_hour and not known.unknown
     return Outcome(
         name=record.name,
@@ -62,7 +66,8 @@ def outcome(record: Record, verdict: Verdict | None, link: str) -> Outcome:
         utilisation=_number(utilisation(record)),
         dollars=known.per_hour / 3600 / tokens_per_s * 1e6 if known and priced else math.nan,
         memory_gib=max(mib) / 1024 if mib else math.nan,
-        loss=_number(record.metrics[-1].get("loss") if record.metrics else None),
+        loss=_number(last_loss(record)[1]),
+        emulated=emulated,
     )
 
 
@@ -94,34 +99,35 @@ class Front:
     against: str
     """Name of the field of an Outcome that throughput is weighed against; less of it is better."""
     runs: frozenset[str]
+    """Their links."""
 
 
 def speeds(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Of those that did not fail, by name: tokens a second, or iterations where a log does not tell its tokens."""
+    """Of those that did not fail, by link: tokens a second, or iterations where a log does not tell its tokens."""
     sound = [one for one in outcomes if not one.failed]
     if any(math.isnan(one.tokens_per_s) for one in sound):
-        return {one.name: 1e3 / one.iteration_ms for one in sound}
-    return {one.name: one.tokens_per_s for one in sound}
+        return {one.link: 1e3 / one.iteration_ms for one in sound}
+    return {one.link: one.tokens_per_s for one in sound}
 
 
 def best(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The run with the highest throughput."""
     speed = speeds(outcomes)
-    return max((one for one in outcomes if not one.failed), key=lambda one: speed[one.name], default=None)
+    return max((one for one in outcomes if not one.failed), key=lambda one: speed[one.link], default=None)
 
 
 def front(outcomes: Sequence[Outcome]) -> Front | None:
     """Of throughput and cost, or, where no prices are known, memory; None where neither is known."""
     speed = speeds(outcomes)
     for against in ("dollars", "memory_gib"):
-        takes = {one.name: getattr(one, against) for one in outcomes if one.name in speed}
-        known = {name: (-speed[name], value) for name, value in takes.items() if not math.isnan(value)}
+        takes = {one.link: getattr(one, against) for one in outcomes if one.link in speed}
+        known = {link: (-speed[link], value) for link, value in takes.items() if not math.isnan(value)}
         if known:
-            return Front(against=against, runs=frozenset(name for name in known if not _beaten(name, known)))
+            return Front(against=against, runs=frozenset(link for link in known if not _beaten(link, known)))
     return None
 
 
-def _beaten(name: str, known: Mapping[str, tuple[float, float]]) -> bool:
+def _beaten(link: str, known: Mapping[str, tuple[float, float]]) -> bool:
     """Whether another one is as good in both figures, of which less is better, and better in one."""
-    own = known[name]
+    own = known[link]
     return any(other[0] <= own[0] and other[1] <= own[1] and other != own for other in known.values())

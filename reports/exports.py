@@ -8,6 +8,7 @@ from pathlib import Path
 
 from conf.rundir import write_atomic
 from reports import picture
+from reports.errors import ReportError
 from reports.sources import Found
 from reports.tables import events_csv, metrics_csv
 from reports.trace import chrome_trace
@@ -26,18 +27,24 @@ def write_exports(wanted: Collection[Export], found: Found, page: Path, browser:
         browser: takes the picture, if one is wanted.
 
     Raises:
-        ReportError: the browser made no picture.
+        ReportError: a file cannot be written, or the browser made no picture.
     """
     record, timeline = found.record, found.timeline
     folder, written = page.parent, list[Path]()
     if Export.trace in wanted:
-        written.append(folder / "trace.json.gz")
-        written[-1].write_bytes(chrome_trace(record, timeline))
+        written.append(_written(folder / "trace.json.gz", chrome_trace(record, timeline)))
     if Export.csv in wanted:
-        for name, text in (("events.csv", events_csv(record, timeline)), ("metrics.csv", metrics_csv(record))):
-            written.append(folder / name)
-            write_atomic(written[-1], text)
+        written.append(_written(folder / "events.csv", events_csv(record, timeline)))
+        written.append(_written(folder / "metrics.csv", metrics_csv(record)))
     if Export.png in wanted and browser is not None:
         written.append(folder / "timeline.png")
         picture.take(browser, page, written[-1])
     return written
+
+
+def _written(path: Path, content: str | bytes) -> Path:
+    try:
+        write_atomic(path, content)
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be written ({error.strerror})") from error
+    return path

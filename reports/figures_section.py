@@ -19,7 +19,6 @@ def figures_section(record: Record, figures: Statistics) -> str:
     """Cards, as HTML."""
     plan, last = record.plan, record.metrics[-1] if record.metrics else {}
     reached = int(last["iteration"]) if last else 0
-    upto = f"mean up to iteration {reached}" if last else ""
     known = ideal(plan)
     beside = f" · ideal {known.schedule}: {known.fraction:.1%}" if known else ""
     after = "median of the log lines after the first" if len(record.metrics) > 1 else "mean since the start"
@@ -27,7 +26,7 @@ def figures_section(record: Record, figures: Statistics) -> str:
     tokens, bubble = settled(record, "tokens_per_s"), number(figures.bubble, ".1%")
     cards: list[Card] = [
         ("Iteration", f"{reached} of {plan.iterations}", "last logged"),
-        *([] if plan.rehearsal else [("Loss", number(last.get("loss"), ".4f"), upto)]),
+        *([] if plan.rehearsal else [_loss(record, reached)]),
         ("Iteration time", number(settled(record, "elapsed_ms"), ",.1f", " ms"), after),
         *([("Tokens per second", number(tokens, ",.0f"), after)] if tokens is not None or not record.log else []),
         *_operations(record, after),
@@ -39,6 +38,18 @@ def figures_section(record: Record, figures: Statistics) -> str:
         for name, value, note in cards
     )
     return f'<dl class="cards">{items}</dl>'
+
+
+def last_loss(record: Record) -> tuple[int, float | None]:
+    """The last that is known, and the iteration of its line: one whose iterations were all skipped has none."""
+    known = [(int(line["iteration"]), line["loss"]) for line in record.metrics if line.get("loss") is not None]
+    return known[-1] if known else (0, None)
+
+
+def _loss(record: Record, reached: int) -> Card:
+    at, loss = last_loss(record)
+    since = "" if at == reached else ", none since"
+    return "Loss", number(loss, ".4f"), f"mean up to iteration {at}{since}" if at else ""
 
 
 def settled(record: Record, key: str) -> float | None:

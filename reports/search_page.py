@@ -114,6 +114,11 @@ def _tone(number: int, ahead: set[int]) -> str:
     return "best" if number == 0 else "front" if number in ahead else ""
 
 
+def _link(number: int) -> str:
+    """To a plan's details; none of one that is not shown in detail."""
+    return f"#plan-{number + 1}" if number < MOST else ""
+
+
 def _table(plans: Sequence[Plan], run: Run) -> str:
     ahead = _ahead(plans)
     priced = any(price_per_hour(plan.nodes) is not None for plan in plans)
@@ -123,7 +128,7 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
     for number, plan in enumerate(plans):
         one, tone = plan.parallel, _tone(number, ahead)
         mark = {"best": "★", "front": "◆", "": ""}[tone]
-        name = f'<a href="#plan-{number + 1}">{number + 1}</a>' if number < MOST else str(number + 1)
+        name = f'<a href="{_link(number)}">{number + 1}</a>' if number < MOST else str(number + 1)
         total = run.cost(plan)
         cells = [
             *map(str, (one.tensor, one.data, one.pipeline, one.micro_batch_size, one.partition, one.node_order)),
@@ -139,6 +144,7 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
         )
     head = "".join(f'<th scope="col">{title}</th>' for title in titles)
     note = f"★ {_virtue(plans)}" + (" · ◆ none of these is both faster and cheaper" if ahead else "")
+    note += f" · the first {MOST} in detail below" if len(plans) > MOST else ""
     return (
         f'<section><h2>Plans</h2><div class="scroll"><table class="runs"><thead><tr>{head}</tr></thead><tbody>\n'
         f'{"".join(rows)}</tbody></table></div><p class="note">{note}</p></section>'
@@ -160,8 +166,7 @@ def _charts(plans: Sequence[Plan]) -> str:
         return ""
     ahead = _ahead(plans)
     items = [
-        Item(name=f"plan {number + 1}", link=f"#plan-{min(number, MOST - 1) + 1}", tone=_tone(number, ahead))
-        for number in range(len(plans))
+        Item(name=f"plan {number + 1}", link=_link(number), tone=_tone(number, ahead)) for number in range(len(plans))
     ]
     time = Axis(title="iteration ms", values=[plan.total * 1e3 for plan in plans])
     cost = Axis(title="$ for 1000 steps", values=[_cost(plan) for plan in plans])

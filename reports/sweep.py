@@ -12,6 +12,7 @@ from conf.rundir import RunDir, write_atomic
 from reports import sweep_page
 from reports.comparison import outcome
 from reports.errors import ReportError
+from reports.page import refreshing
 from reports.record import Record
 from reports.verdict import Verdict
 
@@ -35,8 +36,11 @@ def all_of(wanted: str) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir()) if RunDir.is_one(path)] or [wanted]
 
 
-def compare(runs: Sequence[Compared]) -> Path:
+def compare(runs: Sequence[Compared], refresh_s: int | None = None) -> Path:
     """Writes the comparison into the deepest folder that all the runs lie in.
+
+    Args:
+        refresh_s: after how many seconds the page loads itself anew.
 
     Raises:
         ReportError: it cannot be written there.
@@ -44,8 +48,9 @@ def compare(runs: Sequence[Compared]) -> Path:
     folder = Path(os.path.commonpath([one.page.absolute().parents[1] for one in runs]))
     links = [quote(os.path.relpath(one.page.absolute(), folder)) for one in runs]
     outcomes = [outcome(one.record, one.verdict, link) for one, link in zip(runs, links, strict=True)]
+    content = sweep_page.render(outcomes)
     try:
-        write_atomic(folder / PAGE, sweep_page.render(outcomes))
+        write_atomic(folder / PAGE, content if refresh_s is None else refreshing(content, refresh_s))
     except OSError as error:
         raise ReportError(f"{folder / PAGE}: cannot be written ({error.strerror})") from error
     return folder / PAGE

@@ -55,7 +55,7 @@ class Comparison:
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> Comparison:
         speed = speeds(outcomes)
-        sound = sorted((one for one in outcomes if not one.failed), key=lambda one: -speed[one.name])
+        sound = sorted((one for one in outcomes if not one.failed), key=lambda one: -speed[one.link])
         return cls(
             sound=sound,
             keys=swept(outcomes),
@@ -67,7 +67,7 @@ class Comparison:
     def tone(self, one: Outcome) -> str:
         if one is self.first:
             return "best"
-        return "front" if self.pareto and one.name in self.pareto.runs else ""
+        return "front" if self.pareto and one.link in self.pareto.runs else ""
 
 
 def render(outcomes: Sequence[Outcome]) -> str:
@@ -87,6 +87,8 @@ def render(outcomes: Sequence[Outcome]) -> str:
 def _answer(compared: Comparison, failures: int) -> str:
     first, sound, pareto = compared.first, compared.sound, compared.pareto
     counted = f"{plural(len(sound), 'run')} to compare, {failures} without a result."
+    if emulated := sum(one.emulated for one in sound):
+        counted += f" {emulated} of them rehearsed: all times of these are emulated, and nothing was computed."
     if first is None:
         return f'<section class="verdict bad"><h2>No result</h2><p class="reason">{escape(counted)}</p></section>'
     settings = ", ".join(f"{key}={first.settings.get(key, '?')}" for key in compared.keys) or "no key of them differs"
@@ -94,7 +96,7 @@ def _answer(compared: Comparison, failures: int) -> str:
     gain = ""
     if len(sound) > 1:
         speed = speeds(sound)
-        gain = f", {speed[first.name] / speed[sound[-1].name]:.2f} times as fast as the slowest"
+        gain = f", {speed[first.link] / speed[sound[-1].link]:.2f} times as fast as the slowest"
     tokens = "" if math.isnan(first.tokens_per_s) else f"{first.tokens_per_s:,.0f} tokens/s, "
     return (
         f'<section class="verdict good"><h2>Best: {escape(settings)}</h2>'
@@ -114,7 +116,7 @@ def _table(compared: Comparison) -> str:
     for one in compared.sound:
         tone = compared.tone(one)
         mark = {"best": "★ best", "front": "◆ front", "": ""}[tone]
-        state = one.verdict.state if one.verdict else ""
+        state = " · ".join([*([one.verdict.state] if one.verdict else []), *(["emulated"] if one.emulated else [])])
         cells = [
             f'<td><a href="{escape(one.link)}">{escape(one.name)}</a> <span class="tag">{mark}</span></td>',
             f"<td>{escape(state)}</td>",

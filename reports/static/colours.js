@@ -65,6 +65,12 @@ function shade(name, microBatch, microBatches) {
   return `rgb(${mix(base, darkScheme.matches ? "#181c22" : "#ffffff", share).join()})`;
 }
 
+// Black or white, whichever stands out from a colour `rgb(…)`: at least 4.5 times as light or dark (WCAG 2, 1.4.3).
+function ink(colour) {
+  const [red, green, blue] = colour.match(/\d+/g).map((value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000000" : "#ffffff";
+}
+
 // Dark blue over grey to yellow, even in lightness: read alike by everybody and on both backgrounds.
 const SCALE = ["#00204c", "#31446b", "#666970", "#958f78", "#cab969", "#ffe945"];
 

@@ -72,7 +72,7 @@ function traces(all, pixel, numbered, hoverText) {
       textposition: numbered && name.endsWith("-compute") ? "inside" : "none",
       insidetextanchor: "middle",
       textangle: 0,
-      textfont: { size: 10 },
+      textfont: { size: 10, color: numbered ? bars.map((bar) => ink(colour(bar))) : undefined },
     };
   });
 }

@@ -141,7 +141,7 @@ def test_what_was_swept_is_what_differs(settings: list[dict[str, str]], keys: li
 def test_no_run_beats_one_of_the_front_and_one_of_the_front_equals_or_beats_every_other(rows: list[tuple]):
     verdicts = {True: Good(), False: Judgement()}
     outcomes = [
-        replace(BASE, name=str(number), tokens_per_s=speed, dollars=dollars, verdict=verdicts[good])
+        replace(BASE, name="same", link=str(number), tokens_per_s=speed, dollars=dollars, verdict=verdicts[good])
         for number, (speed, dollars, good) in enumerate(rows)
     ]
     found = front(outcomes)
@@ -149,7 +149,7 @@ def test_no_run_beats_one_of_the_front_and_one_of_the_front_equals_or_beats_ever
     if found is None:
         assert not known
         return
-    ahead = [one for one in known if one.name in found.runs]
+    ahead = [one for one in known if one.link in found.runs]
     assert ahead
     for one in known:
         better = [
@@ -158,16 +158,29 @@ def test_no_run_beats_one_of_the_front_and_one_of_the_front_equals_or_beats_ever
             if (other.tokens_per_s >= one.tokens_per_s and other.dollars < one.dollars)
             or (other.tokens_per_s > one.tokens_per_s and other.dollars <= one.dollars)
         ]
-        assert (one.name in found.runs) == (not better)
+        assert (one.link in found.runs) == (not better)
     first = best(outcomes)
     assert first is not None
     assert first.tokens_per_s == max(one.tokens_per_s for one in outcomes if not one.failed)
 
 
 def test_without_prices_the_front_weighs_memory():
-    outcomes = [replace(BASE, name=str(gib), dollars=NAN, memory_gib=gib) for gib in (3.0, 2.0)]
+    outcomes = [replace(BASE, link=str(gib), dollars=NAN, memory_gib=gib) for gib in (3.0, 2.0)]
     found = front(outcomes)
     assert found == comparison.Front(against="memory_gib", runs=frozenset({"2.0"}))
+
+
+def test_emulated_times_are_told_to_be_emulated(tmp_path: Path):
+    for stamp, rehearsal in zip(STAMPS, (None, "virtual"), strict=False):
+        make_run(tmp_path / "runs/tiny" / stamp, Shape(rehearsal=rehearsal))
+    records = [record.read(RunDir(tmp_path / "runs/tiny" / stamp)) for stamp in STAMPS[:2]]
+    real, rehearsed = (outcome(known, Good(), f"{number}.html") for number, known in enumerate(records))
+    assert not math.isnan(real.memory_gib)
+    assert math.isnan(rehearsed.memory_gib)
+    page = sweep_page.render([real, rehearsed])
+    assert "1 of them rehearsed: all times of these are emulated" in page
+    assert page.count("<td>succeeded · emulated</td>") == 1
+    assert "rehearsed" not in sweep_page.render([real])
 
 
 def test_logs_that_do_not_tell_their_tokens_are_compared_by_iterations(tmp_path: Path, open_page: Opener):
@@ -190,7 +203,9 @@ def test_only_failures_have_a_page_that_says_so():
 def test_hostile_names_and_settings_are_shown_as_they_are(tmp_path: Path, open_page: Opener):
     hostile = "</script><img src=x onerror=alert(1)>\"'"
     outcomes = [
-        replace(BASE, name=hostile + number, settings={f"parallel.{hostile}": hostile + number}, link="a%22.html")
+        replace(
+            BASE, name=hostile + number, settings={f"parallel.{hostile}": hostile + number}, link=f"a%22{number}.html"
+        )
         for number in "12"
     ]
     bad = replace(BASE, name="bad", verdict=Judgement(state=hostile, reason=hostile))

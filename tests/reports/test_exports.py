@@ -20,13 +20,16 @@ from reports import cli, record
 from reports.cli import main
 from reports.errors import ReportError
 from reports.events import EVENT, Timeline, read_run
+from reports.exports import Export, write_exports
 from reports.record import Record
 from reports.trace import LANES, chrome_trace, lane
+from tests.full_disk import largest_file
 from tests.reports.chromium import CHROMIUM
 from tests.reports.conftest import Opener, until
 from tests.reports.legacy import Job, calls, log
 from tests.reports.synthetic import Shape, make_run
 from tests.reports.test_cli import Found
+from tests.reports.test_comparison import Good
 from tests.reports.test_timeline_in_browser import iteration, ready
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=3, iterations=3, ranks_per_node=2)
@@ -148,6 +151,37 @@ def test_watching_a_run_writes_its_pages_until_it_is_over_and_they_load_themselv
     assert 'http-equiv="refresh"' not in index.read_text()
     names = ["index.html", "timeline.html", "events.csv", "metrics.csv"]
     assert capsys.readouterr().out.splitlines() == [str(run / "report" / name) for name in names]
+
+
+def test_watching_several_runs_writes_their_comparison_as_often(tmp_path: Path, monkeypatch, capsys):
+    runs = [tmp_path / "runs/tiny" / stamp for stamp in ("20260101-000000-aaaa", "20260101-000001-bbbb")]
+    for run in runs:
+        make_run(run, SHAPE)
+    (runs[1] / "metrics.jsonl").rename(tmp_path / "later.jsonl")
+    comparison, seen = tmp_path / "runs/tiny/comparison.html", []
+
+    def a_while_passes(_: float) -> None:
+        seen.append("1 run to compare" in comparison.read_text())
+        assert '<meta http-equiv="refresh" content="5">' in comparison.read_text()
+        (tmp_path / "later.jsonl").rename(runs[1] / "metrics.jsonl")
+
+    monkeypatch.setattr(cli.time, "sleep", a_while_passes)
+    main([*map(str, runs), "--watch"], lambda _: Found(Good(), over=bool(seen)))
+    assert seen == [True]
+    assert "2 runs to compare" in comparison.read_text()
+    assert 'http-equiv="refresh"' not in comparison.read_text()
+    assert capsys.readouterr().out.splitlines()[-1] == str(comparison)
+
+
+def test_a_full_disk_leaves_no_part_of_an_export(run: Path):
+    main([str(run), "--trace", "--csv"])
+    for option, name in (("--trace", "trace.json.gz"), ("--csv", "events.csv")):
+        path = run / "report" / name
+        whole = path.read_bytes()
+        found = cli.Source.find(run, str(run), cli.Sizes()).read()
+        with largest_file(1000), pytest.raises(ReportError, match=rf"{name}: cannot be written \(File too large\)"):
+            write_exports([Export(option[2:])], found, run / "report/timeline.html", None)
+        assert path.read_bytes() == whole
 
 
 def test_watching_a_log_ends_with_its_last_iteration(tmp_path: Path, monkeypatch):

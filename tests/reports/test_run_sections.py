@@ -46,6 +46,17 @@ def test_utilisation_is_the_models_operations_over_the_peaks_of_all_gpus(run: Pa
     assert re.search(rf"Model-FLOP utilisation\s+{tflops / 31.2:.1%}\s+of 125 TFLOP/s fp32 peak", said)
 
 
+def test_the_loss_is_the_last_that_is_known(run: Path):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for skipped, note in ((1, "mean up to iteration 2, none since"), (3, "")):
+        for line in lines[-skipped:]:
+            line |= {"loss": None, "skipped": 1}
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        said, _ = report(run)
+        loss = f"{lines[1]['loss']:.4f}" if note else "–"
+        assert re.search(rf"Loss\s+{loss}\s+{note}", said)
+
+
 def test_cost_is_that_of_all_nodes(run: Path):
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     milliseconds = sum(line["elapsed_ms"] for line in metrics[1:]) / 2

@@ -14,6 +14,7 @@ from fasop.cli import main
 from fasop.predict import predict_plan
 from fasop.prices import Run
 from fasop.search import Plan
+from reports import search_page
 from reports.search_page import render
 from tests.reports.conftest import Opener
 
@@ -114,3 +115,13 @@ def test_of_plans_with_prices_those_are_marked_that_none_beats_in_time_and_cost(
     assert said.count("★</span>") == 1
     assert "◆</span>" not in said
     assert "$/1000 steps" in said
+
+
+def test_nothing_leads_to_the_details_of_another_plan(searched: Searched, monkeypatch: pytest.MonkeyPatch):
+    assert len(searched.plans) > 2
+    monkeypatch.setattr(search_page, "MOST", 2)
+    said = render("tdpp search", searched.plans, searched.run)
+    assert "the first 2 in detail below" in said
+    links = Counter(re.findall(r'href="(#plan-\d+)"', said))
+    assert set(links) == {"#plan-1", "#plan-2"}
+    assert links["#plan-1"] == links["#plan-2"]

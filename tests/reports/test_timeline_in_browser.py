@@ -356,6 +356,30 @@ def test_a_dark_scheme_gets_dark_colours_without_a_reload(page: Page):
     assert fill() != light_fill
 
 
+def contrast(one: str, other: str) -> float:
+    """Of two colours `rgb(r, g, b)`, as WCAG 2 has it: from 1, the same, to 21, black and white."""
+
+    def luminance(colour: str) -> float:
+        channels = np.array([int(part) for part in re.findall(r"\d+", colour)]) / 255
+        linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    dark, light = sorted(map(luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_numbers_of_micro_batches_can_be_read(run: Path, open_page: Opener, scheme: str):
+    page = ready(open_page(run / "report/timeline.html", color_scheme=scheme))
+    colours = page.evaluate(
+        f"""Array.from(document.querySelectorAll("{BARS}"))
+            .filter((bar) => bar.querySelector("text")?.textContent)
+            .map((bar) => [bar.querySelector("text").style.fill, bar.querySelector("path").style.fill])"""
+    )
+    assert len({bar for _, bar in colours}) == 8  # 4 micro-batches, forward and backward
+    assert min(contrast(text, bar) for text, bar in colours) >= 4.5
+
+
 def test_it_begins_with_what_it_amounts_to(page: Page, timeline: Timeline):
     figures = statistics(timeline, SHAPE.ranks)
     lengths = figures.length_ns[1:] / 1e6
