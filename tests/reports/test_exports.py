@@ -26,11 +26,11 @@ from reports.trace import LANES, chrome_trace, lane
 from tests.full_disk import largest_file
 from tests.reports.chromium import CHROMIUM
 from tests.reports.conftest import Opener, until
+from tests.reports.in_browser import iteration, ready
 from tests.reports.legacy import Job, calls, log
 from tests.reports.synthetic import Shape, make_run
 from tests.reports.test_cli import Found
 from tests.reports.test_comparison import Good
-from tests.reports.test_timeline_in_browser import iteration, ready
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=3, iterations=3, ranks_per_node=2)
 

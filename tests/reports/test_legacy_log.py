@@ -15,10 +15,10 @@ from reports.events import Timeline
 from reports.legacy_log import HEAD
 from reports.megatron_log import Sizes, read
 from reports.record import Record
-from tests.reports.conftest import Opener
+from tests.reports.conftest import Opener, until
+from tests.reports.in_browser import BARS, ready
 from tests.reports.legacy import Call, Job, calls, job_info, log, memory_line
 from tests.reports.synthetic import Shape, make_run
-from tests.reports.test_timeline_in_browser import BARS, ready, until
 
 JOB = Job(pipeline=3, data=2, micro_batches=4, iterations=5, before=3, interval=4, skipped=frozenset({6}))
 CALLS = calls(JOB)
