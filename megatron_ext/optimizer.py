@@ -125,8 +125,9 @@ class Optimizer:
         self._master.data.copy_(state["weights"][self._own])
         self._adam.state[self._master] = {
             "step": torch.tensor(float(updates), device=self._master.device if self._flat.weight.is_cuda else "cpu"),
-            "exp_avg": state["adam_m"][self._own].to(self._master),
-            "exp_avg_sq": state["adam_v"][self._own].to(self._master),
+            # Copies on a CPU, too: a view would keep what the other replicas have of them in memory.
+            "exp_avg": state["adam_m"][self._own].to(self._master, copy=True),
+            "exp_avg_sq": state["adam_v"][self._own].to(self._master, copy=True),
         }
         self.updates = updates
         self._hand_out()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,15 +13,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
+from megatron_ext.executor import neighbours
 from megatron_ext.flat import FlatWeights
-from megatron_ext.grid import Grid
+from megatron_ext.grid import Grid, Groups
 from megatron_ext.log import iteration_line
 from megatron_ext.model import Stage
 from megatron_ext.optimizer import DataGroup, Optimizer, learning_rate
 from megatron_ext.plan import TrainConfig
 from megatron_ext.precision import LossScaler
 from megatron_ext.reduce import buckets
+from megatron_ext.schedule import Kind
 from megatron_ext.software import difference
 from megatron_ext.tensor_parallel import TensorGroup
 from megatron_ext.timeline import MAGIC, NAMES, Recorder, open_events
@@ -102,6 +107,22 @@ def test_groups_cover_the_grid_in_megatrons_order(tensor: int, data: int, pipeli
             same = [axis for axis in range(3) if axis != differing]
             assert (places[:, same] == places[0, same]).all()
     assert grid.embedding_groups() == ([[g[0], g[-1]] for g in grid.pipeline_groups()] if pipeline > 1 else [])
+
+
+@given(st.integers(2, 5), st.integers(1, 3))
+def test_two_stages_send_each_other_every_kind_of_message_one_way_in_a_group_of_its_own(
+    stages: int, chunks: int
+) -> None:
+    """Nothing else keeps messages apart; nccl would let those of a group hold each other up."""
+    groups = Groups(**{field.name: field.name for field in fields(Groups)})  # type: ignore[arg-type]
+    ways: dict[tuple[object, frozenset[int]], set[tuple[str, int, int]]] = {}
+    for stage in range(stages):
+        for kind, peer in neighbours(range(stages), stage, chunks, groups).items():
+            what, sends = kind.value.split("-")[0], kind in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+            way = (what, stage, peer.rank) if sends else (what, peer.rank, stage)
+            ways.setdefault((peer.group, frozenset((stage, peer.rank))), set()).add(way)
+    assert all(len(way) == 1 for way in ways.values())
+    assert len(ways) == 2 * (stages if chunks > 1 else stages - 1)
 
 
 def test_flat_weights_are_views_and_buckets_cover_them_once(tmp_path: Path, corpus: Path) -> None:
@@ -203,6 +224,18 @@ def test_the_loss_scale_grows_after_a_thousand_good_iterations_and_regains_its_p
     assert scaler.scale == 1024.0
 
 
+@given(st.lists(st.booleans(), max_size=30), st.lists(st.booleans(), max_size=30))
+def test_a_loss_scale_from_a_checkpoint_goes_on_as_if_never_saved(before: list[bool], after: list[bool]) -> None:
+    scaler, loaded = (LossScaler(scale=2.0**10, dynamic=True, window=3) for _ in range(2))
+    for finite in before:
+        scaler.update(finite)
+    loaded.load(json.loads(json.dumps(scaler.state())))
+    for finite in after:
+        scaler.update(finite)
+        loaded.update(finite)
+        assert loaded.scale == scaler.scale
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_without_fp16_there_is_no_loss_scale(precision: str) -> None:
     scaler = LossScaler.of(precision)
@@ -221,6 +254,14 @@ def test_without_fp16_there_is_no_loss_scale(precision: str) -> None:
 def test_hosts_with_another_torch_are_named(found: list[tuple[str, str]], message: str) -> None:
     assert message in difference(found)
     assert bool(message) == bool(difference(found))
+
+
+def test_model_operations_are_the_multiplications_that_torch_counts(tmp_path: Path, corpus: Path) -> None:
+    plan = make_run(tmp_path / "run", corpus, "parallel.data=1", "parallel.pipeline=1").plan
+    tokens = torch.zeros(2, plan.model.sequence_length, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
+        Stage(plan, 0, TensorGroup())(tokens).sum().backward()
+    assert plan.model.flops_per_token() * tokens.numel() == counted.get_total_flops()
 
 
 def test_each_rank_tells_its_memory(tmp_path: Path, corpus: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable
+from random import Random
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from megatron_ext.plan import Plan
 from megatron_ext.schedule import as_json, schedule
 from megatron_ext.timeline import NAMES
 from tests.megatron_ext.engine_run import EngineRun
+from tests.megatron_ext.test_executor_soak import random_schedule
 from tests.megatron_ext.test_parts import RECORD
 
 COMPUTE = [NAMES.index(name) for name in NAMES if name.endswith("-compute")]
@@ -40,10 +43,12 @@ CHUNKS = (
 def rehearse(tmp_path: os.PathLike[str]) -> Callable[..., EngineRun]:
     """Rehearses XL on A10 nodes, all ranks on this machine."""
 
-    def go(*overrides: str) -> EngineRun:
+    def go(*overrides: str, schedule: str | None = None) -> EngineRun:
         run = RunDir(tmp_path / "run")
         for folder in (run.nodes, run.events, run.errors):
             folder.mkdir(parents=True)
+        if schedule is not None:
+            run.schedule.write_text(schedule)
         given = [
             "model=xl",
             "train=gpt2",
@@ -71,10 +76,12 @@ def events(run: EngineRun, rank: int, iteration: int) -> np.ndarray:
 
 
 def simulated(run: EngineRun) -> float:
-    """Nanoseconds of the pipeline part, by the simulator, from the plan alone."""
+    """Nanoseconds of the pipeline part, by the simulator, from the plan alone and the schedule's file if it has one."""
     plan = run.plan
-    lists = schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
     times = rehearsed_times(run.run.read_json(run.run.plan))
+    if plan.schedule_file is not None:
+        return pipeline_time(simulate(run.run.read_json(run.run.schedule), times))
+    lists = schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
     return pipeline_time(simulate(as_json(lists, plan.chunks, plan.micro_batches), times))
 
 
@@ -105,6 +112,16 @@ def test_the_seeds_run_of_32_ranks_takes_what_the_simulator_says(rehearse: Calla
 )
 def test_every_schedule_runs_as_simulated(rehearse: Callable[..., EngineRun], overrides: tuple[str, ...]) -> None:
     run = rehearse(*A10X8, "parallel.micro_batch_size=1", "parallel.node_order=gpu2", *overrides)
+    assert measured(run) == pytest.approx(simulated(run), rel=1e-6)
+
+
+def test_a_schedule_from_a_file_runs_as_simulated_from_that_file(rehearse: Callable[..., EngineRun]) -> None:
+    """Nobody's order, with uneven chunks and a part of the backward passes split."""
+    own = json.dumps(as_json(random_schedule(Random(7), 4, 2, 8), 2, 8))
+    given = ("parallel.micro_batch_size=1", "parallel.node_order=gpu2", "parallel.schedule_file=own.json")
+    run = rehearse(*A10X8, *CHUNKS, *given, schedule=own)
+    assert "backward-compute" in own
+    assert "backward-weight-compute" in own
     assert measured(run) == pytest.approx(simulated(run), rel=1e-6)
 
 

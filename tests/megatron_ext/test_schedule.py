@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -272,3 +273,11 @@ def test_the_command_prints_a_schedule_without_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (tmp_path / "printed.json").write_text(done.stdout)
     assert read(tmp_path / "printed.json", 2, 2, 3) == schedule("interleaved", 2, 2, 3)
+
+
+def test_the_documented_kinds_are_the_ones_that_run() -> None:
+    section = Path("docs/formats.md").read_text().split("\n## Schedules\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert sorted(word for row in rows for word in re.findall("`(.+?)`", row)) == sorted(kind.value for kind in Kind)
+    keys = as_json(schedule("gpipe", 1, 1, 1), 1, 1)
+    assert all(f"`{key}`" in section for key in keys)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from megatron_ext import interruption
+from megatron_ext import interruption, worker
 from megatron_ext.engine import Engine, StepResult
 from megatron_ext.indexed_dataset import write_indexed
 from tests.megatron_ext.engine_run import EngineRun, make_run
@@ -149,6 +150,25 @@ def test_a_taken_port_is_named(engine_run: Callable[..., EngineRun]) -> None:
         assert run.go() == 1
     assert f"error: executor.master_port={port}: cannot listen there" in run.stderr()
     assert not any(alive(pid) for pid in pids(run).values())
+
+
+def test_a_node_with_another_torch_ends_the_run_before_its_first_iteration(
+    engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = ("cluster.groups.local.count=2", "cluster.groups.local.gpus_per_node=1")
+    run = engine_run(*nodes, "parallel.data=2", "parallel.pipeline=1")
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")  # where the ranks of several nodes meet
+    workers = [run.start()]
+    main = worker.main
+    monkeypatch.setattr(worker, "main", lambda argv: main([argv[0], "1"]))
+    monkeypatch.setattr(torch, "__version__", "1.0")
+    workers.append(run.start())
+    assert [ended(pid) for pid in workers] == [1, 1]
+    for error in run.errors():
+        assert "the ranks run different software: torch " in error["message"]
+        assert "torch 1.0" in error["message"]
+        assert not error["symptom"]
+    assert not run.run.metrics.exists()
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_iteration_and_rank(
