@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
@@ -102,36 +104,62 @@ def import_(source: Path, folder: Path, heads: Optional[int]) -> Checkpoint:
     """Makes a checkpoint of iteration 0 in the new `folder`. `heads` is needed for a file without a config.json.
 
     Raises:
-        EngineError: `source` is not a GPT-2 that this engine computes, or `folder` cannot be written.
+        EngineError: `source` is not a GPT-2 that this engine computes, or `folder` is there or cannot be written.
+            Nothing is then left of it.
     """
-    config = _config(source) if source.is_dir() else {}
-    if heads is None and "n_head" not in config:
-        raise EngineError(f"{source}: no config.json with n_head: give the number of attention heads with --heads")
+    config = _config(source)
     path = source / "model.safetensors" if source.is_dir() else source
-    read = safetensors.read(path)
-    found = {name[len(PREFIX) :] if name.startswith(PREFIX) else name: tensor for name, tensor in read.items()}
-    word, position = (_taken(path, found, twin.name) for twin in _EMBEDDING.values())
-    layers = sum(name.startswith("h.") and name.endswith(".ln_1.weight") for name in found)
-    model = {
-        "layers": layers,
-        "hidden": word.shape[1],
-        "heads": heads if heads is not None else config["n_head"],
-        "sequence_length": position.shape[0],
-        "vocab_size": word.shape[0],
+    found = {
+        name[len(PREFIX) :] if name.startswith(PREFIX) else name: tensor
+        for name, tensor in safetensors.read(path).items()
     }
-    if model["heads"] < 1 or model["hidden"] % model["heads"]:
-        raise EngineError(f"{source}: {model['heads']} attention heads do not divide the hidden size {model['hidden']}")
-    if "lm_head.weight" in found and not found["lm_head.weight"].equal(word):
-        raise EngineError(f"{path}: its lm_head.weight is not its embedding, but the engine's models tie them")
+    model = _model(path, found, config, heads)
+    if folder.exists():
+        raise EngineError(f"{folder}: is there already; give a new folder")
+    partial = folder.with_name(f".{folder.name}.partial")
+    meta = Meta(iteration=0, consumed_samples=0, updates=0, scaler=None, order=None, model=model)
     try:
-        folder.mkdir(parents=True)
-        for part, tensors in _parts(path, found, layers):
-            safetensors.write(part_file(folder, part), tensors, {})
-        meta = Meta(iteration=0, consumed_samples=0, updates=0, scaler=None, order=None, model=model)
-        (folder / "meta.json").write_text(meta.as_json(), encoding="utf-8")
+        try:
+            partial.mkdir(parents=True)
+            for part, tensors in _parts(path, found, model["layers"]):
+                safetensors.write(part_file(partial, part), tensors, {})
+            (partial / "meta.json").write_text(meta.as_json(), encoding="utf-8")
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # renamed, or not to be kept
     except OSError as error:
         raise EngineError(f"{folder}: cannot be written: {error}") from error
     return Checkpoint(folder, meta)
+
+
+def _model(path: Path, found: Dict[str, Tensor], config: Dict[str, Any], heads: Optional[int]) -> Dict[str, int]:
+    """The sizes of a model, as its tensors and its config.json agree on them."""
+    word, position = (_taken(path, found, twin.name) for twin in _EMBEDDING.values())
+    numbers = [int(name.split(".")[1]) for name in found if re.match(r"h\.\d+\.", name)]
+    sizes = {
+        "n_layer": max(numbers, default=-1) + 1,
+        "n_embd": word.shape[-1],
+        "n_positions": position.shape[0],
+        "vocab_size": word.shape[0],
+    }
+    for key, size in sizes.items():
+        if config.get(key, size) != size:
+            raise EngineError(f"{path}: its tensors have {key}={size}, but config.json has {key}={config[key]!r}")
+    if heads is None:
+        heads = config.get("n_head")
+    if heads is None:
+        raise EngineError(f"{path}: no config.json beside it with n_head: give the number of heads with --heads")
+    if not isinstance(heads, int) or heads < 1 or sizes["n_embd"] % heads:
+        raise EngineError(f"{path}: {heads!r} attention heads do not divide the hidden size {sizes['n_embd']}")
+    if "lm_head.weight" in found and not found["lm_head.weight"].equal(word):
+        raise EngineError(f"{path}: its lm_head.weight is not its embedding, but the engine's models tie them")
+    return {
+        "layers": sizes["n_layer"],
+        "hidden": sizes["n_embd"],
+        "heads": heads,
+        "sequence_length": sizes["n_positions"],
+        "vocab_size": sizes["vocab_size"],
+    }
 
 
 def config_of(model: Dict[str, int]) -> Dict[str, Any]:
@@ -153,22 +181,24 @@ def config_of(model: Dict[str, int]) -> Dict[str, Any]:
     }
 
 
-def _config(folder: Path) -> Dict[str, Any]:
+def _config(source: Path) -> Dict[str, Any]:
     """config.json of a folder, of a model as the engine has them; empty if there is none."""
-    path = folder / "config.json"
-    if not path.exists():
+    path = source / "config.json"
+    if not path.is_file():
         return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EngineError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise EngineError(f"{path}: expected a JSON object, found {type(config).__name__}")
     inner = config.get("n_inner")
     if inner is not None and inner != 4 * config.get("n_embd", 0):
         raise EngineError(f"{path}: n_inner={inner}, but the engine's models have 4 x n_embd")
     for key, value in _FIXED.items():
         if config.get(key, value) != value or (key == "model_type" and key not in config):
             raise EngineError(f"{path}: expected {key}={value!r}, found {config.get(key)!r}")
-    return dict(config)
+    return config
 
 
 def _parts(path: Path, found: Dict[str, Tensor], layers: int) -> Iterator[Tuple[str, Dict[str, Tensor]]]:

@@ -161,8 +161,11 @@ def test_a_run_trains_from_imported_weights(trained: EngineRun, exported: Path, 
         ({"model_type": "llama"}, "expected model_type='gpt2', found 'llama'"),
         ({"n_inner": 100}, "n_inner=100, but the engine's models have 4 x n_embd"),
         ({"n_head": 5}, "5 attention heads do not divide the hidden size 32"),
+        ({"n_head": "4"}, "'4' attention heads do not divide the hidden size 32"),
+        ({"n_layer": 12}, "its tensors have n_layer=3, but config.json has n_layer=12"),
+        ({"n_positions": 1024}, "its tensors have n_positions=24, but config.json has n_positions=1024"),
     ],
-    ids=["activation", "family", "inner-width", "heads"],
+    ids=["activation", "family", "inner-width", "heads", "heads-in-quotes", "layers", "positions"],
 )
 def test_a_model_that_the_engine_would_compute_otherwise_is_refused(
     exported: Path, tmp_path: Path, change: dict, message: str, capsys: pytest.CaptureFixture[str]
@@ -181,20 +184,33 @@ def test_a_model_that_the_engine_would_compute_otherwise_is_refused(
     ("spoil", "message"),
     [
         (lambda t: t.pop("transformer.h.1.mlp.c_fc.bias"), "expected a tensor h.1.mlp.c_fc.bias"),
+        (lambda t: t.pop("transformer.h.2.ln_1.weight"), "expected a tensor h.2.ln_1.weight"),
         (
             lambda t: t.update({"transformer.h.1.mlp.c_fc.weight": torch.zeros(4 * HIDDEN, HIDDEN)}),
             r"expected h.1.mlp.c_fc.weight of shape \[32, 128\], found \[128, 32\]",
         ),
         (lambda t: t.update({"lm_head.weight": torch.ones(VOCAB, HIDDEN)}), "its lm_head.weight is not its embedding"),
     ],
-    ids=["missing", "transposed", "untied"],
+    ids=["missing", "missing-in-the-last-layer", "transposed", "untied"],
 )
 def test_weights_that_do_not_fit_are_named(exported: Path, tmp_path: Path, spoil, message: str) -> None:
     tensors = safetensors.read(exported / "model.safetensors")
     spoil(tensors)
     safetensors.write(tmp_path / "model.safetensors", tensors, {})
     with pytest.raises(EngineError, match=message):
-        hf.import_(tmp_path / "model.safetensors", tmp_path / "made", HEADS)
+        hf.import_(tmp_path / "model.safetensors", tmp_path / "new" / "made", HEADS)
+    assert not (tmp_path / "new").exists() or not list((tmp_path / "new").iterdir())
+
+
+def test_an_import_overwrites_no_checkpoint(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="is there already; give a new folder"):
+        hf.import_(exported, tmp_path, None)
+
+
+def test_a_config_that_is_no_object_is_refused(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(EngineError, match=r"config.json: expected a JSON object, found list"):
+        hf.import_(tmp_path, tmp_path / "made", None)
 
 
 def test_the_command_tells_what_is_wrong_in_one_line(tmp_path: Path) -> None:
