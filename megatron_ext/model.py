@@ -3,10 +3,10 @@
 A stage is [embedding] + transformer layers + [final norm and head]; it may have no layer at all. Parameters
 are named and initialised by their place in the whole model, so every cut gives the same weights.
 
-Another family, such as BERT or T5, is another `Stage`. The engine asks of it: `first` and `last`; `forward`, from tokens or
-from the one tensor that the stage before sent, to the next one's or to what the loss takes; `parameters_by_name`; `put_off`;
-`tied_word`. All stages of a model send tensors of one shape: T5's decoder would be sent the encoder's output along
-the sequence, beside its own. What else is GPT's: the next token as label (`Executor._forward`), the samples
+Another family, such as BERT or T5, is another `Stage`. The engine asks of it: `first` and `last`; `forward`, from
+tokens or the one tensor that the stage before sent, to the next one's or to what the loss takes; `parameters_by_name`;
+`put_off`; `tied_word`. All stages of a model send tensors of one shape: T5's decoder would be sent the encoder's output
+along the sequence, beside its own. What else is GPT's: the next token as label (`Executor._forward`), the samples
 (`megatron_ext.gpt_data`), the loss (`Engine`), and which parameters are cut (`tensor_parallel._SHARDS`) and saved
 together (`checkpoint.place_of`, `checkpoint.part_names`).
 """
