@@ -6,6 +6,10 @@ are needed and sends are waited for late.
 What comes from a rank in one group comes in the order in which it was sent: nothing else tells messages apart, for
 nccl has no tags. So each direction of each kind of message has a group of its own (`Groups` of `megatron_ext.grid`);
 a receive that nccl has posted ahead then holds up no send either.
+
+With nccl a message is a kernel, in a stream of its two ranks and their group, and `wait` makes only the GPU wait, not
+the host. Streams are not independent: CUDA has 8 hardware queues for all of a process, or as many as
+CUDA_DEVICE_MAX_CONNECTIONS says, and what cannot begin yet holds up all that was launched after it in its queue.
 """
 
 from __future__ import annotations
@@ -34,8 +38,13 @@ def told(what: str) -> Iterator[None]:
 
 
 def meet(store: Store, rank: int, ranks: int, device: torch.device, timeout: timedelta) -> None:
-    """Joins all `ranks` at `store`; this, and any message from then on, waits for another rank until `timeout`."""
+    """Joins all `ranks` at `store`; this, and any message from then on, waits for another rank until `timeout`.
+
+    Not with a `device_id`, with which nccl would run all messages of a group, sent and received, one after another
+    in one stream. Without one each two ranks of a group have their own.
+    """
     backend = "nccl" if device.type == "cuda" else "gloo"
+    store.set_timeout(timeout)  # nccl's communicators meet here, too, and wait as long as the store says
     with told("meeting the other ranks"):
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
 
@@ -49,41 +58,55 @@ class Peer(NamedTuple):
 
 
 AHEAD_BYTES = 16 * 2**20
-"""What a channel's receives posted ahead may take; one is always posted."""
+"""What a channel's receives posted ahead may take with gloo; one is always posted."""
+
+
+def receives_ahead(like: Tensor) -> int:
+    """How many receives of tensors like this one a channel may have posted before they are taken.
+
+    With gloo many: posting a receive sends a word to the sender, whose communication thread spins if that comes while
+    it sends. Posted long before, small messages need no word when they are sent. With nccl one: a second one cannot
+    begin before the first one has ended, and would hold up the computation behind it in its hardware queue, for ever
+    if the first message's sender waits for what is computed there.
+    """
+    return 1 if like.is_cuda else max(1, AHEAD_BYTES // (like.numel() * like.element_size()))
 
 
 class Inbox:
-    """Receives a known number of equal-shaped tensors from one rank, as many ahead as `AHEAD_BYTES` allows.
-
-    For gloo's sake: posting a receive sends a word to the sender, whose communication thread spins if that comes while
-    it sends. Posted long before, small messages need no word when they are sent.
-    """
+    """Receives a known number of equal-shaped tensors from one rank, posted as far ahead as is good."""
 
     def __init__(self, peer: Peer, like: Tensor, what: str) -> None:
         """`like` has the shape, number format and device of the messages."""
         self.peer = peer
         self._like = like
         self._what = f"{what} from rank {peer.rank}"
-        self._ahead = max(1, AHEAD_BYTES // (like.numel() * like.element_size()))
+        self._ahead = receives_ahead(like)
         self._left = 0
         self._posted: Deque[Tuple[Tensor, dist.Work]] = deque()
 
     def expect(self, count: int) -> None:
-        """Announces `count` more messages and posts the first receives."""
+        """Announces `count` more messages and, with gloo, posts the first receives.
+
+        With nccl the first one is posted when it is taken: until then, which for the first stage's first gradient is
+        as long as it takes to fill the pipeline, it would take a part of the GPU only to wait.
+        """
         self._left += count
-        self._post()
+        if not self._like.is_cuda:
+            self._post(self._ahead)
 
     def take(self) -> Tensor:
         """Waits for the next message; if more are announced, one after it is posted before this returns."""
+        if not self._posted:
+            self._post(1)
         assert self._posted, "take() without a message announced by expect()"
         tensor, work = self._posted.popleft()
         with told(self._what):
             work.wait()
-        self._post()
+        self._post(self._ahead)
         return tensor
 
-    def _post(self) -> None:
-        while self._left and len(self._posted) < self._ahead:
+    def _post(self, ahead: int) -> None:
+        while self._left and len(self._posted) < ahead:
             tensor = torch.empty_like(self._like)
             with told(self._what):
                 work = dist.irecv(tensor, self.peer.rank, self.peer.group)

@@ -1,0 +1,125 @@
+"""With nccl no schedule stands still, even where all streams of a GPU share one hardware queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_ext import comm
+from megatron_ext.executor import Executor, neighbours
+from megatron_ext.grid import Groups
+from megatron_ext.linear import WeightGradients
+from megatron_ext.schedule import Actions, schedule
+from megatron_ext.timeline import Recorder
+from tests.megatron_ext.test_executor_soak import BATCH, HIDDEN, SEQUENCE, TinyStage, squares
+
+GROUPS = Groups(None, None, None, None, "forward", "backward", "forward wrap", "backward wrap")  # type: ignore[arg-type]
+SCHEDULES = {
+    f"{name}, {stages} stages of {chunks}, {micro_batches} micro-batches": (name, stages, chunks, micro_batches)
+    for name, chunk_counts in (("gpipe", [1]), ("one_f_one_b", [1]), ("zb_h1", [1]), ("interleaved", [2, 3]))
+    for chunks in chunk_counts
+    for stages, micro_batches in ((2, 1), (2, 5), (3, 4), (4, 7), (5, 10), (8, 12))
+}
+
+
+class OnGpu(Tensor):
+    """A tensor of a CPU that says it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+class Launch(NamedTuple):
+    """A message's kernel. It begins when the one before on its communicator has ended, and ends when both sides of it
+    have begun; `wait` is launched for the computation's stream, and begins when the kernel has ended."""
+
+    communicator: tuple[object, int, int]
+    number: int
+    wait: bool
+
+
+class Queue:
+    """What a rank launches in one iteration, in its order; computation, which waits for nothing else, is left out."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.launches: list[Launch] = []
+        self.numbers: Counter[tuple[object, int, int]] = Counter()
+
+    def isend(self, tensor: Tensor, peer: int, group: object) -> Work:
+        communicator = (group, min(self.rank, peer), max(self.rank, peer))  # as torch does for unbatched messages
+        launch = Launch(communicator, self.numbers[communicator], False)
+        self.numbers[communicator] += 1
+        self.launches.append(launch)
+        return Work(self, launch)
+
+    def irecv(self, tensor: Tensor, peer: int, group: object) -> Work:
+        tensor.zero_()
+        return self.isend(tensor, peer, group)
+
+
+class Work:
+    def __init__(self, queue: Queue, launch: Launch) -> None:
+        self.queue = queue
+        self.launch = launch
+
+    def is_completed(self) -> bool:
+        return False  # the host is far ahead of the GPU
+
+    def wait(self) -> None:
+        self.queue.launches.append(self.launch._replace(wait=True))
+
+
+def launched(actions: list[Actions], chunks: int, monkeypatch: pytest.MonkeyPatch) -> list[Queue]:
+    """What each rank's executor launches for a schedule."""
+    stages = len(actions)
+    micro_batches = [torch.zeros(BATCH, SEQUENCE + 1, dtype=torch.float64)] * len({a.micro_batch for a in actions[0]})
+    activations = torch.empty(BATCH, SEQUENCE, HIDDEN, dtype=torch.float64).as_subclass(OnGpu)
+    queues = [Queue(rank) for rank in range(stages)]
+    for rank, queue in enumerate(queues):
+        monkeypatch.setattr(dist, "isend", queue.isend)
+        monkeypatch.setattr(dist, "irecv", queue.irecv)
+        own = [TinyStage(0, chunk * stages + rank, stages * chunks, None) for chunk in range(chunks)]
+        peers = neighbours(range(stages), rank, chunks, GROUPS)
+        later = WeightGradients(lambda weight, gradient: None)
+        executor = Executor(own, peers, activations, later, Recorder(None), squares)  # type: ignore[arg-type]
+        for _ in range(2):
+            executor.run(actions[rank], micro_batches, 1.0)
+    return queues
+
+
+def held_up(queues: list[Queue]) -> list[int]:
+    """The ranks whose queue stands still for ever: a launch begins only after all launches before it have begun."""
+    left = [list(reversed(queue.launches)) for queue in queues]
+    begun: Counter[tuple[object, int]] = Counter()
+
+    def ended(communicator: object, number: int) -> bool:
+        return number < 0 or begun[communicator, number] == 2
+
+    going_on = True
+    while going_on:
+        going_on = False
+        for launches in left:
+            while launches and ended(launches[-1].communicator, launches[-1].number - (not launches[-1].wait)):
+                launch = launches.pop()
+                if not launch.wait:
+                    begun[launch.communicator, launch.number] += 1
+                going_on = True
+    return [queue.rank for queue, launches in zip(queues, left, strict=True) if launches]
+
+
+@pytest.mark.parametrize("sizes", SCHEDULES.values(), ids=SCHEDULES.keys())
+def test_no_schedule_stands_still_in_one_hardware_queue(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[str, int, int, int]
+) -> None:
+    assert held_up(launched(schedule(*sizes), sizes[2], monkeypatch)) == []
+
+
+def test_a_second_receive_posted_ahead_would_stand_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comm, "receives_ahead", lambda like: 2)
+    assert held_up(launched(schedule("interleaved", 2, 2, 4), 2, monkeypatch)) == [0, 1]
