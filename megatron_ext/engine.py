@@ -18,6 +18,7 @@ from megatron_ext.grid import Grid, Groups
 from megatron_ext.linear import WeightGradients
 from megatron_ext.model import Stage
 from megatron_ext.optimizer import DataGroup, Optimizer
+from megatron_ext.pace import Pace
 from megatron_ext.plan import Place, Plan
 from megatron_ext.precision import DTYPES
 from megatron_ext.reduce import GradientReducer
@@ -92,6 +93,7 @@ class Engine:
             later,
             recorder,
             partial(vocab_cross_entropy, vocab_size=plan.model.vocab_size, tensor=self.tensor),
+            Pace(self._device, plan.train.comm_timeout_s),
         )
 
     def step(self, iteration: int) -> StepResult:

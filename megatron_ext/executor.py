@@ -12,6 +12,7 @@ from megatron_ext.comm import Inbox, Outbox, Peer, told
 from megatron_ext.grid import Groups
 from megatron_ext.linear import WeightGradients
 from megatron_ext.model import Stage
+from megatron_ext.pace import Pace
 from megatron_ext.schedule import Action, Kind
 from megatron_ext.timeline import Recorder
 
@@ -74,6 +75,7 @@ class Executor:
         later: WeightGradients,
         recorder: Recorder,
         loss: Callable[[Tensor, Tensor], Tensor],
+        pace: Pace,
     ) -> None:
         """`stages` are the rank's chunks, `peers` what `neighbours` gives.
 
@@ -85,6 +87,7 @@ class Executor:
         self._later = later
         self._recorder = recorder
         self._loss = loss
+        self._pace = pace
         self._inboxes = {
             kind: Inbox(peers[kind], activations, what)
             for kind, what in ((Kind.RECV_FORWARD, "activations"), (Kind.RECV_BACKWARD, "gradients"))
@@ -128,6 +131,7 @@ class Executor:
             elif kind is Kind.BACKWARD_WEIGHT:
                 with self._recorder.span(kind.value, m, chunk=chunk):
                     self._later.run(key)
+                self._pace.passed(kind.value, m)
             elif kind is Kind.RECV_FORWARD:
                 self._entered[key] = self._receive(kind, key).requires_grad_()
             elif kind is Kind.RECV_BACKWARD:
@@ -155,6 +159,7 @@ class Executor:
                 left = self._loss(left, tokens[:, 1:]) * loss_factor
             self._losses.append(left.detach())
         self._left[key] = left
+        self._pace.passed("forward-compute", m)
 
     def _backward(self, kind: Kind, key: Key) -> None:
         m, chunk = key
@@ -164,6 +169,7 @@ class Executor:
         if not self._stages[chunk].first:
             assert entered.grad is not None
             self._gradient_entered[key] = entered.grad
+        self._pace.passed(kind.value, m)
 
     def _receive(self, kind: Kind, key: Key) -> Tensor:
         m, chunk = key

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from megatron_ext.executor import Executor, neighbours
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.linear import WeightGradients, linear
+from megatron_ext.pace import Pace
 from megatron_ext.schedule import Action, Actions, Kind, exists, schedule
 from megatron_ext.schedule_check import check
 from megatron_ext.timeline import Recorder
@@ -126,7 +127,8 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
     own = [TinyStage(seed, chunk * stages + rank, stages * chunks, later) for chunk in range(chunks)]
     peers = neighbours(range(stages), rank, chunks, groups[stages]) if stages > 1 else {}
     activations = torch.empty(BATCH, SEQUENCE, HIDDEN, dtype=torch.float64)
-    executor = Executor(own, peers, activations, later, Recorder(None), squares)
+    pace = Pace(torch.device("cpu"), 30.0)
+    executor = Executor(own, peers, activations, later, Recorder(None), squares, pace)
     loss = executor.run(lists[rank], list(tokens), 0.5)
 
     whole = [TinyStage(seed, virtual, stages * chunks, None) for virtual in range(stages * chunks)]

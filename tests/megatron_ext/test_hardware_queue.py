@@ -15,6 +15,7 @@ from megatron_ext import comm
 from megatron_ext.executor import Executor, neighbours
 from megatron_ext.grid import Groups
 from megatron_ext.linear import WeightGradients
+from megatron_ext.pace import Pace
 from megatron_ext.schedule import Actions, schedule
 from megatron_ext.timeline import Recorder
 from tests.megatron_ext.test_executor_soak import BATCH, HIDDEN, SEQUENCE, TinyStage, squares
@@ -87,7 +88,8 @@ def launched(actions: list[Actions], chunks: int, monkeypatch: pytest.MonkeyPatc
         own = [TinyStage(0, chunk * stages + rank, stages * chunks, None) for chunk in range(chunks)]
         peers = neighbours(range(stages), rank, chunks, GROUPS)
         later = WeightGradients(lambda weight, gradient: None)
-        executor = Executor(own, peers, activations, later, Recorder(None), squares)  # type: ignore[arg-type]
+        pace = Pace(torch.device("cpu"), 0.0)
+        executor = Executor(own, peers, activations, later, Recorder(None), squares, pace)  # type: ignore[arg-type]
         for _ in range(2):
             executor.run(actions[rank], micro_batches, 1.0)
     return queues
