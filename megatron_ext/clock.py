@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import List
+from typing import List, Tuple
 
-import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from megatron_ext.comm import told
 from megatron_ext.timeline import Recorder
@@ -15,48 +15,40 @@ from megatron_ext.timeline import Recorder
 ROUNDS = 8
 
 
-def align(recorder: Recorder, device: torch.device) -> None:
-    """Writes a `clock` record on every rank; all ranks call it together.
+def align(recorder: Recorder, store: Store, name: str) -> None:
+    """Writes a `clock` record on every rank; all ranks call it together, each time with another `name`.
 
     Ranks on one host share the monotonic clock. For any other host rank 0 answers a few round trips with its
-    time; the shortest gives the offset, and half of it the uncertainty (Cristian 1989).
+    time; the shortest gives the offset, and half of it the uncertainty (Cristian 1989). They go through the store:
+    between GPUs each rank would have to connect to rank 0, which takes time and GPU memory for each.
     """
-    hosts: List[str] = [""] * dist.get_world_size()
+    rank, store = dist.get_rank(), PrefixStore(f"clock/{name}", store)
     with told("comparing clocks"):
-        dist.all_gather_object(hosts, socket.gethostname())
-    rank = dist.get_rank()
-    if hosts[rank] == hosts[0]:
-        now = time.monotonic_ns()
-        recorder.clock(now, now, 0)
-    for remote in (r for r, host in enumerate(hosts) if host != hosts[0]):
+        store.set(f"host/{rank}", socket.gethostname())
         if rank == 0:
-            _answer(remote, device)
-        elif rank == remote:
-            recorder.clock(*_ask(device))
+            _answer(store, [store.get(f"host/{other}") for other in range(dist.get_world_size())])
+        if store.get("host/0").decode() == socket.gethostname():
+            now = time.monotonic_ns()
+            recorder.clock(now, now, 0)
+        else:
+            recorder.clock(*_ask(store, rank))
 
 
-def _answer(remote: int, device: torch.device) -> None:
-    stamp = torch.zeros(1, dtype=torch.int64, device=device)
-    with told(f"comparing clocks with rank {remote}"):
-        for _ in range(ROUNDS):
-            dist.recv(stamp, remote)
-            stamp.item()  # on a GPU the receive is only queued until then
-            stamp.fill_(time.monotonic_ns())
-            dist.send(stamp, remote)
+def _answer(store: Store, hosts: List[bytes]) -> None:
+    for remote in (rank for rank, host in enumerate(hosts) if host != hosts[0]):
+        for number in range(ROUNDS):
+            store.wait([f"ask/{remote}/{number}"])
+            store.set(f"answer/{remote}/{number}", str(time.monotonic_ns()))
 
 
-def _ask(device: torch.device) -> List[int]:
-    """[own time, rank 0's time at that moment, uncertainty], nanoseconds."""
-    stamp = torch.zeros(1, dtype=torch.int64, device=device)
-    best = None
-    with told("comparing clocks with rank 0"):
-        for _ in range(ROUNDS):
-            before = time.monotonic_ns()
-            dist.send(stamp, 0)
-            dist.recv(stamp, 0)
-            stamp.item()
-            after = time.monotonic_ns()
-            if best is None or (after - before + 1) // 2 < best[2]:
-                best = [(before + after) // 2, int(stamp.item()), (after - before + 1) // 2]
-    assert best is not None
-    return best
+def _ask(store: Store, rank: int) -> Tuple[int, int, int]:
+    """Own time, rank 0's time at that moment, uncertainty; nanoseconds."""
+    trips = []
+    for number in range(ROUNDS):
+        before = time.monotonic_ns()
+        store.set(f"ask/{rank}/{number}", "")
+        store.wait([f"answer/{rank}/{number}"])
+        after = time.monotonic_ns()
+        trips.append((after - before, (before + after) // 2, int(store.get(f"answer/{rank}/{number}"))))
+    trip, own, rank0 = min(trips)
+    return own, rank0, (trip + 1) // 2

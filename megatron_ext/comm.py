@@ -24,17 +24,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext.errors import PeerLost
+from megatron_ext.errors import PeerLost, is_out_of_memory, reason_of
 
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """Turns a failure of the communication library into `PeerLost`, which says what was under way."""
+    """Turns a failure of the communication library into `PeerLost`, which says what was under way.
+
+    Not where memory ran out, of which NCCL takes some for every group: that is no other rank's doing.
+    """
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise PeerLost(f"{what} failed: {reason}") from error
+        if is_out_of_memory(error):
+            raise
+        raise PeerLost(f"{what} failed: {reason_of(error)}") from error
 
 
 def meet(store: Store, rank: int, ranks: int, device: torch.device, timeout: timedelta) -> None:

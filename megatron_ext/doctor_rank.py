@@ -170,11 +170,12 @@ def _why_no_gpu() -> str:
 def _together(plan: Plan, place: Place, note: Note, join: Callable[[], Store]) -> None:
     device = torch.device("cpu") if plan.device == "cpu" else torch.device("cuda", place.local_rank)
     note.tell(stage="meeting")
-    meet(join(), place.rank, plan.world_size, device, timedelta(seconds=WAIT_S))
+    store = join()
+    meet(store, place.rank, plan.world_size, device, timedelta(seconds=WAIT_S))
     note.tell(stage="all-reduce")
     note.tell(all_reduce_ms=_all_reduce_ms(device))
     note.tell(stage="clocks")
-    note.tell(clock=_clock(device))
+    note.tell(clock=_clock(store, device))
     note.tell(stage="links")
     note.tell(links=links.measure(links.steps([node.ranks for node in plan.nodes]), device))
     with told("leaving the other ranks"):
@@ -210,10 +211,10 @@ class _Reading(Recorder):
         self.own, self.zero, self.uncertainty = own_ns, rank0_ns, uncertainty_ns
 
 
-def _clock(device: torch.device) -> List[int]:
+def _clock(store: Store, device: torch.device) -> List[int]:
     """By how much this node's time of day is ahead of rank 0's, and how well that is known: [ns, ns]."""
     reading = _Reading()
-    clock.align(reading, device)
+    clock.align(reading, store, "doctor")
     own = time.time_ns() - time.monotonic_ns()
     zero = torch.tensor([own], dtype=torch.int64, device=device)
     with told("comparing clocks"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from datetime import timedelta
 from typing import Deque, Tuple
 
 import torch
@@ -20,6 +21,14 @@ PASSES_AHEAD = 4
 """So that the GPU has work while the host sleeps."""
 _SHORTEST_SLEEP_S = 50e-6
 _LONGEST_SLEEP_S = 1e-3
+
+
+def messages_timeout(device: torch.device, patience_s: float) -> timedelta:
+    """How long a message may take until the communication library gives up.
+
+    With nccl it counts from when the message was queued, which is up to `PASSES_AHEAD` passes before it can begin.
+    """
+    return timedelta(seconds=patience_s * (PASSES_AHEAD + 1 if device.type == "cuda" else 1))
 
 
 class Pace:
@@ -48,7 +57,7 @@ class Pace:
     def _reach(self, event: torch.cuda.Event, what: str) -> None:
         until = time.monotonic() + self._patience_s
         sleep_s = _SHORTEST_SLEEP_S
-        while not event.query():
+        while not event.query():  # type: ignore[no-untyped-call]
             if time.monotonic() > until:
                 raise PeerLost(
                     f"{what} did not end on the GPU within train.comm_timeout_s={self._patience_s:g}: "

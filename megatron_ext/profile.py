@@ -24,6 +24,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import link_times, worker
 from megatron_ext.comm import meet, told
+from megatron_ext.errors import is_out_of_memory
 from megatron_ext.notes import Note
 from megatron_ext.plan import Place, Plan
 from megatron_ext.profile_parts import LAPS, Parts, groups_of, told_medians
@@ -62,8 +63,8 @@ def measure(plan: Plan, place: Place, store: Store) -> None:
     torch.set_num_threads(1)
     request = Request.read()
     device = device_of(plan, place)
+    same_software(store, place.rank, plan.world_size, device)
     meet(store, place.rank, plan.world_size, device, timedelta(seconds=plan.train.comm_timeout_s))
-    same_software(device)
     note = Note(path_of(plan, place.rank), device=_device_name(device), versions=_versions(device))
     _Measurements(plan, place, request, device, note).make()
     with told("leaving the other ranks"):
@@ -174,7 +175,7 @@ class Trial:
         try:
             action()
         except (MemoryError, RuntimeError) as error:
-            if not worker.is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             self.too_large, self.parts = str(error).strip().splitlines()[0], None
 

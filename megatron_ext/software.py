@@ -1,31 +1,39 @@
-"""All ranks must run the same torch and NCCL: between different ones collectives hang or give wrong sums."""
+"""All ranks must run the same torch, CUDA and NCCL: between different ones collectives hang or give wrong sums."""
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import Dict, List, Tuple
 
 import torch
-import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.comm import told
 from megatron_ext.errors import EngineError
 
 
-def same_software(device: torch.device) -> None:
-    """Compares the versions of all ranks; all of them call it together.
+def same_software(store: Store, rank: int, ranks: int, device: torch.device) -> None:
+    """Compares the versions of all ranks, before any of them sends a message; all call it together.
 
     Raises:
         EngineError: they differ; the message names hosts and versions.
     """
-    nccl = torch.cuda.nccl.version() if device.type == "cuda" else "not used"  # type: ignore[no-untyped-call]
-    own = (socket.gethostname(), f"torch {torch.__version__}, NCCL {nccl}")
-    found: List[Tuple[str, str]] = [own] * dist.get_world_size()
     with told("comparing versions"):
-        dist.all_gather_object(found, own)
-    message = difference(found)
+        store.set(f"software/{rank}", json.dumps([socket.gethostname(), _versions(device)]))
+        if rank == 0:
+            found = [json.loads(store.get(f"software/{other}")) for other in range(ranks)]
+            store.set("software", json.dumps(difference([(host, versions) for host, versions in found])))
+        message = json.loads(store.get("software"))
     if message:
         raise EngineError(message)
+
+
+def _versions(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"torch {torch.__version__}"
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}"
 
 
 def difference(found: List[Tuple[str, str]]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from megatron_ext.gpt_data import BEGINNING, GptSamples, Position, Samples
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.interruption import Interrupted, Interruption
 from megatron_ext.log import TrainingLog
+from megatron_ext.pace import messages_timeout
 from megatron_ext.plan import Place, Plan
 from megatron_ext.rehearsal import rehearse
 from megatron_ext.saving import Saver
@@ -34,25 +34,26 @@ def train(plan: Plan, place: Place, store: Store) -> None:
     """
     torch.set_num_threads(1)
     device = device_of(plan, place)
-    timeout = timedelta(seconds=plan.train.comm_timeout_s)
+    if len(plan.nodes) > 1:  # those of one node are forked from one process
+        same_software(store, place.rank, plan.world_size, device)
+    timeout = messages_timeout(device, plan.train.comm_timeout_s)
     meet(store, place.rank, plan.world_size, device, timeout)
     with told("making the groups of ranks"):
         groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, timeout)
-    if len(plan.nodes) > 1:  # those of one node are forked from one process
-        same_software(device)
     recorder = _recorder(plan, place)
     if plan.rehearsal is not None:
         rehearse(plan, place, groups, recorder)
         last = plan.train.iterations
     else:
-        last = _train(plan, place, groups, recorder, device, Gate(store, plan.world_size))
+        last = _train(plan, place, groups, recorder, device, store)
     dist.destroy_process_group()
     if last < plan.train.iterations:
         raise Interrupted(f"saved after iteration {last} of {plan.train.iterations}")
 
 
-def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device: torch.device, gate: Gate) -> int:
+def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device: torch.device, store: Store) -> int:
     """Returns the last iteration that was trained: of all, or after which all ranks were asked to end."""
+    gate = Gate(store, plan.world_size)
     found = checkpoint.find(plan, place)
     start = BEGINNING if found is None else found.position
     samples = _samples(plan, place, start, gate)
@@ -62,7 +63,7 @@ def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device:
         checkpoint.load(found, plan, engine)
     gate.wait("state", "waiting for the weights of all stages")
     saver = Saver(plan, place, engine, start, samples.order, gate)
-    clock.align(recorder, device)
+    clock.align(recorder, store, "begin")
     is_last = place.rank == plan.world_size - 1
     log = TrainingLog(plan, plan.folder / "metrics.jsonl", start) if is_last else None
     if found is not None and is_last:
@@ -82,7 +83,8 @@ def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device:
         ending = interruption.agreed()
         saver.after(iteration, ending)
     interruption.finish()
-    clock.align(recorder, device)
+    gate.wait("trained", "waiting for the last messages of the others")  # before any rank ends its communicators
+    clock.align(recorder, store, "end")
     recorder.close()
     memory.report(plan, place, iteration)
     saver.finish()

@@ -28,7 +28,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from megatron_ext import interruption, local_store
-from megatron_ext.errors import EngineError, PeerLost
+from megatron_ext.errors import EngineError, PeerLost, is_out_of_memory, reason_of
 from megatron_ext.interruption import Interrupted
 from megatron_ext.local_store import LocalStore
 from megatron_ext.plan import Place, Plan
@@ -188,7 +188,7 @@ def _rank_main(plan: Plan, place: Place, parent: int, join: Callable[[], Store],
             if not is_out_of_memory(error):
                 raise
             raise EngineError(
-                f"out of memory: {str(error).strip().splitlines()[0]}. A smaller parallel.micro_batch_size, "
+                f"out of memory: {reason_of(error)}. A smaller parallel.micro_batch_size, "
                 "parallel.recompute=full, fewer layers on this stage or parallel.sharded_optimizer=true takes less"
             ) from error
     except Interrupted as interrupted:
@@ -205,13 +205,6 @@ def _rank_main(plan: Plan, place: Place, parent: int, join: Callable[[], Store],
     finally:
         sys.stdout.flush()
     return 0
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """torch has a class for a GPU's memory only since 2.1, and none for the host's."""
-    return isinstance(error, MemoryError) or any(
-        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
-    )
 
 
 def open_store(plan: Plan) -> TCPStore:
@@ -248,6 +241,7 @@ def join_store(plan: Plan) -> Store:
         if store.add("here", 1) == plan.world_size:
             store.set("all-here", "")
         store.wait(["all-here"])
+        store.set_timeout(timedelta(seconds=plan.train.comm_timeout_s))  # what was left could be a second
     except RuntimeError as error:
         raise PeerLost(
             f"{what} could not be reached within {plan.meeting_timeout_s} s: {str(error).splitlines()[0]}"
@@ -280,10 +274,21 @@ def _report(plan: Plan, place: Place, error: BaseException, symptom: bool) -> No
 
 def _report_killed(plan: Plan, place: Place, signum: int) -> None:
     name = signal.Signals(signum).name
-    hint = ": by somebody, or by the kernel because memory ran out" if signum == signal.SIGKILL else ""
-    message = f"killed by {name}{hint}"
+    message = f"killed by {name}{_hint(plan, signum)}"
     print(f"[{place}] error: {message}", file=sys.stderr, flush=True)
-    _report_as(plan, place, "Killed", message, "", symptom=False)
+    _report_as(plan, place, "Killed", message, "", symptom=_by_watchdog(plan, signum))
+
+
+def _hint(plan: Plan, signum: int) -> str:
+    if _by_watchdog(plan, signum):
+        return ": by torch's watchdog of NCCL, because a message failed or took too long, or a kernel failed"
+    return ": by somebody, or by the kernel because memory ran out" if signum == signal.SIGKILL else ""
+
+
+def _by_watchdog(plan: Plan, signum: int) -> bool:
+    """It ends its own process when another one is lost. A failed kernel comes to light there, too: where no other
+    rank tells a cause, the one that tells this first had it."""
+    return signum == signal.SIGABRT and plan.device == "cuda"
 
 
 def _report_as(plan: Plan, place: Place, kind: str, message: str, trace: str, symptom: bool) -> None:

@@ -18,31 +18,34 @@ from tests.megatron_ext.test_parts import RECORD
 HOSTS = ["a", "a", "b", "c"]
 
 
-def rank_main(rank: int, folder: Path, run: Path, corpus: Path) -> None:
+def rank_main(rank: int, port: int, folder: Path, run: Path, corpus: Path) -> None:
     plan = make_run(run, corpus, "parallel.data=4", "parallel.pipeline=1").plan
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 4), rank=rank, world_size=4)
+    store = dist.TCPStore("127.0.0.1", port, None, False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
     socket.gethostname = lambda: HOSTS[rank]
     recorder = Recorder(open_events(folder / f"{rank}.bin", plan, plan.ranks[rank]))
-    clock.align(recorder, torch.device("cpu"))
+    clock.align(recorder, store, "begin")
     recorder.close()
     dist.destroy_process_group()
 
 
 def test_every_rank_learns_its_offset_and_how_uncertain_it_is(tmp_path: Path, corpus: Path) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     children = []
     for rank in range(4):
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                rank_main(rank, tmp_path, tmp_path / f"run{rank}", corpus)
+                rank_main(rank, server.port, tmp_path, tmp_path / f"run{rank}", corpus)
                 code = 0
             finally:
                 os._exit(code)
         children.append(pid)
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+    del server
     for rank, host in enumerate(HOSTS):
         raw = (tmp_path / f"{rank}.bin").read_bytes()
         (record,) = np.frombuffer(raw[12 + int.from_bytes(raw[8:12], "little") :], RECORD)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_ext import comm
-from megatron_ext.comm import Inbox, Outbox, Peer
+from megatron_ext.comm import Inbox, Outbox, Peer, told
 from megatron_ext.errors import PeerLost
 
 
@@ -96,3 +96,26 @@ def test_receives_are_posted_ahead_as_far_as_memory_allows(
         assert inbox.take().tolist() == [number, number]
         found.append(waiting)
     assert found == posted
+
+
+NCCL_ERROR = """NCCL error in: ProcessGroupNCCL.cpp:1331, unhandled system error, NCCL version 2.18.1
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+Call to connect returned Connection refused"""
+
+
+def test_what_nccl_says_last_is_told() -> None:
+    with (
+        pytest.raises(PeerLost, match=r"^meeting failed: NCCL: Call to connect returned Connection refused$"),
+        told("meeting"),
+    ):
+        raise RuntimeError(NCCL_ERROR)
+
+
+def test_memory_that_ran_out_is_no_lost_peer() -> None:
+    error = RuntimeError(
+        NCCL_ERROR.replace("Call to connect returned Connection refused", "Cuda failure 2 'out of memory'")
+    )
+    with pytest.raises(RuntimeError) as raised, told("meeting"):
+        raise error
+    assert raised.value is error

@@ -72,4 +72,3 @@ def test_a_gpu_that_stands_still_is_told_in_time_with_the_pass_it_is_in(
         for micro_batch in range(20):
             own.passed("backward-compute", micro_batch)
     assert 60.0 < now < 60.1
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -13,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.distributed import Store
 
 from megatron_ext import interruption, worker
 from megatron_ext.engine import Engine, StepResult
 from megatron_ext.indexed_dataset import write_indexed
+from megatron_ext.plan import Place, Plan
 from tests.megatron_ext.engine_run import EngineRun, make_run
 
 FOUR_RANKS = ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=1")
@@ -210,3 +213,23 @@ def test_memory_that_is_not_there_is_told_with_rank_and_stage(engine_run: Callab
     assert all(error["message"].startswith("out of memory: ") for error in causes)
     assert "parallel.recompute=full" in run.stderr()
     assert "Traceback" not in run.stderr()
+
+
+def test_what_nccls_watchdog_ended_is_a_symptom(engine_run: Callable[..., EngineRun]) -> None:
+    run = engine_run("parallel.data=2", "parallel.pipeline=1")
+    plan = json.loads(run.run.plan.read_text())
+    run.run.plan.write_text(json.dumps({**plan, "device": "cuda"}))
+
+    def job(_plan: Plan, place: Place, _store: Store) -> None:
+        if place.rank == 1:
+            faulthandler.disable()  # pytest's
+            os.abort()
+        time.sleep(60)
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(worker.main([str(run.run.plan), "0"], job))
+    assert ended(pid) == 1
+    (error,) = run.errors()
+    assert (error["rank"], error["symptom"]) == (1, True)
+    assert "SIGABRT: by torch's watchdog of NCCL" in error["message"]

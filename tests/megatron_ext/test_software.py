@@ -1,0 +1,51 @@
+"""Ranks with different software say so before they send each other anything."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron_ext import software
+from megatron_ext.errors import EngineError, PeerLost
+
+CPU = torch.device("cpu")
+
+
+def told(store: dist.Store, versions: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What each rank raises."""
+    own = iter(versions)
+    monkeypatch.setattr(software, "_versions", lambda device: next(own))
+
+    def compare(rank: int) -> str:
+        try:
+            software.same_software(store, rank, len(versions), CPU)
+        except EngineError as error:
+            assert not isinstance(error, PeerLost)
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(versions)) as ranks:
+        return list(ranks.map(compare, range(len(versions))))
+
+
+def test_every_rank_tells_of_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not dist.is_initialized()
+    found = told(dist.HashStore(), ["NCCL 2.17.1", "NCCL 2.17.1", "NCCL 2.18.3"], monkeypatch)
+    assert len(set(found)) == 1
+    assert "NCCL 2.17.1 on" in found[0]
+    assert "NCCL 2.18.3 on" in found[0]
+
+
+def test_equal_ranks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(dist.HashStore(), ["NCCL 2.17.1"] * 3, monkeypatch) == ["", "", ""]
+
+
+def test_a_rank_that_does_not_come_is_told_as_lost() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(PeerLost, match=r"^comparing versions failed: "):
+        software.same_software(store, 0, 2, CPU)
