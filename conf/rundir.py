@@ -36,6 +36,11 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         raise
 
 
+def is_full(error: OSError) -> bool:
+    """Whether a disk, or somebody's share of it, has no room left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _text(path: Path) -> str:
     """Of a file that may be replaced at any time: over NFS (version 3) its reader may then find the old one stale."""
     try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 
-from conf.rundir import RunDir
+from conf.rundir import RunDir, is_full
 from launch import processes, slurm_commands
 from launch.arguments import add_run, chosen_run
 from launch.errors import LaunchError
@@ -39,6 +40,10 @@ def stop(run: RunDir) -> str:
         raise LaunchError(
             f"{run.path} cannot be written by user {user_name()}: a run is stopped by the user who started it"
         ) from error
+    except OSError as error:
+        if not is_full(error):
+            raise
+        print(f"{run.path}: {error.strerror}: the run is ended without a note that it was asked to", file=sys.stderr)
     jobs = run.read_json(run.jobs)
     if jobs["executor"] == "slurm":
         return _stop_jobs(slurm_commands.comment_of(jobs["token"]))

@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from conf.compose import read_experiment
 from conf.identity import identity
-from conf.rundir import RunDir, write_atomic
+from conf.rundir import RunDir, is_full, write_atomic
 from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
 from launch import local, megatron_lm, processes, profilers, slurm
 from launch.agent import NodeAgent
@@ -71,15 +71,16 @@ def start(
     token = secrets.token_hex(16)
     try:
         plan = make_plan(experiment, run.name)
-        write_atomic(run.config, config)
-        if experiment.parallel.schedule_file is not None:
-            write_atomic(run.schedule, read_schedule(experiment.parallel.schedule_file))
-        write_atomic(run.overrides, "".join(f"{override}\n" for override in overrides))
-        write_atomic(run.diff, source.diff)
-        run.write_json(run.provenance, provenance(source))
-        kind = str(experiment.executor.kind)
-        run.write_json(run.jobs, {"token": token, "executor": kind, "submission": 0, "jobs": []})
-        run.write_json(run.plan, plan)
+        with _full_disk_told(run):
+            write_atomic(run.config, config)
+            if experiment.parallel.schedule_file is not None:
+                write_atomic(run.schedule, read_schedule(experiment.parallel.schedule_file))
+            write_atomic(run.overrides, "".join(f"{override}\n" for override in overrides))
+            write_atomic(run.diff, source.diff)
+            run.write_json(run.provenance, provenance(source))
+            kind = str(experiment.executor.kind)
+            run.write_json(run.jobs, {"token": token, "executor": kind, "submission": 0, "jobs": []})
+            run.write_json(run.plan, plan)
         _start(experiment, run, plan, worker, behind)
     except BaseException:
         shutil.rmtree(run.path)
@@ -126,8 +127,9 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
         )
     check_supported(experiment)
     before, stopped = run.read_json(run.jobs), run.read_json(run.stop_request)
+    with _full_disk_told(run):
+        run.write_json(run.jobs, {**before, "submission": seen.start.submission + 1, "jobs": []})
     run.stop_request.unlink(missing_ok=True)
-    run.write_json(run.jobs, {**before, "submission": seen.start.submission + 1, "jobs": []})
     try:
         _start(experiment, run, plan, worker)
     except BaseException:
@@ -135,6 +137,18 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
         if stopped is not None:
             run.write_json(run.stop_request, stopped)
         raise
+
+
+@contextlib.contextmanager
+def _full_disk_told(run: RunDir) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise LaunchError(
+            f"{run.path}: cannot be written: {error.strerror}; free some space there, or choose another runs_dir"
+        ) from error
 
 
 def resumable(plan: Mapping[str, Any]) -> bool:
