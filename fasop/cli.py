@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -51,6 +52,7 @@ sharded_optimizer, sequence_parallel.
   calibrate=FILE   write there what they took, as a part of what was predicted"""
 
 if TYPE_CHECKING:
+    from conf.schema import Experiment
     from fasop.prices import Run
     from fasop.search import Plan
     from fasop.validate import Measured
@@ -82,6 +84,7 @@ def main(argv: Sequence[str], *, show: Show, measure: Measure, draw: Draw) -> in
         raise SearchError(f"calibrate={asked.calibrate} takes the runs to calibrate by: add validate=RUN")
     if asked.plan is not None:
         check_free(asked.plan, asked.overwrite)
+        check_writable(PLANS / f"{asked.plan}.yaml")
     return rank(asked, f"tdpp search {shlex.join(argv)}", show, draw)
 
 
@@ -142,10 +145,11 @@ def validate(asked: Asked, show: Show, measure: Measure) -> int:
     from fasop.validate import calibration, compare
 
     folder, used = runs_dir(asked), None if asked.calibration is None else read_calibration(asked.calibration)
-    comparisons = []
+    comparisons, shared = [], []
     for wanted in asked.validate:
         run = RunDir.find(folder, wanted)
         experiment = read_experiment(run.config)
+        shared += [tables.shared(run.name, *use)] if (use := cores_shared(run, experiment)) else []
         schedule = None if experiment.parallel.schedule_file is None else run.read_json(run.schedule)
         comparisons.append(compare(measure(run), predict(experiment, schedule, used)))
     show(*tables.runs(comparisons))
@@ -159,12 +163,24 @@ def validate(asked: Asked, show: Show, measure: Measure) -> int:
             show(*tables.stages(one))
         for sentence in tables.verdict(one):
             print(sentence)
+    for told in shared:
+        print(f"({told})", file=sys.stderr)
     if used is not None:
         print(f"({used})", file=sys.stderr)
     if asked.calibrate is not None:
         _write(asked.calibrate, calibration(comparisons).text())
         print(f"calibration={asked.calibrate} takes that into account")
     return 0
+
+
+def cores_shared(run: RunDir, experiment: Experiment) -> tuple[int, int] | None:
+    """Ranks and cores, of a run on this machine's CPU that had fewer cores than ranks; a rehearsal computes nothing."""
+    cpu = all(gpu.name == "CPU" for gpu in experiment.cluster.gpus.values())
+    if not cpu or experiment.executor.kind != "local" or experiment.executor.rehearse != "none":
+        return None
+    here = (run.read_json(run.provenance) or {}).get("host") == socket.gethostname()
+    ranks, cores = experiment.parallel.world_size, len(os.sched_getaffinity(0))
+    return (ranks, cores) if here and ranks > cores else None
 
 
 def runs_dir(asked: Asked) -> Path:

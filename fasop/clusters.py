@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fasop.errors import SearchError
 from fasop.hardware import NodeKind, gpus_of
 
 MOST = 1000
@@ -14,8 +15,19 @@ MOST = 1000
 
 
 def step(counts: Sequence[int]) -> int:
-    """By how many nodes the clusters of so many nodes of each group differ: 1 if that does not make too many."""
-    return next(s for s in itertools.count(1) if math.prod(len(_numbers(count, s)) for count in counts) - 1 <= MOST)
+    """By how many nodes the clusters of so many nodes of each group differ: 1 if that does not make too many.
+
+    Raises:
+        SearchError: it does even with all or none of a group.
+    """
+    for by in range(1, max(counts) + 1):
+        if math.prod(len(_numbers(count, by)) for count in counts) - 1 <= MOST:
+            return by
+    raise SearchError(
+        f"cluster.groups has {len(counts)} groups, of which {2 ** len(counts) - 1} sets can be made, and at most "
+        f"{MOST} are searched: put nodes that are alike into one group with their count, or leave groups out "
+        "(~cluster.groups.<group>)"
+    )
 
 
 def clusters(kinds: Sequence[NodeKind]) -> list[Sequence[NodeKind]]:

@@ -134,7 +134,7 @@ def plan_yaml(plan: Plan, command: str) -> str:
     told = " + ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
     return "\n".join(
         [
-            f"# Found by: {command}",
+            "# Found by: " + command.replace("\n", "\n# "),
             f"# Predicted: {plan.total * 1e3:.1f} ms an iteration = {told}; times {plan.basis}.",
             f"tensor: {q.tensor}",
             f"data: {q.data}",
@@ -147,7 +147,7 @@ def plan_yaml(plan: Plan, command: str) -> str:
             f"global_batch_size: {q.global_batch_size}",
             f"schedule: {q.schedule}",
             f"chunks: {q.chunks}",
-            f"node_order: {q.node_order}",
+            f'node_order: "{q.node_order}"',
             "",
         ]
     )

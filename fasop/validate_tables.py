@@ -68,6 +68,14 @@ def stages(one: Comparison) -> Table:
     return ("stage", "GPU", "layers", *names), rows
 
 
+def shared(run: str, ranks: int, cores: int) -> str:
+    """Why a run took longer than any prediction of it."""
+    return (
+        f"{run}: {ranks} ranks took turns on the {cores} cores of this machine; a prediction has a core for each, so "
+        "what it is short by tells nothing of its terms"
+    )
+
+
 def verdict(one: Comparison) -> Iterator[str]:
     """What is off, in words."""
     if one.worst is None:

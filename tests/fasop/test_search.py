@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ from fasop.partition import bottleneck, improved
 from fasop.placement import place
 from fasop.proof import prove
 from fasop.search import Best, Result, explore, search, start
+from fasop.table import plan_yaml
 from fasop.training import Training
 from tests.fasop.plans import MEGATRON, experiment, kinds, mixed
 
@@ -322,6 +324,20 @@ def test_every_set_of_nodes_comes_once(counts: list[int]) -> None:
 def test_of_many_nodes_the_sets_differ_by_several() -> None:
     assert step([8, 8]) == 1
     assert math.prod(-(-256 // step([256] * 4)) + 1 for _ in range(4)) <= MOST_CLUSTERS + 1
+
+
+def test_of_too_many_groups_no_sets_are_searched() -> None:
+    assert step([1] * 9) == 1
+    with pytest.raises(SearchError, match=r"has 10 groups, of which 1023 sets .* put nodes that are alike into one"):
+        step([1] * 10)
+
+
+def test_a_plan_is_read_as_it_was_written_whatever_its_nodes_are_called() -> None:
+    (plan,) = found(A10X8, 1).plans
+    for order in ("1e3", "null+010*2", "on"):
+        named = replace(plan, training=replace(plan.training, parallel=replace(plan.parallel, node_order=order)))
+        read = yaml.safe_load(plan_yaml(named, "tdpp search 'name=a\ntensor: 7'"))
+        assert read == {key: value for key, value in vars(named.parallel).items() if key != "schedule_file"}
 
 
 def test_the_best_plan_of_the_mixed_cluster_is_proved_to_have_the_best_partition() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,14 +10,16 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from conf.compose import compose
 from conf.rundir import RunDir
 from conf.schema import Experiment
+from fasop import cli
 from fasop.calibration import Calibration, read_calibration
 from fasop.errors import SearchError
 from fasop.hardware import Factors
 from fasop.predict import Prediction, predict
 from fasop.validate import TERMS, Measured, MeasuredStage, calibration, compare
-from fasop.validate_tables import runs, together, verdict
+from fasop.validate_tables import runs, shared, together, verdict
 from launch.cli import main
 from launch.plan import make_plan
 from megatron_ext.plan import Plan
@@ -152,6 +155,21 @@ def test_a_run_says_which_term_is_off_and_calibrates_the_next_search(
     assert one.parallel.pipeline == 4
 
 
+def test_ranks_that_took_turns_on_this_machine_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path / "runs" / "tiny" / "one")
+    run.path.mkdir(parents=True)
+    run.write_json(run.provenance, {"host": socket.gethostname()})
+    sizes = ("parallel.pipeline=4", "parallel.data=1", "parallel.partition=1-1-1-1", "parallel.global_batch_size=4")
+    four = compose(["model=tiny", *sizes])
+    for cores, told in ((4, None), (3, (4, 3))):
+        monkeypatch.setattr(cli.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert cli.cores_shared(run, four) == told
+    assert "tiny/one: 4 ranks took turns on the 3 cores of this machine" in shared(run.name, 4, 3)
+    assert cli.cores_shared(run, experiment(*UNEVEN)) is None
+    run.write_json(run.provenance, {"host": "elsewhere"})
+    assert cli.cores_shared(run, four) is None
+
+
 def test_a_calibration_is_for_the_nodes_that_it_was_made_on() -> None:
     other = Calibration(runs=["a/b"], groups={"elsewhere": Factors()})
     with pytest.raises(SearchError, match=r"of the node groups elsewhere, and cluster\.groups are gpu2; make one"):
@@ -185,7 +203,7 @@ def test_what_is_no_calibration_is_one_message(tmp_path: Path, text: str | bytes
     ("words", "message"),
     [
         (["calibrate=a.yaml"], "calibrate=a.yaml takes the runs to calibrate by: add validate=RUN"),
-        (["validate=one,"], "validate=one,: give runs, joined by commas"),
+        (["validate=one,"], "validate=one, must be runs, joined by commas"),
         (["validate=one", "model=xl"], "it does not take model, only"),
         (["validate=one", "calibrate=a", "calibration=b"], "give one of them"),
     ],
