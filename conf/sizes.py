@@ -10,6 +10,9 @@ BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
 ADAM_BYTES = 28
 """Memory traffic of an Adam step per parameter: weight, gradient and two moments read, all but the gradient written."""
 
+LOGITS_AT_ONCE = 2**22
+"""Of which the engine has fp32 copies when it computes the loss (megatron_ext/tensor_parallel.py)."""
+
 
 def layer_parameters(model: Model, tensor: int) -> int:
     """Of a transformer layer: matrices, and biases of their inner width, are shared; norms and outer biases are not."""

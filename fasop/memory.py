@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from conf.links import Number
 from conf.schema import Precision, Recompute, Schedule
-from conf.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
+from conf.sizes import LOGITS_AT_ONCE, activation_bytes, embedding_parameters, head_parameters, layer_parameters
 from fasop.training import Training
 
 GIB = 2**30
@@ -143,16 +143,22 @@ def in_flight(schedule: Schedule, stage: Number, stages: int, micro_batches: int
     return held
 
 
-def _loss_bytes(training: Training) -> float:
-    """Of each logit, at most, while the loss goes forward and backward, beside its fp32 probability.
+@dataclass(frozen=True, kw_only=True)
+class _LossMemory:
+    """Bytes that the loss of a micro-batch takes on the last stage."""
 
-    tdpp's engine: torch's gradients to log-probability and logit, both fp32; in a tensor group the logit as it came and
-    as fp32, and an exponential. Megatron-LM reuses what it has: the logit, and its gradient.
+    kept: float
+    """From its forward to its backward pass."""
+    passing: float
+
+
+def _loss_memory(training: Training, logits: float) -> _LossMemory:
+    """tdpp's engine keeps the logits, of which it makes their gradient, and has some of them in fp32 at once, twice.
+    Megatron-LM keeps fp32 probabilities, and has logits and an fp32 gradient of them besides.
     """
     if training.megatron_lm:
-        return training.width + 4.0
-    own = training.width if training.parallel.tensor > 1 and training.width < 4 else 0
-    return own + 8.0
+        return _LossMemory(kept=4 * logits, passing=(training.width + 4) * logits)
+    return _LossMemory(kept=training.width * logits, passing=2 * 4 * min(logits, LOGITS_AT_ONCE))
 
 
 def stage_memory(training: Training, stage: Number) -> StageMemory[Number]:
@@ -174,11 +180,12 @@ def stage_memory(training: Training, stage: Number) -> StageMemory[Number]:
     logits = message / training.width / model.hidden * (model.padded_vocab(tensor) // tensor)
     layer = layer_parameters(model, tensor) + none
     fixed = first * embedding_parameters(model, tensor) + last * head_parameters(model, tensor, own_word=stages > 1)
-    # The norm's input and output, and fp32 probabilities; of several chunks the last goes back as soon as it is there.
+    of_loss = _loss_memory(training, logits)
+    # The norm's input and output, and the loss; of several chunks the last goes back as soon as it is there.
     of_head = 1 if parallel.schedule is Schedule.interleaved else held
-    activations = again + last * of_head * (2 * message + 4 * logits)
+    activations = again + last * of_head * (2 * message + of_loss.kept)
     # A message each way, being received and being sent.
-    buffers = CONTEXT_BYTES + 4.0 * message + last * _loss_bytes(training) * logits
+    buffers = CONTEXT_BYTES + 4.0 * message + last * of_loss.passing
     return StageMemory(
         weights=Amount(layer=state.weight * layer, fixed=state.weight * fixed),
         gradients=Amount(layer=state.gradient * layer, fixed=state.gradient * fixed),

@@ -6,7 +6,7 @@ sequence parallelism, its share of the sequence. `enter` and `leave` are the two
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from megatron_ext.comm import told
+
+PART = 2**22
+"""Logits in fp32 at once: few enough to stay in memory just used, and many enough to keep a GPU busy."""
 
 
 class Shard(NamedTuple):
@@ -167,37 +170,60 @@ def vocab_embedding(tokens: Tensor, word: Tensor, tensor: TensorGroup) -> Tensor
 def vocab_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, tensor: TensorGroup) -> Tensor:
     """Mean cross-entropy in fp32 over the first `vocab_size` classes; the vocabulary's padding takes no part.
 
-    logits [batch, sequence, padded vocabulary / size], labels [batch, sequence].
+    logits [batch, sequence, padded vocabulary / size], of which the backward pass makes their gradient where they are
+    many; labels [batch, sequence].
     """
     share = logits.shape[-1]
     first = tensor.rank * share
-    logits = logits[..., : max(0, min(share, vocab_size - first))].float()
-    if tensor.size == 1:
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    losses: Tensor = _VocabCrossEntropy.apply(logits, labels - first, tensor)  # type: ignore[no-untyped-call]
+    classes = max(0, min(share, vocab_size - first))
+    if tensor.size == 1 and logits.numel() <= PART:
+        return F.cross_entropy(logits[..., :classes].float().flatten(0, 1), labels.flatten())
+    losses: Tensor = _VocabCrossEntropy.apply(logits.flatten(0, 1), labels.flatten() - first, classes, tensor)  # type: ignore[no-untyped-call]
     return losses.mean()
 
 
 class _VocabCrossEntropy(Function):
-    """Cross-entropy of logits whose classes lie on the ranks of a tensor group (a label elsewhere is out of range)."""
+    """Cross-entropy of logits [rows, classes and padding], whose other classes lie on the ranks of a tensor group.
+
+    A label that lies elsewhere is out of range. Some rows at a time: logits in fp32, their exponentials and their
+    gradient, of all rows at once, would take several times the memory of the logits themselves.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, tensor: TensorGroup) -> Tensor:
-        classes = logits.shape[-1]
-        largest = logits.amax(-1) if classes else logits.new_full(labels.shape, -torch.inf)
-        with told("all-reduce of the tensor group"):
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=tensor.group)
-        exponentials = (logits - largest.unsqueeze(-1)).exp()
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, classes: int, tensor: TensorGroup) -> Tensor:
         elsewhere = (labels < 0) | (labels >= classes)
         index = labels.masked_fill(elsewhere, 0).unsqueeze(-1)
-        target = logits.gather(-1, index).squeeze(-1) - largest if classes else torch.zeros_like(largest)
-        sums = _sum(torch.stack([exponentials.sum(-1), target.masked_fill(elsewhere, 0.0)]), tensor)
-        ctx.save_for_backward(exponentials / sums[0].unsqueeze(-1), index, elsewhere)
-        return sums[0].log() - sums[1]
+        own_log_sum = torch.full(labels.shape, -torch.inf, device=logits.device)
+        target = torch.zeros_like(own_log_sum)
+        for rows in _parts(logits) if classes else ():
+            target[rows] = logits[rows].gather(-1, index[rows]).squeeze(-1).float()
+            logarithms = torch.log_softmax(logits[rows, :classes], -1, dtype=torch.float32)
+            own_log_sum[rows] = target[rows] - logarithms.gather(-1, index[rows]).squeeze(-1)
+        log_sum = own_log_sum
+        if tensor.size > 1:
+            largest = own_log_sum.clone()
+            with told("all-reduce of the tensor group"):
+                dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=tensor.group)
+            sums = _sum(torch.stack([(own_log_sum - largest).exp(), target.masked_fill(elsewhere, 0.0)]), tensor)
+            log_sum, target = largest + sums[0].log(), sums[1]
+        ctx.save_for_backward(logits, index, elsewhere, own_log_sum - log_sum)
+        ctx.classes = classes
+        return log_sum - target
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, None]:
-        probabilities, index, elsewhere = ctx.saved_tensors
-        if probabilities.shape[-1]:
-            probabilities.scatter_add_(-1, index, -(~elsewhere).to(probabilities.dtype).unsqueeze(-1))
-        return probabilities * gradient.unsqueeze(-1), None, None
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, None, None]:
+        logits, index, elsewhere, share = ctx.saved_tensors
+        logits = logits.detach()
+        ours = gradient.masked_fill(elsewhere, 0.0).unsqueeze(-1)
+        factor = (share.exp() * gradient).unsqueeze(-1)
+        for rows in _parts(logits) if ctx.classes else ():
+            part = torch.softmax(logits[rows, : ctx.classes], -1, dtype=torch.float32).mul_(factor[rows])
+            logits[rows, : ctx.classes] = part.scatter_add_(-1, index[rows], -ours[rows])
+        logits[:, ctx.classes :] = 0.0
+        return logits, None, None, None
+
+
+def _parts(logits: Tensor) -> Iterator[slice]:
+    """Rows that make up about `PART` together."""
+    rows = max(1, PART // logits.shape[-1])
+    return (slice(start, start + rows) for start in range(0, len(logits), rows))

@@ -21,8 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conf.compose import compose
 from conf.schema import Schedule
 from conf.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
+from fasop import memory
 from fasop.memory import GIB, Amount, StageMemory, in_flight, layer_activations, parameter_bytes, stage_memory
 from launch.plan import make_plan
+from megatron_ext import tensor_parallel
 from megatron_ext.linear import WeightGradients
 from megatron_ext.model import Stage, TransformerLayer
 from megatron_ext.plan import ModelConfig, Plan
@@ -123,16 +125,16 @@ def test_recomputation_trades_memory(engine: tuple[str, ...]) -> None:
 @given(st.floats(1e6, 1e9), st.floats(0, 5e9), st.floats(0.1, 80))
 def test_the_capacity_is_the_most_that_fits(layer: float, fixed: float, gib: float) -> None:
     none = Amount(layer=0.0, fixed=0.0)
-    memory = StageMemory(
+    stage = StageMemory(
         weights=Amount(layer=layer, fixed=0.0),
         gradients=none,
         optimizer=none,
         activations=none,
         buffers=Amount(layer=0.0, fixed=fixed),
     )
-    most = memory.capacity(gib)
-    assert memory.of(most + 1) > gib * GIB * (1 - 1e-12)
-    assert most < 0 or memory.of(most) <= gib * GIB * (1 + 1e-12)
+    most = stage.capacity(gib)
+    assert stage.of(most + 1) > gib * GIB * (1 - 1e-12)
+    assert most < 0 or stage.of(most) <= gib * GIB * (1 + 1e-12)
 
 
 class Live(TorchDispatchMode):
@@ -170,7 +172,12 @@ def alone() -> Iterator[None]:
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.usefixtures("alone")
-def test_the_last_stage_has_room_for_all_that_torch_holds_of_logits(precision: str, tensor: int) -> None:
+def test_the_last_stage_has_room_for_all_that_torch_holds_of_logits(
+    precision: str, tensor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "LOGITS_AT_ONCE", 2**14)
+    monkeypatch.setattr(tensor_parallel, "PART", 2**14)
+
     def held(vocabulary: int) -> int:
         hidden = torch.randn(2, 64, 16, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
         word = torch.zeros(vocabulary // tensor, 16, dtype=hidden.dtype)
@@ -186,12 +193,16 @@ def test_the_last_stage_has_room_for_all_that_torch_holds_of_logits(precision: s
             tensor=tensor,
             micro_batch_size=2,
         )
-        memory = stage_memory(one, one.parallel.pipeline - 1)
-        return memory.activations.fixed + memory.buffers.fixed
+        last = stage_memory(one, one.parallel.pipeline - 1)
+        return last.activations.fixed + last.buffers.fixed
 
     most, room = (of(20480) - of(10240) for of in (held, foreseen))
     assert most <= room * 1.001
     assert room <= most * 1.1
+
+
+def test_as_many_logits_are_counted_in_fp32_as_the_engine_takes_at_once() -> None:
+    assert memory.LOGITS_AT_ONCE == tensor_parallel.PART
 
 
 def test_zb_h1_keeps_what_it_computes_again_until_the_weights_have_their_gradients() -> None:

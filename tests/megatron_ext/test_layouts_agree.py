@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ext import engine
+from megatron_ext import engine, tensor_parallel
 from megatron_ext.gpt_data import GptSamples
 from megatron_ext.model import Stage
 from megatron_ext.optimizer import learning_rate
@@ -166,6 +166,17 @@ def test_every_two_options_agree_while_gradients_are_summed_in_buckets_during_th
     layout: Layout,
 ) -> None:
     monkeypatch.setattr(engine, "BUCKET_BYTES", 4096)  # the ranks are forked from this process
+    test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 1, 2, "1-2", 2), Layout(2, 1, 2, "1-2", 2)], ids=str)
+def test_a_loss_of_many_logits_taken_some_at_a_time_is_the_same(
+    engine_run: Callable[..., EngineRun],
+    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout,
+) -> None:
+    monkeypatch.setattr(tensor_parallel, "PART", 200)
     test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
 
 
