@@ -175,8 +175,8 @@ def alone() -> Iterator[None]:
 def test_the_last_stage_has_room_for_all_that_torch_holds_of_logits(
     precision: str, tensor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "LOGITS_AT_ONCE", 2**14)
-    monkeypatch.setattr(tensor_parallel, "PART", 2**14)
+    monkeypatch.setattr(memory, "LOGITS_AT_ONCE", 2**17)
+    monkeypatch.setattr(tensor_parallel, "PART", 2**17)
 
     def held(vocabulary: int) -> int:
         hidden = torch.randn(2, 64, 16, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
