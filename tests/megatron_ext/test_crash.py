@@ -41,14 +41,15 @@ def save(plan: Plan, engine: Engine, iteration: int) -> None:
 
 
 def newest(folder: Path) -> int:
-    """The iteration of the newest checkpoint, all of which is read."""
-    found = Checkpoint.at(folder)
-    iteration = found.meta.iteration
-    assert (found.folder.name, found.meta.updates) == (f"iter_{iteration:07d}", iteration)
-    for part in part_names(1):
-        tensors = safetensors.read(found.part(part))
-        assert all((tensor == iteration).all() for name, tensor in tensors.items() if name.startswith("weights/"))
-    return iteration
+    """The iteration of the newest checkpoint; whatever stands under its final name is read, and must be whole."""
+    for path in (folder / "checkpoints").glob("iter_*"):
+        found = Checkpoint.read(path)
+        iteration = found.meta.iteration
+        assert (path.name, found.meta.updates) == (f"iter_{iteration:07d}", iteration)
+        for part in part_names(1):
+            tensors = safetensors.read(found.part(part))
+            assert all((tensor == iteration).all() for name, tensor in tensors.items() if name.startswith("weights/"))
+    return Checkpoint.at(folder).meta.iteration
 
 
 class Crash:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megatron_ext import comm
 from megatron_ext.executor import Executor, neighbours
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.linear import WeightGradients, linear
@@ -27,7 +28,12 @@ from megatron_ext.timeline import Recorder
 SCHEDULES = 2000
 RANKS = 4
 HANGS_AFTER_S = 300.0
-BATCH, SEQUENCE, HIDDEN = 2, 3, 4
+SEQUENCE, HIDDEN = 3, 4
+BATCHES = [2] * 39 + [2000]
+"""Of which the last makes messages of 188 KiB: more than goes into a socket at once."""
+ITERATIONS = [3] + [1] * 9
+AHEAD_BYTES = (1, 500, comm.AHEAD_BYTES)
+"""Of receives posted ahead: one, a few, or all."""
 FOLLOWS = {
     Kind.RECV_FORWARD: [Kind.FORWARD],
     Kind.FORWARD: [Kind.SEND_FORWARD],
@@ -121,15 +127,18 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
     if rank >= stages:
         return
     source = torch.Generator().manual_seed(seed)
-    tokens = torch.randn(micro_batches, BATCH, SEQUENCE + 1, generator=source, dtype=torch.float64)
+    batch, iterations = BATCHES[seed % len(BATCHES)], ITERATIONS[seed % len(ITERATIONS)]
+    comm.AHEAD_BYTES = Random(f"{seed} {rank}").choice(AHEAD_BYTES)
+    tokens = torch.randn(micro_batches, batch, SEQUENCE + 1, generator=source, dtype=torch.float64)
 
     later = WeightGradients(lambda weight, gradient: weight.grad.add_(gradient))
     own = [TinyStage(seed, chunk * stages + rank, stages * chunks, later) for chunk in range(chunks)]
     peers = neighbours(range(stages), rank, chunks, groups[stages]) if stages > 1 else {}
-    activations = torch.empty(BATCH, SEQUENCE, HIDDEN, dtype=torch.float64)
+    activations = torch.empty(batch, SEQUENCE, HIDDEN, dtype=torch.float64)
     pace = Pace(torch.device("cpu"), 30.0)
     executor = Executor(own, peers, activations, later, Recorder(None), squares, pace)
-    loss = executor.run(lists[rank], list(tokens), 0.5)
+    for _ in range(iterations):
+        loss = executor.run(lists[rank], list(tokens), 0.5)
 
     whole = [TinyStage(seed, virtual, stages * chunks, None) for virtual in range(stages * chunks)]
     together = tokens.flatten(0, 1)
@@ -139,7 +148,7 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
         torch.testing.assert_close(loss, expected.detach())
     for chunk, stage in enumerate(own):
         for found, wanted in zip(stage.weights, whole[chunk * stages + rank].weights, strict=True):
-            torch.testing.assert_close(found.grad, wanted.grad)
+            torch.testing.assert_close(found.grad, wanted.grad * iterations)
 
 
 def soak(folder: Path, rank: int, progress: Synchronized) -> None:
