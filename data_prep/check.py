@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.schema import Experiment
+from conf.schema import EngineKind, Experiment
 from data_prep.errors import DataPrepError
 from data_prep.manifest import TOKENIZER, is_true, read_manifest, same_vocabulary
+from megatron_ext.blend import normalized, samples_of
 from megatron_ext.errors import DataError
-from megatron_ext.index_maps import require_one_sample, split_documents
+from megatron_ext.index_maps import check_saved, require_one_sample, split_documents
 from megatron_ext.indexed_dataset import IndexedDataset, data_file
 
 BLOCK = 1 << 24
@@ -22,12 +23,16 @@ def check_for_training(experiment: Experiment) -> None:
     """Checks that the data can feed this experiment.
 
     Raises:
-        DataPrepError: the files are missing, damaged, of another vocabulary, or too short for one sample.
+        DataPrepError: the files are missing, damaged, of another vocabulary, or too short for one sample, or the index
+            maps beside them are of other data.
     """
-    for number, corpus in enumerate(experiment.data.corpora()):
+    corpora = experiment.data.corpora()
+    samples = experiment.parallel.global_batch_size * experiment.train.iterations
+    shares = normalized([corpus.weight for corpus in corpora])
+    for number, (corpus, share) in enumerate(zip(corpora, shares, strict=True)):
         key = f"data.blend[{number - 1}].prefix" if number else "data.prefix"
-        _check_corpus(experiment, Path(corpus.prefix), key)
-    _check_vocabularies([Path(corpus.prefix) for corpus in experiment.data.corpora()])
+        _check_corpus(experiment, Path(corpus.prefix), key, samples_of(share, samples) if len(corpora) > 1 else samples)
+    _check_vocabularies([Path(corpus.prefix) for corpus in corpora])
 
 
 def _check_vocabularies(prefixes: Sequence[Path]) -> None:
@@ -44,7 +49,8 @@ def _check_vocabularies(prefixes: Sequence[Path]) -> None:
             )
 
 
-def _check_corpus(experiment: Experiment, prefix: Path, key: str) -> None:
+def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) -> None:
+    """Of one corpus, of which a run takes so many samples."""
     for suffix in (".bin", ".idx"):
         if not data_file(prefix, suffix).is_file():
             raise DataPrepError(
@@ -63,6 +69,8 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str) -> None:
     train = split_documents(weights, len(data))[0]
     try:
         require_one_sample(data, train, "train", model.sequence_length)
+        if experiment.engine.kind is EngineKind.tdpp:
+            check_saved(prefix, data, train, "train", samples, model.sequence_length, experiment.train.seed)
     except DataError as error:
         raise DataPrepError(f"{key}={prefix}: {error}") from error
 

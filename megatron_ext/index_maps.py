@@ -189,6 +189,33 @@ def build_or_load(
     return maps
 
 
+def check_saved(
+    prefix: Union[str, Path],
+    data: IndexedDataset,
+    documents: range,
+    name: str,
+    samples: int,
+    sequence_length: int,
+    seed: int,
+) -> None:
+    """Whether the maps that `build_or_load` would take, if there are any, have the sizes that this data ask for.
+
+    It reads no more than the headers of the files.
+
+    Raises:
+        DataError: they have not, or cannot be read.
+    """
+    files = map_files(prefix, name, samples, sequence_length, seed)
+    if all(file.exists() for file in files):
+        maps = IndexMaps(*(load_map(file) for file in files))
+        _check_sizes(maps, files, _layout_of(data, documents, samples, sequence_length), documents)
+
+
+def _layout_of(data: IndexedDataset, documents: range, samples: int, sequence_length: int) -> Layout:
+    tokens = int(data.lengths[documents.start : documents.stop].sum(dtype=np.int64))
+    return layout(tokens, samples, sequence_length)
+
+
 def _dtypes(entries: int, samples: int) -> List[np.dtype[Any]]:
     """Of the three maps, for `entries` entries of `doc_idx`; Megatron widens two where 32 bits would not do."""
     wide_entries = entries > np.iinfo(np.int32).max
@@ -225,12 +252,8 @@ def _check(
     Raises:
         DataError: it does not.
     """
-    tokens = int(data.lengths[documents.start : documents.stop].sum(dtype=np.int64))
-    plan = layout(tokens, samples, sequence_length)
-    shapes = ((plan.epochs * len(documents),), (plan.samples + 1, 2), (plan.samples,))
-    for found, file, shape, dtype in zip(maps, files, shapes, _dtypes(shapes[0][0], plan.samples)):
-        if found.shape != shape or found.dtype != dtype:
-            _misfit(file, f"{dtype.name} {list(shape)}", f"{found.dtype.name} {list(found.shape)}")
+    plan = _layout_of(data, documents, samples, sequence_length)
+    _check_sizes(maps, files, plan, documents)
     low, high = int(maps.doc_idx.min()), int(maps.doc_idx.max())
     if low < documents.start or high >= documents.stop:
         _misfit(files[0], f"documents {documents.start} to {documents.stop - 1}", f"{low} to {high}")
@@ -249,6 +272,13 @@ def _check(
     seen[maps.shuffle_idx[maps.shuffle_idx < plan.samples]] = True
     if not seen.all():
         _misfit(files[2], f"every sample of {plan.samples} once", f"no sample {int(np.argmin(seen))}")
+
+
+def _check_sizes(maps: IndexMaps, files: List[Path], plan: Layout, documents: range) -> None:
+    shapes = ((plan.epochs * len(documents),), (plan.samples + 1, 2), (plan.samples,))
+    for found, file, shape, dtype in zip(maps, files, shapes, _dtypes(shapes[0][0], plan.samples)):
+        if found.shape != shape or found.dtype != dtype:
+            _misfit(file, f"{dtype.name} {list(shape)}", f"{found.dtype.name} {list(found.shape)}")
 
 
 def _misfit(file: Path, expected: str, found: str) -> NoReturn:

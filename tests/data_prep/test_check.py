@@ -15,6 +15,8 @@ from data_prep.errors import DataPrepError
 from data_prep.manifest import TOKENIZER
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
+from megatron_ext.blend import BlendedSamples
+from megatron_ext.gpt_data import GptSamples
 from megatron_ext.indexed_dataset import data_file, write_indexed
 
 
@@ -66,6 +68,28 @@ def test_corpora_of_a_blend_must_be_of_one_vocabulary(corpus: Corpus, tmp_path: 
     data_file(tmp_path / "second", TOKENIZER).write_text("{}")
     with pytest.raises(DataPrepError, match=r"second\.tokenizer\.json: not the tokenizer that its data were made"):
         blend("first", "second")
+
+
+@pytest.mark.parametrize("blended", [False, True], ids=["alone", "blended"])
+def test_index_maps_of_other_data_are_refused_before_anything_is_submitted(prefix: Path, blended: bool) -> None:
+    other = prefix.with_name("other")
+    write_indexed(other, [np.arange(200)] * 50, np.dtype("<u2"))
+    blend = [f"data.blend=[{{prefix:{other},weight:0.3}}]", "data.weight=0.7"] if blended else []
+    one = compose([f"data.prefix={prefix}", "data.split='1,0,0'", "model.vocab_size=257", *blend])
+    common = (
+        *([float(weight) for weight in one.data.split.split(",")], "train"),
+        *(one.parallel.global_batch_size * one.train.iterations, one.model.sequence_length, one.train.seed, 257),
+    )
+    if blended:
+        BlendedSamples([prefix, other], [0.7, 0.3], *common)
+    else:
+        GptSamples(prefix, *common)
+    check_for_training(one)
+    write_indexed(other if blended else prefix, [np.arange(100)] * 40, np.dtype("<u2"))
+    data_file(prefix, ".json").unlink()
+    message = r"train_indexmap_.*_doc_idx\.npy: this index map was made for other data or another split: .*; delete it"
+    with pytest.raises(DataPrepError, match=message):
+        check_for_training(one)
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
