@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     "conf": [],
     "megatron_ext": [],
-    "data_prep": ["conf", "megatron_ext.indexed_dataset", "megatron_ext.index_maps", "megatron_ext.errors"],
+    "data_prep": [
+        "conf",
+        *(f"megatron_ext.{module}" for module in ("indexed_dataset", "index_maps", "blend", "errors")),
+    ],
     "fasop": ["conf", "megatron_ext.schedule", "megatron_ext.errors"],
     "launch": ["conf"],
     "reports": ["conf", "fasop"],
