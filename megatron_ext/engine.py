@@ -85,7 +85,7 @@ class Engine:
         outside = self.tensor.positions(plan.model.sequence_length)
         shape = (plan.micro_batch_size, outside.stop - outside.start, plan.model.hidden)
         peers = neighbours(pipeline, place.stage, plan.chunks, groups)
-        warm_up(peers, place.stage, plan.pipeline, self._device)
+        warm_up(groups, peers, place.stage, plan.pipeline, self._device)
         self._executor = Executor(
             self._stages,
             peers,

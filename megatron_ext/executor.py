@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.comm import Inbox, Outbox, Peer, told
+from megatron_ext.comm import Inbox, Outbox, Peer, all_reduce, told
 from megatron_ext.grid import Groups
 from megatron_ext.linear import WeightGradients
 from megatron_ext.model import Stage
@@ -38,21 +38,27 @@ def neighbours(ranks: Sequence[int], stage: int, chunks: int, groups: Groups) ->
     return peers
 
 
-def warm_up(peers: Dict[Kind, Peer], stage: int, stages: int, device: torch.device) -> None:
-    """One message through every channel, in an order in which no two ranks wait for each other; all ranks call it.
+def warm_up(groups: Groups, peers: Dict[Kind, Peer], stage: int, stages: int, device: torch.device) -> None:
+    """One message through every group and channel, in an order in which no rank waits for one that waits for it.
 
-    nccl connects two ranks at their first message, and both wait there for the other: with receives posted ahead of
-    time, neighbours would do so in opposite directions. Stages connect to the one before, then to the following one;
-    the way from the last stage to the first comes last.
+    All ranks call it. nccl connects ranks at their first message; they wait there for each other, with calls that may
+    also wait for whatever the GPU is doing: with receives posted ahead of time, for ever. First come the groups
+    of each kind, which have no rank in common; then the stages 0 and 1, 2 and 3 and so on, then 1 and 2, 3 and 4; the
+    way from the last stage to the first comes last.
     """
-    order = (Kind.RECV_FORWARD, Kind.SEND_BACKWARD, Kind.SEND_FORWARD, Kind.RECV_BACKWARD)
-    before = (Kind.RECV_FORWARD, Kind.SEND_BACKWARD)
-
-    def wraps(kind: Kind) -> bool:
-        return stage == (0 if kind in before else stages - 1)
-
     message = torch.zeros(1, device=device)
-    for kind in sorted(peers, key=lambda kind: (wraps(kind), order.index(kind))):
+    with told("connecting to all ranks"):
+        dist.all_reduce(message)
+    for what in ("tensor", "data", "model", "embedding"):
+        all_reduce(message, getattr(groups, what), f"connecting the {what} group")
+    before = (Kind.RECV_FORWARD, Kind.SEND_BACKWARD)
+    order = (*before, Kind.SEND_FORWARD, Kind.RECV_BACKWARD)
+
+    def turn(kind: Kind) -> Tuple[bool, int, int]:
+        wraps = stage == (0 if kind in before else stages - 1)
+        return wraps, (stage - 1 if kind in before else stage) % 2, order.index(kind)
+
+    for kind in sorted(peers, key=turn):
         exchange = dist.recv if kind in (Kind.RECV_FORWARD, Kind.RECV_BACKWARD) else dist.send
         with told(f"connecting to rank {peers[kind].rank}"):
             exchange(message, peers[kind].rank, group=peers[kind].group)

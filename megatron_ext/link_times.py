@@ -37,7 +37,7 @@ def p2p(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Dict[str, 
     """
     rank, found = dist.get_rank(), []
     for step in steps(nodes):
-        _together(device)
+        _together(device, None)
         for first, second in step:
             if rank in (first, second):
                 times = _there_and_back(second if rank == first else first, rank == first, device)
@@ -61,7 +61,7 @@ def all_reduces(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Di
                 group = dist.new_group(list(ranks))  # every rank takes part in making each group
                 if dist.get_rank() in ranks:
                     own, size = group, len(ranks)
-        _together(device)
+        _together(device, None)
         if own is not None:
             found.append({"between": between, "ranks": size, "us_by_bytes": _all_reduce(own, device)})
     return found
@@ -94,8 +94,7 @@ def _all_reduce(group: dist.ProcessGroup, device: torch.device) -> Dict[str, flo
         for size in sizes(device):
             times = []
             for _ in range(WARM_UP + _repeats(size)):
-                dist.barrier(group=group)
-                _finish(device)
+                _together(device, group)
                 before = time.perf_counter()
                 dist.all_reduce(payload[: size // 4], group=group)
                 _finish(device)
@@ -112,10 +111,14 @@ def _repeats(size: int) -> int:
     return FEW if size >= LARGE else REPEATS
 
 
-def _together(device: torch.device) -> None:
-    """Returns when all ranks are here."""
+def _together(device: torch.device, group: Optional[dist.ProcessGroup]) -> None:
+    """Returns when all ranks of a group, or all there are, are here.
+
+    Not with torch's own barrier: as the first message of a group it takes, before torch 2.4, the GPU whose number is
+    the rank's in the group.
+    """
     with told("waiting for the other ranks"):
-        dist.all_reduce(torch.ones(1, device=device))
+        dist.all_reduce(torch.ones(1, device=device), group=group)
         _finish(device)
 
 

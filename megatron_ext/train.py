@@ -102,6 +102,11 @@ def device_of(plan: Plan, place: Place) -> torch.device:
             f"node {node.name} ({node.gpu}): {len(node.ranks)} ranks want a GPU each, but torch {torch.__version__} "
             f"sees {seen} there (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
         )
+    if plan.pipeline > 1 and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+        raise EngineError(
+            f"CUDA_LAUNCH_BLOCKING={os.environ['CUDA_LAUNCH_BLOCKING']} with parallel.pipeline={plan.pipeline}: every "
+            "send makes the host wait until it is received, and stages would wait for each other for ever; unset it"
+        )
     torch.cuda.set_device(place.local_rank)
     return torch.device("cuda", place.local_rank)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -11,12 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_ext import comm
+from megatron_ext.errors import EngineError
 from megatron_ext.executor import Executor, neighbours
 from megatron_ext.grid import Groups
 from megatron_ext.linear import WeightGradients
 from megatron_ext.pace import Pace
 from megatron_ext.schedule import Actions, schedule
 from megatron_ext.timeline import Recorder
+from megatron_ext.train import device_of
+from tests.megatron_ext.engine_run import EngineRun
 from tests.megatron_ext.test_executor_soak import BATCH, HIDDEN, SEQUENCE, TinyStage, squares
 
 GROUPS = Groups(None, None, None, None, "forward", "backward", "forward wrap", "backward wrap")  # type: ignore[arg-type]
@@ -119,6 +124,18 @@ def test_no_schedule_stands_still_in_one_hardware_queue(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[str, int, int, int]
 ) -> None:
     assert held_up(launched(schedule(*sizes), sizes[2], monkeypatch)) == []
+
+
+def test_launches_that_wait_are_refused_where_stages_would_wait_for_each_other(
+    engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(engine_run("parallel.data=2", "parallel.pipeline=2").plan, device="cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    with pytest.raises(EngineError, match=r"^CUDA_LAUNCH_BLOCKING=1 with parallel.pipeline=2: .*; unset it$"):
+        device_of(plan, plan.ranks[3])
+    assert device_of(replace(plan, pipeline=1), plan.ranks[3]) == torch.device("cuda", 3)
 
 
 def test_a_second_receive_posted_ahead_would_stand_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

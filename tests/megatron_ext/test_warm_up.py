@@ -1,0 +1,87 @@
+"""nccl's communicators are made before training, in an order in which no rank waits for one that waits for it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron_ext.executor import neighbours, warm_up
+from megatron_ext.grid import Grid, Groups
+
+LAYOUTS = [
+    (tensor, data, pipeline, chunks)
+    for tensor, data, pipeline, chunks in product((1, 2), (1, 2, 3), (1, 2, 3, 4, 5, 8), (1, 2))
+    if chunks == 1 or pipeline > 1
+]
+
+
+class Fake:
+    """torch.distributed as one rank sees it; `meetings` are the communicators that its messages need, in their order.
+
+    A group is its number and its ranks. Two ranks of it that send each other something unbatched have one of their own.
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank = rank
+        self.world = tuple(range(world))
+        self.made = 0
+        self.meetings: list[tuple[object, tuple[int, ...]]] = []
+
+    def new_group(self, ranks: list[int], **_: object) -> tuple[int, tuple[int, ...]]:
+        self.made += 1
+        return self.made, tuple(ranks)
+
+    def all_reduce(self, _: object, group: Any = None) -> None:
+        self.meetings.append(group or (0, self.world))
+
+    def send(self, _: object, peer: int, group: Any = None) -> None:
+        assert {self.rank, peer} <= set(group[1])
+        self.meetings.append((group[0], (min(self.rank, peer), max(self.rank, peer))))
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("new_group", "all_reduce", "send"):
+            monkeypatch.setattr(dist, name, getattr(self, name))
+        monkeypatch.setattr(dist, "recv", self.send)
+        monkeypatch.setattr(dist, "get_rank", lambda: self.rank)
+
+
+def stuck(meetings: list[list[tuple[object, tuple[int, ...]]]]) -> list[int]:
+    """The ranks that never come to the end of their meetings; each begins when all its ranks are there."""
+    left = [list(reversed(of_rank)) for of_rank in meetings]
+    going_on = True
+    while going_on:
+        going_on = False
+        for of_rank in left:
+            while of_rank and all(left[other] and left[other][-1] == of_rank[-1] for other in of_rank[-1][1]):
+                for other in of_rank[-1][1]:
+                    if left[other] is not of_rank:
+                        left[other].pop()
+                of_rank.pop()
+                going_on = True
+    return [rank for rank, of_rank in enumerate(left) if of_rank]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["t{}d{}p{}c{}".format(*layout) for layout in LAYOUTS])
+def test_every_group_and_channel_is_connected_and_nobody_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch, layout: tuple[int, int, int, int]
+) -> None:
+    *sizes, chunks = layout
+    grid = Grid(*sizes)
+    meetings = []
+    for rank in range(grid.ranks.size):
+        fake = Fake(rank, grid.ranks.size)
+        fake.patch(monkeypatch)
+        groups = Groups.make(grid, chunks, timedelta(seconds=1))
+        stage, dp, tp = (int(place[0]) for place in (grid.ranks == rank).nonzero())
+        peers = neighbours(grid.ranks[:, dp, tp].tolist(), stage, chunks, groups)
+        warm_up(groups, peers, stage, grid.pipeline, torch.device("cpu"))
+        used = [group for group in (groups.tensor, groups.data, groups.model, groups.embedding) if group is not None]
+        assert set(used) < set(fake.meetings)
+        assert len(fake.meetings) == 1 + len(used) + len(peers) == len(set(fake.meetings))
+        meetings.append(fake.meetings)
+    assert stuck(meetings) == []
