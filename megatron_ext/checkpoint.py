@@ -243,7 +243,7 @@ def _whole(name: str, share: Tensor, group: TensorGroup, model: ModelConfig) -> 
         with told("gathering the checkpoint"):
             dist.all_gather(shares, share.contiguous(), group=group.group)
         share = shard.whole(shares)
-    return (share[: model.vocab_size] if _is_word(name) else share).detach().cpu().clone()
+    return (share[: model.vocab_size] if _is_word(name) else share).detach().to("cpu", copy=True)
 
 
 def _whole_shape(name: str, share: Tensor, group: TensorGroup, model: ModelConfig) -> List[int]:

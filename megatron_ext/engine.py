@@ -112,13 +112,15 @@ class Engine:
         if loss is not None and not math.isfinite(loss.item()):
             raise _not_finite(iteration, "loss", loss.item() / scale)
         self._reduce_gradients()
-        norm = self.optimizer.step(self._recorder)
+        mean = math.nan
         if loss is not None:
             all_reduce(loss, self._groups.data, "all-reduce of the loss")
+            mean = loss.item() / scale  # not after the optimizer: a GPU updates weights while the host goes on
+        norm = self.optimizer.step(self._recorder)
         skipped = not math.isfinite(norm)
         if skipped and not self.optimizer.scaler.dynamic:
             raise _not_finite(iteration, "gradient's norm", norm)
-        return StepResult(math.nan if loss is None else loss.item() / scale, norm, scale, skipped)
+        return StepResult(mean, norm, scale, skipped)
 
     def _batch(self, iteration: int) -> List[Optional[Tensor]]:
         """This replica's micro-batches, where the stage has a use for them."""
@@ -129,7 +131,10 @@ class Engine:
             samples = self._samples.batch(
                 iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size
             )
-            return list(torch.from_numpy(samples).to(self._device))
+            tokens = torch.from_numpy(samples)
+            if self._device.type == "cuda":  # from pinned memory the GPU takes them in its turn, and the host goes on
+                tokens = tokens.pin_memory()
+            return list(tokens.to(self._device, non_blocking=True))
 
     def _reduce_gradients(self) -> None:
         """Over the replicas; then what the ranks of a tensor group, or first and last stage, have in common."""

@@ -7,8 +7,9 @@ each tells the others at every iteration whether it was asked.
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
 from types import FrameType
-from typing import Optional
+from typing import ContextManager, Optional
 
 import torch
 import torch.distributed as dist
@@ -43,6 +44,10 @@ class Interruption:
     def __init__(self, device: torch.device) -> None:
         self._flag = torch.zeros(1, dtype=torch.int32, device=device)
         self._work: Optional[dist.Work] = None
+        self._aside: ContextManager[object] = nullcontext()
+        """There a GPU reads the message without waiting for what it trains."""
+        if device.type == "cuda":
+            self._aside = torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
 
     def agreed(self) -> bool:
         """Called by all ranks after each iteration: whether one of them had been asked by the iteration before.
@@ -60,7 +65,8 @@ class Interruption:
         """Waits for the last message; what it said."""
         if self._work is None:
             return False
-        with told("telling whether to end"):
+        with self._aside, told("telling whether to end"):
             self._work.wait()
+            asked = bool(self._flag.item())
         self._work = None
-        return bool(self._flag.item())
+        return asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from megatron_ext.checkpoint import Checkpoint
 from megatron_ext.indexed_dataset import write_indexed
 from megatron_ext.plan import Plan
 
+NOTHING = nullcontext()
 VOCAB = 61
 TINY = (
     "model.layers=3 model.hidden=32 model.heads=4 model.sequence_length=24 "
@@ -35,8 +37,8 @@ class EngineRun:
     run: RunDir
     plan: Plan
 
-    def start(self) -> int:
-        """Forks the worker of node 0, with its output in nodes/; returns its pid."""
+    def start(self, within: AbstractContextManager[object] = NOTHING) -> int:
+        """Forks the worker of node 0, with its output in nodes/; returns its pid. It runs in the block `within`."""
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
@@ -45,14 +47,15 @@ class EngineRun:
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # not pytest's
             code = 1
             try:
-                code = worker.main([str(self.run.plan), "0"])
+                with within:
+                    code = worker.main([str(self.run.plan), "0"])
             finally:
                 os._exit(code)
         return pid
 
-    def go(self) -> int:
+    def go(self, within: AbstractContextManager[object] = NOTHING) -> int:
         """Runs to the end; the worker's exit code."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.start(), 0)[1])
+        return os.waitstatus_to_exitcode(os.waitpid(self.start(within), 0)[1])
 
     def stderr(self) -> str:
         return self.run.node_err("local-0").read_text()
