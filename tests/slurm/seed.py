@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from conf.rundir import RunDir
 from launch.app import main
 from launch.slurm_commands import comment_of
 from launch.slurm_commands import submitted as submitted_jobs
 from launch.verdict import State, Verdict, judge
-from tests.launch.live import WORKER, no_data_needed
+from tests.launch.live import FOREVER, WORKER, no_data_needed
+from tests.slurm.cluster import Cluster
 
 NODES = [
     "cluster=a100x1_a10x7",
@@ -40,6 +45,9 @@ SMALL = [
     "parallel.micro_batch_size=1",
 ]
 """A master job of one node, a slave job of two."""
+MASTER, SLAVE = 0, -1
+"""Of the jobs of such a run, with het=jobs."""
+HET = pytest.mark.parametrize("het", ["jobs", "hetjob"])
 
 
 def submitted(runs: Path, *overrides: str, worker: str = WORKER) -> RunDir:
@@ -65,3 +73,37 @@ def verdict_of(run: RunDir, seconds: float = 90) -> Verdict:
 def at_work(run: RunDir, iterations: int = 2) -> bool:
     """Whether the run has logged some iterations."""
     return run.metrics.exists() and run.metrics.read_text().count("\n") >= iterations
+
+
+def ids(run: RunDir) -> list[str]:
+    """Slurm's, of the run's jobs."""
+    return [job["id"] for job in run.read_json(run.jobs)["jobs"]]
+
+
+def endless(tmp_path: Path, *overrides: str) -> RunDir:
+    """A run at work."""
+    run = submitted(tmp_path / "runs", *FOREVER, "train.log_interval=1", *overrides)
+    wait_for(lambda: at_work(run))
+    return run
+
+
+@contextmanager
+def occupied(slurm: Cluster, *options: str, seconds: int = 300) -> Iterator[str]:
+    """A job of somebody else, so that some nodes are not free; its id."""
+    job = slurm.run("sbatch", "--parsable", "--exclusive", "-o", "/dev/null", *options, "--wrap", f"sleep {seconds}")
+    assert job.returncode == 0, job.stderr
+    yield job.stdout.strip()
+    slurm.run("scancel", job.stdout.strip())
+    wait_for(lambda: job.stdout.strip() not in [other.id for other in slurm.jobs()])
+
+
+def iterations(run: RunDir) -> list[int]:
+    """Those that were logged."""
+    return [json.loads(line)["iteration"] for line in run.metrics.read_text().splitlines()]
+
+
+def assert_failed(verdict: Verdict, rule: str, reason: str) -> None:
+    told = "\n".join([verdict.reason, *verdict.evidence])
+    assert (verdict.state, verdict.rule) == (State.failed, rule), told
+    assert reason in verdict.reason, told
+    assert verdict.exit_code == 1

@@ -23,8 +23,7 @@ from tests.launch.containers.conftest import REAL, Runtime
 from tests.launch.live import FOREVER
 from tests.megatron_ext.engine_run import make_corpus
 from tests.slurm.cluster import Cluster
-from tests.slurm.seed import at_work, submitted, verdict_of, wait_for
-from tests.slurm.test_faults import assert_failed, ids
+from tests.slurm.seed import assert_failed, at_work, ids, submitted, verdict_of, wait_for
 from tests.slurm.test_runs import TRAINED, losses, said
 
 REFERENCE = "registry.test/small:1.0"

@@ -19,8 +19,7 @@ from launch import doctor
 from tests.launch.live import ENVIRONMENT, TDPP
 from tests.megatron_ext.engine_run import make_corpus
 from tests.slurm.cluster import Cluster
-from tests.slurm.seed import NODES, SMALL, wait_for
-from tests.slurm.test_faults import occupied
+from tests.slurm.seed import NODES, SMALL, occupied, wait_for
 
 Found = dict[tuple[str, str], tuple[str, str]]
 """Checks by place and name: level and text."""

@@ -18,7 +18,7 @@ from launch.slurm_commands import job_states
 from launch.verdict import State, judge
 from tests.launch.live import WORKER, no_data_needed, tdpp
 from tests.slurm.cluster import Cluster
-from tests.slurm.seed import NODES, SMALL, at_work, verdict_of, wait_for
+from tests.slurm.seed import NODES, SMALL, at_work, ids, verdict_of, wait_for
 
 ALONE = ["parallel.node_order=gpu2", "parallel.pipeline=1", "parallel.partition=4", "parallel.data=1"]
 """A run of one node."""
@@ -35,10 +35,6 @@ def swept(runs: Path, *overrides: str) -> int:
 def made(runs: Path) -> list[RunDir]:
     """In the order of submission."""
     return sorted(RunDir.all(runs), key=lambda run: int(ids(run)[0]))
-
-
-def ids(run: RunDir) -> list[str]:
-    return [job["id"] for job in run.read_json(run.jobs)["jobs"]]
 
 
 def most_at_once(runs: list[RunDir]) -> int:

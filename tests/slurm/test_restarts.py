@@ -1,0 +1,147 @@
+"""Runs that are started again on a real Slurm cluster: they go on where they were saved (see conftest)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.app import main
+from launch.errors import LaunchError
+from launch.observe import observe
+from launch.verdict import State, judge
+from tests.launch.live import WORKER, no_data_needed
+from tests.slurm.cluster import Cluster
+from tests.slurm.seed import (
+    MASTER,
+    SLAVE,
+    assert_failed,
+    at_work,
+    endless,
+    ids,
+    iterations,
+    occupied,
+    submitted,
+    verdict_of,
+    wait_for,
+)
+
+
+@pytest.mark.parametrize(
+    ("het", "node"),
+    [("jobs", "hgx-001"), ("jobs", "gpu2-002"), ("hetjob", "gpu2-002")],
+    ids=["master", "slave", "hetjob"],
+)
+def test_a_node_that_fails_starts_the_run_again_where_it_was_saved(
+    slurm: Cluster, tmp_path: Path, het: str, node: str
+) -> None:
+    run = endless(tmp_path, f"executor.het={het}", "train.iterations=1000")
+    (run.checkpoints / "latest").write_text("iter_0000990\n")
+    slurm.set_node(node, "down")
+    wait_for(lambda: observe(run).start.restarts == 1, 30)
+    slurm.set_node(node, "resume")
+    verdict = verdict_of(run)
+    assert verdict.state is State.succeeded, verdict
+    assert 991 in iterations(run)
+    assert {run.read_json(path)["start"] for path in run.nodes.glob("*-?.json")} == {"0.1"}
+
+
+def test_a_heterogeneous_job_whose_first_node_fails_is_resumed_by_hand(slurm: Cluster, tmp_path: Path) -> None:
+    """Slurm puts only the first component back into the queue."""
+    run = endless(tmp_path, "executor.het=hetjob", "train.iterations=1000")
+    (run.checkpoints / "latest").write_text("iter_0000990\n")
+    slurm.set_node("hgx-001", "down")
+    wait_for(lambda: judge(run).state is State.failed)
+    assert "waits in vain" in judge(run).reason
+    slurm.set_node("hgx-001", "resume")
+    wait_for(lambda: slurm.states()["hgx-001"] == "idle")
+    main([f"resume={run.name}", f"runs_dir={run.runs}"], preflight=no_data_needed, worker=WORKER)
+    assert verdict_of(run).state is State.succeeded
+    assert 991 in iterations(run)
+
+
+def test_at_the_time_limit_of_one_job_both_save_and_are_started_again(slurm: Cluster, tmp_path: Path) -> None:
+    run = endless(tmp_path, "train.iterations=2000")
+    slurm.set_end(ids(run)[SLAVE], 31)
+    verdict = verdict_of(run, 150)
+    assert verdict.state is State.succeeded, verdict
+    assert iterations(run) == list(range(1, 2001))
+    assert observe(run).start.restarts >= 1  # `set_end` has shortened the limit of later starts, too
+
+
+def test_a_heterogeneous_job_that_gets_slurms_signal_saves_and_is_started_again(slurm: Cluster, tmp_path: Path) -> None:
+    run = endless(tmp_path, "executor.het=hetjob", "train.iterations=600")
+    assert slurm.run("scancel", "--signal=USR2", *ids(run)).returncode == 0
+    verdict = verdict_of(run)
+    assert verdict.state is State.succeeded, verdict
+    assert iterations(run) == list(range(1, 601))
+    assert run.save_request("0.0").exists()
+
+
+def test_a_run_that_is_preempted_saves_and_goes_on_when_it_may(slurm: Cluster, tmp_path: Path) -> None:
+    groups = [f"cluster.groups.{group}.partition=scavenge" for group in ("hgx", "gpu2")]
+    run = endless(tmp_path, *groups, "train.iterations=600")
+    with occupied(slurm, "--partition=hgx"):
+        wait_for(lambda: observe(run).start.restarts == 1, 30)
+        wait_for(lambda: observe(run).saved is not None)
+    verdict = verdict_of(run, 120)
+    assert verdict.state is State.succeeded, verdict
+    assert iterations(run) == list(range(1, 601))
+
+
+def test_a_run_is_started_again_only_so_often_and_then_by_hand(slurm: Cluster, tmp_path: Path) -> None:
+    run = endless(tmp_path, "executor.max_requeues=1", "train.iterations=1500")
+    for count in (1, 2):
+        for job in ids(run):
+            assert slurm.run("scancel", "--signal=USR2", job).returncode == 0
+        wait_for(lambda count=count: observe(run).start.restarts == count or observe(run).over)
+        wait_for(lambda: judge(run).state in (State.running, State.interrupted))
+        wait_for(lambda: at_work(run, iterations(run)[-1] + 1) or observe(run).over)
+    verdict = verdict_of(run)
+    assert (verdict.state, verdict.exit_code) == (State.interrupted, 8)
+    assert "executor.max_requeues=1" in verdict.reason
+    assert f"tdpp launch resume={run.name}" in verdict.reason
+    wait_for(lambda: not slurm.jobs())
+    saved = observe(run).saved
+    assert saved is not None
+    main([f"resume={run.name}", f"runs_dir={run.runs}"], preflight=no_data_needed, worker=WORKER)
+    assert verdict_of(run).state is State.succeeded
+    assert iterations(run) == list(range(1, 1501))
+
+
+def test_a_run_that_saves_nothing_is_not_started_again(slurm: Cluster, tmp_path: Path) -> None:
+    run = endless(tmp_path, "train.checkpoint=false")
+    assert "#SBATCH --no-requeue" in (run.sbatch / "master.sh").read_text()
+    for job in ids(run):
+        assert slurm.run("scancel", "--signal=USR2", job).returncode == 0
+    assert_failed(verdict_of(run), "node-gave-up", "saves no checkpoints (train.checkpoint=false)")
+    with pytest.raises(LaunchError, match="saves no checkpoints"):
+        main([f"resume={run.name}", f"runs_dir={run.runs}"], preflight=no_data_needed)
+
+
+def test_a_node_that_loses_power_is_noticed_and_its_job_taken_up_by_another_node(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    """The slave's nodes are any two of seven."""
+    run = endless(tmp_path, "train.iterations=3000")
+    (run.checkpoints / "latest").write_text("iter_0002990\n")
+    lost = run.read_json(run.node_state("gpu2-1"))["host"]
+    slurm.kill_node(lost)
+    try:
+        verdict = verdict_of(run, 120)
+    finally:
+        slurm.start_node(lost)
+    assert verdict.state is State.succeeded, verdict
+    assert run.read_json(run.node_state("gpu2-1"))["host"] != lost
+    assert 2991 in iterations(run)
+
+
+def test_a_master_that_slurm_starts_again_keeps_its_waiting_slave(slurm: Cluster, tmp_path: Path) -> None:
+    """`scontrol requeue` is also what a preemption without warning looks like."""
+    with occupied(slurm, "--partition=gpu2", "--nodes=7"):
+        run = submitted(tmp_path / "runs", "train.iterations=5")
+        wait_for(lambda: run.node_state("hgx-0").exists())
+        assert slurm.run("scontrol", "requeue", ids(run)[MASTER]).returncode == 0
+        wait_for(lambda: observe(run).start.restarts == 1)
+    verdict = verdict_of(run)
+    assert verdict.state is State.succeeded, verdict

@@ -1,0 +1,141 @@
+"""Jobs that a real Slurm cluster takes, refuses, or gets only in part; others stay as they are (see conftest)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from conf.errors import TdppError
+from conf.rundir import RunDir
+from launch import stop
+from launch.app import main
+from launch.errors import LaunchError
+from launch.verdict import State, judge
+from tests.launch.live import FOREVER, no_data_needed
+from tests.slurm.cluster import Cluster
+from tests.slurm.seed import (
+    HET,
+    NODES,
+    SMALL,
+    endless,
+    ids,
+    iterations,
+    occupied,
+    submitted,
+    verdict_of,
+    wait_for,
+)
+
+
+def before_it_submits(slurm: Cluster, does: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """From now on sbatch, which then lies in `folder`, does this in a shell before it submits a job."""
+    sbatch, real = folder / "sbatch", slurm.run("which", "sbatch").stdout.strip()
+    folder.mkdir()
+    sbatch.write_text(f'#!/bin/sh\n[ "$1" = --test-only ] || {does}\nexec {real} "$@"\n')
+    sbatch.chmod(0o755)
+    patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_stop_finds_jobs_of_a_submission_that_was_cut_off(slurm: Cluster, tmp_path: Path) -> None:
+    run = endless(tmp_path)
+    run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": []})
+    assert stop.main([str(run.path)]) == 0
+    assert not slurm.jobs()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["cluster.groups.gpu2.partition=moon"], "cluster.groups.gpu2: 2 nodes, partition=moon"),
+        (["cluster.groups.hgx.gres=gpu:h100:8"], "cluster.groups.hgx: 1 node, partition=hgx, gres=gpu:h100:8"),
+        (
+            [
+                "cluster.groups.gpu2.count=9",
+                "parallel.node_order=hgx+gpu2*9",
+                "parallel.pipeline=10",
+                "parallel.partition=1-3-0-0-0-0-0-0-0-0",
+            ],
+            "cluster.groups.gpu2: 9 nodes",
+        ),
+    ],
+    ids=["partition", "gres", "nodes"],
+)
+@HET
+def test_what_slurm_would_not_take_is_told_before_anything_is_submitted(
+    slurm: Cluster, tmp_path: Path, overrides: list[str], told: str, het: str
+) -> None:
+    with pytest.raises(TdppError) as caught:
+        submitted(tmp_path / "runs", f"executor.het={het}", *overrides)
+    assert told in str(caught.value)
+    assert "Slurm would not take this job: " in str(caught.value)
+    assert not slurm.jobs()
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_slave_that_cannot_be_submitted_takes_the_master_back(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The login node's sbatch fails the second time it submits."""
+    once = f'mkdir {tmp_path}/first || {{ echo "sbatch: error: no" >&2; exit 1; }}'
+    before_it_submits(slurm, once, tmp_path / "bin", monkeypatch)
+    with pytest.raises(LaunchError, match="sbatch did not take the job"):
+        submitted(tmp_path / "runs", *FOREVER)
+    wait_for(lambda: not slurm.jobs())
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_stop_in_the_middle_of_a_submission_leaves_no_job_behind(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after the last look of the one who stops, and before the slave is submitted."""
+    asked = f'for run in {tmp_path}/runs/*/*/; do echo \'{{"unix": 1.0}}\' > "$run/stop.json"; done'
+    with occupied(slurm, "--partition=hgx") as other, monkeypatch.context() as patch:
+        before_it_submits(slurm, asked, tmp_path / "bin", patch)
+        run = submitted(tmp_path / "runs", *FOREVER)
+        assert [job.id for job in slurm.jobs()] == [other]
+        assert judge(run).state is State.stopped
+
+
+def test_inside_an_allocation_nothing_is_submitted(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(LaunchError, match="SLURM_JOB_ID=7: this shell is inside a Slurm allocation"):
+        main([f"runs_dir={tmp_path}/runs", *NODES, *SMALL], preflight=no_data_needed)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_defaults_of_the_users_shell_do_not_change_the_jobs(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"SBATCH_PARTITION": "moon", "SBATCH_TIMELIMIT": "bad", "SLURM_NTASKS": "3"}.items():
+        monkeypatch.setenv(name, value)
+    run = submitted(tmp_path / "runs", "train.iterations=2")
+    assert verdict_of(run).state is State.succeeded
+
+
+def test_fifty_runs_of_two_processes_at_once_keep_apart(slurm: Cluster, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    values = ",".join(str(2 + number) for number in range(25))
+    alone = ["parallel.node_order=gpu2", "parallel.pipeline=1", "parallel.partition=4"]
+    sweep = ["-m", f"runs_dir={runs}", *NODES, *alone, "parallel.data=1", f"train.iterations={values}"]
+    children = []
+    for name in ("one", "two"):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = main([*sweep, f"name={name}"], preflight=no_data_needed, worker="tests.launch.stand_in_worker")
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    made = list(RunDir.all(runs))
+    assert len(made) == 50
+    wait_for(lambda: not slurm.jobs(), 150)
+    for run in made:
+        assert judge(run).state is State.succeeded
+        assert iterations(run)[-1] == run.read_json(run.plan)["train"]["iterations"]
+    assert len({job for run in made for job in ids(run)}) == 50
