@@ -20,9 +20,10 @@ from launch.errors import LaunchError
 from launch.findings import Findings
 from launch.glance import Glance, glance
 from launch.observe import SUBMISSION_S, Answers, Observation, answers_to, complete
+from launch.pace import median_ms
 from launch.status_text import as_json
 from launch.table import plain
-from launch.verdict import State, decide, median_ms
+from launch.verdict import State, decide
 from launch.watch import View, watch
 
 COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")

@@ -9,7 +9,7 @@ from typing import Any
 
 from launch.complaints import Complaint
 from launch.findings import STDERR_BYTES, Findings
-from launch.verdict import median_ms
+from launch.pace import median_ms
 
 SHOWN = 5
 """Groups of lines of stderr; the first ones."""

@@ -11,24 +11,16 @@ from __future__ import annotations
 
 import math
 import signal
-import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from conf.rundir import RunDir
 from launch import gpu_health
+from launch.evidence import FULL_DISK, ago, disk_is_full, evidence, first_line, saved
 from launch.observe import Job, Node, Observation, RankError, observe
+from launch.pace import began_unix, is_late, usual_s
 from launch.peers import SILENCE_S
-from launch.plan_line import plan_line
-from launch.start import Start
 from launch.worker import SAVED
-
-STALL_LINES = 5
-"""A run stalls when no line came for as long as this many usually take, and at least for `STALL_S`."""
-STALL_S = 30.0
-FULL_BYTES = 64 * 1024
-"""A disk with less room than this counts as full."""
 
 
 class State(StrEnum):
@@ -105,7 +97,8 @@ def decide(seen: Observation) -> Verdict:
         )
         if (finding := rule(seen)) is not None
     )
-    return Verdict(state, rule, reason, tuple(_evidence(seen)))
+    later = [cause.finding[2] for cause in _causes(seen)[1:]]
+    return Verdict(state, rule, reason, tuple(evidence(seen, later)))
 
 
 Finding = tuple[State, str, str]
@@ -135,8 +128,8 @@ def _causes(seen: Observation) -> list[Cause]:
     told_of = {error.node for error in seen.errors}
     for node in seen.nodes:
         finding = _node_failure(node, seen.job_of(node), node.name in told_of)
-        if finding is not None and not node.ended and _disk_is_full(seen):
-            finding = State.failed, "disk-full", f"{_FULL_DISK}, and so {finding[2]}"
+        if finding is not None and not node.ended and disk_is_full(seen):
+            finding = State.failed, "disk-full", f"{FULL_DISK}, and so {finding[2]}"
         if finding is not None and (node.ended or seen.stop_unix is None):  # a stop may kill agents
             found.append(Cause(node.seen_unix, finding))
     until = math.inf if seen.stop_unix is None else seen.stop_unix
@@ -160,21 +153,11 @@ _JOB_RULES = {
 """By Slurm's state of a job that took a node with it."""
 
 
-_FULL_DISK = "the disk of the run folder is full"
-
-
-def _disk_is_full(seen: Observation) -> bool:
-    """Nothing that fails for this can write why."""
-    return seen.free_bytes < FULL_BYTES
-
-
 def _node_failure(node: Node, job: Job | None, ranks_told: bool) -> Finding | None:
     """What went wrong with a node itself. If its ranks told of errors, a plain exit code follows from them."""
     if node.ended:
         if node.stopped or node.reason or not node.exit_code:
             return None
-        if node.reason:
-            return State.failed, "node-gave-up", f"node {node.name} {node.reason}"
         if node.exit_code < 0:
             name = _signal(-node.exit_code)
             return State.failed, "worker-killed", f"the worker of node {node.name} was killed by {name}"
@@ -202,11 +185,11 @@ def _stop(seen: Observation) -> Finding | None:
 
 def _interrupted(seen: Observation) -> Finding | None:
     """The ranks saved because a signal told that time was running out, and nobody starts them again."""
-    saved = [node for node in seen.nodes if node.ended and node.exit_code == SAVED]
-    if not saved or not seen.over:
+    ended = [node for node in seen.nodes if node.ended and node.exit_code == SAVED]
+    if not ended or not seen.over:
         return None
-    why = next((f", and {node.reason}" for node in saved if node.reason), "")
-    reason = f"time ran out{why}; {_saved(seen)}; 'tdpp launch resume={_name(seen)}' goes on from there"
+    why = next((f", and {node.reason}" for node in ended if node.reason), "")
+    reason = f"time ran out{why}; {saved(seen)}; 'tdpp launch resume={_name(seen)}' goes on from there"
     return State.interrupted, "time-limit", reason
 
 
@@ -283,7 +266,7 @@ def _unknown(seen: Observation) -> Finding | None:
         elif node.ended and node.stopped and not node.reason:
             told = f"was ended by {node.stopped} from outside, and may be started again"
         elif not node.ended and silent_s > SILENCE_S:
-            told = f"gave its last sign of life {_ago(silent_s)}"
+            told = f"gave its last sign of life {ago(silent_s)}"
         else:
             continue
         return State.unknown, "slurm-silent", f"node {node.name} {told}, and Slurm does not answer: {seen.silence}"
@@ -292,42 +275,19 @@ def _unknown(seen: Observation) -> Finding | None:
 
 def _hung(seen: Observation) -> Finding | None:
     """Only of a run all of whose nodes are at work: ranks that wait for others to start do not hang."""
-    if (seen.log and not _is_late(seen)) or len(seen.gpus) < len(seen.nodes):
+    if (seen.log and not is_late(seen)) or len(seen.gpus) < len(seen.nodes):
         return None
     found = gpu_health.hang(seen.gpus, seen.now_unix, seen.log[-1].unix if seen.log else None)
     return None if found is None else (State.hung, *found)
 
 
 def _pace(seen: Observation) -> Finding | None:
-    if not _is_late(seen):
+    if not is_late(seen):
         return None
-    age = seen.now_unix - max(seen.log[-1].unix, _began(seen))
-    since = " since the run was started again" if _began(seen) > seen.log[-1].unix else ""
-    reason = f"no iteration was logged for {age:.0f} s{since}; usually one line takes {_usual_s(seen):.1f} s"
+    age = seen.now_unix - max(seen.log[-1].unix, began_unix(seen))
+    since = " since the run was started again" if began_unix(seen) > seen.log[-1].unix else ""
+    reason = f"no iteration was logged for {age:.0f} s{since}; usually one line takes {usual_s(seen):.1f} s"
     return State.stalled, "no-progress", reason
-
-
-def _is_late(seen: Observation) -> bool:
-    """Whether the next line of the log has not come for far longer than usual.
-
-    The lines of an earlier start tell nothing of how long a run is silent that was started again; and before its
-    first own line it imports torch, reads the checkpoint, and its ranks meet.
-    """
-    if not seen.log or seen.log[-1].iteration == seen.iterations:
-        return False
-    last, began = seen.log[-1].unix, _began(seen)
-    patience = max(STALL_S, STALL_LINES * _usual_s(seen), gpu_health.GRACE_S if began > last else 0)
-    return seen.now_unix - max(last, began) >= patience
-
-
-def _began(seen: Observation) -> float:
-    """When the last of the nodes joined this start; 0 while none has."""
-    return max((node.started_unix or 0.0 for node in seen.nodes), default=0.0)
-
-
-def _usual_s(seen: Observation) -> float:
-    """From one line of the log to the next."""
-    return median_ms(seen) / 1e3 * int(seen.plan["train"]["log_interval"])
 
 
 def _progress(seen: Observation) -> Finding:
@@ -336,7 +296,7 @@ def _progress(seen: Observation) -> Finding:
     waiting = ", ".join(str(job) for job in seen.jobs if job.state and job.state.pending)
     if seen.start.restarts:
         where = f": {waiting}" if waiting else ""
-        reason = f"to be started again (restart {seen.start.restarts}){where}; {_saved(seen)}"
+        reason = f"to be started again (restart {seen.start.restarts}){where}; {saved(seen)}"
         return State.starting, "restarting", reason
     preparing = next((node for node in seen.nodes if node.alive and node.doing), None)
     if preparing is not None:
@@ -345,65 +305,8 @@ def _progress(seen: Observation) -> Finding:
     return State.starting, "starting", waiting or "waiting for its nodes to start"
 
 
-def _saved(seen: Observation) -> str:
-    return "nothing was saved" if seen.saved is None else f"saved after iteration {seen.saved}"
-
-
 def _name(seen: Observation) -> str:
     return str(seen.plan["run"])
-
-
-def median_ms(seen: Observation) -> float:
-    """Milliseconds per iteration, the median of the logged lines; the first, which warms up, only if it is alone."""
-    lines = seen.log[1:] or seen.log
-    return statistics.median(line.elapsed_ms for line in lines)
-
-
-def _evidence(seen: Observation) -> Iterator[str]:
-    yield f"plan: {plan_line(seen.plan)}"
-    if seen.silence is not None:
-        yield f"what Slurm would tell is missing: {seen.silence}"
-    for job in seen.jobs:
-        left = f", {job.state.time_left} left" if job.state and job.state.state == "RUNNING" else ""
-        yield f"{job}{left}: {', '.join(job.nodes)}"
-    if seen.start > Start(0, 0):
-        yield f"start {seen.start} (submission.restart); {_saved(seen)}"
-    if seen.log:
-        last = seen.log[-1]
-        yield (
-            f"iteration: {last.iteration} of {seen.iterations}, {_loss(seen)}, {median_ms(seen):.1f} ms per "
-            f"iteration (median), logged {_ago(seen.now_unix - last.unix)}"
-        )
-    else:
-        yield f"iteration: none of {seen.iterations} logged yet"
-    for node in seen.nodes:
-        if node.ended:
-            told = f", told to end by {node.stopped}" if node.stopped else ""
-            told += f": it {_first_line(node.reason)}" if node.reason else ""
-            yield f"node {node.name}: ended with {node.exit_code}{told}"
-        else:
-            sign = "" if node.alive else ", but no process of it lives"
-            state = "not started" if node.state == "absent" else node.state
-            state += f", waiting for {node.doing}" if node.doing else ""
-            yield f"node {node.name}: {state}{sign}"
-    for node_gpus in seen.gpus:
-        line = gpu_health.evidence(node_gpus, seen.now_unix)
-        if line is not None:
-            yield line
-    for cause in _causes(seen)[1:]:
-        yield f"later: {_first_line(cause.finding[2])}"
-    if _disk_is_full(seen):
-        yield f"{_FULL_DISK}: {seen.free_bytes} bytes are free"
-    symptoms = sum(error.symptom for error in seen.errors)
-    if symptoms:
-        yield f"{symptoms} rank{'s' * (symptoms > 1)} failed only because another one was lost"
-
-
-def _loss(seen: Observation) -> str:
-    loss = seen.log[-1].loss
-    if loss is not None:
-        return f"loss {loss:.4f}"
-    return "rehearsed, so without a loss" if seen.plan["rehearsal"] else "all skipped"
 
 
 def _ranks(seen: Observation) -> str:
@@ -418,12 +321,7 @@ def _place(error: RankError) -> str:
 def _what(error: RankError) -> str:
     if error.type == "Killed":
         return f"was {error.message}"
-    return f"failed with {error.type}: {_first_line(error.message)}"
-
-
-def _first_line(text: str) -> str:
-    first, *more = text.strip().splitlines() or [""]
-    return f"{first}{' …' if more else ''}"
+    return f"failed with {error.type}: {first_line(error.message)}"
 
 
 def _signal(number: int) -> str:
@@ -431,9 +329,3 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s ago"
-    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"

@@ -15,9 +15,10 @@ from conf.compose import compose
 from conf.errors import RunFolderError
 from conf.rundir import RunDir
 from launch.observe import SILENCE_S, observe
+from launch.pace import median_ms
 from launch.plan import make_plan
 from launch.runs import run_row
-from launch.verdict import EXIT_CODES, State, decide, judge, median_ms
+from launch.verdict import EXIT_CODES, State, decide, judge
 from tests.launch.live import TWO_NODES
 
 A10 = ("experiment=seed_a10x8", "executor=local", "container=none", "train.precision=fp16")
