@@ -103,7 +103,8 @@ def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submiss
         job = _submit(run, text, make_agent(request))
         jobs.append({"id": job, "role": request.role, "nodes": list(request.nodes)})
         run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": jobs})
-        run.link_job(job)
+    for submitted in jobs:  # now that none of them can be refused: links to a run that is taken back would stay
+        run.link_job(submitted["id"])
 
 
 def asked_for(request: JobRequest) -> str:
