@@ -125,10 +125,16 @@ class Cuda:
                 self._timing = enable_timing
                 self._number: int | None = None
                 self._ns = 0
+                self._asked = False
 
             def record(self, stream: Any = None) -> None:
                 cuda._recorded += 1
                 self._number, self._ns = cuda._recorded, time.monotonic_ns()
+
+            def query(self) -> bool:
+                """As if the GPU were a little behind: only who asks again sees that it has passed."""
+                before, self._asked = self._asked, True
+                return before or self._number is None
 
             def elapsed_time(self, end_event: Event) -> float:
                 """Milliseconds."""
