@@ -49,3 +49,9 @@ def test_a_rank_that_does_not_come_is_told_as_lost() -> None:
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(PeerLost, match=r"^comparing versions failed: "):
         software.same_software(store, 0, 2, CPU)
+
+
+def test_on_gpus_nccl_is_compared_and_on_cpus_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 18, 1))
+    assert software._versions(torch.device("cuda")).endswith(", NCCL 2.18.1")
+    assert software._versions(CPU) == f"torch {torch.__version__}"
