@@ -76,6 +76,7 @@ GRID = [
     *(Layout(1, 2, 2, "1-2", 1, schedule=schedule) for schedule in ("gpipe", "zb_h1")),
     Layout(2, 2, 2, "2-1", 1, True, "full", True, schedule="zb_h1"),
     Layout(1, 2, 2, "0-2-0-0-1-0", 1, schedule="interleaved", chunks=3),
+    Layout(1, 1, 3, "1-0-0-1-1-0", 1, schedule="interleaved", chunks=2),
     Layout(1, 1, 4, "0-0-1-0-1-0-1-0", 8, schedule="interleaved", chunks=2),
     Layout(2, 2, 2, "1-0-1-1", 1, True, "selective", True, schedule="interleaved", chunks=2),
 ]

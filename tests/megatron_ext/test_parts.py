@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import fields
 from itertools import pairwise
@@ -140,6 +141,20 @@ def test_flat_weights_are_views_and_buckets_cover_them_once(tmp_path: Path, corp
         assert found[0][0].start == 0
         assert found[-1][0].stop == flat.weight.numel()
         assert all(a.stop == b.start for (a, _), (b, _) in pairwise(found))
+
+
+def test_weights_begin_as_gpt2s_whatever_the_cut(tmp_path: Path, corpus: Path) -> None:
+    """Normal with 0.02, output projections with 0.02 / sqrt(2 layers), no bias; the tied embeddings are equal."""
+    sizes = ("model.hidden=64", "parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-2")
+    plan = make_run(tmp_path / "run", corpus, *sizes).plan
+    first, last = (dict(Stage(plan, stage, TensorGroup()).parameters_by_name()) for stage in range(2))
+    for name, parameter in (first | last).items():
+        if parameter.dim() == 1:
+            assert (parameter == (1.0 if name.endswith("norm.weight") else 0.0)).all()
+        else:
+            std = 0.02 / math.sqrt(2 * 3) if "_out." in name else 0.02
+            assert parameter.std().item() == pytest.approx(std, rel=0.1), name
+    assert torch.equal(first["embedding.word"], last["head.word"])
 
 
 def test_a_log_line_reads_as_megatrons(tmp_path: Path, corpus: Path) -> None:
