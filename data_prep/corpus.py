@@ -14,11 +14,10 @@ from typing import NoReturn
 
 from data_prep.compressed import unreadable
 from data_prep.errors import DataPrepError
+from data_prep.hashing import file_hash
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"})
 """Folders of a Python installation that are not its library, or hold files in odd encodings on purpose."""
-
-BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +50,10 @@ class Corpus:
         whole = hashlib.sha256()
         for name, path in zip(self.names, self.files, strict=True):
             try:
-                content = hashlib.sha256()
-                with path.open("rb") as file:
-                    while block := file.read(BLOCK):
-                        content.update(block)
-                        read(len(block))
+                content = file_hash(path, read)
             except OSError as error:
                 raise unreadable(path, error) from error
-            whole.update(f"{name}\0{content.hexdigest()}\n".encode(errors="surrogateescape"))
+            whole.update(f"{name}\0{content}\n".encode(errors="surrogateescape"))
         return whole.hexdigest()
 
 

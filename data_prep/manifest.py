@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from data_prep.errors import DataPrepError
+from data_prep.hashing import file_hash
+from data_prep.progress import shown
 from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from megatron_ext.indexed_dataset import data_file
 
@@ -116,14 +118,13 @@ def _vocabulary(path: Path) -> dict[str, int]:
         ) from error
 
 
-def file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def hashes(files: Mapping[str, Path]) -> dict[str, str]:
+    """SHA-256 of files by suffix; shows progress on stderr."""
+    with shown("hashing the data", sum(path.stat().st_size for path in files.values()), stays=False) as show:
+        return {suffix: file_hash(path, show.more) for suffix, path in files.items()}
 
 
 def is_true(manifest: Manifest, prefix: Path) -> bool:
     """Whether the files beside the manifest are those it describes."""
     files = {suffix: data_file(prefix, suffix) for suffix in manifest.sha256}
-    return all(path.is_file() for path in files.values()) and all(
-        file_hash(path) == manifest.sha256[suffix] for suffix, path in files.items()
-    )
+    return all(path.is_file() for path in files.values()) and hashes(files) == manifest.sha256

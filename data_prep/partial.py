@@ -27,7 +27,7 @@ from conf.rundir import write_atomic
 from data_prep.encode import Encoded
 from data_prep.errors import DataPrepError
 from data_prep.formats import DIGEST
-from data_prep.manifest import TOKENIZER, Manifest, file_hash
+from data_prep.manifest import TOKENIZER, Manifest, hashes
 from megatron_ext.index_maps import saved_maps
 from megatron_ext.indexed_dataset import HEADER, LENGTH, data_file, sync
 
@@ -121,7 +121,7 @@ class Partial:
         """
         files = {".bin": self.folder / "tokens", TOKENIZER: self.tokenizer, ".idx": self.folder / "index"}
         there = {suffix: path for suffix, path in files.items() if path.exists()}
-        manifest = replace(manifest, sha256={suffix: file_hash(path) for suffix, path in there.items()})
+        manifest = replace(manifest, sha256=hashes(there))
         there[".json"] = self.folder / "manifest.json"
         write_atomic(there[".json"], manifest.to_json())
         self._journal.unlink(missing_ok=True)

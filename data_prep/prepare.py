@@ -45,7 +45,7 @@ class Request:
         """
         given = self.tokenizer
         tokenizer = {"train_bpe": given} if isinstance(given, int) else {"tokenizer": given.identity}
-        with shown("hashing", self.corpus, stays=False) as show:
+        with shown(f"hashing {self.corpus.description}", self.corpus.bytes, stays=False) as show:
             digest = self.corpus.digest(show.more)
         return {"corpus_sha256": digest, **asdict(self.options), **tokenizer}
 
@@ -126,9 +126,10 @@ def _tokenizer(request: Request, folder: Partial) -> Tokenizer:
 
 
 def _learned(request: Request, vocab_size: int) -> JsonTokenizer:
-    with shown("learning the tokenizer from", request.corpus) as show:
+    corpus = request.corpus
+    with shown(f"learning the tokenizer from {corpus.description}", corpus.bytes) as show:
         work = bound(_texts, options=request.options)
-        read = show.reading(chunks(request.corpus, request.options.documents))
+        read = show.reading(chunks(corpus, request.options.documents))
         with closing(in_order(work, read, request.workers)) as results:
             return train_bpe((text for found in results for text in found), vocab_size)
 
@@ -144,7 +145,8 @@ def _write(request: Request, tokenizer: Tokenizer, folder: Partial) -> Progress:
         DataPrepError: there is no text.
     """
     corpus, options, dtype = request.corpus, request.options, token_dtype(tokenizer.vocab_size)
-    with folder.open(dtype.itemsize, options.unique) as (progress, files), shown("tokenizing", corpus) as show:
+    bar = shown(f"tokenizing {corpus.description}", corpus.bytes)
+    with folder.open(dtype.itemsize, options.unique) as (progress, files), bar as show:
         writer = IndexedWriter(files.tokens, files.idx, dtype, progress.documents, progress.tokens)
         if progress.documents:
             show.say(f"going on after {progress.documents:,} documents")

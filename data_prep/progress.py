@@ -1,4 +1,4 @@
-"""A progress bar on stderr for what goes through a corpus."""
+"""A progress bar on stderr for what goes through files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from data_prep.corpus import Corpus
-from data_prep.encode import Chunk
-
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    from data_prep.encode import Chunk
 
 
 class Show:
@@ -39,8 +38,8 @@ class Show:
 
 
 @contextmanager
-def shown(what: str, corpus: Corpus, *, stays: bool = True) -> Iterator[Show]:
-    """A bar for `what` is done to the corpus; it ends where the block ends, and goes away if it is not to stay."""
+def shown(what: str, size: int, *, stays: bool = True) -> Iterator[Show]:
+    """A bar for `what` is done to so many bytes; it ends where the block ends, and goes away if it is not to stay."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
@@ -48,4 +47,4 @@ def shown(what: str, corpus: Corpus, *, stays: bool = True) -> Iterator[Show]:
     console = Console(stderr=True)
     unseen = not stays and not console.is_terminal
     with Progress(*columns, console=console, transient=not stays, disable=unseen) as progress:
-        yield Show(progress, progress.add_task(f"{what} {corpus.description}", total=corpus.bytes, note=""))
+        yield Show(progress, progress.add_task(what, total=size, note=""))

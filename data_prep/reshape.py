@@ -15,7 +15,7 @@ import numpy as np
 from conf.rundir import write_atomic
 from data_prep.check import open_checked
 from data_prep.errors import DataPrepError
-from data_prep.manifest import TOKENIZER, Manifest, file_hash, read_manifest, same_vocabulary
+from data_prep.manifest import TOKENIZER, Manifest, hashes, read_manifest, same_vocabulary
 from data_prep.prepare import text_prefix
 from megatron_ext.errors import DataError
 from megatron_ext.index_maps import saved_maps, split_documents
@@ -166,6 +166,6 @@ def _describe(prefix: Path, origin: Path, manifest: Manifest) -> None:
     if TOKENIZER in manifest.sha256:
         shutil.copyfile(data_file(origin, TOKENIZER), data_file(prefix, TOKENIZER))
         suffixes.append(TOKENIZER)
-    hashes = {suffix: file_hash(data_file(prefix, suffix)) for suffix in suffixes}
-    told = replace(manifest, documents=data.documents, tokens=len(data.tokens), left_out={}, sha256=hashes)
+    found = hashes({suffix: data_file(prefix, suffix) for suffix in suffixes})
+    told = replace(manifest, documents=data.documents, tokens=len(data.tokens), left_out={}, sha256=found)
     write_atomic(data_file(prefix, ".json"), told.to_json())

@@ -14,6 +14,7 @@ from data_prep.corpus import Corpus, stdlib_corpus
 from data_prep.errors import DataPrepError
 from data_prep.partial import WITHOUT_LOCKS
 from data_prep.prepare import Request, prepare
+from data_prep.progress import Show
 from data_prep.tokenizer import ByteTokenizer
 from launch.cli import main as tdpp
 from megatron_ext.index_maps import build_or_load, saved_maps
@@ -92,6 +93,13 @@ def test_index_maps_of_replaced_data_go_away_and_no_others(prepared: dict[str, b
 def test_an_output_that_names_no_file_is_refused(output: str) -> None:
     with pytest.raises(DataPrepError, match=r"--output .*: not a name for files; give a folder and a name"):
         cli.main(["prepare", "--source", "stdlib", "--output", output])
+
+
+def test_hashing_finished_data_tells_how_far_it_is(prepared: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    monkeypatch.setattr(Show, "more", lambda _, size: hashed.append(size))
+    assert cli.main(["check", str(PREFIX)]) == 0
+    assert sum(hashed) == len(prepared[".bin"]) + len(prepared[".idx"])
 
 
 @pytest.mark.parametrize("prefix", ["text", "new/text"], ids=["a file in it", "a folder in it"])
