@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -95,6 +95,8 @@ class Engine:
             partial(vocab_cross_entropy, vocab_size=plan.model.vocab_size, tensor=self.tensor),
             Pace(self._device, plan.train.comm_timeout_s),
         )
+        if plan.train.compile:
+            self._compile(shape, dtype)
 
     def step(self, iteration: int) -> StepResult:
         """Trains on the global batch of `iteration` (from 1).
@@ -121,6 +123,20 @@ class Engine:
         if skipped and not self.optimizer.scaler.dynamic:
             raise _not_finite(iteration, "gradient's norm", norm)
         return StepResult(mean, norm, scale, skipped)
+
+    def _compile(self, shape: Tuple[int, ...], dtype: torch.dtype) -> None:
+        """Runs each chunk once on zeros, whose gradients are zero: torch.compile works at the first call, for minutes.
+
+        In the first iteration one stage after another would, while the others wait for its message.
+        """
+        self._reducer.begin(2)  # it is told of one
+        for stage in self._stages:
+            if stage.first:
+                x = torch.zeros(shape[0], self._plan.model.sequence_length, dtype=torch.int64, device=self._device)
+            else:
+                x = torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=True)
+            left = stage(x)
+            torch.autograd.backward([left], [torch.zeros_like(left)])
 
     def _batch(self, iteration: int) -> List[Optional[Tensor]]:
         """This replica's micro-batches, where the stage has a use for them."""

@@ -148,6 +148,8 @@ class Executor:
                 self._send(kind, key, self._gradient_entered.pop(key))
         for outbox in self._outboxes.values():
             outbox.flush()
+        if self._inboxes or self._outboxes:
+            self._pace.finished()
         losses, self._losses = self._losses, []
         return torch.stack(losses).sum() if losses else None
 

@@ -20,7 +20,7 @@ from megatron_ext.errors import PeerLost
 PASSES_AHEAD = 4
 """So that the GPU has work while the host sleeps."""
 _SHORTEST_SLEEP_S = 50e-6
-_LONGEST_SLEEP_S = 1e-3
+_LONGEST_SLEEP_S = 200e-6
 
 
 def messages_timeout(device: torch.device, patience_s: float) -> timedelta:
@@ -46,13 +46,26 @@ class Pace:
         Raises:
             PeerLost: the GPU does not come on.
         """
-        if not self._cuda:
-            return
+        if self._cuda:
+            self._mark(f"{name} of micro-batch {micro_batch}")
+            if len(self._queued) > PASSES_AHEAD:
+                self._reach(*self._queued.popleft())
+
+    def finished(self) -> None:
+        """Called when all passes and messages have been queued; waits until the GPU has come to their end.
+
+        Raises:
+            PeerLost: the GPU does not come on.
+        """
+        if self._cuda:
+            self._mark("the last message")
+            while self._queued:
+                self._reach(*self._queued.popleft())
+
+    def _mark(self, what: str) -> None:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        self._queued.append((event, f"{name} of micro-batch {micro_batch}"))
-        if len(self._queued) > PASSES_AHEAD:
-            self._reach(*self._queued.popleft())
+        self._queued.append((event, what))
 
     def _reach(self, event: torch.cuda.Event, what: str) -> None:
         until = time.monotonic() + self._patience_s

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from megatron_ext.engine import Engine, StepResult
 from tests.megatron_ext.engine_run import EngineRun
 
 TINY = (
     "parallel.data=1",
     "parallel.pipeline=1",
     "parallel.micro_batch_size=8",
-    "model.layers=1",
+    "model.layers=3",
     "train.iterations=2",
     "train.checkpoint=false",
 )
@@ -32,7 +33,8 @@ def test_compiled_layers_give_the_same_losses(
 ) -> None:
     plain = engine_run(*TINY)
     assert plain.go() == 0, plain.stderr()
-    real, graphs = torch.compile, tmp_path / "graphs"
+    real, graphs, before = torch.compile, tmp_path / "graphs", tmp_path / "before"
+    step = Engine.step
 
     def watched(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         compiled = real(function)
@@ -44,8 +46,15 @@ def test_compiled_layers_give_the_same_losses(
 
         return call
 
+    def first(self: Engine, iteration: int) -> StepResult:
+        if iteration == 1:
+            before.write_text(str(counters["stats"]["unique_graphs"]))
+        return step(self, iteration)
+
     monkeypatch.setattr(torch, "compile", watched)  # the ranks are forked from this process
+    monkeypatch.setattr(Engine, "step", first)
     compiled = engine_run(*TINY, "train.compile=true", name="compiled")
     assert compiled.go() == 0, compiled.stderr()
-    assert graphs.read_text() == "1"
+    assert before.read_text() == "1", "while a stage compiles, the others would wait for its message"
+    assert graphs.read_text() == "1", "one layer is like another"
     np.testing.assert_allclose(compiled.losses(), plain.losses(), rtol=0, atol=1e-5)

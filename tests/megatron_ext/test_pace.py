@@ -53,6 +53,9 @@ def test_the_host_is_at_most_a_few_passes_ahead(gpu: Gpu) -> None:
         ahead.append(gpu.queued - gpu.ended)
     assert max(ahead) == PASSES_AHEAD
     assert ahead[-1] == PASSES_AHEAD  # and not less: the GPU has work queued
+    gpu.passes += 1
+    own.finished()
+    assert gpu.ended == gpu.queued == 21
 
 
 def test_a_gpu_that_stands_still_is_told_in_time_with_the_pass_it_is_in(
