@@ -56,7 +56,8 @@ class Glance:
     @property
     def asks(self) -> tuple[str, ...]:
         """Ids of the jobs that Slurm has to be asked about; none once the files tell all."""
-        cut = any(state and state["stopped"] for state in self.states.values())  # then Slurm may know who did it
+        # Where nodes were ended from outside, Slurm may know by whom, and start them again.
+        cut = any(state and state["stopped"] for state in self.states.values()) and not self.run.stop_request.exists()
         if not self.on_slurm or (self.settled and not cut):
             return ()
         return tuple(job["id"] for job in self.submitted["jobs"])

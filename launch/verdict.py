@@ -291,7 +291,8 @@ def _pace(seen: Observation) -> Finding | None:
 
 
 def _progress(seen: Observation) -> Finding:
-    if any(node.state == "running" for node in seen.nodes):
+    at_work = sum(node.state == "running" for node in seen.nodes)
+    if at_work and all(node.ended or node.state == "running" for node in seen.nodes):
         return State.running, "running", f"{_ranks(seen)} at work"
     waiting = ", ".join(str(job) for job in seen.jobs if job.state and job.state.pending)
     if seen.start.restarts:
@@ -302,7 +303,8 @@ def _progress(seen: Observation) -> Finding:
     if preparing is not None:
         reason = f"node {preparing.name} makes its container ready, waiting for {preparing.doing}"
         return State.starting, "preparing", reason
-    return State.starting, "starting", waiting or "waiting for its nodes to start"
+    there = f"{at_work} of {len(seen.nodes)} nodes at work, " if at_work else ""
+    return State.starting, "starting", there + (waiting or "waiting for its nodes to start")
 
 
 def _name(seen: Observation) -> str:

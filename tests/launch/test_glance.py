@@ -52,3 +52,7 @@ def test_slurm_is_asked_only_about_what_the_files_do_not_tell(
     tmp_path: Path, nodes: list[Node | None], asks: tuple[str, ...]
 ) -> None:
     assert glance(on_slurm(Case(nodes).make(tmp_path / "run"))).asks == asks
+
+
+def test_slurm_is_not_asked_for_ever_who_ended_a_run_that_was_stopped(tmp_path: Path) -> None:
+    assert glance(on_slurm(Case([ended(143, "SIGTERM")] * 2, stop=NOW - 9).make(tmp_path / "run"))).asks == ()

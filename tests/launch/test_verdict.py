@@ -231,6 +231,10 @@ CASES = {
     "loss-not-a-number": (Case(last=20, loss=math.nan), State.not_finite, "the loss of iteration 20 is nan"),
     "loss-infinite-at-the-end": (Case([OK, OK], last=50, loss=math.inf), State.not_finite, "iteration 50 is inf"),
     "stalled": (Case(last=20, age=31), State.stalled, "no iteration was logged for 31 s; usually one line takes 1.0 s"),
+    "a-node-has-not-started-yet": (
+        Case([Node(), None], submitted=NOW - 5), State.starting, "1 of 2 nodes at work, waiting for its nodes to start"
+    ),
+    "one-node-is-done-before-the-other": (Case([OK, Node()], last=50), State.running, "4 ranks at work"),
     "slow-but-not-stalled": (Case(last=20, age=29), State.running, "4 ranks at work"),
 }  # fmt: skip
 
