@@ -70,6 +70,9 @@ class NodeAgent:
     max_requeues: int
     gpu_interval_s: int = 0
     """Seconds between two readings of the node's GPUs; 0 for none."""
+    for_itself: bool = False
+    """Whether the node is examined for itself (tdpp doctor): although others have failed its worker starts, is told so
+    (SIGTERM), and ends by itself."""
 
     def __call__(self) -> None:
         """Runs this node's worker to its end.
@@ -131,7 +134,7 @@ class _Node:
         )
         # After SIGTERM Slurm may be about to start this job again, and the others with it.
         may_come_back = self._told.end is not None and self._agent.resumable
-        if code != 0 and self._slurm is not None and not may_come_back:
+        if code != 0 and self._slurm is not None and not may_come_back and not self._agent.for_itself:
             self._slurm.cancel_waiting()
         return code
 
@@ -163,12 +166,13 @@ class _Node:
     def _stopped_by(self) -> signal.Signals | None:
         if self._told.end:
             return self._told.end
-        if self._finding is not None:
+        if self._finding is not None and self.reason is not None:
             return signal.SIGTERM
         return signal.SIGUSR2 if self._told.save else None
 
     def _ending(self) -> bool:
-        return self._told.end is not None or self._finding is not None
+        """Whether the worker is not to go on: it is told to end, and killed if it does not."""
+        return self._told.end is not None or (self._finding is not None and not self._agent.for_itself)
 
     def _awaited(self, look: Callable[[], _Found]) -> _Found | None:
         """What `look` gives once that is true; None when the node is told to end before."""
@@ -233,6 +237,9 @@ class _Node:
                     if now >= next_request:  # again: a worker that is still starting does not listen yet
                         worker.ask_to_save()
                         next_request = now + 1.0
+                if self._finding is not None and self.reason is None and worker.listens:  # examined for itself
+                    self.reason = f"ended because {self._finding.reason}"
+                    worker.ask_to_end()
                 unsaved = self._told.save and (saving_until is None or now > saving_until)
                 if self._ending() or unsaved:
                     worker.ask_to_end()
@@ -255,9 +262,10 @@ class _Node:
         if self._run.stop_request.exists():
             self._told.end = self._told.end or signal.SIGTERM
         self._told.save = self._told.save or self._run.save_request(str(self._start)).exists()
-        if not self._ending():
+        if self._told.end is None and self._finding is None:
             self._finding = self._peers.look()
-            self.reason = f"ended because {self._finding.reason}" if self._finding else None
+            if self._finding is not None and not self._agent.for_itself:
+                self.reason = f"ended because {self._finding.reason}"
 
     def _only_lost_others(self) -> bool:
         """Whether ranks of this node told of nothing but others that were gone."""

@@ -102,7 +102,7 @@ def _examine(
 ) -> tuple[Path | None, list[Check]]:
     """Submits the job, waits for its end and judges what it found; the folder, if it came to that."""
     try:
-        run = submit(checkup, overrides, no_data_needed, worker)
+        run = submit(checkup, overrides, no_data_needed, worker, for_itself=True)
     except TdppError as error:
         return None, [Check(level=Level.error, where=HERE, what="jobs", text=str(error))]
     checks = []

@@ -36,10 +36,17 @@ Preflight = Callable[[Experiment], None]
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 
 
-def submit(experiment: Experiment, overrides: Sequence[str], preflight: Preflight, worker: str = WORKER) -> RunDir:
+def submit(
+    experiment: Experiment,
+    overrides: Sequence[str],
+    preflight: Preflight,
+    worker: str = WORKER,
+    *,
+    for_itself: bool = False,
+) -> RunDir:
     """Checks an experiment and starts it, as `check` and `start` do."""
     check(experiment, preflight)
-    return start(experiment, overrides, worker, read_source())
+    return start(experiment, overrides, worker, read_source(), for_itself=for_itself)
 
 
 def check(experiment: Experiment, preflight: Preflight) -> None:
@@ -57,11 +64,17 @@ def check(experiment: Experiment, preflight: Preflight) -> None:
 
 
 def start(
-    experiment: Experiment, overrides: Sequence[str], worker: str, source: Source, behind: Sequence[str] = ()
+    experiment: Experiment,
+    overrides: Sequence[str],
+    worker: str,
+    source: Source,
+    behind: Sequence[str] = (),
+    *,
+    for_itself: bool = False,
 ) -> RunDir:
     """Makes the run's folder and starts the run. If anything goes wrong, no process, job or folder is left.
 
-    On Slurm it waits in the queue until the jobs with the ids `behind` have ended.
+    On Slurm it waits in the queue until the jobs with the ids `behind` have ended. `for_itself`: see `NodeAgent`.
 
     Raises:
         TdppError: the run cannot be started.
@@ -81,7 +94,7 @@ def start(
             kind = str(experiment.executor.kind)
             run.write_json(run.jobs, {"token": token, "executor": kind, "submission": 0, "jobs": []})
             run.write_json(run.plan, plan)
-        _start(experiment, run, plan, worker, behind)
+        _start(experiment, run, plan, worker, behind, for_itself=for_itself)
     except BaseException:
         shutil.rmtree(run.path)
         with contextlib.suppress(OSError):  # other runs of the name are there
@@ -157,7 +170,13 @@ def resumable(plan: Mapping[str, Any]) -> bool:
 
 
 def _start(
-    experiment: Experiment, run: RunDir, plan: Mapping[str, Any], worker: str, behind: Sequence[str] = ()
+    experiment: Experiment,
+    run: RunDir,
+    plan: Mapping[str, Any],
+    worker: str,
+    behind: Sequence[str] = (),
+    *,
+    for_itself: bool = False,
 ) -> None:
     jobs = run.read_json(run.jobs)
     token, executor = jobs["token"], experiment.executor
@@ -180,6 +199,7 @@ def _start(
             save_s=executor.save_s if on_slurm else local.warning_s(executor),
             max_requeues=executor.max_requeues if on_slurm else 0,
             gpu_interval_s=experiment.profile.gpu_interval_s if plan["device"] == "cuda" else 0,
+            for_itself=for_itself,
         )
 
     if on_slurm:

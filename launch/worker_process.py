@@ -37,6 +37,11 @@ class WorkerProcess:
         """It is not waited for yet then, so that its group cannot be another's."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
+    @property
+    def listens(self) -> bool:
+        """Whether it would not simply die of being asked to end."""
+        return processes.catches(self._process.pid, signal.SIGTERM)
+
     def ask_to_save(self) -> None:
         """Tells the worker and its ranks, whatever they run in; not those that do not listen yet."""
         living = processes.find(self._token, self._node_rank)

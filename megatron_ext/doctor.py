@@ -25,8 +25,8 @@ from megatron_ext.plan import Plan
 
 ALONE_S = 90.0
 """For what a rank does before it meets others; the first use of a GPU may take long."""
-FINISH_S = 5.0
-"""The same, once this process was told to stop: what it can still find is worth that."""
+FINISH_S = 30.0
+"""The same, once this process was told to stop, because others have failed: what it can still find is worth that."""
 REACH_S = 5.0
 """For a connection to another node."""
 TOGETHER_S = 120.0
@@ -47,11 +47,12 @@ class _Told:
         self.stop = self.stop or time.monotonic()
 
     def wait(self, condition: Callable[[], bool], seconds: float, finish_s: float = 0.0) -> bool:
-        """Whether the condition came true in time; `finish_s` is how long after having been told to stop it may."""
-        until = time.monotonic() + seconds
+        """Whether the condition came true in time; `finish_s` is how long it may take once this was told to stop."""
+        begun = time.monotonic()
+        until = begun + seconds
         while not condition():
             if self.stop is not None:
-                until = min(until, self.stop + finish_s)
+                until = min(until, max(begun, self.stop) + finish_s)
             if time.monotonic() >= until:
                 return False
             time.sleep(POLL_S)
@@ -88,6 +89,7 @@ def _examine(plan: Plan, node_rank: int, note: Note, told: _Told) -> None:
         except (ImportError, OSError) as error:  # OSError: a library of torch's that cannot be loaded
             note.tell(problem=f"torch cannot be used: {error}", address=_address(listener), ready=True)
             _reach(note, others, plan, told)
+            note.tell(exit_codes={})
             return
         with Ranks(plan, node_rank) as ranks:
             told.wait(ranks.alone_done, ALONE_S, FINISH_S)
@@ -107,13 +109,19 @@ def _reach(note: Note, others: Mapping[str, Path], plan: Plan, told: _Told) -> N
     """
 
     def all_have(key: str) -> bool:
-        return all(key in (notes.read(path) or {}) for path in others.values())
+        return all(key in _content(path) for path in others.values())
 
     told.wait(lambda: all_have("ready"), plan.meeting_timeout_s)
-    found = {name: notes.read(path) or {} for name, path in others.items()}
+    found = {name: _content(path) for name, path in others.items()}
     addresses = {name: content["address"] for name, content in found.items() if "address" in content}
-    note.tell(unreached=_connect(addresses))
+    unreached = _connect(addresses)
+    # One that is done by now was there: it has told so before it stopped listening.
+    note.tell(unreached={name: why for name, why in unreached.items() if "exit_codes" not in _content(others[name])})
     told.wait(lambda: all_have("unreached"), 2 * REACH_S)
+
+
+def _content(path: Path) -> Dict[str, Any]:
+    return notes.read(path) or {}
 
 
 def _connect(addresses: Mapping[str, List[Any]]) -> Dict[str, str]:
@@ -141,7 +149,7 @@ def _connect(addresses: Mapping[str, List[Any]]) -> Dict[str, str]:
 def _hindrance(plan: Plan, paths: List[Path]) -> str:
     """Why ranks need not even try to meet; empty if they should. All nodes come to the same conclusion."""
     names = [node.name for node in plan.nodes]
-    found = {name: notes.read(path) or {} for name, path in zip(names, paths)}
+    found = {name: _content(path) for name, path in zip(names, paths)}
     for name, content in found.items():
         if "ready" not in content:
             return f"node {name} did not come"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import time
@@ -89,9 +88,7 @@ def test_missing_gpus_are_told_for_each_group_and_hide_nothing_else(slurm: Clust
 def test_a_node_whose_worker_cannot_start_is_told_with_its_last_words(slurm: Cluster, examine: Doctor) -> None:
     found = examine("+cluster.groups.gpu2.environment.PYTHONHOME=/nonexistent")
     assert set(errors(found)) == {("gpu2", "nodes"), ("all nodes", "all-reduce")}
-    told = found["gpu2", "nodes"][1]  # a node that comes late finds that the other one has failed already
-    assert re.search(r"gpu2-[01](, gpu2-1)?: its worker ended with 1: ", told), told
-    assert {"gpu2-0", "gpu2-1"} <= set(re.findall(r"gpu2-\d", told)), told
+    assert found["gpu2", "nodes"][1].startswith("gpu2-0, gpu2-1: its worker ended with 1: ")
     assert found["hgx", "data"][0] == "ok"
 
 
