@@ -222,11 +222,13 @@ def check_free(name: str, overwrite: bool) -> None:
     """Before the search, so that no time is lost.
 
     Raises:
-        SearchError: there is such a configuration.
+        SearchError: there is such a configuration, or none can be written.
     """
     path = PLANS / f"{name}.yaml"
     if path.exists() and not overwrite:
         raise SearchError(f"plan={name}: {path} exists; choose another name, or add overwrite=true")
+    if not os.access(PLANS, os.W_OK, effective_ids=True):
+        raise SearchError(f"plan={name}: you may not write in {PLANS}, where tdpp keeps its plans; leave it out")
 
 
 def check_writable(path: Path) -> None:

@@ -15,6 +15,7 @@ from fasop import cli
 from fasop.progress import bar
 from fasop.table import CSV_COLUMNS
 from launch.cli import main
+from tests.ordinary_user import ordinary_user
 
 SMALL = (
     *("cluster=a10x8", "cluster.groups.gpu2.count=2", "model=xl", "parallel.global_batch_size=16"),
@@ -85,6 +86,19 @@ def test_a_plan_is_not_overwritten_unless_told(plans: Path, capsys: pytest.Captu
     assert "mine.yaml exists; choose another name, or add overwrite=true" in capsys.readouterr().err
     assert (plans / "mine.yaml").read_text() == "mine"
     assert main(["search", *SMALL, "plan=mine", "overwrite=true"]) == 0
+
+
+def test_a_plan_that_cannot_be_written_is_told_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o555)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "PLANS", Path())
+    with ordinary_user():
+        assert main(["search", *SMALL, "plan=mine"]) == 1
+    told = capsys.readouterr()
+    assert "plan=mine: you may not write in ., where tdpp keeps its plans; leave it out" in told.err
+    assert not told.out
 
 
 @pytest.mark.parametrize(
