@@ -2,14 +2,15 @@
 
 All three train the same GPT-2 in bf16 on the same batches: our engine (one rank, started as a node agent starts it), a
 textbook loop with torch.compile in the manner of nanoGPT, and Hugging Face's GPT2LMHeadModel with torch's fused AdamW.
-`--device cpu` with the model tiny only shows that everything works. MFU counts model
-operations (`ModelConfig.flops_per_token`) against the dense bf16 peak given.
+Each has a process, and so the GPU's memory, of its own. `--device cpu` with the model tiny only shows that everything
+works. MFU counts model operations (`ModelConfig.flops_per_token`) against the GPU's dense bf16 peak: of a GPU that is
+not in `PEAK_TFLOPS`, `--peak-tflops` tells it, or there is none.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import importlib.util
 import json
 import statistics
 import subprocess
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,22 @@ MODELS = {
     "xl-25heads": ModelConfig(48, 1600, 25, 1024, 50257, 50304),
 }
 WARM_UP, ITERATIONS = 5, 15
+PEAK_TFLOPS = {
+    "NVIDIA H200": 989.0,
+    "NVIDIA H200 NVL": 835.0,
+    "NVIDIA H100 80GB HBM3": 989.0,
+    "NVIDIA H100 NVL": 835.0,
+    "NVIDIA H100 PCIe": 756.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA A100-SXM4-40GB": 312.0,
+    "NVIDIA A100 80GB PCIe": 312.0,
+    "NVIDIA A100-PCIE-40GB": 312.0,
+    "NVIDIA A10": 125.0,
+    "NVIDIA A10G": 70.0,
+    "NVIDIA GeForce RTX 3090": 71.0,
+}
+"""bf16 on tensor cores without sparsity, by the name that CUDA tells; NVIDIA's data sheets, which print twice as much
+for the H100 and H200, "with sparsity"."""
 
 
 def ours(model: ModelConfig, micro: int, micro_batches: int, device: str, options: list[str]) -> dict[str, float]:
@@ -172,11 +191,12 @@ def _loop(
     tokens_per_s = micro * micro_batches * model.sequence_length / statistics.median(seconds[WARM_UP:])
     mib = measure(device)
     gib = (mib["max_allocated"] if device == "cuda" else mib["max_resident"]) / 1024
-    del optimizer, module
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
     return {"tokens_per_s": tokens_per_s, "gib": gib, "loss": last}
+
+
+def _alone(loop: Callable[..., dict[str, float]], *sizes: object) -> dict[str, float]:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(loop, *sizes).result()
 
 
 def main() -> None:
@@ -184,7 +204,7 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--micro", type=int, default=8, help="samples per micro-batch")
     parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--peak-tflops", type=float, default=989.0, help="dense bf16 peak of the GPU")
+    parser.add_argument("--peak-tflops", type=float, help="dense bf16 peak of the GPU (default: by its name)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--only", choices=["ours", "plain", "hugging_face"])
     parser.add_argument(
@@ -194,23 +214,30 @@ def main() -> None:
     arguments = parser.parse_args()
     model = MODELS[arguments.model]
     device = arguments.device
+    sizes = (model, arguments.micro, arguments.micro_batches, device)
     loops: dict[str, Callable[[], dict[str, Any]]] = {
-        "ours": lambda: ours(model, arguments.micro, arguments.micro_batches, device, arguments.set),
-        "plain": lambda: plain(model, arguments.micro, arguments.micro_batches, device),
-        "hugging_face": lambda: hugging_face(model, arguments.micro, arguments.micro_batches, device),
+        "ours": lambda: ours(*sizes, arguments.set),
+        "plain": lambda: _alone(plain, *sizes),
+        "hugging_face": lambda: _alone(hugging_face, *sizes),
     }
+    wanted = [name for name in loops if arguments.only in (None, name)]
+    if "hugging_face" in wanted and importlib.util.find_spec("transformers") is None:
+        parser.error("hugging_face needs Hugging Face's library: pip install transformers, or give --only")
     found: dict[str, Any] = {
         "model": arguments.model,
         "micro": arguments.micro,
         "micro_batches": arguments.micro_batches,
     }
     found |= {"device": torch.cuda.get_device_name() if device == "cuda" else "CPU", "torch": torch.__version__}
-    for name, loop in loops.items():
-        if arguments.only in (None, name):
-            result = loop()
-            result["mfu"] = result["tokens_per_s"] * model.flops_per_token() / (arguments.peak_tflops * 1e12)
-            found[name] = result
-            print(name, json.dumps(result), flush=True)
+    peak = arguments.peak_tflops or PEAK_TFLOPS.get(found["device"])
+    if peak is None:
+        print(f"{found['device']}: its peak is not known here, so there is no MFU; --peak-tflops tells it", flush=True)
+    for name in wanted:
+        result = loops[name]()
+        if peak is not None:
+            result["mfu"] = result["tokens_per_s"] * model.flops_per_token() / (peak * 1e12)
+        found[name] = result
+        print(name, json.dumps(result), flush=True)
     if arguments.results:
         with arguments.results.open("a") as file:
             file.write(json.dumps(found) + "\n")
