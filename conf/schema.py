@@ -314,8 +314,8 @@ class Train:
     save_async: bool = False
     """Train on while a copy in the node's memory is written."""
     comm_timeout_s: int = 60
-    """A rank that waits longer than this for a message of another one fails. Indexing data, and reading and writing
-    checkpoints, may take longer."""
+    """A rank that waits longer than this for a message of another one fails; on a GPU, one of whose passes takes longer
+    with the wait for its message. Indexing data, and reading and writing checkpoints, may take longer."""
 
     def __post_init__(self) -> None:
         for key in ("iterations", "log_interval", "keep_checkpoints", "comm_timeout_s"):
