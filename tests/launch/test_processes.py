@@ -65,33 +65,31 @@ def test_a_process_tells_whose_it_is_if_it_can_be_seen(sleeper: subprocess.Popen
     assert processes.is_of(TOKEN, sleeper.pid) is None
 
 
-def test_terminate_asks_first() -> None:
-    polite = subprocess.Popen(
-        ["bash", "-c", "trap 'exit 7' TERM; echo; while :; do sleep 0.02; done"],
+def trapping(does: str, work: str) -> subprocess.Popen[bytes]:
+    """A shell at work that will do this on SIGTERM."""
+    shell = subprocess.Popen(
+        ["bash", "-c", f"trap '{does}' TERM; echo; {work}"],
         env={"TDPP_RUN_TOKEN": TOKEN, "PATH": os.environ["PATH"]},
         stdout=subprocess.PIPE,
     )
-    assert polite.stdout is not None
-    polite.stdout.readline()
-    assert polite.pid in processes.terminate(TOKEN, grace_s=5)
-    assert polite.wait() == 7
-    polite.stdout.close()
+    assert shell.stdout is not None
+    shell.stdout.readline()
+    return shell
+
+
+def test_terminate_asks_first() -> None:
+    with trapping("exit 7", "while :; do sleep 0.02; done") as polite:
+        assert polite.pid in processes.terminate(TOKEN, grace_s=5)
+        assert polite.wait() == 7
 
 
 def test_terminate_kills_what_does_not_listen() -> None:
-    deaf = subprocess.Popen(
-        ["bash", "-c", "trap '' TERM; echo; sleep 60"],
-        env={"TDPP_RUN_TOKEN": TOKEN, "PATH": os.environ["PATH"]},
-        stdout=subprocess.PIPE,
-    )
-    assert deaf.stdout is not None
-    deaf.stdout.readline()
-    begun = time.monotonic()
-    assert deaf.pid in processes.terminate(TOKEN, grace_s=0.2)
-    assert deaf.wait() == -signal.SIGKILL
-    assert time.monotonic() - begun < 2
-    assert processes.find(TOKEN) == set()
-    deaf.stdout.close()
+    with trapping("", "sleep 60") as deaf:
+        begun = time.monotonic()
+        assert deaf.pid in processes.terminate(TOKEN, grace_s=0.2)
+        assert deaf.wait() == -signal.SIGKILL
+        assert time.monotonic() - begun < 2
+        assert processes.find(TOKEN) == set()
 
 
 def test_a_signal_to_a_process_that_has_gone_is_no_error(sleeper: subprocess.Popen[bytes]) -> None:
