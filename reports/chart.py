@@ -80,7 +80,8 @@ def lines(series: Sequence[Series], *, x_title: str, y_title: str, label: str, f
     for y in ticks(y_low, y_high, 5):
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{down(y):.1f}" y2="{down(y):.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{down(y) + 4:.1f}" text-anchor="end">{y:.6g}</text>')
-    for x in ticks(x_low, x_high, 8):
+    counted = all(float(x).is_integer() for x, _ in points)  # as iterations, of which there is no half
+    for x in (x for x in ticks(x_low, x_high, 8) if not counted or float(x).is_integer()):
         parts.append(f'<text x="{across(x):.1f}" y="{HEIGHT - 18}" text-anchor="middle">{x:.6g}</text>')
     for number, one in enumerate(series, 1):
         runs: list[list[str]] = [[]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from reports.page import bullets, table
+from reports.page import Names, bullets, table
 from reports.plan_section import plural
 from reports.verdict import Complaint, Findings, Verdict
 
@@ -45,6 +45,7 @@ def _grouped(complaints: Sequence[Complaint]) -> str:
     return table(("times", "nodes", "line"), rows)
 
 
-def _nodes(nodes: Sequence[str]) -> str:
+def _nodes(nodes: Sequence[str]) -> Names:
+    *names, last = nodes[:NODES_NAMED]
     more = len(nodes) - NODES_NAMED
-    return ", ".join(nodes[:NODES_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return Names([*names, f"{last} and {more} more" if more > 0 else last])

@@ -52,12 +52,22 @@ def data(name: str, value: Any) -> str:
     return f'<script type="application/json" id="{escape(name)}">{text}</script>'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: bool = False) -> str:
+class Names(tuple[str, ...]):
+    """A cell of names, none of which is broken over two lines."""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str | Names]], *, numeric: bool = False) -> str:
     """A table of plain text."""
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
     kind = ' class="numeric"' if numeric else ""
     return f'<div class="scroll"><table{kind}><thead><tr>{heads}</tr></thead><tbody>\n{body}</tbody></table></div>'
+
+
+def _cell(cell: str | Names) -> str:
+    if isinstance(cell, str):
+        return escape(cell)
+    return ", ".join(f'<span class="whole">{escape(name)}</span>' for name in cell)
 
 
 def bullets(items: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from reports.findings_section import nodes_section, verdict_section
 from reports.gpu_section import gpu_section
 from reports.gpus import GpuReport
 from reports.memory_section import memory_section
-from reports.page import emulated, missing, page, table
+from reports.page import Names, emulated, missing, page, table
 from reports.plan_section import plan_section
 from reports.record import Plan, Record
 from reports.reproduce_section import configuration_section, reproduce_section
@@ -65,7 +65,7 @@ def _failures(record: Record) -> str:
     if not record.failures:
         return ""
     rows = [
-        (str(one.rank), one.node, "follows from another" if one.symptom else "cause", one.type, one.message)
+        (str(one.rank), Names([one.node]), "follows from another" if one.symptom else "cause", one.type, one.message)
         for one in record.failures
     ]
     return f"<section><h2>Failed ranks</h2>{table(('rank', 'node', 'kind', 'error', 'message'), rows)}</section>"

@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from reports.page import table
+from reports.page import Names, table
 from reports.plan_section import plural
 from reports.record import Plan, Rank
 from reports.statistics import COMPUTE, Statistics
@@ -61,7 +61,7 @@ def stragglers_section(figures: Statistics, plan: Plan) -> str:
     rows = [
         (
             str(one.rank.rank),
-            one.rank.node,
+            Names([one.rank.node]),
             str(one.rank.stage),
             f"{one.compute_ms:,.1f}",
             f"{one.usual_ms:,.1f}",

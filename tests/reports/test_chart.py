@@ -33,6 +33,14 @@ def test_every_finite_point_is_drawn_in_its_place():
     assert y1 < y3 < y2
 
 
+@pytest.mark.parametrize(
+    ("last", "shown"), [(3.0, "1 2 3"), (1.3, "1 1.05 1.1 1.15 1.2 1.25 1.3")], ids=["whole", "parts"]
+)
+def test_between_iterations_there_is_no_tick(last: float, shown: str):
+    drawn = lines([Series("a", [1.0, last], [5.0, 5.0])], x_title="x", y_title="y", label="l")
+    assert re.findall(r'<text x="[\d.]+" y="222" text-anchor="middle">([^<]*)<', drawn) == shown.split()
+
+
 def test_a_value_that_is_not_finite_breaks_the_line():
     svg = lines([Series("loss", range(5), [1, 2, math.nan, 2, 1])], x_title="iteration", y_title="loss", label="loss")
     assert svg.count("<polyline") == 2

@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
 def text(page: Path) -> str:
     """What a page says, without scripts, styles and tags."""
     content = re.sub(r"<(script|style).*?</\1>", "", page.read_text(), flags=re.DOTALL)
-    return unescape(re.sub(r"<[^>]+>", " ", content))
+    return unescape(re.sub(r"<[^>]+>", " ", re.sub(r'<span class="whole">(.*?)</span>', r"\1", content)))
 
 
 def report(run: Path, judge=None) -> tuple[str, str]:

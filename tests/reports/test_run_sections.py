@@ -14,6 +14,7 @@ from reports.gpus import gpu_report
 from reports.megatron_log import Sizes
 from reports.sources import Source
 from reports.terms import Terms
+from tests.reports.conftest import Opener
 from tests.reports.synthetic import PRICE_PER_HOUR, Shape, make_run
 from tests.reports.test_cli import Found, Line, report
 
@@ -36,6 +37,7 @@ def with_config(run: Path, **changes: object) -> Path:
 def row(run: Path, title: str, first: str) -> list[str]:
     """The cells of a row of a section's table, by its first cell."""
     section = (run / "report/index.html").read_text().split(f"<h2>{title}</h2>")[1].split("</section>")[0]
+    section = re.sub(r'<span class="whole">(.*?)</span>', r"\1", section)
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", one, re.DOTALL) for one in section.split("<tr>")]
     return next(cells for cells in rows if cells and cells[0] == first)
 
@@ -205,3 +207,12 @@ def test_a_gpu_that_tells_nothing_or_is_lost_is_listed(run: Path):
     said, _ = report(run)
     assert "No GPU told how much it was utilised." in said
     assert row(run, "GPUs", "g0-0")[1:] == ["0", "NVIDIA A10", "–", "– of –", "– of –", "–", "GPU is lost"]
+
+
+def test_the_name_of_a_node_is_not_broken_at_its_hyphens(run: Path, open_page: Opener):
+    long = tuple(f"gpu-rack-07-node-{number}" for number in range(4))
+    judged = Found(stderr=(Line("RuntimeError: " + "no room for another tensor " * 30, 4, long),))
+    report(run, lambda _: judged)
+    page = open_page(run / "report/index.html", viewport={"width": 640, "height": 800})
+    lines = page.locator("td .whole").evaluate_all("(all) => all.map((name) => name.getClientRects().length)")
+    assert lines == [1] * 3
