@@ -16,6 +16,8 @@ from launch.start import Start
 
 ASK_S = 5.0
 """Between two questions to Slurm."""
+READ_S = 1.0
+"""Between two looks at jobs.json: the first node of a large run asks for each of a thousand others."""
 ANSWER_S = SILENCE_S / 3
 """For each of the two commands of a question: meanwhile this node gives no sign of life."""
 
@@ -35,6 +37,9 @@ class SlurmJob:
         self._own = set(own)
         self._before = own[:task]
         self._names = names
+        self._job_of: dict[str, str] = {}
+        """By node; as it was in jobs.json at `_read`."""
+        self._read = -math.inf
         self._asked = -math.inf
         self._about: set[str] = set()
         self._states: dict[str, slurm_commands.JobState] | None = None
@@ -53,7 +58,10 @@ class SlurmJob:
             return None
         if not self._speaks():
             return OtherJob("the first node of this job asks Slurm", JobFate.lives)
-        job = next((job["id"] for job in self._jobs() if self._names.index(name) in job["nodes"]), None)
+        if time.monotonic() - self._read >= READ_S:
+            self._job_of = {self._names[node]: job["id"] for job in self._jobs() for node in job["nodes"]}
+            self._read = time.monotonic()
+        job = self._job_of.get(name)
         if job is None:
             return OtherJob("its job is not submitted yet", JobFate.lives)
         if self._asked < max(not_before, time.monotonic() - ASK_S) or job not in self._about:

@@ -65,6 +65,25 @@ def test_a_controller_that_does_not_answer_is_asked_no_more_often_than_another(r
     assert calls(squeue) == 1
 
 
+def test_the_first_of_a_thousand_nodes_reads_the_jobs_once_for_all_of_them(
+    run: RunDir, squeue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(squeue, "echo '2|PENDING|Resources|5:00'")
+    names = ["a-0", *(f"b-{number}" for number in range(1023))]
+    run.write_json(run.plan, {"nodes": [{"name": name} for name in names]})
+    job = SlurmJob(run, "1", 0, (0,), task=0)
+    run.write_json(run.jobs, {"jobs": [{"id": "1", "nodes": [0]}, {"id": "2", "nodes": list(range(1, 1024))}]})
+    read = []
+    monkeypatch.setattr(
+        RunDir, "read_json", lambda self, path, real=RunDir.read_json: read.append(path) or real(self, path)
+    )
+    since = time.monotonic()
+    answers = [job.other(name, since) for name in names[1:]]
+    assert all(answer is not None and answer.fate is JobFate.waits for answer in answers)
+    assert len(read) <= 2 + (time.monotonic() - since) / slurm_job.READ_S
+    assert calls(squeue) == 1
+
+
 def test_an_agent_that_waits_for_slurm_is_not_taken_for_lost(
     run: RunDir, squeue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
