@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
@@ -24,6 +25,8 @@ from conf.schema import Experiment
 from conf.yaml_file import load_yaml
 
 _NOISE = re.compile(r"To append to your config use|See https?://|\s*(full_key|object_type|reference_type)[:=]")
+
+_REFERENCE = re.compile(r"(\\*)\$\{")
 
 
 def register() -> None:
@@ -71,6 +74,20 @@ def read_experiment(config: Path) -> Experiment:
         return to_experiment(load_yaml(config))
     except ConfigError as error:
         raise ConfigError(f"{config}: {error}") from error
+
+
+def config_text(experiment: Experiment) -> str:
+    """What `read_experiment` reads: YAML, in which a `${` of a value stands for itself and refers to nothing."""
+    return OmegaConf.to_yaml(OmegaConf.create(_literal(asdict(experiment))))
+
+
+def _literal(value: Any) -> Any:
+    """With the escapes of OmegaConf, for which backslashes have a meaning before `${` only."""
+    if isinstance(value, dict):
+        return {key: _literal(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_literal(part) for part in value]
+    return _REFERENCE.sub(r"\1\1\\${", value) if type(value) is str else value
 
 
 def compose(overrides: Sequence[str] = (), config_name: str = "config") -> Experiment:

@@ -8,14 +8,11 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from conf.compose import read_experiment
+from conf.compose import config_text, read_experiment
 from conf.identity import identity
 from conf.rundir import RunDir, is_full, write_atomic
 from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
@@ -79,7 +76,7 @@ def start(
     Raises:
         TdppError: the run cannot be started.
     """
-    config = OmegaConf.to_yaml(OmegaConf.create(asdict(experiment)))
+    config = config_text(experiment)
     run = RunDir.create(Path(experiment.runs_dir), experiment.name, identity(experiment), datetime.now())
     token = secrets.token_hex(16)
     try:

@@ -6,19 +6,23 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+import tempfile
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
 import yaml
 from hydra.errors import ConfigCompositionException, MissingConfigException
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from conf.compose import compose
+from conf.compose import compose, config_text, read_experiment
 from conf.errors import ConfigError
 from conf.partition import Partition
 from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Het
 
 ROOT = Path(__file__).parents[2]
+EXPERIMENT = compose()
 SHIPPED = {
     group.name: sorted(file.stem for file in group.glob("*.yaml"))
     for group in sorted((ROOT / "conf").iterdir())
@@ -215,3 +219,14 @@ def test_help_lists_every_group_with_its_choices(app) -> None:
         assert f"{group}: {', '.join(choices)}" in output.splitlines()
     assert "usage: tdpp launch" in output
     assert files == []
+
+
+@settings(max_examples=5)
+@given(st.lists(st.text(alphabet="\\${}:a. 'é\n", max_size=8), min_size=40, max_size=60))
+def test_what_is_frozen_for_a_run_is_what_it_was_whatever_is_in_it(texts: list[str]) -> None:
+    environment = {f"X{number}": text for number, text in enumerate(["${HOME}", "\\${a}", "\\\\${", *texts])}
+    experiment = replace(EXPERIMENT, cluster=replace(EXPERIMENT.cluster, environment=environment))
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.yaml"
+        config.write_text(config_text(experiment), encoding="utf-8")
+        assert read_experiment(config) == experiment
