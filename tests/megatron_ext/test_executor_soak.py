@@ -28,8 +28,8 @@ from megatron_ext.timeline import Recorder
 SCHEDULES = 2000
 RANKS = 4
 HANGS_AFTER_S = 300.0
-SEQUENCE, HIDDEN = 3, 4
-BATCHES = [2] * 39 + [2000]
+BATCH, SEQUENCE, HIDDEN = 2, 3, 4
+BATCHES = [BATCH] * 39 + [2000]
 """Of which the last makes messages of 188 KiB: more than goes into a socket at once."""
 ITERATIONS = [3] + [1] * 9
 AHEAD_BYTES = (1, 500, comm.AHEAD_BYTES)
