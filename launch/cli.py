@@ -7,8 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conf.errors import TdppError
+
+if TYPE_CHECKING:
+    from conf.schema import Experiment
 
 INTERRUPTED = 130
 NO_READER = 141
@@ -59,9 +64,7 @@ def _run(argv: Sequence[str]) -> int:
         return WRONG_USAGE
     module = import_module(COMMANDS[verb][0])
     if verb in ("launch", "doctor"):
-        from data_prep.check import check_for_training
-
-        return int(module.main(rest, preflight=check_for_training))
+        return int(module.main(rest, preflight=preflight))
     if verb == "search":
         from launch.table import print_table
         from reports.measured import measure
@@ -77,6 +80,35 @@ def _run(argv: Sequence[str]) -> int:
 
         return int(module.main(rest, draw=figures_page))
     return int(module.main(rest))
+
+
+def preflight(experiment: Experiment) -> None:
+    """Checks here what else would fail only on the ranks, when the nodes have been waited for.
+
+    Raises:
+        TdppError: the data, `train.load` or `parallel.schedule_file` do not fit the experiment.
+    """
+    from data_prep.check import check_for_training
+    from launch.errors import LaunchError
+    from megatron_ext import checkpoint_meta, schedule_check
+    from megatron_ext.errors import EngineError
+
+    check_for_training(experiment)
+    model, parallel, train = experiment.model, experiment.parallel, experiment.train
+    if train.load is not None:
+        sizes = {key: getattr(model, key) for key in checkpoint_meta.MODEL}
+        try:
+            checkpoint_meta.to_load(Path(train.load), sizes, train.iterations)
+        except EngineError as error:
+            raise LaunchError(str(error)) from error
+    if parallel.schedule_file is not None:
+        path = Path(parallel.schedule_file)
+        try:
+            schedule_check.read(path, parallel.pipeline, parallel.chunks, parallel.micro_batches)
+        except EngineError as error:
+            raise LaunchError(
+                f"parallel.schedule_file={error}; 'python -m megatron_ext.schedule' prints those that have a name"
+            ) from error
 
 
 def usage() -> str:

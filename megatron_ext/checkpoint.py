@@ -1,9 +1,7 @@
-"""Checkpoints: one file per part of the model, so that any layout can read them (docs/formats.md)."""
+"""The tensors of a checkpoint: one file per part of the model, so that any layout can read them (docs/formats.md)."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -12,103 +10,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_ext import safetensors
+from megatron_ext.checkpoint_meta import MODEL, Checkpoint, layer_name, require_model, to_load
 from megatron_ext.comm import told
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
-from megatron_ext.gpt_data import Position
 from megatron_ext.plan import ModelConfig, Place, Plan
 from megatron_ext.tensor_parallel import TensorGroup, shard_of
 
-VERSION = 2
 WEIGHTS = "weights"
 KINDS = (WEIGHTS, "adam_m", "adam_v")
 """What a part holds of each parameter: the tensor `<kind>/<parameter>`, whole and in fp32."""
 
 
-@dataclass(frozen=True)
-class Meta:
-    """`meta.json`: all of a checkpoint but its tensors."""
-
-    iteration: int
-    consumed_samples: int
-    updates: int
-    """Updates of the weights; without any there need not be Adam's moments."""
-    scaler: Optional[Dict[str, float]]
-    """Of fp16's loss scale."""
-    order: Optional[Dict[str, float]]
-    """`Samples.order` of the run; None if no sample was consumed."""
-    model: Dict[str, int]
-
-    def as_json(self) -> str:
-        return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint on disk."""
-
-    folder: Path
-    meta: Meta
-
-    @property
-    def position(self) -> Position:
-        return Position(self.meta.iteration, self.meta.consumed_samples)
-
-    @classmethod
-    def read(cls, folder: Path) -> Checkpoint:
-        """The checkpoint in `folder`, of which only meta.json is read.
-
-        Raises:
-            EngineError: it is not there, or not one that this engine understands.
-        """
-        path = folder / "meta.json"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise EngineError(f"{path}: cannot be read as a checkpoint's description: {error}") from error
-        version = content.pop("version", None) if isinstance(content, dict) else None
-        if version != VERSION:
-            raise EngineError(f"{path}: expected a checkpoint of version {VERSION}, found version {version}")
-        try:
-            return cls(folder, Meta(**content))
-        except TypeError as error:
-            raise EngineError(f"{path}: damaged: expected the keys of version {VERSION}: {error}") from error
-
-    @classmethod
-    def at(cls, path: Path) -> Checkpoint:
-        """The newest one of a run folder or its checkpoints folder, or that in the folder itself.
-
-        Raises:
-            EngineError: there is none.
-        """
-        for folder in (path / "checkpoints", path):
-            if (folder / "latest").is_file():
-                return cls.read(folder / (folder / "latest").read_text(encoding="utf-8").strip())
-        if (path / "meta.json").is_file():
-            return cls.read(path)
-        raise EngineError(
-            f"{path}: no checkpoint there; give a run folder, its checkpoints folder, or a folder with a meta.json"
-        )
-
-    def part(self, name: str) -> Path:
-        """The file of a part."""
-        return part_file(self.folder, name)
-
-
 def model_of(config: ModelConfig) -> Dict[str, int]:
-    """What two plans must have in common to train the same model."""
-    model = asdict(config)
-    del model["padded_vocab_size"]  # follows from the tensor size
-    return model
-
-
-def part_file(folder: Path, part: str) -> Path:
-    return folder / f"{part}.safetensors"
-
-
-def part_names(layers: int) -> List[str]:
-    """All parts of a model."""
-    return ["embedding", *(_layer(number) for number in range(layers)), "head"]
+    """As in `Meta.model`; the padded vocabulary follows from the tensor size."""
+    return {key: getattr(config, key) for key in MODEL}
 
 
 def place_of(name: str) -> Tuple[str, str]:
@@ -117,7 +33,7 @@ def place_of(name: str) -> Tuple[str, str]:
         return "embedding", "word"
     if name.startswith("layers."):
         _, number, parameter = name.split(".", 2)
-        return _layer(int(number)), parameter
+        return layer_name(int(number)), parameter
     part, parameter = name.split(".", 1)
     return part, parameter
 
@@ -157,28 +73,13 @@ def find(plan: Plan, place: Place) -> Optional[Checkpoint]:
 
 
 def _find(plan: Plan) -> Optional[Checkpoint]:
+    model = model_of(plan.model)
     own = plan.folder / "checkpoints"
     if (own / "latest").is_file():
         found = Checkpoint.at(own)
-    elif plan.train.load is not None:
-        found = Checkpoint.at(Path(plan.train.load))
-        if found.meta.iteration >= plan.train.iterations:
-            raise EngineError(
-                f"train.load={plan.train.load}: {found.folder.name} is of iteration {found.meta.iteration} and "
-                f"train.iterations={plan.train.iterations}: nothing is left to train; use more iterations"
-            )
-    else:
-        return None
-    expected, model = model_of(plan.model), found.meta.model
-    if expected != model:
-        keys = [key for key in dict.fromkeys([*expected, *model]) if expected.get(key) != model.get(key)]
-        raise EngineError(
-            f"{found.folder}: a checkpoint of another model: expected "
-            + ", ".join(f"{key}={expected.get(key)}" for key in keys)
-            + "; found "
-            + ", ".join(f"{key}={model.get(key)}" for key in keys)
-        )
-    return found
+        require_model(found, model)
+        return found
+    return None if plan.train.load is None else to_load(Path(plan.train.load), model, plan.train.iterations)
 
 
 def check_order(checkpoint: Checkpoint, order: Dict[str, float]) -> None:
@@ -225,10 +126,6 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
                 target.copy_(_share(name, whole, engine.tensor, plan.model))
     engine.optimizer.load(state, checkpoint.meta.updates)
     engine.optimizer.scaler.load(checkpoint.meta.scaler)
-
-
-def _layer(number: int) -> str:
-    return f"layer-{number:05d}"
 
 
 def _is_word(name: str) -> bool:

@@ -19,7 +19,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 from torch import Tensor
 
 from megatron_ext import safetensors
-from megatron_ext.checkpoint import WEIGHTS, Checkpoint, Meta, part_file, part_names
+from megatron_ext.checkpoint import WEIGHTS
+from megatron_ext.checkpoint_meta import Checkpoint, Meta, part_file, part_names
 from megatron_ext.errors import EngineError
 
 PREFIX = "transformer."

@@ -12,7 +12,7 @@ from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Tuple
 from torch import Tensor
 
 from megatron_ext import checkpoint, safetensors
-from megatron_ext.checkpoint import Meta
+from megatron_ext.checkpoint_meta import Meta, part_file, part_names
 from megatron_ext.comm import Gate
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
@@ -101,9 +101,9 @@ class Saver:
             return
         self._pending.writer.check()
         if self._place.rank == 0:
-            parts = checkpoint.part_names(self._plan.model.layers)
+            parts = part_names(self._plan.model.layers)
             partial = _partial(self._pending.final)
-            if all(checkpoint.part_file(partial, part).exists() for part in parts):
+            if all(part_file(partial, part).exists() for part in parts):
                 self._publish(self._pending)
 
     def _publish(self, pending: _Pending) -> None:
@@ -111,9 +111,7 @@ class Saver:
         partial, final = _partial(pending.final), pending.final
         if not partial.exists():
             return  # published before
-        missing = [
-            p for p in checkpoint.part_names(self._plan.model.layers) if not checkpoint.part_file(partial, p).exists()
-        ]
+        missing = [p for p in part_names(self._plan.model.layers) if not part_file(partial, p).exists()]
         if missing:
             raise EngineError(f"checkpoint {final}: not made the latest, for it lacks {', '.join(missing)}")
         with _told(final):
@@ -144,7 +142,7 @@ class _Writer(Thread):
     def run(self) -> None:
         try:
             for part, tensors in self._parts:
-                safetensors.write(checkpoint.part_file(self._to, part), tensors, {})
+                safetensors.write(part_file(self._to, part), tensors, {})
         except BaseException as error:  # noqa: BLE001  (raised by `check`, on the thread that waits for it)
             self._error = error
         self._parts = ()

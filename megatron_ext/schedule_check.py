@@ -37,9 +37,17 @@ def read(path: Path, stages: int, chunks: int, micro_batches: int) -> List[Actio
         raise EngineError(f"{path}: cannot be read as a schedule: {error}") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise EngineError(f"{path}: not a schedule of version {VERSION}")
-    for key, wanted in (("stages", stages), ("chunks", chunks), ("micro_batches", micro_batches)):
+    for key, wanted, told in (
+        ("stages", stages, "parallel.pipeline"),
+        ("chunks", chunks, "parallel.chunks"),
+        (
+            "micro_batches",
+            micro_batches,
+            "parallel.global_batch_size / (parallel.data * parallel.micro_batch_size)",
+        ),
+    ):
         if content.get(key) != wanted:
-            raise EngineError(f"{path}: {key}={content.get(key)}, but the plan has {wanted}")
+            raise EngineError(f"{path}: {key}={content.get(key)}, but the plan has {wanted} ({told}); make them equal")
     try:
         lists = [[_action(*item) for item in actions] for actions in content["actions"]]
     except (KeyError, TypeError, ValueError) as error:

@@ -16,7 +16,7 @@ from conf.compose import compose
 from conf.rundir import RunDir
 from launch.plan import make_plan
 from megatron_ext import safetensors, worker
-from megatron_ext.checkpoint import Checkpoint
+from megatron_ext.checkpoint_meta import Checkpoint
 from megatron_ext.indexed_dataset import write_indexed
 from megatron_ext.plan import Plan
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_ext import safetensors, saving, train
-from megatron_ext.checkpoint import Checkpoint
+from megatron_ext.checkpoint_meta import Checkpoint
 from megatron_ext.engine import Engine, StepResult
 from megatron_ext.errors import EngineError
 from megatron_ext.gpt_data import GptSamples

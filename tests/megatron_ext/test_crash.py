@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import HashStore
 
 from megatron_ext import safetensors
-from megatron_ext.checkpoint import Checkpoint, part_names
+from megatron_ext.checkpoint_meta import Checkpoint, part_names
 from megatron_ext.comm import Gate
 from megatron_ext.engine import Engine
 from megatron_ext.gpt_data import BEGINNING, Samples

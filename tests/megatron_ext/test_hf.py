@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from megatron_ext import hf, safetensors
-from megatron_ext.checkpoint import Checkpoint
+from megatron_ext.checkpoint_meta import Checkpoint
 from megatron_ext.errors import EngineError
 from megatron_ext.model import Stage
 from megatron_ext.tensor_parallel import TensorGroup

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ext import interruption, safetensors
-from megatron_ext.checkpoint import Checkpoint
+from megatron_ext.checkpoint_meta import Checkpoint
 from megatron_ext.engine import Engine, StepResult
 from megatron_ext.errors import EngineError
 from megatron_ext.gpt_data import BEGINNING, GptSamples, Position
