@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megatron_ext import safetensors
 from megatron_ext.checkpoint_meta import MODEL, Checkpoint, layer_name, require_model, to_load
-from megatron_ext.comm import told
+from megatron_ext.comm import all_gather, told
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
 from megatron_ext.plan import ModelConfig, Place, Plan
@@ -136,10 +136,9 @@ def _whole(name: str, share: Tensor, group: TensorGroup, model: ModelConfig) -> 
     """A copy of a parameter on the CPU, put together from the shares of a tensor group."""
     shard = shard_of(name)
     if shard is not None and group.size > 1:
-        shares = [torch.empty_like(share) for _ in range(group.size)]
-        with told("gathering the checkpoint"):
-            dist.all_gather(shares, share.contiguous(), group=group.group)
-        share = shard.whole(shares)
+        shares = share.new_empty(group.size, *share.shape)
+        all_gather(share.contiguous(), shares, group.group, "gathering the checkpoint")
+        share = shard.whole(list(shares))
     return (share[: model.vocab_size] if _is_word(name) else share).detach().to("cpu", copy=True)
 
 

@@ -155,6 +155,15 @@ def all_reduce(tensor: Tensor, group: Optional[dist.ProcessGroup], what: str) ->
             dist.all_reduce(tensor, group=group)
 
 
+def all_gather(own: Tensor, whole: Tensor, group: Optional[dist.ProcessGroup], what: str) -> None:
+    """Lays the tensors of a group's ranks out in `whole` [ranks, …]; `own` […] may be this rank's part of it."""
+    with told(what):
+        if own.is_cuda:  # given a list, nccl's ranks copy all of it once more
+            dist.all_gather_into_tensor(whole, own, group=group)
+        else:  # gloo knows lists alone in torch 2.0
+            dist.all_gather(list(whole), own, group=group)
+
+
 class Gate:
     """Where ranks wait for all others while some of them read or write files, which may take longer than any message.
 

@@ -60,7 +60,7 @@ class Engine:
         ]
         named = [pair for stage in self._stages for pair in stage.parameters_by_name()]
         dtype = DTYPES[plan.train.precision]
-        self.flat = FlatWeights(named, dtype, self._device)
+        self.flat = FlatWeights(named, dtype, self._device, plan.data if plan.sharded_optimizer else 1)
         self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES)
         self._common = [self.flat.gradient(p) for name, p in named if shard_of(name) is None]
         """Gradients of the weights that every rank of the tensor group has."""

@@ -16,8 +16,13 @@ class FlatWeights:
     become views of `weight`, which has the model's precision; gradients of all micro-batches are summed in fp32.
     """
 
-    def __init__(self, named: List[Tuple[str, nn.Parameter]], dtype: torch.dtype, device: torch.device) -> None:
-        """`named` are fp32 parameters on `device`, first to last layer; `initial` keeps their values in fp32."""
+    def __init__(
+        self, named: List[Tuple[str, nn.Parameter]], dtype: torch.dtype, device: torch.device, shares: int = 1
+    ) -> None:
+        """`named` are fp32 parameters on `device`, first to last layer; `initial` keeps their values in fp32.
+
+        Zeros at the end make the length a multiple of `shares`.
+        """
         ordered = list(reversed(named))
         self.parameters = dict(ordered)
         self.slices: Dict[str, slice] = {}
@@ -25,7 +30,8 @@ class FlatWeights:
         for name, parameter in ordered:
             self.slices[name] = slice(start, start + parameter.numel())
             start += parameter.numel()
-        self.initial = torch.cat([p.data.flatten() for _, p in ordered]) if ordered else torch.empty(0, device=device)
+        padding = torch.zeros(-start % shares, device=device)
+        self.initial = torch.cat([*(p.data.flatten() for _, p in ordered), padding])
         self.weight = self.initial.to(dtype)
         self.grad = torch.zeros_like(self.initial)
         self._names = {id(parameter): name for name, parameter in ordered}

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron_ext.comm import all_reduce, told
+from megatron_ext.comm import all_gather, all_reduce
 from megatron_ext.flat import FlatWeights
 from megatron_ext.plan import TrainConfig
 from megatron_ext.precision import LossScaler
@@ -118,7 +118,12 @@ class Optimizer:
             "adam_m": moments.get("exp_avg", nothing),
             "adam_v": moments.get("exp_avg_sq", nothing),
         }
-        return {kind: self._gather(share) for kind, share in own.items()}
+        if self._data.size == 1:
+            return own
+        state = {kind: torch.empty_like(self._flat.grad) for kind in own}
+        for kind, share in own.items():
+            self._gather(share, state[kind])
+        return state
 
     def load(self, state: Dict[str, Tensor], updates: int) -> None:
         """Takes over what `state` gave, in this or another layout."""
@@ -145,25 +150,21 @@ class Optimizer:
         """Gives the model the updated weights: this rank's own, and from the others theirs."""
         if self._is_weight:
             return
-        own = self._master.data.to(self._flat.weight.dtype)
-        self._flat.weight.copy_(self._gather(own))
+        own = self._flat.weight[self._own]
+        own.copy_(self._master.data)
+        self._gather(own, self._flat.weight)
 
-    def _gather(self, own: Tensor) -> Tensor:
-        """The shares of all replicas, one after another."""
-        if self._data.size == 1:
-            return own
-        lengths = [self._share(rank).stop - self._share(rank).start for rank in range(self._data.size)]
-        padded = torch.zeros(max(lengths), dtype=own.dtype, device=own.device)
-        padded[: own.numel()] = own
-        shares = [torch.empty_like(padded) for _ in lengths]
-        with told("all-gather of the sharded optimizer"):
-            dist.all_gather(shares, padded, group=self._data.group)
-        return torch.cat([share[:length] for share, length in zip(shares, lengths)])
+    def _gather(self, own: Tensor, whole: Tensor) -> None:
+        """Lays the shares of all replicas out in `whole`, one after another."""
+        size = self._data.size
+        if size > 1:
+            all_gather(own, whole.view(size, own.numel()), self._data.group, "all-gather of the sharded optimizer")
 
     def _share(self, rank: int) -> slice:
         """The slice of the flat weights that a replica steps."""
-        total = self._flat.weight.numel()
-        return slice(total * rank // self._data.size, total * (rank + 1) // self._data.size)
+        length, rest = divmod(self._flat.weight.numel(), self._data.size)
+        assert rest == 0, "the flat weights cannot be shared out evenly"
+        return slice(length * rank, length * (rank + 1))
 
     def _norm(self) -> float:
         """Norm over the whole model; replicas hold equal gradients, and each weight counts once."""

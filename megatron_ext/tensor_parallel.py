@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from megatron_ext.comm import told
+from megatron_ext.comm import all_gather, told
 
 PART = 2**22
 """Logits in fp32 at once: few enough to stay in memory just used, and many enough to keep a GPU busy."""
@@ -141,18 +141,17 @@ def _sum(x: Tensor, tensor: TensorGroup) -> Tensor:
 
 def _gather(x: Tensor, tensor: TensorGroup) -> Tensor:
     x = x.contiguous()
-    shares = [torch.empty_like(x) for _ in range(tensor.size)]
-    with told("all-gather of the tensor group"):
-        dist.all_gather(shares, x, group=tensor.group)
-    return torch.cat(shares, 1)
+    shares = x.new_empty(tensor.size, *x.shape)
+    all_gather(x, shares, tensor.group, "all-gather of the tensor group")
+    return shares.transpose(0, 1).flatten(1, 2)
 
 
 def _sum_scatter(x: Tensor, tensor: TensorGroup) -> Tensor:
-    shares = [share.contiguous() for share in x.chunk(tensor.size, 1)]
     if x.is_cuda:
+        shares = torch.stack(x.chunk(tensor.size, 1))
         own = torch.empty_like(shares[0])
         with told("reduce-scatter of the tensor group"):
-            dist.reduce_scatter(own, shares, group=tensor.group)
+            dist.reduce_scatter_tensor(own, shares, group=tensor.group)
         return own
     return _sum(x, tensor).chunk(tensor.size, 1)[tensor.rank].contiguous()  # gloo has no reduce-scatter
 

@@ -61,8 +61,9 @@ class Nccl:
     @staticmethod
     def _names() -> tuple[str, ...]:
         return (
-            *("init_process_group", "isend", "irecv", "send", "recv", "all_reduce", "broadcast", "all_gather"),
-            *("reduce_scatter", "barrier", "all_gather_object", "broadcast_object_list"),
+            *("init_process_group", "isend", "irecv", "send", "recv", "all_reduce", "broadcast"),
+            *("all_gather_into_tensor", "reduce_scatter_tensor", "barrier", "all_gather_object"),
+            "broadcast_object_list",
         )
 
     def init_process_group(self, backend: str, **kwargs: Any) -> None:
@@ -89,16 +90,18 @@ class Nccl:
     def broadcast(self, tensor: Tensor, src: int, group: Any = None) -> None:
         self._begin("broadcast", tensor, True, src, group, True).wait()
 
-    def all_gather(self, tensor_list: list[Tensor], tensor: Tensor, group: Any = None) -> None:
-        for part in (*tensor_list, tensor):
-            self._fit("all_gather", part)
-        self._call("all_gather", tensor_list, tensor, group)
-
-    def reduce_scatter(self, output: Tensor, input_list: list[Tensor], group: Any = None) -> None:
-        for part in (*input_list, output):
-            self._fit("reduce_scatter", part)
+    def all_gather_into_tensor(self, output_tensor: Tensor, input_tensor: Tensor, group: Any = None) -> None:
+        for part in (output_tensor, input_tensor):
+            self._fit("all_gather_into_tensor", part)
         with self._gpus.trust():
-            total = torch.stack(input_list)
+            shares = output_tensor.view(dist.get_world_size(group), *input_tensor.shape)
+            dist.all_gather(list(shares), input_tensor.clone(), group)
+
+    def reduce_scatter_tensor(self, output: Tensor, input: Tensor, group: Any = None) -> None:
+        for part in (input, output):
+            self._fit("reduce_scatter_tensor", part)
+        with self._gpus.trust():
+            total = input.view(dist.get_world_size(group), *output.shape).clone()
             self._call("all_reduce", total, dist.ReduceOp.SUM, group)
             output.copy_(total[dist.get_rank(group)])
 

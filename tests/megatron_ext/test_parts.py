@@ -133,7 +133,12 @@ def test_flat_weights_are_views_and_buckets_cover_them_once(tmp_path: Path, corp
     flat = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"))
     for name in before:
         assert torch.equal(flat.view(name, flat.weight), before[name])
-    flat.weight.zero_()
+    shared = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"), shares=1009)
+    assert shared.slices == flat.slices
+    assert torch.equal(shared.weight[: flat.weight.numel()], flat.weight)
+    assert shared.weight.numel() % 1009 == 0
+    assert not shared.weight[flat.weight.numel() :].any()
+    shared.weight.zero_()
     assert all(not p.any() for p in stage.parameters())
     for size in (1, 1000, 10**9):
         found = buckets(flat, size)
