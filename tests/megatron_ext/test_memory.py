@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import cast
@@ -35,6 +35,14 @@ ONE_STAGE = ("parallel.data=1", "parallel.pipeline=1", "parallel.micro_batch_siz
 def first_rank(plan: Plan, samples: Samples | None = None) -> Engine:
     """Its engine, as long as it talks to no other rank."""
     return Engine(plan, plan.ranks[0], NO_GROUPS, cast(Samples, samples), Recorder(None))
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """This process is all the ranks there are."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
@@ -73,6 +81,7 @@ def test_a_layer_computes_again_what_it_did_not_keep(
     assert calls == {"linear": linears, "core": cores}
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("precision", "sharded", "each"),
     [("fp32", False, 16), ("fp32", True, 8 + 12 / 4), ("bf16", False, 18), ("bf16", True, 6 + 12 / 4)],
@@ -129,6 +138,7 @@ def test_sequence_parallel_layers_are_given_their_share_of_the_sequence(
     assert [path.read_text() for path in tmp_path.glob("shape-*")] == ["[2, 12, 32]"] * 2
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_split_backward_pass_leaves_the_weights_of_all_layers_to_its_second_part(
     engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch, corpus: Path
 ) -> None:
