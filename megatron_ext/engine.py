@@ -78,7 +78,8 @@ class Engine:
         )
         self._actions = actions_of(plan)[place.stage]
         later = WeightGradients(self.flat.add)
-        if any(action.kind is Kind.BACKWARD_WEIGHT for action in self._actions):
+        splits = any(action.kind is Kind.BACKWARD_WEIGHT for action in self._actions)
+        if splits or (self.flat.fused and not plan.train.compile):
             for stage in self._stages:
                 stage.put_off(later)
         pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()

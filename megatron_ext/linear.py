@@ -1,4 +1,4 @@
-"""A linear layer whose weight gradient can be computed later than its input gradient.
+"""A linear layer whose weight gradient is not autograd's: it can be computed later, and is added where it belongs.
 
 Zero-bubble schedules split the backward pass: the part that the previous stage waits for comes first, and the
 weight gradients fill time in which the rank would wait (Qi et al. 2023).
@@ -19,8 +19,8 @@ from torch.nn import functional as F
 class WeightGradients:
     """Keeps the weight gradients' computations of one rank until they are asked for."""
 
-    def __init__(self, add: Callable[[nn.Parameter, Tensor], None]) -> None:
-        """`add` takes a parameter and one micro-batch's gradient of it."""
+    def __init__(self, add: Callable[[nn.Parameter, Tensor, Tensor], None]) -> None:
+        """`add` takes a parameter and two matrices, of which the product is one micro-batch's gradient of it."""
         self._add = add
         self._waiting: Dict[Hashable, List[Tuple[nn.Parameter, Tensor, Tensor]]] = {}
         self._key: Optional[Hashable] = None
@@ -39,12 +39,12 @@ class WeightGradients:
     def run(self, key: Hashable) -> None:
         """Computes what was left under `key`."""
         for weight, x, gradient in self._waiting.pop(key):
-            self._add(weight, gradient.t() @ x)
+            self._add(weight, gradient.t(), x)
 
     def take(self, weight: nn.Parameter, x: Tensor, gradient: Tensor) -> None:
         """Computes a weight gradient, now or later; x [rows, in], gradient [rows, out]."""
         if self._key is None:
-            self._add(weight, gradient.t() @ x)
+            self._add(weight, gradient.t(), x)
         else:
             self._waiting[self._key].append((weight, x, gradient))
 
@@ -54,21 +54,25 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], later: Optional[We
     if later is None:
         return F.linear(x, weight, bias)
     assert isinstance(weight, nn.Parameter)
-    y: Tensor = _Linear.apply(x, weight.detach(), partial(later.take, weight))  # type: ignore[no-untyped-call]
-    return y if bias is None else y + bias
+    y: Tensor = _Linear.apply(x, weight.detach(), bias, partial(later.take, weight))  # type: ignore[no-untyped-call]
+    return y
 
 
 class _Linear(Function):
     """Autograd sees the weight only detached: a gradient of None would still count as one that has arrived."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, take: Callable[[Tensor, Tensor], None]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor], take: Callable[[Tensor, Tensor], None]
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
         ctx.take = take
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, Optional[Tensor], None]:
         x, weight = ctx.saved_tensors
-        ctx.take(x.flatten(0, -2), gradient.flatten(0, -2))
-        return gradient @ weight, None, None
+        rows = gradient.flatten(0, -2)
+        ctx.take(x.flatten(0, -2), rows)
+        return gradient @ weight, None, rows.sum(0) if ctx.has_bias else None, None

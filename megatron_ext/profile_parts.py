@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megatron_ext.flat import FlatWeights
 from megatron_ext.laps import Lap, Marks
+from megatron_ext.linear import WeightGradients
 from megatron_ext.medians import LEAST, Median, median
 from megatron_ext.model import Stage
 from megatron_ext.optimizer import DataGroup, Optimizer
@@ -51,6 +52,8 @@ class Parts:
         self._embedding, self._head = stage.embedding, stage.head
         self._layers = list(stage.layers.values())
         self._flat = FlatWeights(stage.parameters_by_name(), DTYPES[plan.train.precision], device)
+        if self._flat.fused and not plan.train.compile:  # as in the engine
+            stage.put_off(WeightGradients(self._flat.add))
         source = torch.Generator().manual_seed(plan.train.seed)
         samples = torch.randint(model.vocab_size, (micro_batch_size, model.sequence_length + 1), generator=source)
         self._tokens, self._labels = samples[:, :-1].to(device), samples[:, 1:].to(device)

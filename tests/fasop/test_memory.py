@@ -210,7 +210,7 @@ def test_zb_h1_keeps_what_it_computes_again_until_the_weights_have_their_gradien
     one = training("parallel.schedule=zb_h1", "parallel.recompute=full", *small)
     config = ModelConfig(layers=1, hidden=128, heads=4, sequence_length=96, vocab_size=1, padded_vocab_size=1)
     layer = TransformerLayer(config, TensorGroup(1, 0, None, False), "full")
-    layer.later = WeightGradients(lambda weight, gradient: None)
+    layer.later = WeightGradients(lambda weight, left, right: None)
     entered = torch.randn(1, 96, 128, requires_grad=True)
     with Live() as live:
         with layer.later.defer(0):

@@ -131,7 +131,7 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
     comm.AHEAD_BYTES = Random(f"{seed} {rank}").choice(AHEAD_BYTES)
     tokens = torch.randn(micro_batches, batch, SEQUENCE + 1, generator=source, dtype=torch.float64)
 
-    later = WeightGradients(lambda weight, gradient: weight.grad.add_(gradient))
+    later = WeightGradients(lambda weight, left, right: weight.grad.addmm_(left, right))
     own = [TinyStage(seed, chunk * stages + rank, stages * chunks, later) for chunk in range(chunks)]
     peers = neighbours(range(stages), rank, chunks, groups[stages]) if stages > 1 else {}
     activations = torch.empty(batch, SEQUENCE, HIDDEN, dtype=torch.float64)

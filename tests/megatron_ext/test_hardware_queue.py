@@ -91,7 +91,7 @@ def launched(actions: list[Actions], chunks: int, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(dist, "irecv", queue.irecv)
         own = [TinyStage(0, chunk * stages + rank, stages * chunks, None) for chunk in range(chunks)]
         peers = neighbours(range(stages), rank, chunks, GROUPS)
-        later = WeightGradients(lambda weight, gradient: None)
+        later = WeightGradients(lambda weight, left, right: None)
         pace = Pace(torch.device("cpu"), 0.0)
         executor = Executor(own, peers, activations, later, Recorder(None), squares, pace)  # type: ignore[arg-type]
         for _ in range(2):

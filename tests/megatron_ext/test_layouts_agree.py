@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ext import engine, tensor_parallel
+from megatron_ext import engine, flat, tensor_parallel
 from megatron_ext.gpt_data import GptSamples
 from megatron_ext.model import Stage
 from megatron_ext.optimizer import learning_rate
@@ -181,6 +181,26 @@ def test_a_loss_of_many_logits_taken_some_at_a_time_is_the_same(
     layout: Layout,
 ) -> None:
     monkeypatch.setattr(tensor_parallel, "PART", 200)
+    test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(1, 2, 2, "1-2", 1),
+        Layout(2, 1, 2, "1-2", 2, True, "full"),
+        Layout(1, 1, 1, "3", 4, recompute="selective"),
+    ],
+    ids=str,
+)
+def test_gradients_that_their_matrix_product_adds_as_on_a_gpu_are_the_same(
+    engine_run: Callable[..., EngineRun],
+    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout,
+) -> None:
+    monkeypatch.setattr(flat, "fuses", lambda dtype, device: True)
+    monkeypatch.setattr(engine, "BUCKET_BYTES", 4096)
     test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
 
 

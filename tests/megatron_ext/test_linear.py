@@ -14,7 +14,8 @@ from megatron_ext.tensor_parallel import TensorGroup
 CONFIG = ModelConfig(layers=1, hidden=8, heads=2, sequence_length=5, vocab_size=7, padded_vocab_size=7)
 
 
-def accumulate(weight: nn.Parameter, gradient: Tensor) -> None:
+def accumulate(weight: nn.Parameter, left: Tensor, right: Tensor) -> None:
+    gradient = left @ right
     weight.grad = gradient if weight.grad is None else weight.grad + gradient
 
 
@@ -49,7 +50,7 @@ def test_a_split_backward_pass_gives_what_a_whole_one_gives(recompute: str) -> N
 def test_what_is_not_put_off_is_computed_at_once_and_autograd_counts_no_gradient_of_its_own() -> None:
     weight = nn.Parameter(torch.ones(3, 2))
     added: list[Tensor] = []
-    later = WeightGradients(lambda _, gradient: added.append(gradient))
+    later = WeightGradients(lambda _, left, right: added.append(left @ right))
     x = torch.arange(4.0).view(2, 2).requires_grad_()
     linear(x, weight, None, later).sum().backward()
     assert weight.grad is None
@@ -60,7 +61,7 @@ def test_what_is_not_put_off_is_computed_at_once_and_autograd_counts_no_gradient
 def test_weight_gradients_that_waited_leave_no_graph_behind() -> None:
     weight = torch.nn.Parameter(torch.ones(2, 3))
     total = torch.zeros(2, 3)
-    later = WeightGradients(lambda _, gradient: total.add_(gradient))
+    later = WeightGradients(lambda _, left, right: total.addmm_(left, right))
     for key in range(3):
         x = torch.ones(4, 3, requires_grad=True)
         with later.defer(key):
