@@ -119,7 +119,12 @@ class _Node:
 
     def run(self) -> int:
         """Starts the worker unless the run is over already; returns its exit code, negative for a signal."""
-        code = self._work()
+        try:
+            code = self._work()
+        except LaunchError as error:  # something of the worker does not even end when it is killed
+            self._complain(str(error))
+            self.reason = f"could not clear up: {error}"
+            code = _NOT_READY
         if code not in (0, SAVED) and self._finding is None and not self._told.end and self._only_lost_others():
             self._await_finding()
         if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):

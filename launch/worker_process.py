@@ -51,12 +51,15 @@ class WorkerProcess:
         os.kill(self._process.pid, signal.SIGTERM)
 
     def clear(self) -> int:
-        """Kills what is left of it; its exit code, negative for a signal."""
+        """Kills what is left of it; its exit code, negative for a signal.
+
+        Raises:
+            LaunchError: some of it lives on, held by a driver or a file system.
+        """
         os.killpg(self._process.pid, signal.SIGKILL)
-        code = self._process.wait()
-        # What has left the group, such as a helper with a session of its own, or the step in which pyxis runs it.
+        # Also what has left the group, such as a helper with a session of its own, or the step in which pyxis runs it.
         processes.kill(self._token, self._node_rank)
-        return code
+        return self._process.wait()
 
 
 def _prepare() -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from conf.compose import compose
 from conf.rundir import RunDir
+from launch import processes
+from launch.agent import NodeAgent, _Node
+from launch.errors import LaunchError
 from launch.plan import make_plan
 from launch.provenance import PROJECT
 from launch.submit import node_worker, run_environment
-from launch.worker import WORKER, given_environment, job_info, scrubbed
+from launch.told import Told
+from launch.verdict import judge
+from launch.worker import WORKER, ModuleWorker, given_environment, job_info, scrubbed
 from launch.workplace import process_to_start
+from tests.launch.test_verdict import OK, Case
 
 SHELL = {"PYTHONPATH": f"/one:{PROJECT}:/two", "CUDA_VISIBLE_DEVICES": "2,3"}
 MEGATRON_LM = ["engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "cluster.gpus.cpu.name=stand-in"]
@@ -92,3 +99,34 @@ def test_the_log_begins_with_what_the_node_was_told_to_run() -> None:
         "NODE_RANK: 0\nNNODES: 1\nWORLD_SIZE: 4\nGLOBAL_BATCH_SIZE: 16\nMICRO_BATCH_SIZE: 2\nTENSOR_MP_SIZE: 1\n"
         "DP_SIZE: 2\nPIPELINE_MP_SIZE: 2\nPARTITION: 1-3\nMODEL: tiny\nHIDDEN_SIZE: 64\nNUM_LAYERS: 4\nPROFILE: true\n"
     )
+
+
+def test_what_not_even_a_kill_ends_is_told_as_the_nodes_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as ranks that a sick GPU driver holds."""
+
+    def in_vain(_token: str, _node_rank: int) -> NoReturn:
+        raise LaunchError("processes [7] of the run do not end, even when killed")
+
+    monkeypatch.setattr("launch.processes.kill", in_vain)
+    run = Case([None, OK]).make(tmp_path / "run")
+    told = Told.__new__(Told)  # which signals none
+    told.end, told.save = None, False
+    agent = NodeAgent(
+        run=run,
+        model="tiny",
+        environment={processes.TOKEN: str(tmp_path)},
+        worker=ModuleWorker("this", sys.executable),
+        container=None,
+        nodes=(0,),
+        het_groups=(None,),
+        submission=0,
+        resumable=False,
+        meet_s=60,
+        save_s=10,
+        max_requeues=0,
+    )
+    assert _Node(agent, 0, None, told).run() == 1
+    verdict = judge(run)
+    assert verdict.rule == "node-gave-up"
+    assert verdict.reason == "node local-0 could not clear up: processes [7] of the run do not end, even when killed"
+    assert run.node_err("local-0").read_text().endswith("even when killed\n")
