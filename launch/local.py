@@ -63,7 +63,12 @@ def start(agent: NodeAgent, token: str, executor: Executor) -> None:
             gpus_per_node=0,
         )
         job = controller.submit(agent)
-        entry = {"id": job.job_id, "pid": int(job.job_id), "nodes": list(agent.nodes)}
+        entry = {
+            "id": job.job_id,
+            "pid": int(job.job_id),
+            "host": socket.gethostname(),
+            "nodes": list(agent.nodes),
+        }
         run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": [entry]})
 
     log = run.submitit / "controller.log"

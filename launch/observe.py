@@ -184,7 +184,7 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
         # Processes and jobs first: what ends in between is then seen by what it left, not taken for lost.
         if before.on_slurm:
             jobs = _jobs(submitted["jobs"], names, answers)
-        elif _is_here(run):
+        elif _is_here(run, submitted["jobs"]):
             living = processes.find(submitted["token"])
         states = states_of(run, plan)
     start = _newest(before, states, jobs)
@@ -274,10 +274,14 @@ def _saved(run: RunDir) -> int | None:
         return None
 
 
-def _is_here(run: RunDir) -> bool:
-    """Whether the run's processes are this user's and on this machine, so that they can be looked for."""
-    origin = run.read_json(run.provenance)
-    return bool(origin and origin["host"] == socket.gethostname() and run.path.stat().st_uid == os.getuid())
+def _is_here(run: RunDir, jobs: list[dict[str, Any]]) -> bool:
+    """Whether the run's processes are this user's and on this machine, so that they can be looked for.
+
+    A run may have been resumed on another machine than it was first started on.
+    """
+    origin = run.read_json(run.provenance) or {}
+    host = next((job["host"] for job in jobs if "host" in job), origin.get("host"))
+    return bool(host == socket.gethostname() and run.path.stat().st_uid == os.getuid())
 
 
 def _node(name: str, state: Any, living: set[int] | None, now: float, submitted_unix: float) -> Node:

@@ -264,6 +264,15 @@ def test_after_its_first_new_line_a_run_that_was_started_again_is_judged_by_its_
     assert judge(Case(nodes, last=20, age=31).make(tmp_path / "run"), NOW).state is State.stalled
 
 
+def test_a_run_that_was_resumed_on_another_machine_is_not_lost_where_it_began(tmp_path: Path) -> None:
+    run = Case(last=20).make(tmp_path / "run")
+    run.write_json(run.provenance, {"host": socket.gethostname()})
+    assert judge(run, NOW).state is State.lost
+    job = {"id": "1", "pid": 1, "host": f"not-{socket.gethostname()}", "nodes": [0, 1]}
+    run.write_json(run.jobs, {**run.read_json(run.jobs), "submission": 0, "jobs": [job]})
+    assert judge(run, NOW).state is State.running
+
+
 def test_a_slow_runs_pace_sets_its_own_limit(tmp_path: Path) -> None:
     seen = observe(Case(last=20, age=60).make(tmp_path / "run"), NOW)
     slow = replace(seen, log=tuple(replace(line, elapsed_ms=4_000.0) for line in seen.log))
