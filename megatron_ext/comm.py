@@ -65,43 +65,36 @@ AHEAD_BYTES = 16 * 2**20
 """What a channel's receives posted ahead may take with gloo; one is always posted."""
 
 
-def receives_ahead(like: Tensor) -> int:
-    """How many receives of tensors like this one a channel may have posted before they are taken.
-
-    With gloo many: posting a receive sends a word to the sender, whose communication thread spins if that comes while
-    it sends. Posted long before, small messages need no word when they are sent. With nccl one: a second one cannot
-    begin before the first one has ended, and would hold up the computation behind it in its hardware queue, for ever
-    if the first message's sender waits for what is computed there.
-    """
-    return 1 if like.is_cuda else max(1, AHEAD_BYTES // (like.numel() * like.element_size()))
-
-
 class Inbox:
-    """Receives a known number of equal-shaped tensors from one rank, posted as far ahead as is good."""
+    """Receives a known number of equal-shaped tensors from one rank.
 
-    def __init__(self, peer: Peer, like: Tensor, what: str) -> None:
-        """`like` has the shape, number format and device of the messages."""
+    With gloo as many receives are posted ahead as `AHEAD_BYTES` allows: posting one sends a word to the sender, whose
+    communication thread spins if that comes while it sends. Posted long before, small messages need no word when they
+    are sent.
+
+    With nccl at most one is, and only after the first message. A second one could not begin before the first one has
+    ended, and would hold up the computation behind it in its hardware queue, for ever if the sender waits for that.
+    """
+
+    def __init__(self, peer: Peer, like: Tensor, what: str, one_ahead: bool) -> None:
+        """`like` has the shape, number format and device of the messages; `one_ahead` is whether nccl may post one."""
         self.peer = peer
         self._like = like
         self._what = f"{what} from rank {peer.rank}"
-        self._ahead = receives_ahead(like)
+        size = like.numel() * like.element_size()
+        self._ahead = int(one_ahead) if like.is_cuda else max(1, AHEAD_BYTES // size)
         self._left = 0
         self._posted: Deque[Tuple[Tensor, dist.Work]] = deque()
 
     def expect(self, count: int) -> None:
-        """Announces `count` more messages and, with gloo, posts the first receives.
-
-        With nccl the first one is posted when it is taken: until then, which for the first stage's first gradient is
-        as long as it takes to fill the pipeline, it would take a part of the GPU only to wait.
-        """
+        """Announces `count` more messages and, with gloo, posts the first receives."""
         self._left += count
         if not self._like.is_cuda:
             self._post(self._ahead)
 
     def take(self) -> Tensor:
-        """Waits for the next message; if more are announced, one after it is posted before this returns."""
-        if not self._posted:
-            self._post(1)
+        """Waits for the next message; if more are announced, those ahead are posted before this returns."""
+        self._post(1)
         assert self._posted, "take() without a message announced by expect()"
         tensor, work = self._posted.popleft()
         with told(self._what):

@@ -87,17 +87,18 @@ class Engine:
         shape = (plan.micro_batch_size, outside.stop - outside.start, plan.model.hidden)
         peers = neighbours(pipeline, place.stage, plan.chunks, groups)
         warm_up(groups, peers, place.stage, plan.pipeline, self._device)
+        self._loss = partial(vocab_cross_entropy, vocab_size=plan.model.vocab_size, tensor=self.tensor)
         self._executor = Executor(
             self._stages,
             peers,
             torch.empty(shape, dtype=dtype, device=self._device),
             later,
             recorder,
-            partial(vocab_cross_entropy, vocab_size=plan.model.vocab_size, tensor=self.tensor),
+            self._loss,
             Pace(self._device, plan.train.comm_timeout_s),
         )
-        if plan.train.compile:
-            self._compile(shape, dtype)
+        if plan.train.compile or (self._device.type == "cuda" and plan.pipeline > 1):
+            self._pass_once(shape, dtype)
 
     def step(self, iteration: int) -> StepResult:
         """Trains on the global batch of `iteration` (from 1).
@@ -125,10 +126,12 @@ class Engine:
             raise _not_finite(iteration, "gradient's norm", norm)
         return StepResult(mean, norm, scale, skipped)
 
-    def _compile(self, shape: Tuple[int, ...], dtype: torch.dtype) -> None:
-        """Runs each chunk once on zeros, whose gradients are zero: torch.compile works at the first call, for minutes.
+    def _pass_once(self, shape: Tuple[int, ...], dtype: torch.dtype) -> None:
+        """Runs each chunk once without messages, so that its gradients are zero.
 
-        In the first iteration one stage after another would, while the others wait for its message.
+        torch.compile works at the first call, for minutes: in the first iteration one stage after another would, while
+        the others wait for its message. CUDA loads kernels at their first call, and waits there for all that the GPU
+        has begun, a receive among it.
         """
         self._reducer.begin(2)  # it is told of one
         for stage in self._stages:
@@ -137,6 +140,9 @@ class Engine:
             else:
                 x = torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=True)
             left = stage(x)
+            if stage.last:
+                labels = torch.zeros(shape[0], self._plan.model.sequence_length, dtype=torch.int64, device=self._device)
+                left = self._loss(left, labels)
             torch.autograd.backward([left], [torch.zeros_like(left)])
 
     def _batch(self, iteration: int) -> List[Optional[Tensor]]:

@@ -70,7 +70,10 @@ class Executor:
 
     A message has no label: the k-th receive of a kind takes the k-th message that the neighbour sent, which is the
     right one in every schedule that `megatron_ext.schedule` makes or `megatron_ext.schedule_check` lets pass.
-    Sends and the next receives of each kind go on while the rank computes; only a receive can make it wait.
+    Sends and the next receives go on while the rank computes; only a receive can make it wait.
+
+    On GPUs only activations are received meanwhile. If gradients were, too, stages could wait for each other for ever
+    wherever CUDA makes two of them wait for all that their GPUs have begun: while it frees memory, or loads a kernel.
     """
 
     def __init__(
@@ -95,8 +98,11 @@ class Executor:
         self._loss = loss
         self._pace = pace
         self._inboxes = {
-            kind: Inbox(peers[kind], activations, what)
-            for kind, what in ((Kind.RECV_FORWARD, "activations"), (Kind.RECV_BACKWARD, "gradients"))
+            kind: Inbox(peers[kind], activations, what, one_ahead)
+            for kind, what, one_ahead in (
+                (Kind.RECV_FORWARD, "activations", True),
+                (Kind.RECV_BACKWARD, "gradients", False),
+            )
             if kind in peers
         }
         self._outboxes = {

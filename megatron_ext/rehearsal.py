@@ -69,7 +69,7 @@ class Rehearsal:
         stamp = torch.zeros(1, dtype=torch.int64)
         peers = neighbours(pipeline, place.stage, plan.chunks, groups)
         receives, sends = (Kind.RECV_FORWARD, Kind.RECV_BACKWARD), (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
-        self._inboxes = {kind: Inbox(peer, stamp, "time") for kind, peer in peers.items() if kind in receives}
+        self._inboxes = {kind: Inbox(peer, stamp, "time", True) for kind, peer in peers.items() if kind in receives}
         self._outboxes = {kind: Outbox(peer, "time") for kind, peer in peers.items() if kind in sends}
         self.clock: str = plan.rehearsal["clock"]
         self.now_ns = _common_start()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -48,12 +50,16 @@ class Launch(NamedTuple):
     wait: bool
 
 
+class Pass:
+    """Computation. It waits for nothing but the launches before it; the host may wait there for all of them to end."""
+
+
 class Queue:
-    """What a rank launches in one iteration, in its order; computation, which waits for nothing else, is left out."""
+    """What a rank launches, in its order."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.launches: list[Launch] = []
+        self.launches: list[Launch | Pass] = []
         self.numbers: Counter[tuple[object, int, int]] = Counter()
 
     def isend(self, tensor: Tensor, peer: int, group: object) -> Work:
@@ -80,8 +86,21 @@ class Work:
         self.queue.launches.append(self.launch._replace(wait=True))
 
 
+class Passes(Recorder):
+    """Notes passes where a timeline would."""
+
+    def __init__(self, queue: Queue) -> None:
+        super().__init__(None)
+        self.queue = queue
+
+    def span(self, name: str, micro_batch: int = -1, peer: int = -1, chunk: int = 0) -> AbstractContextManager[None]:
+        if name.endswith("-compute"):
+            self.queue.launches.append(Pass())
+        return nullcontext()
+
+
 def launched(actions: list[Actions], chunks: int, monkeypatch: pytest.MonkeyPatch) -> list[Queue]:
-    """What each rank's executor launches for a schedule."""
+    """What each rank's executor launches for a schedule in two iterations."""
     stages = len(actions)
     micro_batches = [torch.zeros(BATCH, SEQUENCE + 1, dtype=torch.float64)] * len({a.micro_batch for a in actions[0]})
     activations = torch.empty(BATCH, SEQUENCE, HIDDEN, dtype=torch.float64).as_subclass(OnGpu)
@@ -93,37 +112,67 @@ def launched(actions: list[Actions], chunks: int, monkeypatch: pytest.MonkeyPatc
         peers = neighbours(range(stages), rank, chunks, GROUPS)
         later = WeightGradients(lambda weight, left, right: None)
         pace = Pace(torch.device("cpu"), 0.0)
-        executor = Executor(own, peers, activations, later, Recorder(None), squares, pace)  # type: ignore[arg-type]
+        executor = Executor(own, peers, activations, later, Passes(queue), squares, pace)  # type: ignore[arg-type]
         for _ in range(2):
             executor.run(actions[rank], micro_batches, 1.0)
     return queues
 
 
-def held_up(queues: list[Queue]) -> list[int]:
-    """The ranks whose queue stands still for ever: a launch begins only after all launches before it have begun."""
-    left = [list(reversed(queue.launches)) for queue in queues]
+def held_up(queues: list[Queue], at_passes: bool) -> list[int]:
+    """The ranks whose queue stands still for ever: a launch begins only after all launches before it have begun.
+
+    With `at_passes` the host waits before every pass for all that was launched before to end.
+    """
+    at = [0] * len(queues)
     begun: Counter[tuple[object, int]] = Counter()
 
     def ended(communicator: object, number: int) -> bool:
         return number < 0 or begun[communicator, number] == 2
 
+    def begins(launches: list[Launch | Pass], number: int) -> bool:
+        launch = launches[number]
+        if isinstance(launch, Launch):
+            return ended(launch.communicator, launch.number - (not launch.wait))
+        since = takewhile(lambda one: isinstance(one, Launch), (launches[n] for n in range(number - 1, -1, -1)))
+        return not at_passes or all(ended(one.communicator, one.number) for one in since if isinstance(one, Launch))
+
     going_on = True
     while going_on:
         going_on = False
-        for launches in left:
-            while launches and ended(launches[-1].communicator, launches[-1].number - (not launches[-1].wait)):
-                launch = launches.pop()
-                if not launch.wait:
+        for rank, queue in enumerate(queues):
+            while at[rank] < len(queue.launches) and begins(queue.launches, at[rank]):
+                launch = queue.launches[at[rank]]
+                if isinstance(launch, Launch) and not launch.wait:
                     begun[launch.communicator, launch.number] += 1
+                at[rank] += 1
                 going_on = True
-    return [queue.rank for queue, launches in zip(queues, left, strict=True) if launches]
+    return [queue.rank for queue, reached in zip(queues, at, strict=True) if reached < len(queue.launches)]
 
 
 @pytest.mark.parametrize("sizes", SCHEDULES.values(), ids=SCHEDULES.keys())
 def test_no_schedule_stands_still_in_one_hardware_queue(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[str, int, int, int]
 ) -> None:
-    assert held_up(launched(schedule(*sizes), sizes[2], monkeypatch)) == []
+    queues = launched(schedule(*sizes), sizes[2], monkeypatch)
+    assert held_up(queues, at_passes=False) == []
+    if sizes[0] != "interleaved":  # every rank of its ring would wait until its message is received
+        assert held_up(queues, at_passes=True) == []
+
+
+@pytest.mark.parametrize(("ahead", "at_passes"), [(2, False), (1, True)])
+def test_more_receives_posted_ahead_would_stand_in_the_way(
+    monkeypatch: pytest.MonkeyPatch, ahead: int, at_passes: bool
+) -> None:
+    init = comm.Inbox.__init__
+
+    def further_ahead(self: comm.Inbox, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._ahead = ahead
+
+    monkeypatch.setattr(comm.Inbox, "__init__", further_ahead)
+    queues = launched(schedule("one_f_one_b", 2, 1, 4), 1, monkeypatch)
+    assert held_up(queues, at_passes) == [0, 1]
+    assert held_up(queues, not at_passes) == ([] if at_passes else [0, 1])
 
 
 def test_launches_that_wait_are_refused_where_stages_would_wait_for_each_other(
@@ -136,8 +185,3 @@ def test_launches_that_wait_are_refused_where_stages_would_wait_for_each_other(
     with pytest.raises(EngineError, match=r"^CUDA_LAUNCH_BLOCKING=1 with parallel.pipeline=2: .*; unset it$"):
         device_of(plan, plan.ranks[3])
     assert device_of(replace(plan, pipeline=1), plan.ranks[3]) == torch.device("cuda", 3)
-
-
-def test_a_second_receive_posted_ahead_would_stand_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comm, "receives_ahead", lambda like: 2)
-    assert held_up(launched(schedule("interleaved", 2, 2, 4), 2, monkeypatch)) == [0, 1]
