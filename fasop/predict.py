@@ -16,6 +16,7 @@ from conf.partition import NodeOrder, Partition
 from conf.schema import Experiment
 from fasop.calibration import Calibration
 from fasop.costs import Basis
+from fasop.errors import SearchError
 from fasop.hardware import NodeKind, node_kinds
 from fasop.memory import GIB, StageMemory, stage_memory
 from fasop.on_nodes import pipelines
@@ -23,6 +24,8 @@ from fasop.pipelines import Pipelines
 from fasop.placement import place
 from fasop.simulate import RECEIVES, Event, StageTimes, simulate
 from fasop.training import Training
+from megatron_ext import schedule_check
+from megatron_ext.errors import EngineError
 from megatron_ext.schedule import as_json
 from megatron_ext.schedule import schedule as make_schedule
 
@@ -126,8 +129,8 @@ def predict(
 
     Raises:
         ConfigError: a profile cannot be read.
-        SearchError: a profile has no costs for the tensor size, the schedule never ends, or the calibration is of
-            other nodes.
+        SearchError: a profile has no costs for the tensor size, the schedule is none of the plan's, or the calibration
+            is of other nodes.
     """
     counts = dict(zip(experiment.node_order.groups, experiment.ranks_per_node(), strict=True))
     groups = {
@@ -152,7 +155,7 @@ def predict_plan(
     """Of the plan `training.parallel`, which has a partition and a node order, on nodes of these kinds.
 
     Raises:
-        SearchError: a profile has no costs for the tensor size, or the schedule never ends.
+        SearchError: a profile has no costs for the tensor size, or the schedule is none of the plan's.
     """
     parallel = training.parallel
     assert parallel.partition is not None
@@ -165,6 +168,11 @@ def predict_plan(
     if schedule is None:
         lists = make_schedule(str(parallel.schedule), parallel.pipeline, parallel.chunks, parallel.micro_batches)
         schedule = as_json(lists, parallel.chunks, parallel.micro_batches)
+    else:
+        try:
+            schedule_check.parsed(schedule, parallel.pipeline, parallel.chunks, parallel.micro_batches)
+        except EngineError as error:
+            raise SearchError(f"parallel.schedule_file: {error}") from error
     iteration_s, events = replay(schedule, taken)
     where = place(tuple(kinds[kind].gpus for kind in order), parallel.tensor, parallel.data, parallel.pipeline).stages
     ends = [*where.starts[1:], len(where.nodes)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from pathlib import Path
-from typing import Deque, Dict, List, Tuple
+from typing import Any, Deque, Dict, List, Tuple
 
 from megatron_ext.errors import EngineError
 from megatron_ext.plan import Plan
@@ -35,8 +35,16 @@ def read(path: Path, stages: int, chunks: int, micro_batches: int) -> List[Actio
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EngineError(f"{path}: cannot be read as a schedule: {error}") from error
+    try:
+        return parsed(content, stages, chunks, micro_batches)
+    except EngineError as error:
+        raise EngineError(f"{path}: {error}") from error
+
+
+def parsed(content: Any, stages: int, chunks: int, micro_batches: int) -> List[Actions]:
+    """The schedule that a file with this content holds; raises as `read` does."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise EngineError(f"{path}: not a schedule of version {VERSION}")
+        raise EngineError(f"not a schedule of version {VERSION}")
     for key, wanted, told in (
         ("stages", stages, "parallel.pipeline"),
         ("chunks", chunks, "parallel.chunks"),
@@ -47,18 +55,15 @@ def read(path: Path, stages: int, chunks: int, micro_batches: int) -> List[Actio
         ),
     ):
         if content.get(key) != wanted:
-            raise EngineError(f"{path}: {key}={content.get(key)}, but the plan has {wanted} ({told}); make them equal")
+            raise EngineError(f"{key}={content.get(key)}, but the plan has {wanted} ({told}); make them equal")
     try:
         lists = [[_action(*item) for item in actions] for actions in content["actions"]]
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(
-            f"{path}: actions must be, by stage, a list of [kind, micro-batch, chunk]: {error}; "
+            f"actions must be, by stage, a list of [kind, micro-batch, chunk]: {error}; "
             f"kinds: {', '.join(kind.value for kind in Kind)}"
         ) from error
-    try:
-        check(lists, stages, chunks, micro_batches)
-    except EngineError as error:
-        raise EngineError(f"{path}: {error}") from error
+    check(lists, stages, chunks, micro_batches)
     return lists
 
 

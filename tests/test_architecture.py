@@ -24,7 +24,7 @@ ROOMS = {
         "conf",
         *(f"megatron_ext.{module}" for module in ("indexed_dataset", "index_maps", "blend", "errors")),
     ],
-    "fasop": ["conf", "megatron_ext.schedule", "megatron_ext.errors"],
+    "fasop": ["conf", "megatron_ext.schedule", "megatron_ext.schedule_check", "megatron_ext.errors"],
     "launch": ["conf"],
     "reports": ["conf", "fasop"],
 }

@@ -9,9 +9,11 @@ import pytest
 
 from conf.schema import Experiment
 from fasop.candidates import space
+from fasop.errors import SearchError
 from fasop.inputs import read
 from fasop.predict import GRADIENTS, NORM, OPTIMIZER, predict, predict_plan
 from fasop.search import search
+from megatron_ext.schedule import as_json, schedule
 from tests.fasop.plans import MEGATRON, built, column, experiment, mixed
 
 CHUNKED = ("parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=0-4-4-4-4-4-4-0-2-4-4-4-4-4-2-0")
@@ -79,3 +81,13 @@ def test_chunks_have_their_own_times() -> None:
     first, last = found.stages[0].times.forward, found.stages[7].times.forward
     assert (first[0], last[0]) == (pytest.approx(0.159e-3), 0)  # the embedding alone; nothing
     assert last[1] == pytest.approx(2.118e-3)  # the head alone
+
+
+def test_a_schedule_of_another_plan_is_told_for_what_it_is() -> None:
+    """A run with such a file fails, and has no prediction; its page, and those it is compared on, are still made."""
+    one = experiment("experiment=demo")
+    other = as_json(schedule("one_f_one_b", 4, 1, 4), 1, 4)
+    with pytest.raises(SearchError, match=r"^parallel.schedule_file: stages=4, but the plan has 2"):
+        predict(one, other)
+    with pytest.raises(SearchError, match=r"^parallel.schedule_file: actions must be, by stage"):
+        predict(one, {**other, "stages": 2, "actions": [[["forward", 0, 0]], []]})
