@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,21 +52,29 @@ from megatron_ext.indexed_dataset import write_indexed
 from megatron_ext.plan import Place, Plan
 from megatron_ext.timeline import RECORD, open_events
 
+
+class Case(NamedTuple):
+    """A model and its layout, and how many iterations each contender does in a turn."""
+
+    overrides: str
+    block: int = 8
+
+
 UNEVEN = (
-    "model.layers=8 model.heads=4 model.vocab_size=512 parallel.data=1 parallel.pipeline=4 parallel.partition=1-3-3-1"
+    "model.layers=8 model.heads=4 parallel.data=1 parallel.pipeline=4 parallel.partition=1-3-3-1 "
+    "parallel.micro_batch_size=1 parallel.global_batch_size=8"
 )
-EIGHT = "parallel.micro_batch_size=1 parallel.global_batch_size=8"
+SMALL, LARGER = "model.hidden=64 model.sequence_length=32", "model.hidden=128 model.sequence_length=128"
 CASES = {
-    "1-3-3-1 layers, hidden 64, 32 tokens": f"{UNEVEN} {EIGHT} model.hidden=64 model.sequence_length=32",
-    "1-3-3-1 layers, hidden 128, 128 tokens": f"{UNEVEN} {EIGHT} model.hidden=128 model.sequence_length=128",
-    "the demo: 1-3 layers, hidden 64, 128 tokens, two replicas": "experiment=demo",
+    "1-3-3-1 layers, hidden 64, 32 tokens": Case(f"{UNEVEN} {SMALL} model.vocab_size=512"),
+    "1-3-3-1 layers, hidden 128, 128 tokens": Case(f"{UNEVEN} {LARGER} model.vocab_size=512"),
+    "the same with GPT-2's vocabulary": Case(f"{UNEVEN} {LARGER} model.vocab_size=50257", block=2),
+    "the demo: 1-3 layers, hidden 64, 128 tokens, two replicas": Case("experiment=demo"),
 }
 PROOF = 10
 """First iterations, whose losses must agree."""
 TOLERANCE = 1e-5
 ROUNDS = 12
-BLOCK = 8
-"""Iterations in a turn."""
 OURS, UNRECORDED, ALONE = "tdpp", "tdpp, not recording", "tdpp, one process"
 OTHERS = PIPELINING, SAME_STAGES, MEGATRON = "pipelining", "pipelining, our stages", "megatron-core"
 
@@ -178,7 +186,7 @@ def _cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def race(plan: Plan, alone: Plan) -> dict[str, Any]:
+def race(plan: Plan, alone: Plan, block: int) -> dict[str, Any]:
     """One case: the statistics of every contender, how far losses differ, what recording costs."""
     crews = {OURS: Crew(Tdpp, plan), ALONE: Crew(Tdpp, alone)}
     crews |= {PIPELINING: Crew(PlainPipelining, plan), SAME_STAGES: Crew(Pipelining, plan)}
@@ -193,10 +201,10 @@ def race(plan: Plan, alone: Plan) -> dict[str, Any]:
     recorded = 0
     for round_ in range(ROUNDS):
         for label, crew in turns if round_ % 2 == 0 else reversed(turns):
-            done = crew.take(Turn(BLOCK, recording=label == OURS))
+            done = crew.take(Turn(block, recording=label == OURS))
             seconds = (max(rank.end_ns for rank in done) - min(rank.start_ns for rank in done)) / 1e9
-            times[label].wall_ms.append(seconds / BLOCK * 1e3)
-            times[label].cpu_ms.append(sum(rank.cpu_s for rank in done) / BLOCK * 1e3)
+            times[label].wall_ms.append(seconds / block * 1e3)
+            times[label].cpu_ms.append(sum(rank.cpu_s for rank in done) / block * 1e3)
             recorded += sum(rank.recorded_bytes for rank in done)
     for crew in crews.values():
         crew.dismiss()
@@ -207,7 +215,7 @@ def race(plan: Plan, alone: Plan) -> dict[str, Any]:
         "ours_to": {
             label: _ratios(ms[OURS], ms[label]) for label in (PIPELINING, SAME_STAGES, MEGATRON) if label in ms
         },
-        "recording": _recording(times[OURS], times[UNRECORDED], recorded // RECORD.size // (ROUNDS * BLOCK)),
+        "recording": _recording(times[OURS], times[UNRECORDED], recorded // RECORD.size // (ROUNDS * block)),
     }
 
 
@@ -253,7 +261,7 @@ def make_case(folder: Path, overrides: Sequence[str]) -> Plan:
     """A run folder with a plan and data of its own."""
     run = RunDir(folder)
     run.events.mkdir(parents=True)
-    iterations = PROOF + 2 * ROUNDS * BLOCK
+    iterations = PROOF + 2 * ROUNDS * max(case.block for case in CASES.values())
     common = ["model.vocab_multiple=1", f"train.iterations={iterations}", f"data.prefix={folder / 'data'}"]
     experiment = compose([*overrides, *common])
     run.write_json(run.plan, make_plan(experiment, "benchmark/engine"))
@@ -310,13 +318,15 @@ def main() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if not megatron_core():
         print("Megatron-Core cannot be imported and is left out (benchmarks/README.md)", file=sys.stderr)
-    found: dict[str, Any] = {**_circumstances(), "rounds": ROUNDS, "iterations_per_turn": BLOCK, "cases": {}}
-    for case, overrides in CASES.items():
+    found: dict[str, Any] = {**_circumstances(), "rounds": ROUNDS, "cases": {}}
+    for name, case in CASES.items():
+        overrides = case.overrides.split()
         with tempfile.TemporaryDirectory() as folder:
-            plan = make_case(Path(folder) / "ranks", overrides.split())
+            plan = make_case(Path(folder) / "ranks", overrides)
             alone = "parallel.data=1 parallel.pipeline=1 parallel.partition=null"
-            found["cases"][case] = race(plan, make_case(Path(folder) / "alone", [*overrides.split(), *alone.split()]))
-        show(case, found["cases"][case])
+            one = make_case(Path(folder) / "alone", [*overrides, *alone.split()])
+            found["cases"][name] = {"iterations_per_turn": case.block, **race(plan, one, case.block)}
+        show(name, found["cases"][name])
     found["load_average_after"] = list(os.getloadavg())
     if results:
         results.write_text(json.dumps(found, indent=2) + "\n")

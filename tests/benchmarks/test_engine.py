@@ -13,7 +13,7 @@ from benchmarks.engine import CASES, TOLERANCE, Crew, Turn, make_case, megatron_
 from benchmarks.megatron_core import MegatronCore
 from benchmarks.plain_pipelining import PlainPipelining
 
-CASE = next(iter(CASES.values())).split()
+CASE = next(iter(CASES.values())).overrides.split()
 ALONE = ["parallel.data=1", "parallel.pipeline=1", "parallel.partition=null"]
 ITERATIONS = 4
 
