@@ -229,6 +229,9 @@ def test_the_loss_scale_falls_as_in_the_published_run() -> None:
     for _ in range(15):
         scaler.update(finite=False)
     assert scaler.scale == 262144.0
+    for _ in range(100):
+        scaler.update(finite=False)
+    assert scaler.scale == 1.0
 
 
 def test_the_loss_scale_grows_after_a_thousand_good_iterations_and_regains_its_patience() -> None:
