@@ -10,6 +10,7 @@ from dataclasses import dataclass
 _WARNING = re.compile(r"\b\w*Warning\b|\bWARNING\b|^\s*warnings\.warn\(|^W\d{4} |^(\[rank\d+\]:)?\[W\d{3}")
 _CHANGING = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 _DIGITS = b"0123456789"
+_LINE_ENDS = bytes.maketrans(b"\r", b"\n")
 _SYMPTOM = re.compile(
     r"[Cc]onnection (reset|closed|refused)|[Bb]roken pipe|remote process exit|[Ww]atchdog|communicator was aborted|"
     r"SignalException|SIGTERM"
@@ -61,8 +62,8 @@ def _grouped(stderr: Mapping[str, bytes], chosen: Callable[[bytes], str | None])
 
 def _alike(content: bytes) -> list[tuple[bytes, int]]:
     """Of lines that differ only in digits the first, and how many there are: megabytes of them take milliseconds."""
-    lines = content.splitlines()
-    shapes = content.translate(None, _DIGITS).splitlines()
+    lines = content.translate(_LINE_ENDS).split(b"\n")
+    shapes = content.translate(_LINE_ENDS, _DIGITS).split(b"\n")
     first = dict(zip(reversed(shapes), reversed(lines), strict=True))
     return [(first[shape], count) for shape, count in Counter(shapes).items()]
 

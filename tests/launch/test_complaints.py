@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from launch.complaints import Complaint, complaints, warnings
 
 PYTHON_WARNING = b"""\
@@ -69,3 +72,11 @@ def test_without_a_told_cause_the_first_nodes_lines_come_first() -> None:
 
 def test_bytes_that_are_no_text_and_lines_ended_by_windows_are_told() -> None:
     assert complaints({"a": b"caf\xe9\r\nplain"}) == [Complaint("caf\ufffd", 1, ("a",)), Complaint("plain", 1, ("a",))]
+
+
+@given(st.lists(st.sampled_from([b"12", b"epoch 3", b" ", b"\r", b"\n", b"\r\n"]), max_size=6).map(b"".join))
+def test_progress_that_is_still_being_written_is_told_as_far_as_it_came(content: bytes) -> None:
+    told = [line for line in content.replace(b"\r", b"\n").split(b"\n") if line.strip() and not line.startswith(b" ")]
+    found = complaints({"a": content})
+    assert {complaint.text for complaint in found} <= {line.strip().decode() for line in told}
+    assert any(line.strip(b"0123456789 ") for line in told) <= bool(found)
