@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -25,6 +26,8 @@ from launch.submit import Preflight, check_supported
 HERE = "here"
 SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")
 MOUNTS = Path("/proc/self/mounts")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+"""In there a blank is \\040."""
 PYXIS_OPTION = "--container-image"
 
 
@@ -33,10 +36,14 @@ def login_checks(experiment: Experiment, preflight: Preflight) -> Iterator[Check
     yield _python()
     yield _runs(experiment)
     yield _passes(
-        "data", lambda: preflight(experiment), f"{experiment.data.prefix} can feed model {experiment.model.name}"
+        "data",
+        lambda: preflight(experiment),
+        lambda: f"{experiment.data.prefix} can feed model {experiment.model.name}",
     )
     if experiment.engine.kind is EngineKind.megatron_lm:
-        yield _passes("engine", lambda: megatron_lm.check(experiment), f"Megatron-LM in {experiment.engine.checkout}")
+        yield _passes(
+            "engine", lambda: megatron_lm.check(experiment), lambda: f"Megatron-LM in {experiment.engine.checkout}"
+        )
     if experiment.container.kind is not ContainerKind.none:
         yield _container(experiment)
 
@@ -44,12 +51,12 @@ def login_checks(experiment: Experiment, preflight: Preflight) -> Iterator[Check
 def jobs_check(experiment: Experiment) -> Check:
     """Whether what is to be started could be; on Slurm, asked of Slurm for each job."""
     if experiment.executor.kind is ExecutorKind.local:
-        return _passes("processes", lambda: check_supported(experiment), "can be started on this machine")
+        return _passes("processes", lambda: check_supported(experiment), lambda: "can be started on this machine")
     missing = [command for command in SLURM_COMMANDS if shutil.which(command) is None]
     if missing:
         text = f"{', '.join(missing)} not on this machine's PATH; log in to the cluster, or use executor=local"
         return Check(level=Level.error, where=HERE, what="slurm", text=text)
-    return _passes("slurm", lambda: _ask_slurm(experiment), _asked(experiment))
+    return _passes("slurm", lambda: _ask_slurm(experiment), lambda: _asked(experiment))
 
 
 def _python() -> Check:
@@ -63,7 +70,7 @@ def _runs(experiment: Experiment) -> Check:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     needed = checkpoint_bytes(experiment)
-    told = f"{folder} ({file_system(there, MOUNTS.read_text())}), {size_text(free)} free"
+    told = f"{folder} ({file_system(there, MOUNTS.read_text(errors='surrogateescape'))}), {size_text(free)} free"
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         level, told = (
             Level.error,
@@ -81,7 +88,8 @@ def file_system(path: Path, mounts: str) -> str:
     found = {}
     for line in mounts.splitlines():
         _, point, kind, *_ = line.split(" ")
-        found[Path(point.encode().decode("unicode_escape"))] = kind  # a blank is \040; what comes later lies above
+        plain = _OCTAL.sub(lambda escape: chr(int(escape[1], 8)), point)
+        found[Path(plain)] = kind  # what comes later lies above
     real = path.resolve()
     return next((found[at] for at in (real, *real.parents) if at in found), "unknown")
 
@@ -103,7 +111,7 @@ def _container(experiment: Experiment) -> Check:
         if isinstance(container.image, Path) and not container.image.is_file():
             raise TdppError(f"container.image={experiment.container.image}: there is no such file")
 
-    return _passes("container", look, f"{experiment.container.kind}, {experiment.container.image}")
+    return _passes("container", look, lambda: f"{experiment.container.kind}, {experiment.container.image}")
 
 
 def _ask_slurm(experiment: Experiment) -> None:
@@ -125,9 +133,10 @@ def _asked(experiment: Experiment) -> str:
     return f"{slurm_commands.version()} would take {told}"
 
 
-def _passes(what: str, look: Callable[[], None], fine: str) -> Check:
+def _passes(what: str, look: Callable[[], None], fine: Callable[[], str]) -> Check:
     try:
         look()
+        text = fine()
     except TdppError as error:
         return Check(level=Level.error, where=HERE, what=what, text=str(error))
-    return Check(level=Level.ok, where=HERE, what=what, text=fine)
+    return Check(level=Level.ok, where=HERE, what=what, text=text)

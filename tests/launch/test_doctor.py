@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -14,15 +15,17 @@ import pytest
 from conf.errors import TdppError
 from conf.rundir import RunDir
 from launch import doctor, processes
-from launch.doctor_login import file_system
+from launch.doctor_login import SLURM_COMMANDS, file_system
 from tests.launch.live import ENVIRONMENT, TDPP, TWO_NODES, no_data_needed, token
 from tests.megatron_ext.engine_run import make_corpus
 
 
 def test_the_file_system_of_a_folder_is_the_innermost_mount(tmp_path: Path) -> None:
-    folder = tmp_path / "a b" / "c"
+    folder = tmp_path / "한 글" / "c"
     folder.mkdir(parents=True)
-    mounts = f"overlay / overlay rw 0 0\nserver:/x {str(tmp_path / 'a b').replace(' ', chr(92) + '040')} nfs4 rw 0 0\n"
+    mounts = (
+        f"overlay / overlay rw 0 0\nserver:/x {str(tmp_path / '한 글').replace(' ', chr(92) + '040')} nfs4 rw 0 0\n"
+    )
     assert file_system(folder, mounts) == "nfs4"
     assert file_system(tmp_path, mounts) == "overlay"
 
@@ -114,3 +117,21 @@ def test_interrupted_it_leaves_nothing_running(here: list[str], tmp_path: Path) 
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     shutil.rmtree(tmp_path / "runs" / "doctor" / "by_job")  # the fixture looks for processes of what is left
+
+
+def test_a_slurm_that_is_not_set_up_hides_no_other_check(
+    here: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = Path("bin")
+    commands.mkdir()
+    for name in SLURM_COMMANDS:
+        (commands / name).write_text(
+            "#!/bin/sh\necho 'fatal: Could not establish a configuration source' >&2; exit 1\n"
+        )
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands.absolute()}:{os.environ['PATH']}")
+    code, found = examined(capsys, *here, "executor=slurm")
+    assert code == 1
+    assert {place for place, (level, _) in found.items() if level == "error"} == {("here", "slurm")}
+    assert "Could not establish a configuration source" in found["here", "slurm"][1]
+    assert found["here", "data"][0] == "ok"
