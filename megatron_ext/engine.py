@@ -54,10 +54,7 @@ class Engine:
         self._recorder = recorder
         self._device = torch.device(plan.device)
         self.tensor = TensorGroup(plan.tensor, place.tp, groups.tensor, plan.sequence_parallel)
-        self._stages = [
-            Stage(plan, chunk * plan.pipeline + place.stage, self.tensor).to(self._device)
-            for chunk in range(plan.chunks)
-        ]
+        self._stages = [Stage(plan, chunk * plan.pipeline + place.stage, self.tensor) for chunk in range(plan.chunks)]
         named = [pair for stage in self._stages for pair in stage.parameters_by_name()]
         dtype = DTYPES[plan.train.precision]
         self.flat = FlatWeights(named, dtype, self._device, plan.data if plan.sharded_optimizer else 1)

@@ -19,9 +19,10 @@ class FlatWeights:
     def __init__(
         self, named: List[Tuple[str, nn.Parameter]], dtype: torch.dtype, device: torch.device, shares: int = 1
     ) -> None:
-        """`named` are fp32 parameters on `device`, first to last layer; `initial` keeps their values in fp32.
+        """`named` are fp32 parameters, first to last layer, which go to `device` in the format `dtype`.
 
-        Zeros at the end make the length a multiple of `shares`.
+        `initial` keeps their values in fp32, where they were: a GPU need not have room for what a sharded optimizer
+        does not keep. Zeros at the end make the length a multiple of `shares`.
         """
         ordered = list(reversed(named))
         self.parameters = dict(ordered)
@@ -30,16 +31,21 @@ class FlatWeights:
         for name, parameter in ordered:
             self.slices[name] = slice(start, start + parameter.numel())
             start += parameter.numel()
-        padding = torch.zeros(-start % shares, device=device)
-        self.initial = torch.cat([*(p.data.flatten() for _, p in ordered), padding])
-        self.weight = self.initial.to(dtype)
-        self.grad = torch.zeros_like(self.initial)
+        length = start + -start % shares
+        before = ordered[0][1].device if ordered else device
+        self.weight = torch.zeros(length, dtype=dtype, device=device)
+        same = (dtype, device) == (torch.float32, before)
+        self.initial = self.weight if same else torch.zeros(length, device=before)
+        self.grad = torch.zeros(length, device=device)
         self.fused = fuses(dtype, device)
         """Whether `add` is the better way for a weight's gradient than autograd's own."""
         self._names = {id(parameter): name for name, parameter in ordered}
         self._arrived: Optional[Callable[[str], None]] = None
         self._hooked: List[object] = []
         for name, parameter in ordered:
+            self.view(name, self.initial).copy_(parameter.data)
+            if not same:
+                self.view(name, self.weight).copy_(parameter.data)
             parameter.data = self.view(name, self.weight)
             if parameter.dtype == self.grad.dtype:
                 parameter.grad = self.view(name, self.grad)

@@ -66,7 +66,9 @@ class Optimizer:
         self._own = self._share(self._data.rank)
         self._is_weight = flat.weight.dtype == torch.float32 and not sharded
         """Whether the optimizer steps the model's weights themselves, not a copy in fp32."""
-        self._master = nn.Parameter(flat.weight if self._is_weight else flat.initial[self._own].clone())
+        self._master = nn.Parameter(
+            flat.weight if self._is_weight else flat.initial[self._own].to(flat.weight.device, copy=True)
+        )
         self._master.grad = flat.grad[self._own]
         flat.initial = torch.empty(0)
         # Biases and norms do not decay; Adam itself is given none, so that its state stays one flat tensor.

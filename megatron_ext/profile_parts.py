@@ -47,7 +47,7 @@ class Parts:
         self._tensor = tensor
         self._vocab_size = model.vocab_size
         self._train = plan.train
-        stage = Stage(alone, 0, tensor).to(device)
+        stage = Stage(alone, 0, tensor)
         assert stage.embedding is not None and stage.head is not None
         self._embedding, self._head = stage.embedding, stage.head
         self._layers = list(stage.layers.values())

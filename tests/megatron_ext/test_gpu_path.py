@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from megatron_ext import doctor, link_times, links, profile, worker
 from megatron_ext import engine as engine_module
+from megatron_ext.flat import FlatWeights
 from tests.megatron_ext.engine_run import EngineRun, make_run
 from tests.megatron_ext.pretended_cuda import MEMORY, NAME, NCCL, Cuda, resolve
 from tests.megatron_ext.pretended_gpus import pretended_gpus
@@ -139,6 +140,15 @@ def test_training_on_gpus_gives_a_cpus_losses_and_waits_for_them_only_to_know_lo
     in_one = Counter(wait.where for wait in read_waits(waits) if wait.iteration == 3)  # neither logged nor saved
     world, last = run.plan.world_size, run.plan.world_size // run.plan.pipeline
     assert in_one == {"optimizer.py:_norm": world, "engine.py:step": 2 * last}
+
+
+def test_fp32_values_wait_on_the_host_for_an_optimizer_that_takes_its_share_of_them(gpus: Gpus) -> None:
+    layer = torch.nn.Linear(3, 5)
+    flat = FlatWeights(list(layer.named_parameters()), torch.bfloat16, torch.device("cuda"), shares=3)
+    assert [tensor.device.type for tensor in (flat.initial, flat.weight, flat.grad)] == ["cpu", "cuda", "cuda"]
+    assert layer.weight.device.type == "cuda"
+    torch.testing.assert_close(flat.weight.cpu(), flat.initial.bfloat16())
+    assert flat.initial.any()
 
 
 def test_an_overflow_under_the_loss_scale_is_skipped_and_memory_is_told_by_its_kind(
