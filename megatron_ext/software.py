@@ -1,8 +1,9 @@
-"""All ranks must run the same torch, CUDA and NCCL: between different ones collectives hang or give wrong sums."""
+"""All ranks must run the same torch, CUDA and NCCL, by the same rules: else messages hang, or sums are wrong."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 from typing import Dict, List, Tuple
 
@@ -11,6 +12,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.comm import told
 from megatron_ext.errors import EngineError
+
+COMMON = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_NTHREADS")
+"""Environment: how both sides of a message send it. Others name a node's own devices."""
 
 
 def same_software(store: Store, rank: int, ranks: int, device: torch.device) -> None:
@@ -33,7 +37,8 @@ def _versions(device: torch.device) -> str:
     if device.type == "cpu":
         return f"torch {torch.__version__}"
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}"
+    rules = [f"{name}={os.environ[name]}" for name in COMMON if name in os.environ]
+    return ", ".join([f"torch {torch.__version__}", f"CUDA {torch.version.cuda}", f"NCCL {nccl}", *rules])
 
 
 def difference(found: List[Tuple[str, str]]) -> str:
@@ -45,4 +50,7 @@ def difference(found: List[Tuple[str, str]]) -> str:
     if len(hosts) == 1:
         return ""
     told_hosts = "; ".join(f"{versions} on {', '.join(names)}" for versions, names in hosts.items())
-    return f"the ranks run different software: {told_hosts}. Use the same container image on every node"
+    return (
+        f"the ranks run different software: {told_hosts}. Use the same container image on every node, "
+        "and give variables like NCCL_PROTO to all of them, in cluster.environment"
+    )

@@ -40,6 +40,15 @@ def test_every_rank_tells_of_a_difference(monkeypatch: pytest.MonkeyPatch) -> No
     assert "NCCL 2.18.3 on" in found[0]
 
 
+def test_what_makes_nccl_send_otherwise_is_a_difference_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 17, 1))
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_0")
+    plain = software._versions(torch.device("cuda"))
+    monkeypatch.setenv("NCCL_PROTO", "Simple")
+    assert plain.endswith("NCCL 2.17.1")
+    assert software._versions(torch.device("cuda")) == f"{plain}, NCCL_PROTO=Simple"
+
+
 def test_equal_ranks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(dist.HashStore(), ["NCCL 2.17.1"] * 3, monkeypatch) == ["", "", ""]
 
