@@ -110,17 +110,23 @@ def speeds(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return {one.link: one.tokens_per_s for one in sound}
 
 
+def rivals(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Those of which one can be called the best: what was only rehearsed does not stand against what was measured."""
+    sound = [one for one in outcomes if not one.failed]
+    return [one for one in sound if not one.emulated] or sound
+
+
 def best(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The run with the highest throughput."""
     speed = speeds(outcomes)
-    return max((one for one in outcomes if not one.failed), key=lambda one: speed[one.link], default=None)
+    return max(rivals(outcomes), key=lambda one: speed[one.link], default=None)
 
 
 def front(outcomes: Sequence[Outcome]) -> Front | None:
     """Of throughput and cost, or, where no prices are known, memory; None where neither is known."""
     speed = speeds(outcomes)
     for against in ("dollars", "memory_gib"):
-        takes = {one.link: getattr(one, against) for one in outcomes if one.link in speed}
+        takes = {one.link: getattr(one, against) for one in rivals(outcomes)}
         known = {link: (-speed[link], value) for link, value in takes.items() if not math.isnan(value)}
         if known:
             return Front(against=against, runs=frozenset(link for link in known if not _beaten(link, known)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from reports.axes import Axis, Item, dots, parallel
-from reports.comparison import Front, Outcome, best, front, speeds, swept
+from reports.comparison import Front, Outcome, best, front, rivals, speeds, swept
 from reports.page import page
 from reports.plan_section import plural
 
@@ -88,15 +88,16 @@ def _answer(compared: Comparison, failures: int) -> str:
     first, sound, pareto = compared.first, compared.sound, compared.pareto
     counted = f"{plural(len(sound), 'run')} to compare, {failures} without a result."
     if emulated := sum(one.emulated for one in sound):
-        counted += f" {emulated} of them rehearsed: all times of these are emulated, and nothing was computed."
+        counted += f" {emulated} of them rehearsed: all times of these are emulated, and nothing was computed"
+        counted += "; the best is one of the others." if emulated < len(sound) else "."
     if first is None:
         return f'<section class="verdict bad"><h2>No result</h2><p class="reason">{escape(counted)}</p></section>'
     settings = ", ".join(f"{key}={first.settings.get(key, '?')}" for key in compared.keys) or "no key of them differs"
     weighed = f" {len(pareto.runs)} on the front of throughput and {AGAINST[pareto.against]}." if pareto else ""
     gain = ""
-    if len(sound) > 1:
+    if len(others := rivals(sound)) > 1:
         speed = speeds(sound)
-        gain = f", {speed[first.link] / speed[sound[-1].link]:.2f} times as fast as the slowest"
+        gain = f", {speed[first.link] / speed[others[-1].link]:.2f} times as fast as the slowest"
     tokens = "" if math.isnan(first.tokens_per_s) else f"{first.tokens_per_s:,.0f} tokens/s, "
     return (
         f'<section class="verdict good"><h2>Best: {escape(settings)}</h2>'

@@ -170,6 +170,15 @@ def test_without_prices_the_front_weighs_memory():
     assert found == comparison.Front(against="memory_gib", runs=frozenset({"2.0"}))
 
 
+def test_what_was_rehearsed_is_not_called_better_than_what_was_measured():
+    measured, emulated = (replace(BASE, link=kind, emulated=kind == "emulated") for kind in ("measured", "emulated"))
+    outcomes = [replace(emulated, tokens_per_s=9.0, dollars=1.0), replace(measured, tokens_per_s=1.0, dollars=9.0)]
+    first, found = best(outcomes), front(outcomes)
+    assert first is not None
+    assert (first.link, found and found.runs) == ("measured", {"measured"})
+    assert best(outcomes[:1]) is outcomes[0]
+
+
 def test_emulated_times_are_told_to_be_emulated(tmp_path: Path):
     for stamp, rehearsal in zip(STAMPS, (None, "virtual"), strict=False):
         make_run(tmp_path / "runs/tiny" / stamp, Shape(rehearsal=rehearsal))
