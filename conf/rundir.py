@@ -144,8 +144,10 @@ class RunDir:
         """
         if wanted is not None and cls.is_one(Path(wanted)):
             return cls(Path(wanted).resolve())
-        if wanted is not None and cls.is_one(runs / "by_job" / wanted):
-            return cls((runs / "by_job" / wanted).resolve())
+        # squeue shows the components of a heterogeneous job as 4711+0 and 4711+1.
+        job = wanted and re.sub(r"^(\d+)\+\d+$", r"\1", wanted)
+        if job and cls.is_one(runs / "by_job" / job):
+            return cls((runs / "by_job" / job).resolve())
         known = list(cls.all(runs))
         if not known:
             raise RunFolderError(f"there are no runs in {runs.absolute()}; start one with 'tdpp launch'")

@@ -23,7 +23,7 @@ from launch.container_setup import check_program
 from launch.errors import LaunchError
 from launch.observe import observe
 from launch.plan import make_plan
-from launch.provenance import PROJECT, Source, provenance, read_source
+from launch.provenance import PROJECT, Source, provenance, read_source, user_name
 from launch.verdict import State, decide
 from launch.worker import WORKER, ModuleWorker, Worker
 
@@ -81,7 +81,7 @@ def start(
     token = secrets.token_hex(16)
     try:
         plan = make_plan(experiment, run.name)
-        with _full_disk_told(run):
+        with _unwritable_told(run):
             write_atomic(run.config, config)
             if experiment.parallel.schedule_file is not None:
                 write_atomic(run.schedule, read_schedule(experiment.parallel.schedule_file))
@@ -137,7 +137,7 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
         )
     check_supported(experiment)
     before, stopped = run.read_json(run.jobs), run.read_json(run.stop_request)
-    with _full_disk_told(run):
+    with _unwritable_told(run):
         run.write_json(run.jobs, {**before, "submission": seen.start.submission + 1, "jobs": []})
     run.stop_request.unlink(missing_ok=True)
     try:
@@ -150,9 +150,13 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
 
 
 @contextlib.contextmanager
-def _full_disk_told(run: RunDir) -> Iterator[None]:
+def _unwritable_told(run: RunDir) -> Iterator[None]:
     try:
         yield
+    except PermissionError as error:
+        raise LaunchError(
+            f"{run.path} cannot be written by user {user_name()}: a run is gone on with by the user who started it"
+        ) from error
     except OSError as error:
         if not is_full(error):
             raise

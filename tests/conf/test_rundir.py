@@ -25,8 +25,7 @@ def made(runs: Path, name: str, config: str = "a", now: datetime = NOW, job: str
     write_atomic(run.config, config)
     run.write_json(run.plan, {"version": 1})
     if job is not None:
-        (runs / "by_job").mkdir(exist_ok=True)
-        (runs / "by_job" / job).symlink_to(run.path)
+        run.link_job(job)
     return run
 
 
@@ -83,8 +82,9 @@ def test_a_new_run_has_its_folders_and_is_absolute(tmp_path: Path, monkeypatch: 
         lambda run: run.name,
         lambda run: run.path.name,
         lambda run: "4711",
+        lambda run: "4711+1",
     ],
-    ids=["folder", "relative folder", "name/time-hash", "time-hash", "job id"],
+    ids=["folder", "relative folder", "name/time-hash", "time-hash", "job id", "component of a heterogeneous job"],
 )
 def test_a_run_is_found_by(tmp_path: Path, wanted) -> None:
     run = made(tmp_path, "tiny", job="4711")
