@@ -19,10 +19,12 @@ from torch.nn import functional as F
 from megatron_ext import doctor, link_times, links, profile, worker
 from megatron_ext import engine as engine_module
 from megatron_ext.flat import FlatWeights
+from megatron_ext.timeline import NAMES
 from tests.megatron_ext.engine_run import EngineRun, make_run
 from tests.megatron_ext.pretended_cuda import MEMORY, NAME, NCCL, Cuda, resolve
 from tests.megatron_ext.pretended_gpus import pretended_gpus
 from tests.megatron_ext.pretended_tensors import Gpus, read_waits
+from tests.megatron_ext.test_parts import RECORD
 
 ROOT = Path(__file__).parents[2]
 GPU = "cluster.gpus.cpu.name=GPU"
@@ -122,7 +124,7 @@ def test_the_stand_in_counts_what_the_host_waits_for(gpus: Gpus) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_training_on_gpus_gives_a_cpus_losses_and_waits_for_them_only_to_know_loss_and_norm(
+def test_training_on_gpus_gives_a_cpus_losses_and_waits_only_to_know_loss_and_norm(
     layout: str,
     engine_run: Callable[..., EngineRun],
     tmp_path: Path,
@@ -140,6 +142,12 @@ def test_training_on_gpus_gives_a_cpus_losses_and_waits_for_them_only_to_know_lo
     in_one = Counter(wait.where for wait in read_waits(waits) if wait.iteration == 3)  # neither logged nor saved
     world, last = run.plan.world_size, run.plan.world_size // run.plan.pipeline
     assert in_one == {"optimizer.py:_norm": world, "engine.py:step": 2 * last}
+    for rank in range(world):
+        raw = (run.run.events / f"rank-{rank:05d}.bin").read_bytes()
+        records = np.frombuffer(raw[12 + int.from_bytes(raw[8:12], "little") :], RECORD)
+        passes = records[records["name"] == NAMES.index("forward-compute")]
+        assert len(passes) == len(expected) * 2 * run.plan.micro_batches * run.plan.chunks
+        assert (passes["start_ns"] <= passes["end_ns"]).all()
 
 
 def test_fp32_values_wait_on_the_host_for_an_optimizer_that_takes_its_share_of_them(gpus: Gpus) -> None:
