@@ -156,6 +156,18 @@ def test_a_split_backward_pass_leaves_the_weights_of_all_layers_to_its_second_pa
     assert left == [((m, 0), 4 * plan.model.layers) for m in range(4)]
 
 
+def test_a_last_stage_leaves_its_heads_weight_too(engine_run: Callable[..., EngineRun]) -> None:
+    sizes = ("parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.schedule=zb_h1")
+    stage = Stage(engine_run(*sizes).plan, 1, TensorGroup())
+    later = WeightGradients(lambda *given: None)
+    stage.put_off(later)
+    with later.defer(0):
+        stage(torch.randn(1, 24, 32, requires_grad=True)).sum().backward()
+    left = {name for name, weight in stage.parameters_by_name() if weight.grad is None}
+    assert left == {name for name, weight in stage.parameters_by_name() if weight.dim() > 1}
+    assert "head.word" in left
+
+
 def test_gradients_are_summed_while_those_of_earlier_layers_are_still_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [nn.Linear(4, 4, bias=False) for _ in range(3)]
     flat = FlatWeights(
