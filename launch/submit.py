@@ -141,12 +141,20 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
         run.write_json(run.jobs, {**before, "submission": seen.start.submission + 1, "jobs": []})
     run.stop_request.unlink(missing_ok=True)
     try:
-        _start(experiment, run, plan, worker)
+        with _where_it_was_launched(run):
+            _start(experiment, run, plan, worker)
     except BaseException:
         run.write_json(run.jobs, before)
         if stopped is not None:
             run.write_json(run.stop_request, stopped)
         raise
+
+
+def _where_it_was_launched(run: RunDir) -> contextlib.AbstractContextManager[None]:
+    """There relative paths of its configuration, such as container.image_dir, lead where they led; a folder that is
+    gone is nobody's any more."""
+    folder = Path((run.read_json(run.provenance) or {}).get("cwd", "."))
+    return contextlib.chdir(folder) if folder.is_dir() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -110,6 +110,22 @@ def time_runs_out(run: RunDir) -> Verdict:
     return judge(run)
 
 
+def test_wherever_a_run_is_resumed_its_relative_paths_are_those_of_where_it_was_launched(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("launched", "resumed"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "launched")
+    run = start(runs, *FOREVER)
+    stop(run)
+    monkeypatch.chdir(tmp_path / "resumed")
+    resume(run, WORKER)
+    wait_for(lambda: workers(run))
+    assert Path(f"/proc/{workers(run)[0]}/cwd").readlink() == tmp_path / "launched"
+    assert Path.cwd() == tmp_path / "resumed"
+    stop(run)
+
+
 def test_a_run_that_is_resumed_is_a_start_of_its_own(runs: Path) -> None:
     """An earlier try to resume it failed, and is not counted, but one of its nodes had begun."""
     run = start(runs, *FOREVER)
