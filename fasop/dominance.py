@@ -19,6 +19,8 @@ def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.boo
         return np.zeros(len(one), bool)
     room = np.minimum(one.capacity, layers) >= np.minimum(other.capacity, layers)
     better: NDArray[np.bool_] = room.all(axis=0) & (one.embedding <= other.embedding)
+    if one.shares is not None and other.shares is not None:
+        better &= (one.shares <= other.shares).all(axis=(0, 1)) | (one.shares * layers <= 1).all(axis=(0, 1))
     better &= (one.hop <= other.hop).all(axis=0)
     for mine, theirs in zip(_stage_times(one), _stage_times(other), strict=True):
         better &= (mine.fixed <= theirs.fixed).all(axis=0)
@@ -53,6 +55,7 @@ def distinct(lines: Pipelines) -> Integers:
         return np.arange(1)
     parts = _stage_times(lines)
     rows = [*(part.fixed for part in parts), *(part.layer for part in parts), lines.hop, lines.capacity]
+    rows += [] if lines.shares is None else [*lines.shares]
     rows += [lines.hidden.last] if lines.hidden is not None else []
     numbers = np.concatenate([*rows, lines.embedding[np.newaxis], lines.basis[np.newaxis]])
     first = {column.tobytes(): number for number, column in reversed([*enumerate(numbers.T)])}

@@ -6,6 +6,7 @@ A stage's memory is linear in its layers, so the GPUs of a stage allow it a larg
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic
 
 import numpy as np
@@ -131,15 +132,40 @@ def layer_activations(training: Training) -> float:
     return size * (outside + 12 / tensor)
 
 
-def in_flight(schedule: Schedule, stage: Number, stages: int, micro_batches: int, chunks: int = 1) -> Number:
-    """Micro-batches, or pairs of one and a chunk, that a stage holds at once, at most (megatron_ext/schedule.py)."""
+def in_flight(schedule: Schedule, stage: Number, stages: int, micro_batches: int) -> Number:
+    """Micro-batches that a stage of one chunk holds at once, at most (megatron_ext/schedule.py)."""
+    assert schedule is not Schedule.interleaved, "see chunks_in_flight"
     if schedule is Schedule.gpipe:
-        most = micro_batches + 0 * stage
-    elif schedule is Schedule.interleaved:
-        most = 2 * (stages - 1 - stage) + (chunks - 1) * stages + 1
-    else:
-        most = stages - stage if schedule is Schedule.one_f_one_b else stages + 0 * stage
-    held: Number = np.minimum(micro_batches * chunks, most)
+        return micro_batches + 0 * stage
+    held: Number = np.minimum(micro_batches, stages - stage if schedule is Schedule.one_f_one_b else stages + 0 * stage)
+    return held
+
+
+@lru_cache(maxsize=4096)
+def chunks_in_flight(stages: int, micro_batches: int, chunks: int) -> NDArray[np.int64]:
+    """[moments, chunks, stages]: micro-batches of each chunk that a stage holds with `interleaved`.
+
+    Forward passes go in groups of as many micro-batches as stages through one chunk after another, backward passes the
+    other way round, and so many forward passes ahead; so the numbers repeat with every group. Between the moments at
+    which one of the two goes on to another chunk, or has no micro-batch left, they grow or fall evenly: no other moment
+    takes more memory.
+    """
+    group = stages * chunks
+    ahead = 2 * (stages - 1 - np.arange(stages)) + (chunks - 1) * stages + 1
+    turns = stages * np.arange(chunks)
+    ends = [turns, turns + micro_batches % stages]
+    by_forward = [(turn[:, np.newaxis] - ahead) % group for turn in ends]
+    backward = np.concatenate([np.repeat(turns[:, np.newaxis], stages, axis=1), *by_forward])
+    forward = np.minimum(ahead + backward, -(-micro_batches // stages) * group)
+    chunk = np.arange(chunks)[:, np.newaxis]
+
+    def passed(passes: NDArray[np.int64], before: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of a chunk, with so many others before it in a group."""
+        whole, begun = np.divmod(passes[:, np.newaxis], group)
+        there: NDArray[np.int64] = whole * stages + np.clip(begun - before * stages, 0, stages)
+        return there
+
+    held: NDArray[np.int64] = np.clip(passed(forward, chunk) - passed(backward, chunks - 1 - chunk), 0, micro_batches)
     return held
 
 
@@ -161,17 +187,18 @@ def _loss_memory(training: Training, logits: float) -> _LossMemory:
     return _LossMemory(kept=training.width * logits, passing=2 * 4 * min(logits, LOGITS_AT_ONCE))
 
 
-def stage_memory(training: Training, stage: Number) -> StageMemory[Number]:
+def stage_memory(training: Training, stage: Number, of_layer: Number | None = None) -> StageMemory[Number]:
     """Of the ranks of a stage, or of each of several, with the schedule, batches and sizes of `training.parallel`.
 
-    A stage of several chunks counts as if they had equally many layers.
+    `of_layer` is of how many micro-batches a layer keeps its activations; without it, what follows from the schedule
+    for a stage of one chunk. Of several chunks each has its own number (`chunks_in_flight`).
     """
     model, parallel = training.model, training.parallel
     tensor, stages = parallel.tensor, parallel.pipeline
     first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
     state = parameter_bytes(training)
     message = float(activation_bytes(model, parallel.micro_batch_size, training.precision))
-    held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches, parallel.chunks)
+    held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches) if of_layer is None else of_layer
     again, kept, put_off = 0.0, layer_activations(training), none
     if parallel.recompute is Recompute.full:
         if parallel.schedule is Schedule.zb_h1:  # what was computed again waits for the weights' gradients
@@ -190,6 +217,6 @@ def stage_memory(training: Training, stage: Number) -> StageMemory[Number]:
         weights=Amount(layer=state.weight * layer, fixed=state.weight * fixed),
         gradients=Amount(layer=state.gradient * layer, fixed=state.gradient * fixed),
         optimizer=Amount(layer=state.optimizer * layer, fixed=state.optimizer * fixed),
-        activations=Amount(layer=held * kept / parallel.chunks + put_off, fixed=activations),
+        activations=Amount(layer=held * kept + put_off, fixed=activations),
         buffers=Amount(layer=none, fixed=buffers),
     )

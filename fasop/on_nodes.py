@@ -14,7 +14,7 @@ from conf.schema import Parallel
 from fasop.costs import LayerTimes, gradients_summed, layer_times, weights_handed_out
 from fasop.fast import Floats
 from fasop.hardware import NodeKind
-from fasop.memory import stage_memory
+from fasop.memory import GIB, chunks_in_flight, stage_memory
 from fasop.pipelines import Hidden, Linear, Pipelines
 from fasop.placement import Integers, Uses, place
 from fasop.training import Training
@@ -41,6 +41,7 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     stepping = most[6] / (parallel.data if parallel.sharded_optimizer else 1)
     backward, sums = _passes(most[3:6], parallel.chunks), _by_parameters(training, summing)
     optimizer = Link(latency_s=handing.latency_s, s_per_byte=stepping + handing.s_per_byte)
+    capacity, shares = _room(training, -most[7])
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
@@ -50,10 +51,30 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
         sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
         optimizer=_by_parameters(training, optimizer),
         embedding=_embedding(where.embedding, training),
-        capacity=stage_memory(training, np.arange(float(parallel.pipeline)).reshape(-1, 1)).capacity(-most[7]),
+        capacity=capacity,
+        shares=shares,
         basis=np.array([time.basis for time in times])[nodes.orders].max(axis=1),
         hidden=_hidden(training, backward.layer[: parallel.pipeline], summing) if training.overlaps else None,
     )
+
+
+def _room(training: Training, memory_gib: Floats) -> tuple[Integers, Floats | None]:
+    """The most layers of each stage and, of several chunks, the `shares` of its memory (fasop/pipelines.py).
+
+    Layers are as evenly shared by the chunks as they can, the first ones having one more.
+    """
+    parallel, layers, chunks = training.parallel, training.model.layers, training.parallel.chunks
+    stages = np.arange(float(parallel.pipeline)).reshape(-1, 1)
+    if chunks == 1:
+        return stage_memory(training, stages).capacity(memory_gib), None
+    held = chunks_in_flight(parallel.pipeline, parallel.micro_batches, chunks)
+    memory = stage_memory(training, stages, held[..., np.newaxis].astype(float))
+    room = memory_gib * GIB - memory.fixed
+    even = (np.arange(layers + 1)[:, np.newaxis] + chunks - 1 - np.arange(chunks)) // chunks
+    taken = np.einsum("lc,mcs->lms", even, memory.layer[..., 0]).max(axis=1)
+    capacity = [np.searchsorted(of, free, side="right") - 1 for of, free in zip(taken.T, room, strict=True)]
+    shares = memory.layer / np.where(room > 0, room, np.nan)
+    return np.array(capacity), shares.reshape(len(held), -1, room.shape[1])
 
 
 def _layer_times(kind: NodeKind, training: Training) -> LayerTimes:

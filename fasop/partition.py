@@ -142,7 +142,8 @@ def _tried(
     near[source, many] -= 1
     near[target, many] += 1
     seconds = np.full(promising.shape, np.inf)
-    seconds[owner, move] = pipelines.take(owner).iteration(near)
+    lines = pipelines.take(owner)
+    seconds[owner, move] = np.where(lines.fits(near), lines.iteration(near), np.inf)
     best = np.argmin(seconds, axis=1)
     moved = partitions.copy()
     source, target = pairs[every, best].T

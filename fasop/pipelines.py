@@ -16,6 +16,8 @@ from conf.schema import Schedule
 from fasop.fast import Floats, Times, ends, longest
 from fasop.placement import Integers
 
+FULL = 1 + 1e-9
+"""The part of a memory that may be taken, but for rounding."""
 Layers = Integers | Floats
 """Partitions: whole numbers, but in a bound also parts of layers."""
 
@@ -95,9 +97,13 @@ class Pipelines:
     embedding: Floats
     """[pipelines]: the embedding's gradients of the first and the last stage; 0 for a single one."""
     capacity: Integers
-    """The most layers that memory allows; negative where not even the stage without layers fits."""
+    """The most layers that memory allows; negative where not even the stage without layers fits. Of several chunks, if
+    they share the layers evenly."""
     basis: Integers
     """[pipelines]: what the times rest on (`fasop.costs.Basis`)."""
+    shares: Floats | None = None
+    """[moments, parts, pipelines]: of several chunks, the part of its stage's free memory that a layer of each takes,
+    at all moments that may be the fullest."""
     hidden: Hidden | None = None
     """None: gradients are summed after the last backward pass."""
 
@@ -124,6 +130,7 @@ class Pipelines:
             optimizer=self.optimizer.take(columns),
             embedding=self.embedding[columns],
             capacity=self.capacity[:, columns],
+            shares=None if self.shares is None else self.shares[..., columns],
             basis=self.basis[columns],
             hidden=None if self.hidden is None else self.hidden.take(columns),
         )
@@ -138,6 +145,9 @@ class Pipelines:
     def fits(self, layers: Integers) -> NDArray[np.bool_]:
         """[pipelines]: whether every stage has the memory for its layers."""
         fitting: NDArray[np.bool_] = np.all(self.held(layers) <= self.capacity, axis=0)
+        if self.shares is not None:
+            taken = (self.shares * layers).reshape(len(self.shares), -1, self.stages, layers.shape[1]).sum(axis=1)
+            fitting &= np.all(taken <= FULL, axis=(0, 1))
         return fitting
 
     def iteration(self, layers: Layers) -> Floats:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from conf.partition import NodeOrder, Partition
-from conf.schema import Experiment
+from conf.schema import Experiment, Parallel
 from fasop.calibration import Calibration
 from fasop.costs import Basis
 from fasop.errors import SearchError
 from fasop.hardware import NodeKind, node_kinds
-from fasop.memory import GIB, StageMemory, stage_memory
+from fasop.memory import GIB, StageMemory, chunks_in_flight, stage_memory
 from fasop.on_nodes import pipelines
 from fasop.pipelines import Pipelines
 from fasop.placement import place
@@ -186,7 +186,7 @@ def predict_plan(
                 gpus=tuple(dict.fromkeys(kind.gpu.name for kind in on[number])),
                 terms=terms([event for event in events if event.stage == number], taken.times, taken.embedding),
                 times=taken.times[number],
-                memory=stage_memory(training, number),
+                memory=stage_memory(training, number, _kept(parallel, layers, number)),
                 limit_gib=min(kind.gpu.memory_gib for kind in on[number]),
             )
             for number in range(parallel.pipeline)
@@ -196,6 +196,15 @@ def predict_plan(
         taken=taken,
         schedule=schedule,
     )
+
+
+def _kept(parallel: Parallel, layers: Sequence[int], stage: int) -> float | None:
+    """Of how many micro-batches a layer of a stage keeps its activations, the mean; None where it has one chunk."""
+    if parallel.chunks == 1:
+        return None
+    held = chunks_in_flight(parallel.pipeline, parallel.micro_batches, parallel.chunks)[..., stage]
+    of_chunks = layers[stage :: parallel.pipeline]
+    return float((held @ of_chunks).max()) / max(sum(of_chunks), 1)
 
 
 def stage_times(lines: Pipelines, layers: Sequence[int]) -> list[StageTimes]:

@@ -22,7 +22,16 @@ from conf.compose import compose
 from conf.schema import Schedule
 from conf.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
 from fasop import memory
-from fasop.memory import GIB, Amount, StageMemory, in_flight, layer_activations, parameter_bytes, stage_memory
+from fasop.memory import (
+    GIB,
+    Amount,
+    StageMemory,
+    chunks_in_flight,
+    in_flight,
+    layer_activations,
+    parameter_bytes,
+    stage_memory,
+)
 from launch.plan import make_plan
 from megatron_ext import tensor_parallel
 from megatron_ext.linear import WeightGradients
@@ -93,19 +102,29 @@ def test_activations_are_what_a_layer_keeps_for_its_backward_pass(recompute: str
     assert layer_activations(one) == pytest.approx(kept, rel=0.02)  # besides: the norms' means, the attention's sums
 
 
-@given(st.sampled_from(Schedule), st.integers(2, 8), st.integers(1, 20), st.integers(2, 3))
-def test_micro_batches_in_flight_are_those_of_the_schedule(
-    name: Schedule, stages: int, micro_batches: int, chunks: int
-) -> None:
-    chunks = chunks if name is Schedule.interleaved else 1
-    for stage, actions in enumerate(schedule(str(name), stages, chunks, micro_batches)):
+ONE_CHUNK = [one for one in Schedule if one is not Schedule.interleaved]
+
+
+@given(st.sampled_from(ONE_CHUNK), st.integers(2, 8), st.integers(1, 20))
+def test_micro_batches_in_flight_are_those_of_the_schedule(name: Schedule, stages: int, micro_batches: int) -> None:
+    for stage, actions in enumerate(schedule(str(name), stages, 1, micro_batches)):
         steps = [
             {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.BACKWARD_WEIGHT: -1}.get(action.kind, 0) for action in actions
         ]
         most = max(itertools.accumulate(steps))
-        bound = in_flight(name, stage, stages, micro_batches, chunks)
+        bound = in_flight(name, stage, stages, micro_batches)
         exact = name in (Schedule.gpipe, Schedule.one_f_one_b)
         assert most == bound if exact else most <= bound
+
+
+@given(st.integers(2, 8), st.integers(1, 24), st.lists(st.integers(0, 9), min_size=2, max_size=4))
+def test_chunks_of_any_layers_hold_at_most_what_they_hold_in_the_schedule(
+    stages: int, micro_batches: int, layers: list[int]
+) -> None:
+    moments = chunks_in_flight(stages, micro_batches, len(layers))
+    for stage, actions in enumerate(schedule("interleaved", stages, len(layers), micro_batches)):
+        steps = [{Kind.FORWARD: 1, Kind.BACKWARD: -1}.get(action.kind, 0) * layers[action.chunk] for action in actions]
+        assert max(itertools.accumulate(steps)) == (moments[..., stage] @ layers).max()
 
 
 def test_later_stages_hold_fewer_micro_batches() -> None:
@@ -235,4 +254,4 @@ def test_of_several_chunks_only_one_micro_batch_is_in_the_head() -> None:
         assert max(itertools.accumulate(steps)) == 1
     plain = training("model.layers=48", pipeline=8)
     chunked = replace(plain, parallel=replace(plain.parallel, schedule=Schedule.interleaved, chunks=2))
-    assert stage_memory(chunked, 7).activations.fixed == stage_memory(plain, 7).activations.fixed
+    assert stage_memory(chunked, 7, 1.0).activations.fixed == stage_memory(plain, 7).activations.fixed

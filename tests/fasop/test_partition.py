@@ -44,7 +44,14 @@ def lines(draw: st.DrawFn, most_stages: int = 5, layers: int = 7, *, hides: bool
     def passes() -> Linear:
         return Linear(fixed=numbers(TIME, stages * chunks), layer=np.tile(numbers(POSITIVE), (chunks, 1)))
 
+    def shares() -> np.ndarray:
+        """Of which as many layers fit as `capacity` says, if the chunks have equally many."""
+        weights = numbers(POSITIVE, 2 * chunks * stages).reshape(2, chunks, stages, 2)
+        taken = (weights * [(capacity + 1) // 2, capacity // 2]).sum(axis=1).max(axis=0)
+        return (weights / np.where(capacity > 0, taken, 1.0)).reshape(2, -1, 2)
+
     shared = numbers(TIME)[0] if stages > 1 else np.zeros(2)
+    capacity = numbers(st.integers(0, layers)).astype(int) if draw(st.booleans()) else np.full((stages, 2), layers)
     return Pipelines(
         schedule=schedule,
         micro_batches=draw(st.integers(1, 8)),
@@ -54,7 +61,8 @@ def lines(draw: st.DrawFn, most_stages: int = 5, layers: int = 7, *, hides: bool
         sums=linear(TIME),
         optimizer=linear(TIME),
         embedding=shared,
-        capacity=numbers(st.integers(0, layers)).astype(int) if draw(st.booleans()) else np.full((stages, 2), layers),
+        capacity=capacity,
+        shares=shares() if chunks > 1 and draw(st.booleans()) else None,
         basis=np.zeros(2, int),
         hidden=Hidden(time=Linear(fixed=-numbers(TIME), layer=numbers(POSITIVE)), last=numbers(TIME))
         if hides and draw(st.booleans())
@@ -74,7 +82,7 @@ def partitions(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
 def every(one: Pipelines, layers: int) -> np.ndarray:
     """All partitions of one pipeline that fit, [stages, partitions]."""
     table = np.array(list(partitions(layers, one.parts_count))).T
-    return table[:, np.all(one.held(table) <= one.capacity, axis=0)]
+    return table[:, one.take(np.zeros(table.shape[1], int)).fits(table)]
 
 
 def alone(several: Pipelines, number: int) -> Pipelines:
