@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,11 +21,15 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from conf import schema
 from conf.errors import ConfigError
 from conf.schema import Experiment
 from conf.yaml_file import load_yaml
 
 _NOISE = re.compile(r"To append to your config use|See https?://|\s*(full_key|object_type|reference_type)[:=]")
+
+_UNKNOWN = re.compile(r"Key '(?P<key>.*)' not in '(?P<of>\w+)'$")
+"""OmegaConf's words for a key that a class of `conf.schema` has not."""
 
 _REFERENCE = re.compile(r"(\\*)\$\{")
 
@@ -128,5 +133,14 @@ def hydra_message(error: BaseException) -> str:
         if line.strip() and not _NOISE.match(line):
             lines.append(line)
     if "Could not override" in str(error):
-        lines.append("'tdpp launch --cfg job' prints every key")
+        lines.append(f"{_meant(lines)}'tdpp launch --cfg job' prints every key")
     return "\n".join(lines)
+
+
+def _meant(lines: Sequence[str]) -> str:
+    """The keys that an unknown one may have been meant for, in words."""
+    for found in filter(None, map(_UNKNOWN.match, lines)):
+        keys = getattr(getattr(schema, found["of"], None), "__dataclass_fields__", ())
+        if near := get_close_matches(found["key"], keys, cutoff=0.6):
+            return f"did you mean {' or '.join(near)}? "
+    return ""

@@ -173,7 +173,8 @@ def ranks_fill_nodes(experiment: Experiment) -> None:
         return
     ways = [f"parallel.{key}={value}" for key, value in _sizes_that_fill(experiment, available)]
     if len(set(ranks)) == 1 and parallel.world_size % ranks[0] == 0:
-        ways.append(f"{parallel.world_size // ranks[0]} nodes (cluster.groups.<group>.count)")
+        count = parallel.world_size // ranks[0]
+        ways.append(f"{count} node{'s' * (count != 1)} (cluster.groups.<group>.count)")
     raise ConfigError(
         f"parallel.tensor * parallel.data * parallel.pipeline = {parallel.tensor} * {parallel.data} * "
         f"{parallel.pipeline} = {parallel.world_size} ranks, but the chosen nodes of cluster "
