@@ -209,7 +209,7 @@ def stage_memory(training: Training, stage: Number, of_layer: Number | None = No
     fixed = first * embedding_parameters(model, tensor) + last * head_parameters(model, tensor, own_word=stages > 1)
     of_loss = _loss_memory(training, logits)
     # The norm's input and output, and the loss; of several chunks the last goes back as soon as it is there.
-    of_head = 1 if parallel.schedule is Schedule.interleaved else held
+    of_head = 1 if parallel.chunks > 1 else held
     activations = again + last * of_head * (2 * message + of_loss.kept)
     # A message each way, being received and being sent.
     buffers = CONTEXT_BYTES + 4.0 * message + last * of_loss.passing

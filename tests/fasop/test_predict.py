@@ -83,6 +83,15 @@ def test_chunks_have_their_own_times() -> None:
     assert last[1] == pytest.approx(2.118e-3)  # the head alone
 
 
+def test_a_schedule_of_ones_own_may_have_chunks() -> None:
+    named = experiment(*CHUNKED)
+    own = experiment("parallel.schedule_file=own.json", *CHUNKED[1:])
+    lists = schedule("interleaved", 8, 2, named.parallel.micro_batches)
+    one, other = predict(named), predict(own, as_json(lists, 2, named.parallel.micro_batches))
+    assert other.iteration_s == pytest.approx(one.iteration_s)
+    assert [stage.memory_gib for stage in other.stages] == [stage.memory_gib for stage in one.stages]
+
+
 def test_a_schedule_of_another_plan_is_told_for_what_it_is() -> None:
     """A run with such a file fails, and has no prediction; its page, and those it is compared on, are still made."""
     one = experiment("experiment=demo")
