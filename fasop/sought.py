@@ -62,7 +62,7 @@ def best_layers(gap: float) -> str:
     """What is proved of the first plan's layers per stage."""
     if gap < OPTIMAL:
         return "No other layers per stage make the first faster, which is proved."
-    return f"Other layers per stage make the first at most {gap:.1%} faster."
+    return f"Other layers per stage make the first at most {max(gap, 1e-3):.1%} faster."
 
 
 def front(inputs: Inputs, asked: Asked) -> Sought:

@@ -30,6 +30,7 @@ from fasop.partition import bottleneck, improved
 from fasop.placement import place
 from fasop.proof import prove
 from fasop.search import Best, Result, explore, search, start
+from fasop.sought import best_layers
 from fasop.table import plan_yaml
 from fasop.training import Training
 from tests.fasop.plans import MEGATRON, experiment, kinds, mixed
@@ -338,6 +339,15 @@ def test_a_plan_is_read_as_it_was_written_whatever_its_nodes_are_called() -> Non
         named = replace(plan, training=replace(plan.training, parallel=replace(plan.parallel, node_order=order)))
         read = yaml.safe_load(plan_yaml(named, "tdpp search 'name=a\ntensor: 7'"))
         assert read == {key: value for key, value in vars(named.parallel).items() if key != "schedule_file"}
+
+
+@pytest.mark.parametrize(
+    ("gap", "told"),
+    [(1e-6, "No other"), (2e-4, "at most 0.1%"), (0.012, "at most 1.2%")],
+    ids=["none", "small", "some"],
+)
+def test_a_gap_is_never_told_to_be_none(gap: float, told: str) -> None:
+    assert told in best_layers(gap)
 
 
 def test_the_best_plan_of_the_mixed_cluster_is_proved_to_have_the_best_partition() -> None:
