@@ -45,7 +45,7 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether it ended badly, or has nothing to compare."""
-        return math.isnan(self.iteration_ms) or (self.verdict is not None and self.verdict.exit_code != 0)
+        return not self.iteration_ms > 0 or (self.verdict is not None and self.verdict.exit_code != 0)
 
 
 def outcome(record: Record, verdict: Verdict | None, link: str) -> Outcome:

@@ -204,6 +204,7 @@ def test_logs_that_do_not_tell_their_tokens_are_compared_by_iterations(tmp_path:
 
 def test_only_failures_have_a_page_that_says_so():
     page = sweep_page.render([replace(BASE, verdict=Judgement()), replace(BASE, name="b", iteration_ms=NAN)])
+    assert page == sweep_page.render([replace(BASE, verdict=Judgement()), replace(BASE, name="b", iteration_ms=0.0)])
     assert "No result" in page
     assert "Rank 1 &lt;ran&gt; out of memory." in page
     assert "no iteration was logged" in page
