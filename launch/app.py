@@ -136,14 +136,27 @@ def _record(text: str, wanted: Sequence[Experiment]) -> None:
     runs_dir = next((experiment.runs_dir for experiment in wanted if not experiment.dry_run), None)
     if runs_dir is None:
         return
-    folder = Path(runs_dir) / "sweeps" / datetime.now().strftime("%Y%m%d-%H%M%S")
+    sweeps, stamp = Path(runs_dir) / "sweeps", datetime.now().strftime("%Y%m%d-%H%M%S")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / SWEEP_RECORD, text)
+        sweeps.mkdir(parents=True, exist_ok=True)
+        write_atomic(_new_folder(sweeps, stamp) / SWEEP_RECORD, text)
     except OSError as error:
         raise LaunchError(
             f"cannot record the sweep: {error.strerror}: {error.filename}; choose another runs_dir, where you may write"
         ) from error
+
+
+def _new_folder(sweeps: Path, stamp: str) -> Path:
+    """Two sweeps of one second do not share one."""
+    folder, attempt = sweeps / stamp, 0
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            attempt += 1
+            folder = sweeps / f"{stamp}.{attempt}"
+        else:
+            return folder
 
 
 @contextmanager

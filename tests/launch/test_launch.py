@@ -16,7 +16,7 @@ from conf.errors import RunFolderError, TdppError
 from conf.rundir import RunDir
 from conf.schema import Experiment
 from launch import processes
-from launch.app import main
+from launch.app import _record, main
 from launch.dry_run import stage_contents
 from launch.errors import LaunchError
 from launch.follow import follow
@@ -68,6 +68,12 @@ def test_a_run_that_cannot_be_found_by_its_job_is_not_left_running(runs: Path, m
         start(runs)
     assert everything(runs) == ["by_job"]
     assert not processes.find(token)
+
+
+def test_sweeps_of_the_same_second_keep_a_record_each(tmp_path: Path) -> None:
+    for text in ("one", "two", "three", "four"):
+        _record(text, [compose([f"runs_dir={tmp_path}"])])
+    assert {path.read_text() for path in tmp_path.glob("sweeps/*/multirun.yaml")} == {"one", "two", "three", "four"}
 
 
 def compose_again(run: RunDir) -> object:
