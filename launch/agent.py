@@ -125,7 +125,9 @@ class _Node:
             self._complain(str(error))
             self.reason = f"could not clear up: {error}"
             code = _NOT_READY
-        if code not in (0, SAVED) and self._finding is None and not self._told.end and self._only_lost_others():
+        # A node that is the whole run has nobody who could know the reason.
+        others = len(self._plan["nodes"]) > 1 and self._finding is None and not self._told.end
+        if others and code not in (0, SAVED) and self._only_lost_others():
             self._await_finding()
         if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):
             code = _TOLD_TO_END

@@ -104,7 +104,7 @@ def _resume(argv: Sequence[str], worker: str) -> int:
     if others or len(wanted) != len(argv) or not wanted["resume"]:
         raise LaunchError(
             f"{' '.join(argv)}: resume=RUN goes on with a run as it was configured, and takes nothing but runs_dir=… "
-            "beside it; for another configuration start a new run with train.load=RUN"
+            "beside it; for another configuration start a new run with train.load=FOLDER of that run"
         )
     run = RunDir.find(Path(wanted.get("runs_dir", "runs")), wanted["resume"])
     with interruptible():

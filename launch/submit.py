@@ -124,16 +124,16 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
         raise LaunchError(f"resume={run.name}: it may still be running: {verdict.reason}")
     if not seen.over:
         raise LaunchError(f"resume={run.name}: it is still {verdict.state} ({verdict.reason}); 'tdpp stop' ends it")
-    if verdict.state is State.succeeded:
-        raise LaunchError(
-            f"resume={run.name}: it has finished ({verdict.reason}); to train on, start a new run with more "
-            f"train.iterations and train.load={run.path}"
-        )
     plan = run.read_json(run.plan)
     if not resumable(plan):
         raise LaunchError(
             f"resume={run.name}: cannot be gone on with, for it saves no checkpoints that tdpp reads "
             "(train.checkpoint=false, a rehearsal, or engine=megatron_lm); start it anew"
+        )
+    if verdict.state is State.succeeded:
+        raise LaunchError(
+            f"resume={run.name}: it has finished ({verdict.reason}); to train on, start a new run with more "
+            f"train.iterations and train.load={run.path}"
         )
     check_supported(experiment)
     before, stopped = run.read_json(run.jobs), run.read_json(run.stop_request)

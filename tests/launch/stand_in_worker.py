@@ -19,6 +19,8 @@ from pathlib import Path
 ITERATION_S = float(os.environ.get("ITERATION_S", "0.02"))
 FAIL_RANK = int(os.environ.get("FAIL_RANK", "-1"))
 """This rank raises an error in iteration 2; the others then tell of a symptom."""
+SYMPTOM = "SYMPTOM" in os.environ
+"""That error only says that another rank is lost."""
 NAN = "NAN" in os.environ
 LAST = int(os.environ.get("LAST", "1000000"))
 """No iteration after this one, although the exit code is 0."""
@@ -99,7 +101,7 @@ def train(run: Path, plan: dict, place: dict) -> int:
         together.begun(iteration)
         time.sleep(ITERATION_S)
         if rank == FAIL_RANK and iteration == 2:
-            error(run, plan, place, "RuntimeError", "out of luck\nin detail", symptom=False)
+            error(run, plan, place, "RuntimeError", "out of luck\nin detail", symptom=SYMPTOM)
             print(f"[rank {rank}] error: out of luck", file=sys.stderr)
             time.sleep(0.3)  # until the others have noticed
             return 1

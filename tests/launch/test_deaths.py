@@ -11,6 +11,7 @@ import pytest
 
 from conf.rundir import RunDir
 from launch import processes
+from launch.errors import LaunchError
 from launch.follow import follow
 from launch.observe import observe
 from launch.stop import stop
@@ -64,6 +65,20 @@ def test_a_rank_that_raises_comes_before_those_that_only_lost_it(runs: Path) -> 
     assert verdict.state == State.failed
     assert verdict.reason == "rank 3 (stage 1, dp 1, tp 0, node local-1) failed with RuntimeError: out of luck …"
     assert any("failed only because another one was lost" in line for line in verdict.evidence)
+
+
+def test_a_run_of_one_node_ends_soon_when_its_ranks_only_lost_each_other(runs: Path) -> None:
+    """As when one of them hangs. No other node could tell more, so none is waited for."""
+    run = start(runs, *FOREVER, "+cluster.environment.FAIL_RANK=3", "+cluster.environment.SYMPTOM=1")
+    end(run)
+    assert judge(run).state is State.failed
+
+
+def test_a_run_that_has_saved_nothing_is_not_said_to_be_a_start_for_others(runs: Path) -> None:
+    run = start(runs, "train.checkpoint=false")
+    end(run)
+    with pytest.raises(LaunchError, match="cannot be gone on with, for it saves no checkpoints"):
+        resume(run, WORKER)
 
 
 VICTIMS = {
