@@ -58,8 +58,9 @@ class Layout(NamedTuple):
 GRID = [
     *(
         Layout(1, data, stages, "-".join(map(str, partition)), micro)
-        for data, stages, micro in product((1, 2), (1, 2, 3), (1, 4))
-        for partition in partitions(LAYERS, stages)
+        for stages in (1, 2, 3)
+        for number, partition in enumerate(partitions(LAYERS, stages))
+        for data, micro in (((1, 1), (2, 4)) if number % 2 else ((1, 4), (2, 1)))
     ),
     Layout(1, 1, 1, "3", 8),
     Layout(1, 4, 1, "3", 2),
