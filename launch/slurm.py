@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -124,10 +125,14 @@ def _submit(run: RunDir, text: str, agent: NodeAgent) -> str:
     """Has submitit pickle the agent and submit the script; returns the job's id."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+    # sbatch inherits this: a terminal sends Ctrl-C to it, too, and the submission under way is to be finished.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return str(_executor(run.submitit, text, len(agent.nodes)).submit(agent).job_id)
     except (FailedJobError, FailedSubmissionError) as error:
         raise LaunchError(f"sbatch did not take the job: {error}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _executor(folder: Path, text: str, tasks: int) -> submitit.SlurmExecutor:

@@ -244,6 +244,7 @@ def _run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> subprocess.Com
             timeout=timeout_s,
             check=False,
             env=environment(os.environ),
+            start_new_session=True,  # a terminal sends Ctrl-C to all of a session's foreground group
         )
     except FileNotFoundError as error:
         raise LaunchError(

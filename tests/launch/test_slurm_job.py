@@ -106,6 +106,12 @@ def test_without_the_accounting_the_queue_still_tells_what_it_knows(squeue: Path
         slurm_commands.job_states(["1", "3"])
 
 
+def test_ctrl_c_in_a_terminal_does_not_reach_slurms_commands(squeue: Path) -> None:
+    says(squeue.with_name("scancel"), f"ps -o pgid= $$ > {squeue.parent}/group")
+    slurm_commands.cancel(["7"])
+    assert int((squeue.parent / "group").read_text()) != os.getpgid(0)
+
+
 def test_other_jobs_may_have_any_comment(squeue: Path) -> None:
     says(squeue, r"printf '7|tdpp 0\n8|two\nlines\n9|\377 | tdpp 0\n10+0|tdpp 0\n10+1|tdpp 0\n'")
     assert slurm_commands.submitted("tdpp 0") == ["7", "10"]
