@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -35,7 +36,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def tdpp(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    """`tdpp` in a session of its own."""
+    """`tdpp` in a session of its own, which a closed terminal ends even where the tests run under nohup."""
     return subprocess.Popen(
         [*TDPP, *arguments],
         cwd=cwd,
@@ -45,6 +46,7 @@ def tdpp(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
 
 
