@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from conf.rundir import RunDir, is_full
 from launch import processes, slurm_commands
 from launch.arguments import add_run, chosen_run
-from launch.errors import LaunchError
 from launch.observe import observe
-from launch.provenance import user_name
+from launch.provenance import only_by_its_user, user_name
 from launch.verdict import decide
 from launch.worker import GRACE_S
 
@@ -35,11 +34,8 @@ def stop(run: RunDir) -> str:
         LaunchError: a process or a job cannot be ended.
     """
     try:
-        run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
-    except PermissionError as error:
-        raise LaunchError(
-            f"{run.path} cannot be written by user {user_name()}: a run is stopped by the user who started it"
-        ) from error
+        with only_by_its_user(run, "stopped"):
+            run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
     except OSError as error:
         if not is_full(error):
             raise

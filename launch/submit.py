@@ -23,7 +23,7 @@ from launch.container_setup import check_program
 from launch.errors import LaunchError
 from launch.observe import observe
 from launch.plan import make_plan
-from launch.provenance import PROJECT, Source, provenance, read_source, user_name
+from launch.provenance import PROJECT, Source, only_by_its_user, provenance, read_source
 from launch.verdict import State, decide
 from launch.worker import WORKER, ModuleWorker, Worker
 
@@ -160,11 +160,8 @@ def _where_it_was_launched(run: RunDir) -> contextlib.AbstractContextManager[Non
 @contextlib.contextmanager
 def _unwritable_told(run: RunDir) -> Iterator[None]:
     try:
-        yield
-    except PermissionError as error:
-        raise LaunchError(
-            f"{run.path} cannot be written by user {user_name()}: a run is gone on with by the user who started it"
-        ) from error
+        with only_by_its_user(run, "gone on with"):
+            yield
     except OSError as error:
         if not is_full(error):
             raise
