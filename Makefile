@@ -20,20 +20,22 @@ lint: .venv/dev.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The pages are tested in a real browser. Without root it must be there already; the tests say what they skip.
-browser:
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
-	  && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
-	  || echo "no chromium: the browser tests are skipped; to run them, install Debian's package chromium" >&2
+# $(call install,PACKAGES,TESTS): as root, says which of Debian's packages it installs, and installs them. Otherwise they
+# must be there already; the tests say what they skip.
+install = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+  && echo "installing Debian's packages $(1), for $(2)" >&2 \
+  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1); } \
+  || echo "$(2) are skipped; to run them, install Debian's packages $(1)" >&2
 
-# Launching is tested on a real Slurm, which the tests start themselves. Without root it must be there already, likewise.
-SLURM := slurm-wlm slurmdbd munge mariadb-server iproute2
+# The pages are tested in a real browser.
+browser:
+	@command -v chromium >/dev/null || $(call install,chromium,the browser tests)
+
+# Launching is tested on a real Slurm, which the tests start themselves.
 slurm:
 	@{ PATH="$$PATH:/usr/sbin:/sbin"; command -v sbatch && command -v slurmctld && command -v slurmd \
 	  && command -v slurmdbd && command -v munged && command -v mariadbd && command -v ip; } >/dev/null \
-	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
-	  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM); } \
-	  || echo "no Slurm: its tests are skipped; to run them, install Debian's packages $(SLURM)" >&2
+	  || $(call install,slurm-wlm slurmdbd munge mariadb-server iproute2,the tests on Slurm)
 
 .venv/%.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
