@@ -119,6 +119,11 @@ class LayerProfile:
     def __post_init__(self) -> None:
         profile_rules.check(self)
 
+    def doubts(self, model: Model | None = None) -> list[str]:
+        """Its figures that are hard to believe, in words; with a model those of other models are left out."""
+        names = {name for name, shape in self.models.items() if model is None or shape == Shape.of(model)}
+        return profile_rules.doubts(self, [costs for costs in self.costs if costs.model in names])
+
     def points(self, model: Model, precision: Precision) -> list[ModelCosts]:
         """All costs of a model of this shape in this number format; none if it was not measured."""
         names = {name for name, shape in self.models.items() if shape == Shape.of(model)}

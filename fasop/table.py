@@ -161,4 +161,13 @@ def warnings(plans: Sequence[Plan]) -> list[str]:
         Basis.EXTRAPOLATED: "extrapolated: beyond the micro-batch sizes of the profile, in proportion; an upper bound",
         Basis.NOT_MEASURED: "not measured: what the GPUs' peak rates allow; real runs take longer",
     }
-    return [text for basis, text in told.items() if basis in bases]
+    kinds = {node.name: node for plan in plans for node in plan.nodes}
+    profiles = {kind.gpu.profile: kind.profile for kind in kinds.values() if kind.profile is not None}
+    return [
+        *(text for basis, text in told.items() if basis in bases),
+        *(
+            f"profile {name!r}: {doubt}"
+            for name, one in profiles.items()
+            for doubt in one.doubts(plans[0].training.model)
+        ),
+    ]

@@ -10,13 +10,14 @@ from conf.compose import read_experiment
 from conf.errors import RunFolderError, TdppError
 from conf.identity import identity
 from conf.rundir import RunDir
-from conf.schema import ExecutorKind, Experiment
+from conf.schema import ExecutorKind, Experiment, Rehearse
 from launch import sweep
 from launch.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.follow import finishing, follow, give_up
 from launch.observe import observe
 from launch.provenance import Source, read_source
+from launch.rehearsal import doubts
 from launch.submit import Preflight, check, check_supported, read_schedule, start
 from launch.sweep import Combination, Outcome
 
@@ -136,6 +137,8 @@ def _started(
         run = existing(experiment)  # once more: it may be the same as a combination before it
         if run is not None:
             return Outcome(overrides=overrides, run=run, skipped=True)
+        for doubt in doubts(experiment) if experiment.executor.rehearse is not Rehearse.none else ():
+            print(f"({doubt})", file=sys.stderr, flush=True)
         return Outcome(overrides=overrides, run=start(experiment, overrides, worker, source, behind))
     except TdppError as error:
         return Outcome(overrides=overrides, error=error)

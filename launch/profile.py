@@ -245,6 +245,8 @@ def _tell(name: str, profile: LayerProfile, groups: Sequence[str]) -> None:
         print(f"optimizer, {precision}: {nanoseconds:g} ns a parameter")
     for line in _link_lines(profile, groups):
         print(line)
+    for doubt in profile.doubts():
+        print(f"({name}: {doubt})", file=sys.stderr)
     print(f"written: {profile_path(name)}; cluster.gpus.<key>.profile={name} uses it")
 
 

@@ -31,6 +31,22 @@ def rehearsal_times(experiment: Experiment, plan: Mapping[str, Any]) -> list[dic
     return [_rank(experiment, plan, place, placed, known) for place in plan["ranks"]]
 
 
+def doubts(experiment: Experiment) -> list[str]:
+    """What is hard to believe of the profiles that a rehearsal takes its times from, in words.
+
+    Raises:
+        ConfigError: a profile cannot be read.
+    """
+    gpus = dict.fromkeys(experiment.cluster.groups[name].gpu for name in experiment.node_order.groups)
+    names = dict.fromkeys(experiment.cluster.gpus[gpu].profile for gpu in gpus)
+    return [
+        f"profile {name!r}: {doubt}"
+        for name in names
+        if name is not None
+        for doubt in read_profile(name).doubts(experiment.model)
+    ]
+
+
 def _rank(
     experiment: Experiment,
     plan: Mapping[str, Any],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,19 +105,6 @@ def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
         (FIRST, FIRST.replace("1", "0"), OF_FIRST + r": layer\.forward=0\.0 must be above 0"),
         (FIRST, FIRST.replace("1", ".nan"), OF_FIRST + r": layer\.forward=nan must be above 0"),
         (FIRST, FIRST.replace("2", ".inf"), OF_FIRST + r": layer\.backward=inf must be above 0"),
-        (FIRST, FIRST.replace("2", "10"), OF_FIRST + r": layer\.backward=10 ms is 10 times forward \(1 ms\), which no"),
-        (
-            SECOND,
-            SECOND.replace("1.1", "100").replace("2", "200"),
-            r"tensor=2 .*layer\.forward=100 ms is 100 times",
-        ),
-        (
-            SECOND,
-            SECOND.replace("1.1", "0.3").replace("2", "0.6"),
-            r"tensor=2 .*=0\.3 ms is 0\.3 times that of",
-        ),
-        (THIRD, THIRD.replace("3", "0.3"), r"size=4 .*: layer\.backward=6 ms is 20 times forward"),
-        ("forward: 3, backward: 6", "forward: 90, backward: 90", r"size=4 .*=90 ms is 90 times that of micro-batch 1"),
         ("tensor: 2", "tensor: 1", OF_FIRST + " is there twice"),
         ("tensor: 2", "tensor: 0", "tensor must be at least 1"),
         ("  xl: {hidden: 1600", "  x: {hidden: 1600", r"costs are of model 'xl', but models has no such key"),
@@ -131,7 +119,6 @@ def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
     ids=[
         *("no-type", "no-source", "no-precision", "unknown-precision", "no-number", "unknown-key"),
         *("negative", "zero", "nan", "infinite"),
-        *("absurd-backward", "absurd-tensor", "too-good-tensor", "slip-of-a-digit", "absurd-batch"),
         *("twice", "no-tensor", "unknown-model", "no-heads", "optimizer", "link", "message", "no-costs"),
         *("no-yaml", "bytes"),
     ],
@@ -148,3 +135,55 @@ def test_a_bad_profile_is_one_message_with_file_place_and_value(
         profile.read_profile("bad")
     assert str(raised.value).startswith(str(tmp_path / "bad.yaml"))
     assert "\n" not in str(raised.value)
+
+
+HEAD = "head: {forward: 1, backward: 2}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "doubt"),
+    [
+        (
+            HEAD,
+            HEAD.replace("2", "8.8"),
+            OF_FIRST + r": head\.backward=8\.8 ms is 8\.8 times forward \(1 ms\), and 0\.125",
+        ),
+        (
+            FIRST,
+            FIRST.replace("2", "10"),
+            OF_FIRST + r": layer\.backward=10 ms is 10 times forward \(1 ms\), and 0\.125",
+        ),
+        (
+            SECOND,
+            SECOND.replace("1.1", "100").replace("2", "200"),
+            r"tensor=2 .*layer\.forward=100 ms is 100 times that of tensor 1 \(1 ms\), and 0\.4 to 30 times is usual",
+        ),
+        (SECOND, SECOND.replace("1.1", "0.3").replace("2", "0.6"), r"tensor=2 .*=0\.3 ms is 0\.3 times that of"),
+        (THIRD, THIRD.replace("3", "0.3"), r"size=4 .*: layer\.backward=6 ms is 20 times forward"),
+        ("forward: 3, backward: 6", "forward: 90, backward: 90", r"size=4 .*=90 ms is 90 times that of micro-batch 1"),
+        (HEAD, "head: {forward: 1000000, backward: 2000000}", r"head\.forward=1e\+06 ms is more than 10 minutes"),
+        ("{fp16: 0.3}", "{fp16: 20000}", r"optimizer_ns_per_parameter\.fp16=20000 is more than 10000 nanoseconds"),
+    ],
+    ids=[
+        *("head", "backward", "tensor", "too-good-tensor", "slip-of-a-digit", "batch", "unit", "optimizer"),
+    ],
+)
+def test_figures_that_are_hard_to_believe_are_read_with_a_doubt_that_has_the_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, doubt: str
+) -> None:
+    monkeypatch.setattr(profile, "FOLDER", tmp_path)
+    (tmp_path / "odd.yaml").write_text(PROFILE)
+    assert profile.read_profile("odd").doubts() == []
+    assert old in PROFILE
+    (tmp_path / "odd.yaml").write_text(PROFILE.replace(old, new, 1))
+    odd = profile.read_profile("odd")
+    assert len(odd.costs) == 3
+    assert [one for one in odd.doubts() if re.search(doubt, one)]
+
+
+def test_doubts_about_another_model_are_not_those_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "FOLDER", tmp_path)
+    (tmp_path / "odd.yaml").write_text(PROFILE.replace(HEAD, HEAD.replace("2", "8.8"), 1))
+    xl = compose(["experiment=seed_a10x8"]).model
+    assert len(profile.read_profile("odd").doubts(xl)) == 1
+    assert profile.read_profile("odd").doubts(replace(xl, hidden=3200)) == []
