@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from conf.errors import RunFolderError
 from conf.rundir import RunDir
 from conf.words import above_0, option
 
@@ -47,6 +48,19 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
 def chosen_run(arguments: argparse.Namespace) -> RunDir:
     """Raises RunFolderError if there is no such run."""
     return RunDir.find(arguments.runs_dir, arguments.run)
+
+
+def runs_folder(arguments: argparse.Namespace) -> Path:
+    """Raises RunFolderError if there is no such folder, or it cannot be listed."""
+    folder: Path = arguments.runs_dir
+    try:
+        next(folder.iterdir(), None)
+    except OSError as error:
+        raise RunFolderError(
+            f"--runs-dir {folder.absolute()}: {error.strerror}; give the folder where runs are, or start one with "
+            "'tdpp launch'"
+        ) from error
+    return folder
 
 
 def _seconds(text: str) -> float:

@@ -12,6 +12,7 @@ from conf.identity import identity
 from conf.rundir import RunDir
 from conf.schema import ExecutorKind, Experiment, Rehearse
 from launch import sweep
+from launch.consent import agreed, can_be_asked
 from launch.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.follow import finishing, follow, give_up
@@ -84,13 +85,12 @@ def confirm(experiments: Sequence[Experiment]) -> None:
     reason = sweep.must_confirm([experiment for experiment in experiments if not experiment.dry_run])
     if reason is None:
         return
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_be_asked():
         raise LaunchError(
             f"{reason}: nothing was submitted; give yes=true if you mean it, or raise confirm_gpu_hours, or lower the "
             "time limits (cluster.groups.<group>.time_min)"
         )
-    print(f"{reason}; submit? [y/N] ", file=sys.stderr, end="", flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not agreed(f"{reason}; submit?"):
         raise LaunchError("not confirmed: nothing was submitted")
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from conf.errors import RunFolderError
 from conf.rundir import RunDir
-from launch.arguments import add_runs_dir, add_watch, parsed
+from launch.arguments import add_runs_dir, add_watch, parsed, runs_folder
 from launch.errors import LaunchError
 from launch.findings import Findings
 from launch.glance import Glance, glance
@@ -55,9 +55,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="a JSON list, an object for each run as in 'tdpp status'")
     add_watch(parser, "until all are over")
     arguments = parsed(parser, argv)
+    folder = runs_folder(arguments)
 
     def look() -> View:
-        return _view(listed(arguments.runs_dir), arguments.json)
+        return _view(listed(folder), arguments.json)
 
     if arguments.watch is None:
         view = look()
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         code = watch(look, arguments.watch)
     if code:
-        raise LaunchError(f"{arguments.runs_dir}: some runs could not be judged; what is noted with them says why")
+        raise LaunchError(f"{folder}: some runs could not be judged; what is noted with them says why")
     return code
 
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from conf.rundir import RunDir, is_full
 from launch import processes, slurm_commands
 from launch.arguments import add_run, chosen_run
+from launch.consent import agreed, can_be_asked
+from launch.errors import LaunchError
 from launch.observe import observe
 from launch.provenance import only_by_its_user, user_name
 from launch.verdict import decide
@@ -84,13 +86,29 @@ def _find(token: str, patience_s: float) -> set[int]:
     return found
 
 
+def confirm(run: RunDir) -> None:
+    """Asks whether the latest run is meant, which nobody has named.
+
+    Raises:
+        LaunchError: it is not, or nobody is there to answer.
+    """
+    if not can_be_asked():
+        raise LaunchError(f"without RUN this would stop the latest run, {run.name}: name it, or add --yes")
+    if not agreed(f"the latest run is {run.name} ({decide(observe(run)).state}); stop it?"):
+        raise LaunchError(f"not confirmed: {run.name} goes on")
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tdpp stop", description="End a run, and everything that belongs to it.")
     add_run(parser)
-    run = chosen_run(parser.parse_args(argv))
+    parser.add_argument("--yes", action="store_true", help="without RUN: end the latest run and do not ask")
+    arguments = parser.parse_args(argv)
+    run = chosen_run(arguments)
     if is_over(run):
         print(f"{run.name} has ended already: {decide(observe(run)).state}; nothing to stop")
         return 0
+    if arguments.run is None and not arguments.yes:
+        confirm(run)
     ended = stop(run)
     verdict = decide(observe(run))
     print(f"{run.name}: {verdict.state}, {verdict.reason}; {ended}")

@@ -91,6 +91,25 @@ def test_without_runs_there_is_a_message(
     assert "there are no runs in" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("watch", [[], ["--watch"], ["--json"]], ids=["once", "watch", "json"])
+@pytest.mark.parametrize(
+    ("folder", "why"), [("nowhere", "No such file or directory"), ("file", "Not a directory")], ids=["none", "file"]
+)
+def test_a_folder_of_runs_that_is_none_is_no_empty_table(
+    tmp_path: Path, folder: str, why: str, watch: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert cli.main(["runs", "--runs-dir", str(tmp_path / folder), *watch]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"tdpp: error: --runs-dir {tmp_path / folder}: {why}; give the folder where runs are")
+
+
+def test_a_folder_without_runs_is_an_empty_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["runs", "--runs-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.split() == ["run", "verdict", "iteration", "loss", "ms/iteration"]
+
+
 def test_runs_lists_every_run_in_a_line(finished: RunDir, failed: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["runs", "--runs-dir", str(finished.runs)]) == 0
     heading, *rows = capsys.readouterr().out.splitlines()

@@ -83,6 +83,36 @@ def test_stop_leaves_a_run_alone_that_has_ended(runs: Path, capsys: pytest.Captu
     assert not run.stop_request.exists()
 
 
+def test_the_latest_run_is_not_stopped_unasked(runs: Path) -> None:
+    run = start(runs, *FOREVER)
+    refused = done("stop", cwd=runs.parent)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert (
+        refused.stderr
+        == f"tdpp: error: without RUN this would stop the latest run, {run.name}: name it, or add --yes\n"
+    )
+    assert not observe(run).over and not run.stop_request.exists()
+    assert done("stop", "--yes", cwd=runs.parent).returncode == 0
+    assert processes.find(token(run)) == set()
+
+
+@pytest.mark.parametrize(("answer", "code", "state"), [("y", 0, State.stopped), ("", 1, State.running)], ids=["y", "n"])
+def test_on_a_terminal_it_is_asked_whether_the_latest_run_is_meant(
+    runs: Path, answer: str, code: int, state: State
+) -> None:
+    run = start(runs, *FOREVER)
+    wait_until_running(run)
+    terminal, ours = pty.openpty()
+    command = subprocess.Popen([*TDPP, "stop"], cwd=runs.parent, env=ENVIRONMENT, stdin=ours, stdout=ours, stderr=ours)
+    os.close(ours)
+    assert os.read(terminal, 1000).decode() == f"the latest run is {run.name} (running); stop it? [y/N] "
+    os.write(terminal, f"{answer}\n".encode())
+    assert command.wait(timeout=30) == code
+    os.close(terminal)
+    assert judge(run).state is state
+    stop.stop(run)
+
+
 def test_a_failure_before_the_stop_stays_a_failure(runs: Path) -> None:
     run = start(runs, *FOREVER, "+cluster.environment.FAIL_RANK=0")
     wait_for(lambda: run.rank_error(0).exists())
