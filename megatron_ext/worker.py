@@ -161,6 +161,8 @@ class Ranks:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     break
+                if pid not in self._state:  # inherited: pyxis starts a container as a child of what it then runs
+                    continue
                 code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
                 self._state[pid].update(exit_code=code, ended_unix=time.time())
                 if code < 0 and ours is None:

@@ -68,6 +68,8 @@ def main(plan_path: Path, node_rank: int) -> int:
     write(path, list(state.values()))
     while ranks and not failed:
         pid, status = os.wait()
+        if pid not in ranks:  # a child from before the exec, which pyxis leaves behind
+            continue
         code = os.waitstatus_to_exitcode(status)
         rank = ranks.pop(pid)
         state[rank] |= {"exit_code": code, "ended_unix": time.time()}

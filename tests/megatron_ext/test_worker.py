@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -213,6 +214,29 @@ def test_memory_that_is_not_there_is_told_with_rank_and_stage(engine_run: Callab
     assert all(error["message"].startswith("out of memory: ") for error in causes)
     assert "parallel.recompute=full" in run.stderr()
     assert "Traceback" not in run.stderr()
+
+
+@contextmanager
+def a_child_from_before(seconds: float, code: int) -> Iterator[None]:
+    """What pyxis leaves to the process that it runs in a container: a child that ends before its exec or soon after."""
+    if os.fork() == 0:
+        worker.die_with_parent(signal.SIGKILL)
+        time.sleep(seconds)
+        os._exit(code)
+    yield
+
+
+@pytest.mark.parametrize("code", [0, 3], ids=["well", "failed"])
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 60.0], ids=["at-once", "while-ranks-run", "later"])
+def test_a_child_that_it_did_not_start_says_nothing_of_its_ranks(
+    engine_run: Callable[..., EngineRun], seconds: float, code: int
+) -> None:
+    run = engine_run("parallel.data=2", "parallel.pipeline=1", "train.iterations=2")
+    before = time.monotonic()
+    assert run.go(a_child_from_before(seconds, code)) == 0, run.stderr()
+    assert time.monotonic() - before < 30
+    assert run.metrics()[-1]["iteration"] == 2
+    assert sorted(entry["rank"] for entry in json.loads(run.run.node_ranks("local-0").read_text())) == [0, 1]
 
 
 def test_what_nccls_watchdog_ended_is_a_symptom(engine_run: Callable[..., EngineRun]) -> None:
