@@ -16,6 +16,7 @@ from launch.errors import LaunchError
 from launch.glance import Glance, glance, states_of
 from launch.gpu_health import READINGS, NodeGpus
 from launch.iterations import Iteration, read_log, read_text_log, tail
+from launch.owner import has_rights_of, owner_of
 from launch.peers import SILENCE_S
 from launch.slurm_commands import JobState
 from launch.start import Start
@@ -275,13 +276,13 @@ def _saved(run: RunDir) -> int | None:
 
 
 def _is_here(run: RunDir, jobs: list[dict[str, Any]]) -> bool:
-    """Whether the run's processes are this user's and on this machine, so that they can be looked for.
+    """Whether the run's processes are on this machine and this user sees them, so that they can be looked for.
 
     A run may have been resumed on another machine than it was first started on.
     """
     origin = run.read_json(run.provenance) or {}
     host = next((job["host"] for job in jobs if "host" in job), origin.get("host"))
-    return bool(host == socket.gethostname() and run.path.stat().st_uid == os.getuid())
+    return bool(host == socket.gethostname() and has_rights_of(owner_of(run)))
 
 
 def _node(name: str, state: Any, living: set[int] | None, now: float, submitted_unix: float) -> Node:

@@ -22,15 +22,19 @@ _PR_SET_PDEATHSIG = 1
 
 
 def find(token: str, node_rank: int | None = None) -> set[int]:
-    """Ids of this user's living processes of the run, or only of a node's worker; without the caller itself."""
+    """Ids of the run's living processes, or only of a node's worker; without the caller itself.
+
+    Only root sees those of other users.
+    """
     wanted = {f"{TOKEN}={token}".encode()} | (set() if node_rank is None else {f"NODE_RANK={node_rank}".encode()})
-    own, user = os.getpid(), os.getuid()
+    own, user = os.getpid(), os.geteuid()
     found = set()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == own:
             continue
         try:
-            if entry.stat().st_uid == user and wanted.issubset(Path(entry.path, "environ").read_bytes().split(b"\0")):
+            seen = user in (0, entry.stat().st_uid)
+            if seen and wanted.issubset(Path(entry.path, "environ").read_bytes().split(b"\0")):
                 found.add(int(entry.name))
         except OSError:  # ended meanwhile, or a process that hides its environment: none of ours does
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import platform
 import shlex
@@ -10,14 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from conf.rundir import RunDir
-from launch.errors import LaunchError
 
 PROJECT = Path(__file__).resolve().parents[1]
 """The folder of the source tree; on PYTHONPATH of every process of a run."""
@@ -88,14 +83,3 @@ def user_name() -> str | None:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in some containers
         return None
-
-
-@contextlib.contextmanager
-def only_by_its_user(run: RunDir, done: str) -> Iterator[None]:
-    """For writing into a run: another user is told who may do what is being `done` to it."""
-    try:
-        yield
-    except PermissionError as error:
-        raise LaunchError(
-            f"{run.path} cannot be written by user {user_name()}: a run is {done} by the user who started it"
-        ) from error

@@ -16,6 +16,7 @@ from launch import slurm_commands
 from launch.agent import NodeAgent
 from launch.errors import LaunchError
 from launch.jobs import JobRequest, job_requests
+from launch.owner import owner_of
 from launch.sbatch import Submission, sbatch_text
 
 if TYPE_CHECKING:
@@ -72,14 +73,14 @@ def start(experiment: Experiment, run: RunDir, submission: Submission, make_agen
     run.sbatch.mkdir(exist_ok=True)
     for request in requests:
         ask(submission, request, run.sbatch)
-    slurm_commands.end(submission.comment)  # what an earlier start may have left waiting
+    slurm_commands.end(submission.comment, owner_of(run))  # what an earlier start may have left waiting
     try:
         _submit_all(run, requests, submission, make_agent)
     except BaseException:  # Ctrl-C too
-        slurm_commands.end(submission.comment)
+        slurm_commands.end(submission.comment, owner_of(run))
         raise
     if run.stop_request.exists():  # it may have come when not all of the jobs were in the queue
-        slurm_commands.end(submission.comment)
+        slurm_commands.end(submission.comment, owner_of(run))
 
 
 def ask(submission: Submission, request: JobRequest, folder: Path) -> None:

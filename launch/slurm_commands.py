@@ -150,9 +150,10 @@ def _whole(parts: Sequence[JobState]) -> JobState:
     return next((part for part in parts if not part.over), ended or parts[0])
 
 
-def submitted(comment: str) -> list[str]:
-    """Ids of this user's jobs in the queue that carry a run's comment: also those that nobody wrote down."""
-    text = _ask(["squeue", "--me", "--noheader", "--format=%i|%k"])
+def submitted(comment: str, owner: int) -> list[str]:
+    """Ids of a user's jobs in the queue that carry a run's comment: also those that nobody wrote down."""
+    whose = "--me" if owner == os.geteuid() else f"--user={owner}"  # which takes only ids that have a name
+    text = _ask(["squeue", whose, "--noheader", "--format=%i|%k"])
     # Another job's comment may hold anything, also line breaks.
     pairs = (line.strip().partition("|") for line in text.splitlines())
     return list(dict.fromkeys(job.partition("+")[0] for job, _, found in pairs if found == comment))
@@ -170,15 +171,16 @@ def cancel(ids: Sequence[str], only_pending: bool = False) -> None:
         _ask(["scancel", "--quiet", *states, *ids])
 
 
-def end(comment: str) -> None:
-    """Cancels the jobs that carry a run's comment, and waits until they are gone: also those that nobody wrote down.
+def end(comment: str, owner: int) -> None:
+    """Cancels a user's jobs that carry a run's comment, and waits until they are gone: also those that nobody wrote
+    down.
 
     Raises:
         LaunchError: Slurm does not end them, or does not answer.
     """
     until = time.monotonic() + CANCEL_S
-    cancel(submitted(comment))
-    while left := submitted(comment):
+    cancel(submitted(comment, owner))
+    while left := submitted(comment, owner):
         if time.monotonic() > until:
             raise LaunchError(f"jobs {', '.join(left)} were cancelled, but Slurm has not ended them in {CANCEL_S:g} s")
         time.sleep(QUEUE_S)

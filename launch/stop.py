@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-from conf.rundir import RunDir, is_full
+from conf.rundir import RunDir
 from launch import processes, slurm_commands
 from launch.arguments import add_run, chosen_run
 from launch.consent import agreed, can_be_asked
 from launch.errors import LaunchError
 from launch.observe import observe
-from launch.provenance import only_by_its_user, user_name
+from launch.owner import check_may_stop, owner_of
+from launch.provenance import user_name
 from launch.verdict import decide
 from launch.worker import GRACE_S
 
@@ -33,30 +34,28 @@ def stop(run: RunDir) -> str:
     not started yet finds the request when it does.
 
     Raises:
-        LaunchError: a process or a job cannot be ended.
+        LaunchError: it is another user's, or a process or a job cannot be ended.
     """
+    check_may_stop(run)
     try:
-        with only_by_its_user(run, "stopped"):
-            run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
-    except OSError as error:
-        if not is_full(error):
-            raise
+        run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
+    except OSError as error:  # a full disk; one that is mounted read-only, or that root may not write
         print(f"{run.path}: {error.strerror}: the run is ended without a note that it was asked to", file=sys.stderr)
     jobs = run.read_json(run.jobs)
     if jobs["executor"] == "slurm":
-        return _stop_jobs(slurm_commands.comment_of(jobs["token"]))
+        return _stop_jobs(slurm_commands.comment_of(jobs["token"]), owner_of(run))
     return _stop_processes(run, jobs["token"], submitting=not jobs["jobs"])
 
 
-def _stop_jobs(comment: str) -> str:
+def _stop_jobs(comment: str, owner: int) -> str:
     """Found by their comment: also those of a submission that was cut off before it wrote them down."""
-    ids = slurm_commands.submitted(comment)
+    ids = slurm_commands.submitted(comment, owner)
     slurm_commands.cancel(ids, only_pending=True)  # what waits for a running one must not start now
     until = time.monotonic() + STOP_S
     # Agents see the request, end their workers and tell; only what is still there after a while is cancelled.
-    while slurm_commands.submitted(comment) and time.monotonic() < until:
+    while slurm_commands.submitted(comment, owner) and time.monotonic() < until:
         time.sleep(slurm_commands.QUEUE_S)
-    slurm_commands.end(comment)
+    slurm_commands.end(comment, owner)
     return f"{len(ids)} job{'s' * (len(ids) != 1)} ended" + (f" ({', '.join(ids)})" if ids else "")
 
 
@@ -75,7 +74,7 @@ def is_over(run: RunDir) -> bool:
         return False
     jobs = run.read_json(run.jobs)
     if jobs["executor"] == "slurm":
-        return not slurm_commands.submitted(slurm_commands.comment_of(jobs["token"]))
+        return not slurm_commands.submitted(slurm_commands.comment_of(jobs["token"]), owner_of(run))
     return not processes.find(jobs["token"])
 
 

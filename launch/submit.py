@@ -22,8 +22,9 @@ from launch.container import run_container
 from launch.container_setup import check_program
 from launch.errors import LaunchError
 from launch.observe import observe
+from launch.owner import check_may_resume
 from launch.plan import make_plan
-from launch.provenance import PROJECT, Source, only_by_its_user, provenance, read_source
+from launch.provenance import PROJECT, Source, provenance, read_source
 from launch.verdict import State, decide
 from launch.worker import WORKER, ModuleWorker, Worker
 
@@ -117,6 +118,7 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
     Raises:
         TdppError: it cannot be, or has nothing left to do; it is then as it was.
     """
+    check_may_resume(run)
     experiment = read_experiment(run.config)
     seen = observe(run)
     verdict = decide(seen)
@@ -160,8 +162,9 @@ def _where_it_was_launched(run: RunDir) -> contextlib.AbstractContextManager[Non
 @contextlib.contextmanager
 def _unwritable_told(run: RunDir) -> Iterator[None]:
     try:
-        with only_by_its_user(run, "gone on with"):
-            yield
+        yield
+    except PermissionError as error:
+        raise LaunchError(f"{run.path}: cannot be written ({error.strerror}); give yourself the right to") from error
     except OSError as error:
         if not is_full(error):
             raise

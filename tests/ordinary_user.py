@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import pytest
+
+NOBODY = 65534
+ANOTHER = (
+    *("setpriv", f"--reuid={NOBODY}", "--clear-groups"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+)
+"""Before a command: it is run by another user, who can read all that root can, for Python may lie in root's home."""
+only_root_is_two_users = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root can be two users"
+)
 
 
 @contextmanager
@@ -13,7 +26,7 @@ def ordinary_user() -> Iterator[None]:
     if os.getuid() != 0:
         yield
         return
-    os.seteuid(65534)
+    os.seteuid(NOBODY)
     try:
         yield
     finally:

@@ -114,7 +114,7 @@ def test_ctrl_c_in_a_terminal_does_not_reach_slurms_commands(squeue: Path) -> No
 
 def test_other_jobs_may_have_any_comment(squeue: Path) -> None:
     says(squeue, r"printf '7|tdpp 0\n8|two\nlines\n9|\377 | tdpp 0\n10+0|tdpp 0\n10+1|tdpp 0\n'")
-    assert slurm_commands.submitted("tdpp 0") == ["7", "10"]
+    assert slurm_commands.submitted("tdpp 0", os.getuid()) == ["7", "10"]
 
 
 def test_only_the_jobs_of_its_own_submission_are_taken_out_of_the_queue(run: RunDir, squeue: Path) -> None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pty
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from conf.compose import compose, config_text
 from conf.rundir import RunDir
 from launch import processes, stop
-from launch.errors import LaunchError
 from launch.follow import follow
 from launch.observe import observe
-from launch.submit import resume
 from launch.verdict import State, judge
 from tests.launch.live import (
     ENVIRONMENT,
@@ -36,7 +30,6 @@ from tests.launch.live import (
     wait_until_running,
     workers,
 )
-from tests.launch.test_verdict import Case, ended
 
 
 @pytest.mark.parametrize(
@@ -173,18 +166,3 @@ def test_a_run_that_is_not_followed_keeps_no_pipe_of_the_launcher(runs: Path) ->
     assert launcher.stdout.startswith(f"{run.name}: starting")
     assert not observe(run).over
     stop.stop(run)
-
-
-@pytest.mark.parametrize("command", [stop.stop, resume], ids=["stop", "resume"])
-def test_a_run_of_another_user_is_left_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[[RunDir], object]
-) -> None:
-    run = Case([ended(1), ended(1)]).make(tmp_path / "runs" / "tiny" / "1-1")
-    run.config.write_text(config_text(compose()))
-
-    def forbidden(**_: object) -> NoReturn:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr("tempfile.mkstemp", forbidden)
-    with pytest.raises(LaunchError, match=r"1-1 cannot be written by user .* by the user who started it"):
-        command(run)
