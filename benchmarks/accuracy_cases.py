@@ -48,6 +48,7 @@ def _sleeping(name: str, sizes: str, nodes: str, partition: str, *more: str, bat
     return Case(name=name, overrides=overrides, nodes=nodes, slow_motion=slow_motion)
 
 
+ZB_H1 = "parallel.schedule=zb_h1"
 INTERLEAVED = ("parallel.schedule=interleaved", "parallel.chunks=2")
 ENGINE = (
     _sleeping("two stages, even", "2x1x1", "slow", "8-8", batch=6),
@@ -62,6 +63,10 @@ ENGINE = (
     _sleeping("fast half last, bad", "4x2x1", "slow+fast", "5-5-3-3", batch=16),
     _sleeping("GPipe", "4x1x1", "slow", "6-4-3-3", "parallel.schedule=gpipe", batch=8),
     _sleeping("interleaved", "4x1x1", "slow", "2-2-2-2-2-2-2-2", *INTERLEAVED, batch=8),
+    _sleeping("ZB-H1, even", "4x1x1", "slow", "4-4-4-4", ZB_H1, batch=8),
+    _sleeping("ZB-H1, fast half first", "4x2x1", "fast+slow", "5-5-3-3", ZB_H1, batch=16),
+    _sleeping("ZB-H1, fast half last", "4x2x1", "slow+fast", "3-3-5-5", ZB_H1, batch=16),
+    _sleeping("ZB-H1, 8 stages", "8x1x1", "slow", "2-2-2-2-2-2-2-2", ZB_H1, batch=8),
     _sleeping("8 stages, even", "8x1x1", "slow", "2-2-2-2-2-2-2-2", batch=8),
     _sleeping("8 stages, uneven", "8x2x1", "fast+slow", "3-3-3-3-1-1-1-1", batch=16),
     _sleeping("8 stages, ends empty", "8x1x1", "slow", "0-3-3-3-3-2-2-0", batch=8),

@@ -10,20 +10,22 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conf.rundir import RunDir
 from conf.schema import Experiment
 from launch.plan import make_plan
 from megatron_ext import engine, worker
 from megatron_ext.indexed_dataset import write_indexed
+from megatron_ext.linear import WeightGradients
 from megatron_ext.model import Stage
 from megatron_ext.plan import Plan
 from megatron_ext.tensor_parallel import TensorGroup
@@ -39,19 +41,39 @@ class Pass:
     backward: float
 
 
+class SleptGradients(WeightGradients):
+    """Where a schedule splits the backward pass, half of a layer's sleep is put off, as its weight gradients are."""
+
+    def __init__(self, add: Callable[[nn.Parameter, Tensor, Tensor], None]) -> None:
+        super().__init__(add)
+        self._owed: dict[Hashable, float] = {}
+
+    def sleep(self, seconds: float) -> None:
+        """A backward pass; in a block of `defer` its first half."""
+        if self._key is None:
+            time.sleep(seconds)
+        else:
+            self._owed[self._key] = seconds / 2
+            time.sleep(seconds / 2)
+
+    def run(self, key: Hashable) -> None:
+        time.sleep(self._owed.pop(key))
+        super().run(key)
+
+
 class Sleep(torch.autograd.Function):
-    """Passes on what it gets, later."""
+    """Passes on what it gets, later; `backward` sleeps through the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, times: Pass) -> Tensor:
-        ctx.times = times
-        time.sleep(times.forward)
+    def forward(ctx: Any, x: Tensor, seconds: float, backward: Callable[[], None]) -> Tensor:
+        ctx.sleep = backward
+        time.sleep(seconds)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        time.sleep(ctx.times.backward)
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        ctx.sleep()
+        return gradients[0], None, None
 
 
 def sleeping_stage(times: Sequence[Pass]) -> type[Stage]:
@@ -61,10 +83,17 @@ def sleeping_stage(times: Sequence[Pass]) -> type[Stage]:
         def __init__(self, plan: Plan, virtual_stage: int, tensor: TensorGroup) -> None:
             super().__init__(plan, virtual_stage, tensor)
             self._times = times[virtual_stage]
+            self._later: SleptGradients | None = None
+
+        def put_off(self, later: WeightGradients) -> None:
+            assert isinstance(later, SleptGradients)
+            super().put_off(later)
+            self._later = later
 
         def forward(self, x: Tensor) -> Tensor:
             x = x if self.embedding is None else self.embedding(x)
-            x = Sleep.apply(x, self._times)  # type: ignore[no-untyped-call]
+            sleep = time.sleep if self._later is None else self._later.sleep
+            x = Sleep.apply(x, self._times.forward, partial(sleep, self._times.backward))  # type: ignore[no-untyped-call]
             return x if self.head is None else self.head(x)
 
     return SleepingStage
@@ -99,6 +128,7 @@ def _child(found: RunDir, times: Sequence[Pass] | None) -> None:
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # sleeps end when they should, and not 50 us later
     if times is not None:
         engine.Stage = sleeping_stage(times)  # type: ignore[attr-defined]
+        engine.WeightGradients = SleptGradients  # type: ignore[attr-defined]
     code = 1
     try:
         code = worker.main([str(found.plan), "0"])
