@@ -33,7 +33,7 @@ GRADIENTS, EMBEDDING, OPTIMIZER, NORM = (
     "grads-all-reduce",
     "embedding-grads-all-reduce",
     "optimizer",
-    "optimizer-clip-main-grad",
+    "grad-norm-all-reduce",
 )
 """Events after the schedule's, by the names of docs/formats.md; NORM lies inside OPTIMIZER."""
 

@@ -12,7 +12,7 @@ from typing import BinaryIO, Iterator, List, NamedTuple, Tuple
 
 import torch
 
-from megatron_ext.timeline import Recorder
+from megatron_ext.timeline import Recorder, UnderWay
 
 READINGS = 5
 """Of both clocks at an anchor, of which the quickest counts."""
@@ -40,15 +40,26 @@ class CudaRecorder(Recorder):
     @contextmanager
     def span(self, name: str, micro_batch: int = -1, peer: int = -1, chunk: int = 0) -> Iterator[None]:
         """Records the time between the GPU's reaching the block's begin and its end."""
-        start, end = self._event(), self._event()
         if self._nvtx:
             torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
-        start.record()
+        start = self.mark()
         yield
-        end.record()
+        self.ended(name, start, micro_batch, peer, chunk)
         if self._nvtx:
             torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
-        self._spans.append((name, self.iteration, micro_batch, peer, chunk, start, end))
+
+    def begin(self, name: str) -> UnderWay:
+        return _Marked(self, name, self.mark())
+
+    def mark(self) -> torch.cuda.Event:
+        """Notes where the GPU's computation is."""
+        event = self._spare.pop() if self._spare else _event()
+        event.record()
+        return event
+
+    def ended(self, name: str, start: torch.cuda.Event, micro_batch: int = -1, peer: int = -1, chunk: int = 0) -> None:
+        """Records what began at a mark and ends here."""
+        self._spans.append((name, self.iteration, micro_batch, peer, chunk, start, self.mark()))
 
     def flush(self) -> None:
         """Turns the marks so far into times, once the GPU has passed them all, and writes them."""
@@ -68,8 +79,17 @@ class CudaRecorder(Recorder):
             # A rank ends without its process' exit handlers: the profiler writes now what it still holds.
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
-    def _event(self) -> torch.cuda.Event:
-        return self._spare.pop() if self._spare else _event()
+
+class _Marked(UnderWay):
+    """Ends where the computation has what was under way: when that ended before, nothing on the GPU tells."""
+
+    def __init__(self, recorder: CudaRecorder, name: str, start: torch.cuda.Event) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._start = start
+
+    def end(self) -> None:
+        self._recorder.ended(self._name, self._start)
 
 
 def _anchor() -> Anchor:

@@ -53,12 +53,12 @@ class Engine:
         self._samples = samples
         self._recorder = recorder
         self._device = torch.device(plan.device)
-        self.tensor = TensorGroup(plan.tensor, place.tp, groups.tensor, plan.sequence_parallel)
+        self.tensor = TensorGroup(plan.tensor, place.tp, groups.tensor, plan.sequence_parallel, recorder)
         self._stages = [Stage(plan, chunk * plan.pipeline + place.stage, self.tensor) for chunk in range(plan.chunks)]
         named = [pair for stage in self._stages for pair in stage.parameters_by_name()]
         dtype = DTYPES[plan.train.precision]
         self.flat = FlatWeights(named, dtype, self._device, plan.data if plan.sharded_optimizer else 1)
-        self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES)
+        self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES, recorder)
         self._common = [self.flat.gradient(p) for name, p in named if shard_of(name) is None]
         """Gradients of the weights that every rank of the tensor group has."""
         tied = [stage.tied_word for stage in self._stages if stage.tied_word is not None]
@@ -158,9 +158,7 @@ class Engine:
 
     def _reduce_gradients(self) -> None:
         """Over the replicas; then what the ranks of a tensor group, or first and last stage, have in common."""
-        if self._groups.data is not None:
-            with self._recorder.span("grads-all-reduce"):
-                self._reducer.finish()
+        self._reducer.finish()
         if self._plan.sequence_parallel and self._common:
             with self._recorder.span("layernorm-grads-all-reduce"):
                 together = torch.cat([gradient.flatten() for gradient in self._common])

@@ -133,6 +133,7 @@ class Executor:
             inbox.expect(sum(action.kind is kind for action in actions))
         for kind, m, chunk in actions:
             key = m, chunk
+            self._recorder.micro_batch, self._recorder.chunk = key
             if kind is Kind.FORWARD:
                 self._forward(key, micro_batches[m], loss_factor)
             elif kind is Kind.BACKWARD:

@@ -96,13 +96,13 @@ class Optimizer:
         scale = self.scaler.scale
         with recorder.span("optimizer"):
             with recorder.span("optimizer-clip-main-grad"):
-                norm = self._norm() / scale
+                norm = self._norm(recorder) / scale
                 clip = self._train.clip_grad
                 factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
                 if factor != scale and math.isfinite(norm):
                     self._flat.grad[self._own].mul_(factor / scale)
             if math.isfinite(norm):
-                self._update()
+                self._update(recorder)
                 self.updates += 1
             self.scaler.update(math.isfinite(norm))
             self._flat.grad.zero_()
@@ -137,30 +137,31 @@ class Optimizer:
             "exp_avg_sq": state["adam_v"][self._own].to(self._master, copy=True),
         }
         self.updates = updates
-        self._hand_out()
+        self._hand_out(Recorder(None))
 
-    def _update(self) -> None:
+    def _update(self, recorder: Recorder) -> None:
         if self._master.numel():
             lr = learning_rate(self.updates, self._train)
             for weight in self._decaying:
                 weight.mul_(1.0 - lr * self._train.weight_decay)
             self._adam.param_groups[0]["lr"] = lr
             self._adam.step()
-        self._hand_out()
+        self._hand_out(recorder)
 
-    def _hand_out(self) -> None:
+    def _hand_out(self, recorder: Recorder) -> None:
         """Gives the model the updated weights: this rank's own, and from the others theirs."""
         if self._is_weight:
             return
         own = self._flat.weight[self._own]
         own.copy_(self._master.data)
-        self._gather(own, self._flat.weight)
+        if self._data.size > 1:
+            with recorder.span("params-all-gather"):
+                self._gather(own, self._flat.weight)
 
     def _gather(self, own: Tensor, whole: Tensor) -> None:
         """Lays the shares of all replicas out in `whole`, one after another."""
-        size = self._data.size
-        if size > 1:
-            all_gather(own, whole.view(size, own.numel()), self._data.group, "all-gather of the sharded optimizer")
+        shares = whole.view(self._data.size, own.numel())
+        all_gather(own, shares, self._data.group, "all-gather of the sharded optimizer")
 
     def _share(self, rank: int) -> slice:
         """The slice of the flat weights that a replica steps."""
@@ -168,12 +169,14 @@ class Optimizer:
         assert rest == 0, "the flat weights cannot be shared out evenly"
         return slice(length * rank, length * (rank + 1))
 
-    def _norm(self) -> float:
+    def _norm(self, recorder: Recorder) -> float:
         """Norm over the whole model; replicas hold equal gradients, and each weight counts once."""
         square = _square_norm(self._flat.grad)
         for gradient in self._counted_elsewhere:
             square -= _square_norm(gradient.flatten())
-        all_reduce(square, self._model, "all-reduce of the gradient norm")
+        if self._model is not None:
+            with recorder.span("grad-norm-all-reduce"):
+                all_reduce(square, self._model, "all-reduce of the gradient norm")
         return float(square.clamp(min=0.0).sqrt())
 
 

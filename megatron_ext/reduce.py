@@ -6,8 +6,9 @@ from typing import Dict, List, Optional, Tuple
 
 import torch.distributed as dist
 
-from megatron_ext.comm import all_reduce, told
+from megatron_ext.comm import told
 from megatron_ext.flat import FlatWeights
+from megatron_ext.timeline import Recorder, UnderWay
 
 
 class GradientReducer:
@@ -16,14 +17,17 @@ class GradientReducer:
     A single bucket is only full at the end, and summed there.
     """
 
-    def __init__(self, flat: FlatWeights, group: Optional[dist.ProcessGroup], bucket_bytes: int) -> None:
+    def __init__(
+        self, flat: FlatWeights, group: Optional[dist.ProcessGroup], bucket_bytes: int, recorder: Recorder
+    ) -> None:
         self._flat = flat
         self._group = group
+        self._recorder = recorder
         self._buckets = buckets(flat, bucket_bytes)
         self._bucket_of = {name: number for number, (_, names) in enumerate(self._buckets) for name in names}
         self._left: Dict[str, int] = {}
         self._missing: List[int] = []
-        self._works: List[dist.Work] = []
+        self._begun: List[Tuple[dist.Work, UnderWay]] = []
         self._early = group is not None and len(self._buckets) > 1
         """Whether there is something to overlap; to be told of every gradient costs a small model some percent."""
         if self._early:
@@ -38,14 +42,15 @@ class GradientReducer:
         """Waits until all gradients are summed; a mean needs its factor in the loss."""
         if self._group is None:
             return
-        if not self._early:
-            all_reduce(self._flat.grad, self._group, "all-reduce of the gradients")
-            return
-        with told("all-reduce of the gradients"):
-            for work in self._works:
+        with self._recorder.span("grads-all-reduce"), told("all-reduce of the gradients"):
+            if not self._early:
+                dist.all_reduce(self._flat.grad, group=self._group)
+                return
+            assert not any(self._missing), "a parameter got too few gradients"
+            for work, event in self._begun:
                 work.wait()
-        self._works.clear()
-        assert not any(self._missing), "a parameter got too few gradients"
+                event.end()
+        self._begun.clear()
 
     def _arrived(self, name: str) -> None:
         self._left[name] -= 1
@@ -55,10 +60,12 @@ class GradientReducer:
         self._missing[bucket] -= 1
         if self._missing[bucket] == 0:
             here, _ = self._buckets[bucket]
+            event = self._recorder.begin("overlapped-grads-all-reduce")
             with told("all-reduce of the gradients"):
                 work = dist.all_reduce(self._flat.grad[here], group=self._group, async_op=True)
             assert work is not None
-            self._works.append(work)
+            event.follow(work)
+            self._begun.append((work, event))
 
 
 def buckets(flat: FlatWeights, least_bytes: int) -> List[Tuple[slice, List[str]]]:

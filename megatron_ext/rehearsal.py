@@ -92,7 +92,7 @@ class Rehearsal:
         self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
         self._together("embedding-grads-all-reduce", self._groups.embedding, self._times.embedding_all_reduce_ns)
         start = self.now_ns
-        self._together("optimizer-clip-main-grad", self._groups.model, 0)
+        self._together("grad-norm-all-reduce", self._groups.model, 0)
         self._pass(self._times.optimizer_ns)
         self._recorder.record("optimizer", start, self.now_ns)
         return StepResult(loss=None, grad_norm=None, loss_scale=1.0, skipped=False)

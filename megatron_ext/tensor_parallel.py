@@ -15,7 +15,9 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from megatron_ext.comm import all_gather, told
+from megatron_ext.timeline import Recorder
 
+_REDUCE_SCATTER = "tensor-reduce-scatter"
 PART = 2**22
 """Logits in fp32 at once: few enough to stay in memory just used, and many enough to keep a GPU busy."""
 
@@ -54,12 +56,14 @@ def shard_of(name: str) -> Optional[Shard]:
 
 
 class TensorGroup(NamedTuple):
-    """A rank's tensor group: its size, this rank's number in it, and whether it shares the sequence."""
+    """A rank's tensor group: its size, this rank's number in it, whether it shares the sequence, and what records its
+    messages."""
 
     size: int = 1
     rank: int = 0
     group: Optional[dist.ProcessGroup] = None
     sequence_parallel: bool = False
+    recorder: Recorder = Recorder(None)
 
     def enter(self, x: Tensor) -> Tensor:
         """From outside into a parallel region: the whole sequence on every rank, whose gradients are summed."""
@@ -91,7 +95,7 @@ class _Copy(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
-        return _sum(gradient, ctx.tensor), None
+        return _reduce(gradient, ctx.tensor), None
 
 
 class _Reduce(Function):
@@ -99,7 +103,7 @@ class _Reduce(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
-        return _sum(x, tensor)
+        return _reduce(x, tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
@@ -132,17 +136,18 @@ class _Scatter(Function):
         return _gather(gradient, ctx.tensor), None
 
 
-def _sum(x: Tensor, tensor: TensorGroup) -> Tensor:
+def _reduce(x: Tensor, tensor: TensorGroup, op: Any = dist.ReduceOp.SUM, name: str = "tensor-all-reduce") -> Tensor:
     total = x.clone()
-    with told("all-reduce of the tensor group"):
-        dist.all_reduce(total, group=tensor.group)
+    with tensor.recorder.inside(name), told("all-reduce of the tensor group"):
+        dist.all_reduce(total, op, tensor.group)
     return total
 
 
 def _gather(x: Tensor, tensor: TensorGroup) -> Tensor:
     x = x.contiguous()
     shares = x.new_empty(tensor.size, *x.shape)
-    all_gather(x, shares, tensor.group, "all-gather of the tensor group")
+    with tensor.recorder.inside("tensor-all-gather"):
+        all_gather(x, shares, tensor.group, "all-gather of the tensor group")
     return shares.transpose(0, 1).flatten(1, 2)
 
 
@@ -150,10 +155,11 @@ def _sum_scatter(x: Tensor, tensor: TensorGroup) -> Tensor:
     if x.is_cuda:
         shares = torch.stack(x.chunk(tensor.size, 1))
         own = torch.empty_like(shares[0])
-        with told("reduce-scatter of the tensor group"):
+        with tensor.recorder.inside(_REDUCE_SCATTER), told("reduce-scatter of the tensor group"):
             dist.reduce_scatter_tensor(own, shares, group=tensor.group)
         return own
-    return _sum(x, tensor).chunk(tensor.size, 1)[tensor.rank].contiguous()  # gloo has no reduce-scatter
+    total = _reduce(x, tensor, name=_REDUCE_SCATTER)  # gloo has no reduce-scatter
+    return total.chunk(tensor.size, 1)[tensor.rank].contiguous()
 
 
 def vocab_embedding(tokens: Tensor, word: Tensor, tensor: TensorGroup) -> Tensor:
@@ -200,10 +206,8 @@ class _VocabCrossEntropy(Function):
             own_log_sum[rows] = target[rows] - logarithms.gather(-1, index[rows]).squeeze(-1)
         log_sum = own_log_sum
         if tensor.size > 1:
-            largest = own_log_sum.clone()
-            with told("all-reduce of the tensor group"):
-                dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=tensor.group)
-            sums = _sum(torch.stack([(own_log_sum - largest).exp(), target.masked_fill(elsewhere, 0.0)]), tensor)
+            largest = _reduce(own_log_sum, tensor, dist.ReduceOp.MAX)
+            sums = _reduce(torch.stack([(own_log_sum - largest).exp(), target.masked_fill(elsewhere, 0.0)]), tensor)
             log_sum, target = largest + sums[0].log(), sums[1]
         ctx.save_for_backward(logits, index, elsewhere, own_log_sum - log_sum)
         ctx.classes = classes

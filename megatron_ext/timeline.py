@@ -13,7 +13,7 @@ import time
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO, ContextManager, Optional
+from typing import Any, BinaryIO, ContextManager, Optional
 
 from megatron_ext.plan import Place, Plan
 
@@ -36,6 +36,12 @@ NAMES = (
     "optimizer-clip-main-grad",
     "batch-generator",
     "loss-compute",
+    "tensor-all-reduce",
+    "tensor-all-gather",
+    "tensor-reduce-scatter",
+    "overlapped-grads-all-reduce",
+    "grad-norm-all-reduce",
+    "params-all-gather",
 )
 _INDEX = {name: index for index, name in enumerate(NAMES)}
 _LARGEST_UNCERTAINTY_NS = 2**31 - 1
@@ -73,6 +79,16 @@ def open_events(path: Path, plan: Plan, place: Place) -> BinaryIO:
 NOTHING = nullcontext()
 
 
+class UnderWay:
+    """What goes on beside the rank's work, such as an all-reduce that nothing waits for yet; recorded by a subclass."""
+
+    def follow(self, work: Any) -> None:
+        """Has the end noted when `work`, a message of torch.distributed, ends; else it is when `end` is called."""
+
+    def end(self) -> None:
+        """Records it."""
+
+
 class Recorder:
     """Appends fixed-size records to the event file of one rank; with no file it records nothing."""
 
@@ -81,6 +97,9 @@ class Recorder:
         self._buffer = bytearray()
         self.iteration = 0
         """Iteration that the next records belong to, from 1."""
+        self.micro_batch = -1
+        """That of the pass under way, which the communication inside it belongs to."""
+        self.chunk = 0
 
     def record(
         self, name: str, start_ns: int, end_ns: int, micro_batch: int = -1, peer: int = -1, chunk: int = 0
@@ -97,6 +116,14 @@ class Recorder:
     def span(self, name: str, micro_batch: int = -1, peer: int = -1, chunk: int = 0) -> ContextManager[None]:
         """Records the time that its block takes, if the block ends well."""
         return NOTHING if self._file is None else _Span(self, name, micro_batch, peer, chunk)
+
+    def inside(self, name: str) -> ContextManager[None]:
+        """The same for a part of the pass under way; nothing before the first iteration, where a model warms up."""
+        return self.span(name, self.micro_batch, chunk=self.chunk) if self.iteration else NOTHING
+
+    def begin(self, name: str) -> UnderWay:
+        """The begin of what goes on beside the rank's work."""
+        return UnderWay() if self._file is None else _Timed(self, name)
 
     def clock(self, own_ns: int, rank0_ns: int, uncertainty_ns: int) -> None:
         """Notes that two clocks showed these times at one moment, give or take the uncertainty."""
@@ -136,3 +163,21 @@ class _Span:
         if failed is None:
             end = time.monotonic_ns()
             self._recorder.record(self._name, self._start, end, self._micro_batch, self._peer, self._chunk)
+
+
+class _Timed(UnderWay):
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._end_ns: Optional[int] = None
+        self._start_ns = time.monotonic_ns()
+
+    def follow(self, work: Any) -> None:
+        work.get_future().add_done_callback(self._done)
+
+    def _done(self, _: object) -> None:
+        self._end_ns = time.monotonic_ns()  # and no more: this is a thread of the library's
+
+    def end(self) -> None:
+        end_ns = self._end_ns
+        self._recorder.record(self._name, self._start_ns, time.monotonic_ns() if end_ns is None else end_ns)

@@ -57,11 +57,11 @@ NAMES = (
     "forward-send-forward-recv",
     "backward-send-backward-recv",
     "forward-backward-send-forward-backward-recv",
+    "overlapped-grads-all-reduce",
     "grads-all-reduce",
     "layernorm-grads-all-reduce",
     "embedding-grads-all-reduce",
     "grads-reduce-scatter",
-    "params-all-gather",
     "optimizer",
     "optimizer-copy-to-main-grad",
     "optimizer-unscale-and-check-inf",
@@ -69,11 +69,17 @@ NAMES = (
     "optimizer-count-zeros",
     "optimizer-inner-step",
     "optimizer-copy-main-to-model-params",
+    "tensor-all-reduce",
+    "tensor-all-gather",
+    "tensor-reduce-scatter",
+    "grad-norm-all-reduce",
+    "params-all-gather",
     "batch-generator",
     "post-process",
     "loss-compute",
 )
-"""Names that the engine and Megatron-LM give, in the order in which legends list them."""
+"""Names that the engine and Megatron-LM give, in the order in which legends list and charts draw them: what may lie
+inside another comes after it."""
 REACH_NS = 1 << 51
 """26 days. Events further from the middle of a run are no times of it, and a page could not hold them exactly."""
 

@@ -16,7 +16,8 @@ from reports.events import Timeline
 from reports.record import Plan
 from reports.statistics import Statistics, statistics
 
-CLIP = "optimizer-clip-main-grad"
+NORMS = ("grad-norm-all-reduce", "optimizer-clip-main-grad")
+"""What ranks of all stages wait for each other in: the second, around the first, in files that do not have that."""
 Events = NDArray[Any]
 Floats = NDArray[np.float64]
 
@@ -106,17 +107,20 @@ def _stage(ranks: _Ranks, stage: int) -> MeasuredStage:
             for chunk in range(plan.chunks)
         ]
 
-    known = _together(ranks, CLIP, [[rank.rank for rank in plan.ranks]])
-    stepping = [
-        float(np.median(_by_iteration(ranks, rank, "optimizer") - _by_iteration(ranks, rank, CLIP))) for rank in own
-    ]
+    norm = next((name for name in NORMS if len(ranks.named(name))), None)
+    known = 0.0 if norm is None else _together(ranks, norm, [[rank.rank for rank in plan.ranks]])
+
+    def stepping(rank: int) -> float:
+        apart = 0.0 if norm is None else _by_iteration(ranks, rank, norm)
+        return float(np.median(_by_iteration(ranks, rank, "optimizer") - apart))
+
     return MeasuredStage(
         forward=slowest(("forward-compute", "loss-compute")),
         backward=slowest(("backward-compute", "backward-input-compute", "backward-weight-compute")),
         send_forward=_transfer(ranks, "forward", own),
         send_backward=_transfer(ranks, "backward", own),
         gradients=_together(ranks, "grads-all-reduce", replicas),
-        optimizer=max(stepping) + known,
+        optimizer=max(map(stepping, own)) + known,
     )
 
 

@@ -9,6 +9,8 @@ const LANES = ["communication", "computation", "data and loss"]; // from above t
 const SEND = { lane: LANES[0], top: -0.44, bottom: -0.31 };
 const RECEIVE = { lane: LANES[0], top: -0.29, bottom: -0.12 };
 const COMPUTE = { lane: LANES[1], top: -0.1, bottom: 0.26 };
+// Communication for which computation stands still: it covers what it lies inside.
+const ACROSS = { lane: LANES[0], top: RECEIVE.top, bottom: COMPUTE.bottom };
 const INSIDE = { lane: LANES[1], top: -0.02, bottom: 0.18 };
 const DATA = { lane: LANES[2], top: 0.29, bottom: 0.43 };
 const TASKS = {
@@ -25,7 +27,12 @@ const TASKS = {
   "layernorm-grads-all-reduce": { ...RECEIVE, light: "#c98bc2", dark: "#8f4f86" },
   "embedding-grads-all-reduce": { ...RECEIVE, light: "#6d2a66", dark: "#e6b3de" },
   "grads-reduce-scatter": { ...RECEIVE, light: "#8c4a9e", dark: "#a98bd0" },
-  "params-all-gather": { ...RECEIVE, light: "#4d3f9e", dark: "#8f86ff" },
+  "overlapped-grads-all-reduce": { ...SEND, light: "#c79ac2", dark: "#7d4a77" },
+  "tensor-all-reduce": { ...ACROSS, light: "#008c95", dark: "#35b8c0" },
+  "tensor-all-gather": { ...ACROSS, light: "#00636b", dark: "#7fd9de" },
+  "tensor-reduce-scatter": { ...ACROSS, light: "#5fb3b3", dark: "#1b7f86" },
+  "grad-norm-all-reduce": { ...ACROSS, light: "#93679e", dark: "#b48cc4" },
+  "params-all-gather": { ...ACROSS, light: "#4d3f9e", dark: "#8f86ff" },
   "forward-compute": { ...COMPUTE, light: "#0067a5", dark: "#3f9ae0" },
   "backward-compute": { ...COMPUTE, light: "#cf5a00", dark: "#ef7d22" },
   "backward-input-compute": { ...COMPUTE, light: "#e06d1c", dark: "#ff9a4d" },
