@@ -88,7 +88,7 @@ class NodeAgent:
         slurm = SlurmJob.here(self.run, self.nodes, job.global_rank) if job.cluster == "slurm" else None
         # The parent may have died before the kernel was asked to tell; a local job's id is its parent's.
         if slurm is None and os.getppid() != int(job.raw_job_id):
-            told.end = signal.SIGTERM
+            told.tell_to_end(signal.SIGTERM)
         node = _Node(self, job.global_rank, slurm, told)
         code = node.run()
         if code != 0:
@@ -112,6 +112,7 @@ class _Node:
         ask = slurm.other if slurm else lambda _name, _time: None
         self._peers = Peers(agent.run, watched(names, node_rank, agent.nodes), self._start, agent.meet_s, ask)
         self._finding: Finding | None = None
+        self._found_unix: float | None = None
         self.reason: str | None = None
         """Why the node ended, where its exit code does not say it."""
         self._state = NodeState(agent.run, self._name, node_rank, self._start, slurm.id if slurm else None)
@@ -132,16 +133,19 @@ class _Node:
         if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):
             code = _TOLD_TO_END
         stopped = self._stopped_by()
+        # After SIGTERM Slurm may be about to start this job again, and the others with it.
+        may_come_back = self._told.end is not None and self._agent.resumable
+        for_good = code != 0 and not may_come_back and not self._agent.for_itself
         self._state.publish(
             state="ended",
             exit_code=code,
             stopped=stopped.name if stopped else None,
+            stopped_unix=min(filter(None, (self._told.end_unix, self._found_unix)), default=None),
             reason=self.reason,
+            withdrew=self._slurm.waiting() if self._slurm is not None and for_good else [],
             ended_unix=time.time(),
         )
-        # After SIGTERM Slurm may be about to start this job again, and the others with it.
-        may_come_back = self._told.end is not None and self._agent.resumable
-        if code != 0 and self._slurm is not None and not may_come_back and not self._agent.for_itself:
+        if self._slurm is not None and for_good:
             self._slurm.cancel_waiting()
         return code
 
@@ -267,11 +271,12 @@ class _Node:
             return
         self._next_look = time.monotonic() + _LOOK_S
         if self._run.stop_request.exists():
-            self._told.end = self._told.end or signal.SIGTERM
+            self._told.tell_to_end(signal.SIGTERM)
         self._told.save = self._told.save or self._run.save_request(str(self._start)).exists()
         if self._told.end is None and self._finding is None:
             self._finding = self._peers.look()
             if self._finding is not None and not self._agent.for_itself:
+                self._found_unix = time.time()
                 self.reason = f"ended because {self._finding.reason}"
 
     def _only_lost_others(self) -> bool:

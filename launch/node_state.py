@@ -35,7 +35,9 @@ class NodeState:
             "ended_unix": None,
             "exit_code": None,
             "stopped": None,
+            "stopped_unix": None,
             "reason": None,
+            "withdrew": [],
             "out_begin": _size(run.node_out(name)),
             "err_begin": _size(run.node_err(name)),
         }

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conf.gpu_lines import entries
@@ -46,10 +46,14 @@ class Node:
     """Of the worker; negative for a signal."""
     stopped: str | None = None
     """Name of the signal by which it was told to end."""
+    stopped_unix: float | None = None
+    """When it was."""
     doing: str | None = None
     """What its container waits for, while its agent makes that ready."""
     reason: str | None = None
     """Why it ended, in its agent's words, where its exit code does not say it."""
+    withdrew: tuple[str, ...] = ()
+    """Ids of the run's other jobs that its agent took out of the queue at its end."""
     job: str | None = None
     """Of Slurm."""
     started_unix: float | None = None
@@ -74,6 +78,8 @@ class Job:
     state: JobState | None
     """None if Slurm has forgotten it, or does not show it to this user; of a Slurm that does not answer a state that
     neither waits nor is over."""
+    withdrawn: bool = False
+    """Whether one of the run's own nodes took it out of the queue."""
 
     @property
     def over(self) -> bool:
@@ -198,6 +204,8 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
             nodes.append(_slurm_node(name, current, job, _submitting(submitted["jobs"], now, submitted_unix), now))
         else:
             nodes.append(_node(name, current, living, now, submitted_unix))
+    withdrawn = {job: node.name for node in nodes for job in node.withdrew}
+    jobs = tuple(_withdrawn(job, withdrawn[job.id]) if job.id in withdrawn else job for job in jobs)
     told = (run.read_object(path, _ERROR) for path in run.errors.glob("rank-*.json"))
     errors = (_error(content) for content in told if content is not None and _of(content, start))
     request = run.read_object(run.stop_request, ("unix",))
@@ -241,6 +249,14 @@ def _jobs(submitted: list[dict[str, Any]], names: list[str], answers: Answers) -
         Job(id=job["id"], nodes=tuple(names[rank] for rank in job["nodes"]), state=state(job["id"]))
         for job in submitted
     )
+
+
+def _withdrawn(job: Job, node: str) -> Job:
+    """A job that a node took out of the queue, if it was there."""
+    if job.state is None or job.state.state != "CANCELLED":
+        return job
+    detail = f"taken out of the queue by node {node}"
+    return replace(job, withdrawn=True, state=replace(job.state, detail=detail))
 
 
 def _newest(before: Glance, states: dict[str, Any], jobs: tuple[Job, ...]) -> Start:
@@ -320,8 +336,10 @@ def _told(name: str, state: Any, alive: bool) -> Node:
         pid=state["pid"],
         exit_code=state["exit_code"],
         stopped=state["stopped"],
+        stopped_unix=state.get("stopped_unix"),
         doing=state["doing"],
         reason=state["reason"],
+        withdrew=tuple(state.get("withdrew", ())),
         job=state["job"],
         started_unix=state["started_unix"],
         seen_unix=state["ended_unix"] or state["beat_unix"],

@@ -92,14 +92,20 @@ class SlurmJob:
         if self._speaks():
             slurm_commands.requeue(self.id)
 
-    def cancel_waiting(self) -> None:
-        """Takes the run's other jobs out of the queue: what they wait for has failed."""
+    def waiting(self) -> list[str]:
+        """The run's other jobs that may wait in the queue for this one; none if another task speaks for this job."""
         jobs = {job["id"] for job in self._jobs()}
-        if self._speaks() and self.id in jobs:  # else the run was resumed meanwhile, and these are other jobs
-            try:
-                slurm_commands.cancel(sorted(jobs - {self.id}), only_pending=True)
-            except LaunchError as error:  # told, and the job that starts later finds the failure itself
-                print(f"could not take the run's other jobs out of the queue: {error}", flush=True)
+        if self.id not in jobs or not self._speaks():  # resumed meanwhile, these would be other jobs
+            return []
+        over = {job for job, state in (self._states or {}).items() if state.over}
+        return sorted(jobs - {self.id} - over)
+
+    def cancel_waiting(self) -> None:
+        """Takes those that do out of the queue: what they wait for has failed."""
+        try:
+            slurm_commands.cancel(self.waiting(), only_pending=True)
+        except LaunchError as error:  # told, and the job that starts later finds the failure itself
+            print(f"could not take the run's other jobs out of the queue: {error}", flush=True)
 
     def _speaks(self) -> bool:
         return all(self._ended_well(self._run.read_json(self._run.node_state(name))) for name in self._before)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType
 
 
 class Told:
     """Remembers the signals that ask this process to end, or to save first."""
 
+    end: signal.Signals | None = None
+    end_unix: float | None = None
+    save = False
+
     def __init__(self) -> None:
-        self.end: signal.Signals | None = None
-        self.save = False
         signal.signal(signal.SIGTERM, self._note)
         signal.signal(signal.SIGINT, self._note)
         # By it submitit and Slurm announce the end; submitit's own handler would not know of the run's other nodes.
         signal.signal(signal.SIGUSR2, self._note_save)
 
+    def tell_to_end(self, signum: int) -> None:
+        """Counts only the first time."""
+        if self.end is None:
+            self.end, self.end_unix = signal.Signals(signum), time.time()
+
     def _note(self, signum: int, _: FrameType | None) -> None:
-        self.end = self.end or signal.Signals(signum)
+        self.tell_to_end(signum)
 
     def _note_save(self, _signum: int, _: FrameType | None) -> None:
         self.save = True

@@ -1,10 +1,10 @@
 """What is to be thought of a run: a state, the rule that led to it, a reason, the evidence.
 
-`decide` looks at an `Observation` only. Its rules, in this order: a cause of failure (a rank's own error, a worker
-that died, a lost agent or job), the earliest first; stopped by request; saved because time ran out; ended from
-outside; a node that gave up; errors whose cause nobody recorded; a loss that is not finite; success, which takes both
-the exit codes and the last iteration in the log; a Slurm that does not answer where only it could tell; GPUs that tell
-of a hang; pace.
+`decide` looks at an `Observation` only. Its rules, in this order: a cause of failure (`launch.causes`), the earliest
+first; stopped by request; saved because time ran out; ended from outside; a node that gave up; errors whose cause
+nobody recorded; a loss that is not finite; success, which takes both the exit codes and the last iteration in the log;
+a Slurm that does not answer where only it could tell; a failure whose cause is not known yet; GPUs that tell of a hang;
+pace.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from enum import StrEnum
 
 from conf.rundir import RunDir
 from launch import gpu_health
-from launch.evidence import FULL_DISK, ago, disk_is_full, evidence, first_line, saved
-from launch.observe import Job, Node, Observation, RankError, observe
+from launch.causes import JOB_RULES, LOST, causes, place, undecided, what
+from launch.evidence import ago, evidence, saved
+from launch.observe import Node, Observation, observe
 from launch.pace import began_unix, is_late, usual_s
 from launch.peers import SILENCE_S
 from launch.worker import SAVED
@@ -27,6 +28,7 @@ class State(StrEnum):
     starting = "starting"
     running = "running"
     succeeded = "succeeded"
+    failing = "failing"
     failed = "failed"
     stopped = "stopped"
     lost = "lost"
@@ -50,6 +52,7 @@ EXIT_CODES = {
     State.not_finite: 7,
     State.interrupted: 8,
     State.hung: 9,
+    State.failing: 10,
     State.unknown: 1,
 }
 """docs/exit-codes.md explains them. 2 is a wrong command line, 130 an interrupted launcher."""
@@ -91,88 +94,27 @@ def decide(seen: Observation) -> Verdict:
             _not_finite,
             _success,
             _unknown,
+            _failing,
             _hung,
             _pace,
             _progress,
         )
         if (finding := rule(seen)) is not None
     )
-    later = [cause.finding[2] for cause in _causes(seen)[1:]]
+    later = [cause.reason for cause in causes(seen)[1:]]
     return Verdict(state, rule, reason, tuple(evidence(seen, later)))
 
 
 Finding = tuple[State, str, str]
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Something that can have brought a run down by itself."""
-
-    unix: float
-    finding: Finding
-
-
 def _failure(seen: Observation) -> Finding | None:
-    causes = _causes(seen)
-    return causes[0].finding if causes else None
-
-
-def _causes(seen: Observation) -> list[Cause]:
-    """By time; nothing that followed a request to stop is one."""
-    told_to_end = {node.name for node in seen.nodes if node.stopped}
-    found = [
-        Cause(error.unix, (State.failed, "rank-failed", f"{_place(error)} {_what(error)}"))
-        for error in seen.errors
-        if not error.symptom and not (_ended_by_sigterm(error) and error.node in told_to_end)
-    ]
-    told_of = {error.node for error in seen.errors}
-    for node in seen.nodes:
-        finding = _node_failure(node, seen.job_of(node), node.name in told_of)
-        if finding is not None and not node.ended and disk_is_full(seen):
-            finding = State.failed, "disk-full", f"{FULL_DISK}, and so {finding[2]}"
-        if finding is not None and (node.ended or seen.stop_unix is None):  # a stop may kill agents
-            found.append(Cause(node.seen_unix, finding))
-    until = math.inf if seen.stop_unix is None else seen.stop_unix
-    return sorted((cause for cause in found if cause.unix <= until), key=lambda cause: cause.unix)
-
-
-def _ended_by_sigterm(error: RankError) -> bool:
-    """Slurm sends it to every process of a job that it ends; a rank may get it before its agent does."""
-    return error.type == "Killed" and error.message.startswith("killed by SIGTERM")
-
-
-_JOB_RULES = {
-    "CANCELLED": "cancelled",
-    "NODE_FAIL": "node-failed",
-    "BOOT_FAIL": "node-failed",
-    "OUT_OF_MEMORY": "out-of-memory",
-    "PREEMPTED": "preempted",
-    "TIMEOUT": "time-limit",
-    "DEADLINE": "time-limit",
-}
-"""By Slurm's state of a job that took a node with it."""
-
-
-def _node_failure(node: Node, job: Job | None, ranks_told: bool) -> Finding | None:
-    """What went wrong with a node itself. If its ranks told of errors, a plain exit code follows from them."""
-    if node.ended:
-        if node.stopped or node.reason or not node.exit_code:
-            return None
-        if node.exit_code < 0:
-            name = _signal(-node.exit_code)
-            return State.failed, "worker-killed", f"the worker of node {node.name} was killed by {name}"
-        if ranks_told:
-            return None
-        reason = f"the worker of node {node.name} ended with {node.exit_code}: see nodes/{node.name}.err"
-        return State.failed, "worker-failed", reason
-    if node.alive:
+    """Not while a rank's death may turn out to be the end of its node, and came before the other causes."""
+    found = causes(seen)
+    if not found or any(error.unix < found[0].unix for error in undecided(seen)):
         return None
-    if job is not None and job.state is not None:
-        when = "before it had started" if node.state == "absent" else "and left no result"
-        return State.failed, _JOB_RULES.get(job.state.state, "job-ended"), f"node {node.name} is gone, {when}: {job}"
-    if node.state == "absent":
-        return State.lost, "never-started", f"node {node.name} was never started, and nothing is left to start it"
-    return State.lost, "agent-lost", f"the agent of node {node.name} (process {node.pid}) is gone and left no result"
+    first = found[0]
+    return State.lost if first.rule in LOST else State.failed, first.rule, first.reason
 
 
 def _stop(seen: Observation) -> Finding | None:
@@ -203,18 +145,23 @@ def _gave_up(seen: Observation) -> Finding | None:
 
 
 def _ended_from_outside(seen: Observation) -> Finding | None:
-    """Every node that ended badly was told to; were one not, the others would only have followed it."""
-    bad = [node for node in seen.nodes if node.ended and node.exit_code]
+    """Every node that ended badly was told to; were one not, the others would only have followed it.
+
+    While others still end this is known as soon as Slurm tells what became of the job.
+    """
+    bad = _ended_badly(seen)
     told = [node for node in bad if node.reason is None]  # the others followed these
-    if not told or not seen.over or not all(node.stopped for node in bad):
+    if not told or not all(node.stopped for node in bad):
         return None
     first = min(told, key=lambda node: node.seen_unix)
+    job = seen.job_of(first)
+    if not seen.over and (job is None or job.state is None or not job.over):
+        return None
     if first.stopped == signal.SIGUSR2.name:
         key = "cluster.groups.<group>.time_min" if seen.jobs else "executor.time_min"
         return State.failed, "time-limit", f"the time limit was reached before anything was saved; give {key} more"
-    job = seen.job_of(first)
     if job is not None and job.over:
-        rule = _JOB_RULES.get(job.state.state, "ended-from-outside") if job.state else "ended-from-outside"
+        rule = JOB_RULES.get(job.state.state, "ended-from-outside") if job.state else "ended-from-outside"
         return State.failed, rule, f"node {first.name} was ended by {first.stopped} from outside: {job}"
     reason = (
         f"node {first.name} was ended by {first.stopped} from outside: by somebody, or because its parent process died"
@@ -222,12 +169,16 @@ def _ended_from_outside(seen: Observation) -> Finding | None:
     return State.failed, "ended-from-outside", reason
 
 
+def _ended_badly(seen: Observation) -> list[Node]:
+    return [node for node in seen.nodes if node.ended and node.exit_code not in (0, SAVED)]
+
+
 def _symptoms(seen: Observation) -> Finding | None:
-    """Ranks that lost others, and nobody knows why."""
-    if not seen.errors or seen.stop_unix is not None:
+    """Ranks that lost others, and nobody has told why."""
+    if not seen.errors or not seen.over or seen.stop_unix is not None:
         return None
     first = seen.errors[0]
-    return State.failed, "rank-lost-another", f"{_place(first)} {_what(first)}; no rank recorded the cause"
+    return State.failed, "rank-lost-another", f"{place(first)} {what(first)}; no rank recorded the cause"
 
 
 def _not_finite(seen: Observation) -> Finding | None:
@@ -273,6 +224,27 @@ def _unknown(seen: Observation) -> Finding | None:
     return None
 
 
+def _failing(seen: Observation) -> Finding | None:
+    """Something went wrong, and what did so first is not known before more nodes, or Slurm, have told."""
+    if seen.over or seen.stop_unix is not None:
+        return None
+    if killed := undecided(seen):
+        first = killed[0]
+        reason = f"{place(first)} {what(first)}; whether its whole node was ended is not known yet"
+        return State.failing, "rank-or-node", reason
+    if seen.errors:
+        reason = f"{place(seen.errors[0])} {what(seen.errors[0])}; the cause is not known yet"
+        return State.failing, "rank-lost-another", reason
+    bad = _ended_badly(seen)
+    if not bad:
+        return None
+    node = min(bad, key=lambda node: node.seen_unix)
+    if node.reason is not None:
+        return State.failing, "node-gave-up", f"node {node.name} {node.reason}"
+    reason = f"node {node.name} was ended by {node.stopped} from outside; whether it is started again is not known yet"
+    return State.failing, "ended-from-outside", reason
+
+
 def _hung(seen: Observation) -> Finding | None:
     """Only of a run all of whose nodes are at work: ranks that wait for others to start do not hang."""
     if (seen.log and not is_late(seen)) or len(seen.gpus) < len(seen.nodes):
@@ -314,20 +286,3 @@ def _name(seen: Observation) -> str:
 def _ranks(seen: Observation) -> str:
     count = len(seen.plan["ranks"])
     return f"{count} rank{'s' * (count > 1)}"
-
-
-def _place(error: RankError) -> str:
-    return f"rank {error.rank} (stage {error.stage}, dp {error.dp}, tp {error.tp}, node {error.node})"
-
-
-def _what(error: RankError) -> str:
-    if error.type == "Killed":
-        return f"was {error.message}"
-    return f"failed with {error.type}: {first_line(error.message)}"
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

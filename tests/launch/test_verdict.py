@@ -33,11 +33,13 @@ class Node:
     state: str = "running"
     exit_code: int | None = None
     stopped: str | None = None
+    stopped_unix: float | None = None
     beat: float = NOW - 1
     ended: float | None = None
     started: float = 0.0
     reason: str | None = None
     doing: str | None = None
+    withdrew: tuple[str, ...] = ()
 
 
 OK = Node("ended", 0, ended=NOW - 5)
@@ -110,7 +112,7 @@ class Case:
         }
         content |= {"beat_unix": node.beat, "ended_unix": node.ended, "exit_code": node.exit_code}
         content |= {"start": "0.0", "job": None, "doing": node.doing, "reason": node.reason, "stopped": node.stopped}
-        content |= {"out_begin": 0, "err_begin": 0}
+        content |= {"stopped_unix": node.stopped_unix, "withdrew": node.withdrew, "out_begin": 0, "err_begin": 0}
         run.write_json(run.node_state(name), content)
 
     def _line(self, iteration: int) -> str:
@@ -172,6 +174,75 @@ CASES = {
     ),
     "a-rank-raised-and-the-others-still-end": (
         Case([Node(), Node()], [Error(1, NOW - 1)], last=20), State.failed, "rank 1 "
+    ),
+    "until-all-have-told-what-followed-is-not-taken-for-the-cause": (
+        Case([Node(), Node()], [Error(0, NOW - 1, "PeerLost", "lost rank 2", symptom=True)], last=20),
+        State.failing, "rank 0 (stage 0, dp 0, tp 0, node local-0) failed with PeerLost: lost rank 2; the cause is not",
+    ),
+    "a-killed-rank-whose-node-may-be-ending-with-it": (
+        Case([Node(), Node()], [Error(3, NOW - 1, "Killed", "killed by SIGKILL: by somebody")], last=20),
+        State.failing, "rank 3 (stage 1, dp 1, tp 0, node local-1) was killed by SIGKILL: by somebody; whether its",
+    ),
+    "a-killed-rank-that-may-have-brought-about-what-came-later": (
+        Case([Node(), Node()], [Error(3, NOW - 2, "Killed", "killed by SIGKILL"), Error(0, NOW - 1)], last=20),
+        State.failing, "rank 3 ",
+    ),
+    "a-killed-rank-that-came-after-the-cause": (
+        Case([Node(), Node()], [Error(3, NOW - 1, "Killed", "killed by SIGKILL"), Error(0, NOW - 2)], last=20),
+        State.failed, "rank 0 ",
+    ),
+    "a-rank-that-crashed-did-so-by-itself": (
+        Case([Node(), Node()], [Error(3, NOW - 1, "Killed", "killed by SIGSEGV")], last=20), State.failed, "rank 3 "
+    ),
+    "a-killed-rank-of-a-node-that-is-gone-was-killed-with-it": (
+        Case([Node(), Node(beat=NOW - 99)], [Error(3, NOW - 98, "Killed", "killed by SIGKILL")], last=20),
+        State.lost, "the agent of node local-1 (process 1) is gone and left no result",
+    ),
+    "a-rank-that-was-killed-after-its-node-was-told-to-end": (
+        Case(
+            [replace(ended(143, "SIGTERM"), stopped_unix=NOW - 40), ended(143, "SIGTERM", NOW - 4)],
+            [Error(0, NOW - 10, "Killed", "killed by SIGKILL: by somebody")],
+        ),
+        State.failed, "node local-0 was ended by SIGTERM from outside",
+    ),
+    "a-rank-that-the-signal-for-all-reached-before-its-agent": (
+        Case(
+            [replace(ended(143, "SIGTERM"), stopped_unix=NOW - 9), ended(143, "SIGTERM", NOW - 4)],
+            [Error(0, NOW - 10, "Killed", "killed by SIGTERM")],
+        ),
+        State.failed, "node local-0 was ended by SIGTERM from outside",
+    ),
+    "a-rank-that-was-killed-before-its-node-was-told-to-end": (
+        Case(
+            [replace(ended(143, "SIGTERM"), stopped_unix=NOW - 6), ended(143, "SIGTERM", NOW - 4)],
+            [Error(0, NOW - 10, "Killed", "killed by SIGKILL: by somebody")],
+        ),
+        State.failed, "rank 0 (stage 0, dp 0, tp 0, node local-0) was killed by SIGKILL",
+    ),
+    "a-killed-rank-of-a-node-that-followed-another": (
+        Case(
+            [
+                Node("ended", 1, "SIGTERM", NOW - 9, ended=NOW - 8, reason="ended because node local-1 failed"),
+                ended(1),
+            ],
+            [Error(0, NOW - 10, "Killed", "killed by SIGKILL"), Error(3, NOW - 9.5)],
+        ),
+        State.failed, "rank 0 (stage 0, dp 0, tp 0, node local-0) was killed by SIGKILL",
+    ),
+    "a-rank-that-was-killed-while-it-saved": (
+        Case(
+            [ended(1, "SIGUSR2"), ended(143, "SIGTERM", reason="ended because node local-0 failed")],
+            [Error(0, NOW - 6, "Killed", "killed by SIGKILL")],
+        ),
+        State.failed, "rank 0 (stage 0, dp 0, tp 0, node local-0) was killed by SIGKILL",
+    ),
+    "a-node-was-ended-and-the-others-have-not-noticed": (
+        Case([Node(), ended(143, "SIGTERM")], last=20),
+        State.failing, "node local-1 was ended by SIGTERM from outside; whether it is started again is not known yet",
+    ),
+    "a-node-gave-up-and-the-others-have-not-noticed": (
+        Case([Node(), ended(143, "SIGTERM", reason="ended because node local-0 was lost")], last=20),
+        State.failing, "node local-1 ended because node local-0 was lost",
     ),
     "the-earliest-of-several-causes": (
         Case([ended(1), ended(1)], [Error(0, NOW - 8), Error(3, NOW - 9)]), State.failed, "rank 3 "

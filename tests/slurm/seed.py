@@ -66,7 +66,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
 
 def verdict_of(run: RunDir, seconds: float = 90) -> Verdict:
     """The verdict on a run once it is over, and its jobs have left the queue."""
-    wait_for(lambda: judge(run).state not in (State.starting, State.running), seconds)
+    wait_for(lambda: judge(run).state not in (State.starting, State.running, State.failing), seconds)
     wait_for(lambda: not submitted_jobs(comment_of(run.read_json(run.jobs)["token"]), os.getuid()))
     return judge(run)
 

@@ -11,7 +11,7 @@ from launch import stop
 from launch.errors import LaunchError
 from launch.observe import observe
 from launch.slurm_commands import job_states
-from launch.verdict import State, judge
+from launch.verdict import State, Verdict, judge
 from tests.launch.live import FOREVER
 from tests.slurm.cluster import Cluster
 from tests.slurm.seed import (
@@ -73,6 +73,25 @@ def test_cancelling_one_of_two_jobs_ends_both(slurm: Cluster, tmp_path: Path, wh
     assert_failed(judge(run), "cancelled", f"job {job} is CANCELLED (by {os.getuid()})")
 
 
+@HET
+@pytest.mark.parametrize("node", ["hgx-001", "gpu2-002"])
+def test_a_node_that_is_set_down_under_a_run_that_saves_nothing_is_the_cause(
+    slurm: Cluster, tmp_path: Path, het: str, node: str
+) -> None:
+    """And nothing else is, from the first moment on."""
+    run = endless(tmp_path, "train.checkpoint=false", f"executor.het={het}")
+    slurm.set_node(node, "down")
+    told: list[Verdict] = []
+
+    def is_known() -> bool:
+        told.append(judge(run))
+        return told[-1].state not in (State.running, State.failing)
+
+    wait_for(is_known)
+    assert_failed(told[-1], "node-failed", "is NODE_FAIL")
+    assert_failed(verdict_of(run), "node-failed", "is NODE_FAIL")
+
+
 def test_cancelling_a_heterogeneous_job_ends_it(slurm: Cluster, tmp_path: Path) -> None:
     run = endless(tmp_path, "executor.het=hetjob")
     assert slurm.run("scancel", *ids(run)).returncode == 0
@@ -97,10 +116,10 @@ def test_a_slave_job_that_does_not_start_in_time_is_taken_out_of_the_queue(slurm
     with occupied(slurm, "--partition=gpu2", "--nodes=7"):
         run = submitted(tmp_path / "runs", *FOREVER, "executor.meet_min=0.2")
         verdict = verdict_of(run, 120)
-        assert verdict.state is State.failed
-        assert "did not start within executor.meet_min=0.2 minutes: job" in "\n".join(
-            [verdict.reason, *verdict.evidence]
-        )
+        slave = ids(run)[SLAVE]
+        late = f"did not start within executor.meet_min=0.2 minutes: job {slave} is PENDING"
+        assert_failed(verdict, "node-gave-up", late)
+        assert f"job {slave} is CANCELLED (taken out of the queue by node hgx-0)" in "\n".join(verdict.evidence)
         assert [job.name for job in slurm.jobs()] == ["wrap"]
 
 
