@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from megatron_ext.comm import all_reduce
 from megatron_ext.engine import Engine
+from megatron_ext.event_files import EventBuffer
 from megatron_ext.flat import FlatWeights
 from megatron_ext.gpt_data import GptSamples
 from megatron_ext.grid import Groups
@@ -37,8 +38,8 @@ class Contender(Protocol):
 class Switch(Recorder):
     """A recorder that can be turned off, so that not even the clock is read."""
 
-    def __init__(self, file: BinaryIO | None) -> None:
-        super().__init__(file)
+    def __init__(self, buffer: EventBuffer | None) -> None:
+        super().__init__(buffer)
         self.on = False
 
     def span(self, name: str, micro_batch: int = -1, peer: int = -1, chunk: int = 0) -> AbstractContextManager[None]:

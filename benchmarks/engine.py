@@ -46,11 +46,12 @@ from benchmarks.plain_pipelining import PlainPipelining
 from conf.compose import compose
 from conf.rundir import RunDir
 from launch.plan import make_plan
+from megatron_ext.event_files import RECORD, EventBuffer, EventFile
 from megatron_ext.gpt_data import GptSamples
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.indexed_dataset import write_indexed
 from megatron_ext.plan import Place, Plan
-from megatron_ext.timeline import RECORD, open_events
+from megatron_ext.timeline import begin_events
 
 
 class Case(NamedTuple):
@@ -164,7 +165,10 @@ def _rank(kind: Callable[..., Contender], plan: Plan, place: Place, orders: Conn
         plan.data_prefix, plan.data_split, "train", count, model.sequence_length, train.seed, model.vocab_size
     )
     events = plan.folder / "events" / f"{kind.__name__}-{place.rank}.bin"
-    contender = kind(plan, place, groups, samples, Switch(open_events(events, plan, place)))
+    begin_events(events, plan, place)
+    buffer = EventBuffer()
+    file = EventFile(events, buffer)
+    contender = kind(plan, place, groups, samples, Switch(buffer))
     iteration = 0
     while (turn := orders.recv()) is not None:
         contender.recorder.on = turn.recording
@@ -175,7 +179,7 @@ def _rank(kind: Callable[..., Contender], plan: Plan, place: Place, orders: Conn
         for _ in range(turn.iterations):
             iteration += 1
             losses.append(contender.step(iteration))
-        contender.recorder.flush()
+        file.write(last=True)
         end_ns = time.monotonic_ns()
         orders.send(Done(start_ns, end_ns, _cpu_s() - cpu_s, losses, events.stat().st_size - size))
     dist.destroy_process_group()
@@ -242,8 +246,9 @@ def _recording(on: Times, off: Times, records: int) -> dict[str, Any]:
 
 def _record_ns(blocks: int = 50, size: int = 500) -> float:
     """What one span costs over none, flushed as often as a run does: the least of several blocks."""
-    with tempfile.TemporaryFile() as file:
-        recorder = Switch(file)
+    with tempfile.NamedTemporaryFile() as events:
+        buffer = EventBuffer()
+        file, recorder = EventFile(Path(events.name), buffer), Switch(buffer)
 
         def block(on: bool) -> int:
             recorder.on = on
@@ -251,7 +256,7 @@ def _record_ns(blocks: int = 50, size: int = 500) -> float:
             for number in range(size):
                 with recorder.span("forward-compute", number):
                     pass
-            recorder.flush()
+            file.write(last=True)
             return time.perf_counter_ns() - start
 
         return (min(block(True) for _ in range(blocks)) - min(block(False) for _ in range(blocks))) / size

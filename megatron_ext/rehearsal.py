@@ -161,6 +161,4 @@ def rehearse(plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> No
         result = rehearsal.step(iteration)
         if log is not None:
             log.add(iteration, result, iteration)
-        if iteration % plan.train.log_interval == 0:
-            recorder.flush()
     recorder.close()

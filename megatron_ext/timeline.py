@@ -1,6 +1,6 @@
 """Records what a rank does and when, at a cost that does not show (docs/formats.md, events).
 
-A record is packed into a buffer in memory; `flush` appends the buffer to the rank's file.
+A record is packed into memory, from which `megatron_ext.event_files` takes it to the rank's file.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, ContextManager, Optional
+from typing import Any, ContextManager, Optional
 
+from megatron_ext.event_files import EventBuffer
 from megatron_ext.plan import Place, Plan
 
 MAGIC = b"TDPPEVT1"
-RECORD = struct.Struct("<HHIiiqq")
 NAMES = (
     "clock",
     "forward-compute",
@@ -47,8 +47,8 @@ _INDEX = {name: index for index, name in enumerate(NAMES)}
 _LARGEST_UNCERTAINTY_NS = 2**31 - 1
 
 
-def open_events(path: Path, plan: Plan, place: Place) -> BinaryIO:
-    """Starts the event file of a rank: everything up to the first record.
+def begin_events(path: Path, plan: Plan, place: Place) -> None:
+    """Begins the event file of a rank: everything up to the first record.
 
     A run that goes on starts it anew, for the clock may be another one; that of an earlier start moves to
     rank-*.1.bin, rank-*.2.bin and so on.
@@ -70,10 +70,7 @@ def open_events(path: Path, plan: Plan, place: Place) -> BinaryIO:
             "unix_ns": time.time_ns(),
         }
     ).encode()
-    file = path.open("wb")
-    file.write(MAGIC + struct.pack("<I", len(header)) + header)
-    file.flush()
-    return file
+    path.write_bytes(MAGIC + struct.pack("<I", len(header)) + header)
 
 
 NOTHING = nullcontext()
@@ -90,11 +87,10 @@ class UnderWay:
 
 
 class Recorder:
-    """Appends fixed-size records to the event file of one rank; with no file it records nothing."""
+    """Puts fixed-size records into the buffer of one rank; with no buffer it records nothing."""
 
-    def __init__(self, file: Optional[BinaryIO]) -> None:
-        self._file = file
-        self._buffer = bytearray()
+    def __init__(self, buffer: Optional[EventBuffer]) -> None:
+        self._buffer = buffer
         self.iteration = 0
         """Iteration that the next records belong to, from 1."""
         self.micro_batch = -1
@@ -102,20 +98,32 @@ class Recorder:
         self.chunk = 0
 
     def record(
-        self, name: str, start_ns: int, end_ns: int, micro_batch: int = -1, peer: int = -1, chunk: int = 0
+        self,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        micro_batch: int = -1,
+        peer: int = -1,
+        chunk: int = 0,
+        iteration: Optional[int] = None,
     ) -> None:
-        """Notes one event; times are `time.monotonic_ns`."""
-        self._append(name, self.iteration, start_ns, end_ns, micro_batch, peer, chunk)
-
-    def _append(
-        self, name: str, iteration: int, start_ns: int, end_ns: int, micro_batch: int, peer: int, chunk: int
-    ) -> None:
-        if self._file is not None:
-            self._buffer += RECORD.pack(_INDEX[name], chunk, iteration, micro_batch, peer, start_ns, end_ns)
+        """Notes one event, of the current iteration unless another one is given; times are `time.monotonic_ns`."""
+        if self._buffer is not None:
+            self._buffer.put(
+                _INDEX[name],
+                chunk,
+                self.iteration if iteration is None else iteration,
+                micro_batch,
+                peer,
+                start_ns,
+                end_ns,
+            )
 
     def span(self, name: str, micro_batch: int = -1, peer: int = -1, chunk: int = 0) -> ContextManager[None]:
         """Records the time that its block takes, if the block ends well."""
-        return NOTHING if self._file is None else _Span(self, name, micro_batch, peer, chunk)
+        if self._buffer is None:
+            return NOTHING
+        return _Span(self._buffer, _INDEX[name], chunk, self.iteration, micro_batch, peer)
 
     def inside(self, name: str) -> ContextManager[None]:
         """The same for a part of the pass under way; nothing before the first iteration, where a model warms up."""
@@ -123,38 +131,36 @@ class Recorder:
 
     def begin(self, name: str) -> UnderWay:
         """The begin of what goes on beside the rank's work."""
-        return UnderWay() if self._file is None else _Timed(self, name)
+        return UnderWay() if self._buffer is None else _Timed(self, name)
 
     def clock(self, own_ns: int, rank0_ns: int, uncertainty_ns: int) -> None:
         """Notes that two clocks showed these times at one moment, give or take the uncertainty."""
         self.record("clock", own_ns, rank0_ns, peer=min(uncertainty_ns, _LARGEST_UNCERTAINTY_NS))
 
     def flush(self) -> None:
-        """Hands the records so far to the operating system."""
-        if self._file is not None and self._buffer:
-            self._file.write(self._buffer)
-            self._file.flush()
-            self._buffer.clear()
+        """Called between two iterations; puts into the buffer what is not there yet."""
+
+    def abandon(self) -> None:
+        """Called when the rank fails: as `flush`, but for what may never come it does not wait."""
 
     def close(self) -> None:
-        """Flushes and ends the file."""
+        """Called after the last event."""
         self.flush()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._buffer = None
 
 
 class _Span:
     """A block whose time is recorded; a class of its own costs half of what `contextmanager` does."""
 
-    __slots__ = ("_chunk", "_micro_batch", "_name", "_peer", "_recorder", "_start")
+    __slots__ = ("_buffer", "_chunk", "_iteration", "_micro_batch", "_name", "_peer", "_start")
 
-    def __init__(self, recorder: Recorder, name: str, micro_batch: int, peer: int, chunk: int) -> None:
-        self._recorder = recorder
+    def __init__(self, buffer: EventBuffer, name: int, chunk: int, iteration: int, micro_batch: int, peer: int) -> None:
+        self._buffer = buffer
         self._name = name
+        self._chunk = chunk
+        self._iteration = iteration
         self._micro_batch = micro_batch
         self._peer = peer
-        self._chunk = chunk
 
     def __enter__(self) -> None:
         self._start = time.monotonic_ns()
@@ -162,7 +168,7 @@ class _Span:
     def __exit__(self, failed: object, *_: object) -> None:
         if failed is None:
             end = time.monotonic_ns()
-            self._recorder.record(self._name, self._start, end, self._micro_batch, self._peer, self._chunk)
+            self._buffer.put(self._name, self._chunk, self._iteration, self._micro_batch, self._peer, self._start, end)
 
 
 class _Timed(UnderWay):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Mapping
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from megatron_ext.comm import Gate, meet, told
 from megatron_ext.cuda_timeline import CudaRecorder
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
+from megatron_ext.event_files import EventBuffer, event_file
 from megatron_ext.gpt_data import BEGINNING, GptSamples, Position, Samples
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.interruption import Interrupted, Interruption
@@ -23,11 +25,13 @@ from megatron_ext.plan import Place, Plan
 from megatron_ext.rehearsal import rehearse
 from megatron_ext.saving import Saver
 from megatron_ext.software import same_software
-from megatron_ext.timeline import Recorder, open_events
+from megatron_ext.timeline import Recorder, begin_events
 
 
-def train(plan: Plan, place: Place, store: Store) -> None:
+def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuffer]) -> None:
     """Joins the other ranks at `store` and trains until the last iteration.
+
+    `buffers` take the events, by rank; a rank without one records none.
 
     Raises:
         Interrupted: all ranks were asked to end, and have saved.
@@ -40,12 +44,16 @@ def train(plan: Plan, place: Place, store: Store) -> None:
     meet(store, place.rank, plan.world_size, device, timeout)
     with told("making the groups of ranks"):
         groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, timeout)
-    recorder = _recorder(plan, place)
-    if plan.rehearsal is not None:
-        rehearse(plan, place, groups, recorder)
-        last = plan.train.iterations
-    else:
-        last = _train(plan, place, groups, recorder, device, store)
+    recorder = _recorder(plan, place, buffers)
+    try:
+        if plan.rehearsal is not None:
+            rehearse(plan, place, groups, recorder)
+            last = plan.train.iterations
+        else:
+            last = _train(plan, place, groups, recorder, device, store)
+    except BaseException:
+        recorder.abandon()
+        raise
     dist.destroy_process_group()
     if last < plan.train.iterations:
         raise Interrupted(f"saved after iteration {last} of {plan.train.iterations}")
@@ -76,8 +84,7 @@ def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device:
         result = engine.step(iteration)
         if log is not None:
             log.add(iteration, result, engine.optimizer.updates)
-        if iteration % plan.train.log_interval == 0:
-            recorder.flush()
+        recorder.flush()
         if iteration == min(start.iteration + plan.train.log_interval, plan.train.iterations):
             memory.report(plan, place, iteration)
         ending = interruption.agreed()
@@ -111,11 +118,12 @@ def device_of(plan: Plan, place: Place) -> torch.device:
     return torch.device("cuda", place.local_rank)
 
 
-def _recorder(plan: Plan, place: Place) -> Recorder:
-    if not plan.timeline:
+def _recorder(plan: Plan, place: Place, buffers: Mapping[int, EventBuffer]) -> Recorder:
+    buffer = buffers.get(place.rank)
+    if buffer is None:
         return Recorder(None)
-    file = open_events(plan.folder / "events" / f"rank-{place.rank:05d}.bin", plan, place)
-    return CudaRecorder(file, plan.nsys) if plan.device == "cuda" else Recorder(file)
+    begin_events(event_file(plan, place.rank), plan, place)
+    return CudaRecorder(buffer, plan.nsys) if plan.device == "cuda" else Recorder(buffer)
 
 
 def _samples(plan: Plan, place: Place, start: Position, gate: Gate) -> Samples:

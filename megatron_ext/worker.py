@@ -29,6 +29,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from megatron_ext import interruption, local_store
 from megatron_ext.errors import EngineError, PeerLost, is_out_of_memory, reason_of
+from megatron_ext.event_files import EventBuffer, EventFiles
 from megatron_ext.interruption import Interrupted
 from megatron_ext.local_store import LocalStore
 from megatron_ext.plan import Place, Plan
@@ -49,8 +50,8 @@ Job = Callable[[Plan, Place, Store], None]
 """What a rank does once it can meet the others at the store."""
 
 
-def main(argv: List[str], job: Job = train) -> int:
-    """Runs the node's ranks; the exit code as in the module's docstring."""
+def main(argv: List[str], job: Optional[Job] = None) -> int:
+    """Runs the node's ranks, which train or do another `job`; the exit code as in the module's docstring."""
     plan_path, node_rank = Path(argv[0]), int(argv[1])
     signal.signal(interruption.SIGNAL, signal.SIG_IGN)  # until there are ranks to tell
     try:
@@ -62,14 +63,18 @@ def main(argv: List[str], job: Job = train) -> int:
         return 1
 
 
-def _run_node(plan: Plan, node_rank: int, job: Job) -> int:
+def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
     def stop(signum: int, _: Optional[FrameType]) -> None:
         raise Stopped(signal.Signals(signum).name)
 
     if plan.rehearsal is None:
         import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: once here, not in every rank)
     local = LocalStore() if local_store.suffices(plan) else None
-    ranks = Ranks(plan, node_rank, partial(join_store, plan) if local is None else local.join, job)
+    records = plan.timeline and job is None
+    buffers = {rank: EventBuffer() for rank in plan.nodes[node_rank].ranks if records}
+    events = EventFiles(plan, buffers)
+    join = partial(join_store, plan) if local is None else local.join
+    ranks = Ranks(plan, node_rank, join, job or partial(train, buffers=buffers))
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(interruption.SIGNAL, ranks.forward)
@@ -79,6 +84,7 @@ def _run_node(plan: Plan, node_rank: int, job: Job) -> int:
         gc.freeze()  # what was imported stays: no rank's collections need to look at it, and thereby copy it
         with _blocked():
             ranks.start()
+            events.start()
         store = open_store(plan) if node_rank == 0 and local is None else None
         code = ranks.wait()
         del store
@@ -89,6 +95,7 @@ def _run_node(plan: Plan, node_rank: int, job: Job) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(interruption.SIGNAL, signal.SIG_IGN)  # while Python ends, it would kill: handlers are gone then
         ranks.end()
+        events.finish()
     return code
 
 

@@ -33,7 +33,7 @@ def render(record: Record, timeline: Timeline, figures: Statistics, prediction: 
     title = f"Timeline of {record.name} – tdpp"
     notes = missing([*record.notes, *timeline.notes])
     if not len(timeline.events):
-        why = _why_no_events(record.plan)
+        why = _why_no_events(record)
         return page(title, f'{header}<main>{notes}<p class="none">No events: {why}.</p></main>')
     foreseen = prediction.events if prediction else ()
     names = (*timeline.names, *dict.fromkeys(one.kind for one in foreseen if one.kind not in timeline.names))
@@ -85,10 +85,13 @@ def _answer(plan: Plan, figures: Statistics) -> str:
     )
 
 
-def _why_no_events(plan: Plan) -> str:
-    if plan.engine == "megatron_lm":
+def _why_no_events(record: Record) -> str:
+    if record.plan.engine == "megatron_lm":
         return "Megatron-LM records none"
-    return "none are there yet" if plan.timeline else "profile.timeline=false: the run records none"
+    if not record.plan.timeline:
+        return "profile.timeline=false: the run records none"
+    ended = all(state.get("state") == "ended" for state in record.node_states.values())
+    return "the run ended before its first one" if ended else "none are there yet"
 
 
 def iteration_columns(figures: Statistics) -> dict[str, Any]:

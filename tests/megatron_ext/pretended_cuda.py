@@ -134,6 +134,8 @@ class Cuda:
             def query(self) -> bool:
                 """As if the GPU were a little behind: only who asks again sees that it has passed."""
                 before, self._asked = self._asked, True
+                if before and self._number is not None:
+                    cuda._synchronised = max(cuda._synchronised, self._number)
                 return before or self._number is None
 
             def elapsed_time(self, end_event: Event) -> float:

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_ext import clock
-from megatron_ext.timeline import NAMES, Recorder, open_events
+from megatron_ext.event_files import EventBuffer, EventFile
+from megatron_ext.timeline import NAMES, Recorder, begin_events
 from tests.megatron_ext.engine_run import make_run
 from tests.megatron_ext.test_parts import RECORD
 
@@ -25,9 +26,10 @@ def rank_main(rank: int, port: int, folder: Path, run: Path, corpus: Path) -> No
     store = dist.TCPStore("127.0.0.1", port, None, False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
     socket.gethostname = lambda: HOSTS[rank]
-    recorder = Recorder(open_events(folder / f"{rank}.bin", plan, plan.ranks[rank]))
-    clock.align(recorder, store, "begin")
-    recorder.close()
+    begin_events(folder / f"{rank}.bin", plan, plan.ranks[rank])
+    buffer = EventBuffer()
+    clock.align(Recorder(buffer), store, "begin")
+    EventFile(folder / f"{rank}.bin", buffer).write(last=True)
     dist.destroy_process_group()
 
 

@@ -29,7 +29,7 @@ from megatron_ext.reduce import buckets
 from megatron_ext.schedule import Kind
 from megatron_ext.software import difference
 from megatron_ext.tensor_parallel import TensorGroup
-from megatron_ext.timeline import MAGIC, NAMES, Recorder, open_events
+from megatron_ext.timeline import NAMES, Recorder
 from tests.megatron_ext.engine_run import make_run
 
 RECORD = np.dtype(
@@ -183,35 +183,12 @@ def test_a_log_line_reads_as_megatrons(tmp_path: Path, corpus: Path) -> None:
     assert line == seed.replace("size:    64", "size:     8")
 
 
-def test_records_read_back_as_written_and_unflushed_ones_are_all_that_a_crash_loses(
-    tmp_path: Path, corpus: Path
-) -> None:
-    plan = make_run(tmp_path / "run", corpus).plan
-    path = tmp_path / "rank.bin"
-    recorder = Recorder(open_events(path, plan, plan.ranks[1]))
-    recorder.iteration = 7
-    recorder.record("forward-send", 10, 20, micro_batch=3, peer=2, chunk=1)
-    recorder.clock(100, 250, 2**40)
-    recorder.flush()
-    recorder.record("optimizer", 30, 40)
-    raw = path.read_bytes()
-    assert raw.startswith(MAGIC)
-    start = 12 + int.from_bytes(raw[8:12], "little")
-    found = np.frombuffer(raw[start:], RECORD)
-    assert found.tolist() == [
-        (NAMES.index("forward-send"), 1, 7, 3, 2, 10, 20),
-        (NAMES.index("clock"), 0, 7, -1, 2**31 - 1, 100, 250),
-    ]
-    recorder.close()
-    assert len(path.read_bytes()) == len(raw) + RECORD.itemsize
-
-
-def test_a_recorder_without_a_file_writes_nothing(tmp_path: Path) -> None:
+def test_a_recorder_without_a_buffer_records_nothing() -> None:
     recorder = Recorder(None)
     with recorder.span("optimizer"):
         pass
+    recorder.clock(1, 2, 3)
     recorder.close()
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_documented_event_names_are_the_recorded_ones() -> None:

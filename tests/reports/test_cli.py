@@ -168,15 +168,20 @@ def test_a_metrics_line_cut_short_is_said_and_the_others_count(run: Path):
     assert 'line 3 is not a metrics line: \'{"iteration": 3' in summary
 
 
-def test_a_run_that_just_began_has_pages_without_figures(run: Path):
+@pytest.mark.parametrize(
+    ("state", "told"), [("running", "none are there yet."), ("ended", "the run ended before its first one.")]
+)
+def test_a_run_without_events_has_pages_without_figures(run: Path, state: str, told: str):
     for rank in range(2):
         (run / f"events/rank-{rank:05d}.bin").unlink()
     (run / "metrics.jsonl").unlink()
+    for path in (run / "nodes").glob("*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "state": state}))
     summary, timeline = report(run)
     assert "0 of 4" in summary
     assert "no event file of ranks 0-1" in summary
     assert "nothing to draw yet" in summary
-    assert "No events: none are there yet." in timeline
+    assert f"No events: {told}" in timeline
 
 
 def test_a_run_within_its_first_iteration_says_that_there_is_no_steady_one(run: Path, tmp_path: Path):
