@@ -69,6 +69,7 @@ def ours(model: ModelConfig, micro: int, micro_batches: int, device: str, option
         run = RunDir(Path(folder))
         for part in (run.nodes, run.events, run.errors, run.checkpoints):
             part.mkdir()
+        run.keep_secret()
         random = np.random.default_rng(0)
         samples = (WARM_UP + ITERATIONS) * micro * micro_batches
         tokens = random.integers(0, model.vocab_size, (samples + 8) * model.sequence_length, dtype=np.uint16)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -163,6 +164,13 @@ class RunDir:
         names = ", ".join(run.name for run in known[-3:])
         raise RunFolderError(f"no run {wanted!r} in {runs.absolute()}; the latest are: {names}")
 
+    def keep_secret(self) -> None:
+        """Gives the run what its ranks know each other by, unless it has it; nobody but its owner can read it."""
+        with suppress(FileExistsError):
+            handle = os.open(self.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(32) + "\n")
+
     def link_job(self, job: str) -> None:
         """Makes by_job/<job> lead here. A local job's id is a process id: an older run may have had it.
 
@@ -222,6 +230,11 @@ class RunDir:
     def submitit(self) -> Path:
         """What submitit itself writes: pickles, its own log."""
         return self.path / "submitit"
+
+    @property
+    def secret(self) -> Path:
+        """What the run's ranks know each other by."""
+        return self.path / "secret"
 
     @property
     def address(self) -> Path:

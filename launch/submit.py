@@ -187,6 +187,8 @@ def _start(
     *,
     for_itself: bool = False,
 ) -> None:
+    with _unwritable_told(run):
+        run.keep_secret()
     jobs = run.read_json(run.jobs)
     token, executor = jobs["token"], experiment.executor
     on_slurm = executor.kind is ExecutorKind.slurm

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import safetensors
-from megatron_ext.checkpoint_meta import MODEL, Checkpoint, layer_name, require_model, to_load
+from megatron_ext.checkpoint_meta import MODEL, Checkpoint, Meta, layer_name, require_model, to_load
 from megatron_ext.comm import all_gather, told
 from megatron_ext.engine import Engine
 from megatron_ext.errors import EngineError
@@ -58,18 +60,21 @@ def parts(engine: Engine, state: Dict[str, Tensor], model: ModelConfig) -> Itera
             yield part, content
 
 
-def find(plan: Plan, place: Place) -> Optional[Checkpoint]:
+def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
     """What this run goes on from: its own newest checkpoint, else `train.load`, else nothing. All ranks call it.
 
-    Rank 0 looks and tells the others, so that all of them go on from the same.
+    Rank 0 looks and says so at the store, so that all of them go on from the same.
 
     Raises:
         EngineError: on rank 0, it cannot be used.
     """
-    found = [_find(plan) if place.rank == 0 else None]
+    if place.rank == 0:
+        found = _find(plan)
+        store.set("checkpoint", json.dumps(None if found is None else [str(found.folder), asdict(found.meta)]))
+        return found
     with told("waiting for rank 0 to find the checkpoint"):
-        dist.broadcast_object_list(found)
-    return found[0]
+        said = json.loads(store.get("checkpoint"))
+    return None if said is None else Checkpoint(Path(said[0]), Meta(**said[1]))
 
 
 def _find(plan: Plan) -> Optional[Checkpoint]:

@@ -22,6 +22,7 @@ from megatron_ext.errors import EngineError, PeerLost
 from megatron_ext.local_store import LocalStore
 from megatron_ext.notes import Note
 from megatron_ext.plan import Place, Plan
+from megatron_ext.store import Server
 from megatron_ext.timeline import Recorder
 from megatron_ext.worker import die_with_parent, join_store, open_store
 
@@ -40,7 +41,7 @@ class Ranks:
         self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
         self._pids: Dict[int, int] = {}
         self._to_ranks: List[int] = []
-        self._store: Optional[Store] = None
+        self._store: Optional[Server] = None
         self._local = LocalStore() if local_store.suffices(plan) else None
         self.exit_codes: Dict[int, int] = {}
         """By rank, of those that have ended; negative for a signal."""

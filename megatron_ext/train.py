@@ -62,7 +62,7 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
 def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device: torch.device, store: Store) -> int:
     """Returns the last iteration that was trained: of all, or after which all ranks were asked to end."""
     gate = Gate(store, plan.world_size)
-    found = checkpoint.find(plan, place)
+    found = checkpoint.find(plan, place, store)
     start = BEGINNING if found is None else found.position
     samples = _samples(plan, place, start, gate)
     engine = Engine(plan, place, groups, samples, recorder)

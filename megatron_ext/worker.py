@@ -14,7 +14,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -25,14 +24,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext import interruption, local_store
+from megatron_ext import interface, interruption, local_store
 from megatron_ext.errors import EngineError, PeerLost, is_out_of_memory, reason_of
 from megatron_ext.event_files import EventBuffer, EventFiles
 from megatron_ext.interruption import Interrupted
 from megatron_ext.local_store import LocalStore
 from megatron_ext.plan import Place, Plan
+from megatron_ext.store import AuthenticatedStore, Server, read_secret
 from megatron_ext.train import train
 
 START = "TDPP_START"
@@ -87,7 +87,8 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
             events.start()
         store = open_store(plan) if node_rank == 0 and local is None else None
         code = ranks.wait()
-        del store
+        if store is not None:
+            store.close()
     except Stopped:
         code = 128 + signal.SIGTERM
     finally:
@@ -216,18 +217,21 @@ def _rank_main(plan: Plan, place: Place, parent: int, join: Callable[[], Store],
     return 0
 
 
-def open_store(plan: Plan) -> TCPStore:
-    """Listens on the wanted port, or a free one, and publishes where (master.json)."""
-    host = "127.0.0.1" if len(plan.nodes) == 1 else socket.gethostname()
-    timeout = timedelta(seconds=plan.meeting_timeout_s)
+def open_store(plan: Plan) -> Server:
+    """Listens for this run's ranks on the network of its nodes, and publishes where (master.json).
+
+    Raises:
+        EngineError: it cannot listen there.
+    """
+    host = "127.0.0.1" if len(plan.nodes) == 1 else interface.own_address()
     try:
-        store = TCPStore(host, plan.master_port or 0, None, True, timeout, wait_for_workers=False)
-    except RuntimeError as error:
+        store = Server(host, plan.master_port or 0, read_secret(plan.folder))
+    except OSError as error:
         raise EngineError(
-            f"executor.master_port={plan.master_port}: cannot listen there on {host}: {str(error).splitlines()[0]}; "
+            f"executor.master_port={plan.master_port}: cannot listen there on {host}: {error.strerror}; "
             "choose another port, or null for a free one"
         ) from error
-    _write_json(plan.folder / "master.json", {"start": _start(), "host": host, "port": store.port})
+    _write_json(plan.folder / "master.json", {"start": _start(), "host": store.host, "port": store.port})
     return store
 
 
@@ -244,8 +248,7 @@ def join_store(plan: Plan) -> Store:
     left = timedelta(seconds=max(1.0, until - time.monotonic()))
     what = f"node 0 at {address['host']}:{address['port']}"
     try:
-        store = TCPStore(address["host"], address["port"], None, False, left)
-        store.set_timeout(left)
+        store = AuthenticatedStore(address["host"], address["port"], read_secret(plan.folder), left)
         what = f"all {plan.world_size} ranks"
         if store.add("here", 1) == plan.world_size:
             store.set("all-here", "")

@@ -101,6 +101,27 @@ def test_a_rank_needs_only_torch_numpy_and_the_standard_library(file: str) -> No
     assert roots <= {"megatron_ext", "torch", "numpy"} | sys.stdlib_module_names - {"graphlib", "tomllib", "zoneinfo"}
 
 
+PICKLES = {
+    *("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"),
+    *("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"),
+    *("send_object_list", "recv_object_list", "rpc"),
+}
+
+
+@pytest.mark.parametrize("file", RANK_FILES)
+def test_nothing_that_a_rank_sends_or_reads_is_pickled(file: str) -> None:
+    """Who can write a pickle runs whatever he likes in the process that loads it."""
+    tree = ast.parse((ROOT / file).read_text())
+    names = {part for module in imports(tree) for part in module.split(".")}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="torch"), attr="load" | "save" as name):
+                names.add(f"torch.{name}")
+            case ast.Attribute(attr=name) | ast.Name(id=name):
+                names.add(name)
+    assert names & {*PICKLES, "torch.load", "torch.save"} == set()
+
+
 NEWER_THAN_3_8 = {
     "functools.cache",
     "itertools.pairwise",

@@ -105,5 +105,6 @@ def make_run(folder: Path, prefix: Path, *overrides: str) -> EngineRun:
     run = RunDir(folder)
     for part in (run.nodes, run.events, run.errors, run.checkpoints):
         part.mkdir(parents=True)
+    run.keep_secret()
     run.write_json(run.plan, make_plan(compose([*TINY, f"data.prefix={prefix}", *overrides]), f"test/{folder.name}"))
     return EngineRun(run, Plan.read(run.plan))

@@ -10,17 +10,19 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed import Store
+from torch.distributed import Store, TCPStore
 
 from megatron_ext import interruption, worker
 from megatron_ext.engine import Engine, StepResult
 from megatron_ext.indexed_dataset import write_indexed
 from megatron_ext.plan import Place, Plan
+from megatron_ext.store import AuthenticatedStore, StoreError
 from tests.megatron_ext.engine_run import EngineRun, make_run
 
 FOUR_RANKS = ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=1")
@@ -47,6 +49,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 def ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -69,6 +76,30 @@ def test_a_worker_hands_the_request_to_save_on_to_its_ranks(long_run: tuple[Engi
     assert ended(worker) == interruption.EXIT_CODE
     assert "saved after iteration" in run.run.node_out("local-0").read_text()
     assert (run.run.checkpoints / "latest").exists()
+
+
+def test_a_stranger_who_knows_host_port_and_plan_gets_nothing_from_a_run(engine_run: Callable[..., EngineRun]) -> None:
+    """Neither as torch's client does, which ranks once answered, nor with a secret of his own."""
+    run = engine_run(*FOUR_RANKS, *LONG, f"executor.master_port={free_port()}")
+    worker = run.start()
+    wait_for(lambda: run.run.metrics.exists() and run.metrics())
+    address = run.run.read_json(run.run.address)
+    with pytest.raises(RuntimeError):
+        TCPStore(address["host"], address["port"], None, False, timedelta(seconds=1)).set("checkpoint", "{}")
+    with pytest.raises(StoreError, match="refused this rank"):
+        AuthenticatedStore(address["host"], address["port"], b"guessed" * 8, timedelta(seconds=1))
+    assert run.run.secret.stat().st_mode & 0o777 == 0o600
+    before = len(run.metrics())
+    wait_for(lambda: len(run.metrics()) > before)
+    os.kill(worker, signal.SIGTERM)
+    assert ended(worker) == 143
+
+
+def test_ranks_that_cannot_prove_themselves_say_so(engine_run: Callable[..., EngineRun]) -> None:
+    run = engine_run(*FOUR_RANKS, f"executor.master_port={free_port()}")
+    run.run.secret.chmod(0o644)
+    assert run.go() == 1
+    assert f"others can read the run's secret (mode 644); chmod 600 {run.run.secret}" in run.stderr()
 
 
 @pytest.mark.parametrize("when", ["while-starting", "while-training"])
@@ -137,9 +168,7 @@ def test_ranks_on_one_node_need_no_port(engine_run: Callable[..., EngineRun]) ->
 
 
 def test_a_port_that_was_asked_for_is_where_they_meet(engine_run: Callable[..., EngineRun]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     run = engine_run("parallel.data=2", "parallel.pipeline=1", "train.iterations=2", f"executor.master_port={port}")
     assert run.go() == 0, run.stderr()
     assert run.run.read_json(run.run.address)["port"] == port
@@ -161,7 +190,7 @@ def test_a_node_with_another_torch_ends_the_run_before_its_first_iteration(
 ) -> None:
     nodes = ("cluster.groups.local.count=2", "cluster.groups.local.gpus_per_node=1")
     run = engine_run(*nodes, "parallel.data=2", "parallel.pipeline=1")
-    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")  # where the ranks of several nodes meet
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # where the ranks of several nodes meet
     workers = [run.start()]
     main = worker.main
     monkeypatch.setattr(worker, "main", lambda argv: main([argv[0], "1"]))
