@@ -5,37 +5,17 @@ Every function returns nothing and raises `ConfigError` when its rule is broken.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from conf import ranges
 from conf.errors import ConfigError
 from conf.partition import Partition
 
 if TYPE_CHECKING:
     from conf.schema import Cluster, Corpus, Experiment, Parallel, Profile, Train
-
-
-def at_least(key: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{key}={value} must be at least {least}")
-
-
-def between(key: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"{key}={value} must be between {low} and {high}")
-
-
-def positive(key: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{key}={value} must be a number above 0")
-
-
-def not_negative(key: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{key}={value} must be a number, 0 or above")
 
 
 def divides(key: str, value: int, whole_key: str, whole: int) -> None:
@@ -56,8 +36,7 @@ def nearest_divisors(whole: int, value: int) -> list[int]:
 
 def gpus(cluster: Cluster) -> None:
     for name, gpu in cluster.gpus.items():
-        for key in ("memory_gib", "fp32_tflops", "fp16_tflops", "bf16_tflops", "memory_gb_per_s"):
-            positive(f"cluster.gpus.{name}.{key}", getattr(gpu, key))
+        ranges.check("cluster.gpus.*", gpu, f"cluster.gpus.{name}")
 
 
 def node_groups(cluster: Cluster) -> None:
@@ -73,22 +52,24 @@ def node_groups(cluster: Cluster) -> None:
         if group.gpu not in cluster.gpus:
             known = ", ".join(cluster.gpus) or "nothing"
             raise ConfigError(f"{key}.gpu={group.gpu} is not in cluster.gpus, which has: {known}")
-        at_least(f"{key}.count", group.count, 1)
-        if group.gpus_per_node is not None:
-            at_least(f"{key}.gpus_per_node", group.gpus_per_node, 1)
-        elif not alone:
+        ranges.check("cluster.groups.*", group, key)
+        if group.gpus_per_node is None and not alone:
             raise ConfigError(
                 f"{key}.gpus_per_node=null (as many ranks as the plan asks for) needs a cluster of one node; "
                 "give the number of GPUs per node"
             )
-        for link in ("intra", "inter"):
-            positive(f"{key}.{link}_gbit_per_s", getattr(group, f"{link}_gbit_per_s"))
-            not_negative(f"{key}.{link}_latency_us", getattr(group, f"{link}_latency_us"))
-        for limit in ("cpus_per_task", "time_min"):
-            if (value := getattr(group, limit)) is not None:
-                at_least(f"{key}.{limit}", value, 1)
-        if group.price_per_hour is not None:
-            not_negative(f"{key}.price_per_hour", group.price_per_hour)
+        for option in ("partition", "gres", "mem", "account", "qos", "constraint"):
+            if (value := getattr(group, option)) is not None:
+                slurm_option(f"{key}.{option}", value)
+
+
+def slurm_option(key: str, value: str) -> None:
+    """Slurm reads a submission script line by line: what follows a line break would be a command of the shell."""
+    if not (value.strip() and value.isprintable()):
+        raise ConfigError(
+            f"{key}={value!r} cannot be an option of Slurm: it is empty, or holds a line break or another control "
+            "character; use null to leave the option out"
+        )
 
 
 def batch_divides(parallel: Parallel) -> None:
@@ -167,7 +148,13 @@ def nodes_exist(experiment: Experiment) -> None:
 
 
 def ranks_fill_nodes(experiment: Experiment) -> None:
-    parallel, ranks = experiment.parallel, experiment.ranks_per_node()
+    parallel = experiment.parallel
+    if parallel.world_size > ranges.MOST_RANKS:
+        raise ConfigError(
+            f"parallel.tensor * parallel.data * parallel.pipeline = {parallel.tensor} * {parallel.data} * "
+            f"{parallel.pipeline} = {parallel.world_size} ranks; a plan has at most {ranges.MOST_RANKS}"
+        )
+    ranks = experiment.ranks_per_node()
     available = sum(ranks)
     if parallel.world_size == available:
         return
@@ -259,10 +246,8 @@ def time_is_left_to_train(experiment: Experiment) -> None:
 
 
 def sweep(experiment: Experiment) -> None:
-    not_negative("confirm_gpu_hours", experiment.confirm_gpu_hours)
     if experiment.max_jobs is None:
         return
-    at_least("max_jobs", experiment.max_jobs, 1)
     if experiment.executor.kind == "local" and not experiment.executor.wait:
         raise ConfigError(
             f"max_jobs={experiment.max_jobs} cannot hold with executor.wait=false, which starts all runs on this "
@@ -278,7 +263,6 @@ def one_profiler(profile: Profile) -> None:
 
 
 def learning_rate(train: Train) -> None:
-    positive("train.lr", train.lr)
     if not 0 <= train.min_lr <= train.lr:
         raise ConfigError(f"train.min_lr={train.min_lr} must be between 0 and train.lr={train.lr}")
     key = "iterations" if train.lr_decay_iterations is None else "lr_decay_iterations"
@@ -294,15 +278,11 @@ def optimizer(train: Train) -> None:
     for key in ("adam_beta1", "adam_beta2"):
         if not 0 <= (beta := getattr(train, key)) < 1:
             raise ConfigError(f"train.{key}={beta} must be at least 0 and less than 1")
-    positive("train.adam_eps", train.adam_eps)
-    not_negative("train.weight_decay", train.weight_decay)
-    not_negative("train.clip_grad", train.clip_grad)
 
 
 def saving(train: Train) -> None:
     if train.save_interval is None:
         return
-    at_least("train.save_interval", train.save_interval, 1)
     if not train.checkpoint:
         raise ConfigError(
             f"train.save_interval={train.save_interval} saves checkpoints, but train.checkpoint=false saves none; use "
@@ -322,7 +302,7 @@ def split(text: str) -> None:
 def blend(corpora: Sequence[Corpus]) -> None:
     for number, corpus in enumerate(corpora):
         key = f"data.blend[{number - 1}]" if number else "data"
-        positive(f"{key}.weight", corpus.weight)
+        ranges.check("data", corpus, key)
         if corpus.prefix in [other.prefix for other in corpora[:number]]:
             raise ConfigError(f"{key}.prefix={corpus.prefix} is in the blend already; give it the weight of both there")
 

@@ -8,7 +8,7 @@ from typing import TypeVar, dataclass_transform
 
 from omegaconf import MISSING
 
-from conf import containers, megatron_lm, rules
+from conf import containers, megatron_lm, ranges, rules
 from conf.partition import NodeOrder, Partition
 
 T = TypeVar("T")
@@ -171,8 +171,7 @@ class Model:
     """The embedding has vocab_size rounded up to a multiple of this times the tensor size, as in Megatron."""
 
     def __post_init__(self) -> None:
-        for key in ("layers", "hidden", "heads", "sequence_length", "vocab_size", "vocab_multiple"):
-            rules.at_least(f"model.{key}", getattr(self, key), 1)
+        ranges.check("model", self)
         rules.divides("model.heads", self.heads, "model.hidden", self.hidden)
 
     def padded_vocab(self, tensor: int) -> int:
@@ -213,8 +212,7 @@ class Parallel:
     """Node groups by node rank, such as hgx+gpu2*7; null: all nodes, in the cluster's order."""
 
     def __post_init__(self) -> None:
-        for key in ("tensor", "data", "pipeline", "micro_batch_size", "global_batch_size", "chunks"):
-            rules.at_least(f"parallel.{key}", getattr(self, key), 1)
+        ranges.check("parallel", self)
         rules.batch_divides(self)
         rules.chunks_fit(self)
 
@@ -273,12 +271,7 @@ class Executor:
     """Slurm only: how often a job is started again after its time limit, a preemption or the failure of a node."""
 
     def __post_init__(self) -> None:
-        rules.at_least("executor.time_min", self.time_min, 1)
-        rules.positive("executor.meet_min", self.meet_min)
-        rules.between("executor.save_s", self.save_s, 10, 65535)
-        rules.at_least("executor.max_requeues", self.max_requeues, 0)
-        if self.master_port is not None:
-            rules.between("executor.master_port", self.master_port, 1024, 65535)
+        ranges.check("executor", self)
 
 
 @config
@@ -318,9 +311,7 @@ class Train:
     with the wait for its message. Indexing data, and reading and writing checkpoints, may take longer."""
 
     def __post_init__(self) -> None:
-        for key in ("iterations", "log_interval", "keep_checkpoints", "comm_timeout_s"):
-            rules.at_least(f"train.{key}", getattr(self, key), 1)
-        rules.between("train.seed", self.seed, 0, 2**32 - 1)
+        ranges.check("train", self)
         rules.saving(self)
         rules.learning_rate(self)
         rules.optimizer(self)
@@ -383,7 +374,7 @@ class Profile:
     """Seconds between two readings of the GPUs (nodes/<node>.gpu); 0: none are taken."""
 
     def __post_init__(self) -> None:
-        rules.at_least("profile.gpu_interval_s", self.gpu_interval_s, 0)
+        ranges.check("profile", self)
         rules.one_profiler(self)
 
 
@@ -415,6 +406,7 @@ class Experiment:
     profile: Profile = field(default_factory=Profile)
 
     def __post_init__(self) -> None:
+        ranges.check("", self)
         rules.run_name(self.name)
         rules.sweep(self)
         rules.partition_fits(self)

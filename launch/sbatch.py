@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.errors import LaunchError
 from launch.jobs import Component, JobRequest
 
 
@@ -72,7 +73,15 @@ def _whole_job(submission: Submission, after: str | None) -> dict[str, str | Non
 
 
 def _value(value: str | None) -> str:
-    return "" if value is None else f"={shlex.quote(value)}"
+    """Behind an option's name. Slurm reads line by line: the rest of a value with a line break would be a command."""
+    if value is None:
+        return ""
+    if not value.isprintable():
+        raise LaunchError(
+            f"{value!r} cannot be written into a job's script: Slurm takes no line breaks or other control characters "
+            "there; choose another name, or folder"
+        )
+    return f"={shlex.quote(value)}"
 
 
 def _srun(submission: Submission, request: JobRequest) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
+from launch.errors import LaunchError
 from launch.jobs import JobRequest, job_requests
 from launch.sbatch import Submission, sbatch_text
 from launch.slurm_commands import JobState, environment, parse_sacct, parse_squeue
@@ -54,6 +55,12 @@ def test_a_run_that_saves_nothing_is_never_requeued() -> None:
     text = sbatch_text(replace(SUBMISSION, requeue=False), requests("executor=slurm")["job"], None)
     assert "#SBATCH --no-requeue\n" in text
     assert "#SBATCH --requeue" not in text
+
+
+@pytest.mark.parametrize("folder", ["/a\ntouch /tmp/x/submitit", "/a\r/submitit"])
+def test_no_line_of_a_script_comes_from_a_path_or_a_value(folder: str) -> None:
+    with pytest.raises(LaunchError, match="Slurm takes no line breaks"):
+        sbatch_text(replace(SUBMISSION, folder=Path(folder)), requests("executor=slurm")["job"], None)
 
 
 @pytest.mark.parametrize("name", ["a b", "it's", '"q"', "$(touch x) `y` #", "한글", "-lead", "a\\\\b"])

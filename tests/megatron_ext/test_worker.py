@@ -207,7 +207,7 @@ def test_a_node_with_another_torch_ends_the_run_before_its_first_iteration(
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_iteration_and_rank(
     engine_run: Callable[..., EngineRun],
 ) -> None:
-    run = engine_run(*FOUR_RANKS, "train.lr=1e30", "train.clip_grad=0", "train.iterations=30")
+    run = engine_run(*FOUR_RANKS, "train.lr=1e6", "train.clip_grad=0", "train.iterations=30")
     assert run.go() == 1
     causes = [error for error in run.errors() if not error["symptom"]]
     assert {error["stage"] for error in causes} == {1}
