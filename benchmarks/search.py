@@ -25,11 +25,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from conf.compose import compose
-from fasop.baselines import amp, even, exhaustive, minmax
+from fasop.baselines import amp, even, minmax
 from fasop.candidates import Space, space
 from fasop.hardware import NodeKind
 from fasop.inputs import read
-from fasop.partition import bottleneck, improved
+from fasop.partition import bottleneck, exhaustive, improved
 from fasop.pipelines import Pipelines
 from fasop.proof import prove
 from fasop.search import Plan, search, start
@@ -117,9 +117,7 @@ def others(candidates: Space) -> dict[str, dict[str, float]]:
             split = other(lines, layers)
             ratios[name] += (lines.iteration(split) / ours)[lines.fits(split)].tolist()
         if math.comb(layers + lines.stages - 1, layers) <= FEW:
-            for column, seconds in enumerate(ours):
-                one = lines.take(np.array([column]))
-                ratios["all partitions"].append(one.iteration(exhaustive(one, layers))[0] / seconds)
+            ratios["all partitions"] += (exhaustive(lines, layers)[1] / ours).tolist()
     return {name: _told(np.array(values)) for name, values in ratios.items()}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations, islice
-
 import numpy as np
 
 from conf.partition import Partition
@@ -13,8 +11,6 @@ from fasop.placement import Integers
 
 ROUNDING = 1e-9
 """What is this near below a whole number of layers counts as one."""
-TOGETHER = 2**14
-"""Partitions that are simulated at once."""
 
 
 def even(pipelines: Pipelines, layers: int) -> Integers:
@@ -76,20 +72,4 @@ def _least_sum(fixed: Floats, layer: Floats, least: Integers, layers: int, micro
     cost = times.sum(axis=1) + (micro_batches - 1) * times.max(axis=1)
     cost[partitions.sum(axis=1) < layers] = np.inf
     best: Integers = partitions[np.argmin(cost)].astype(np.int64)
-    return best
-
-
-def exhaustive(one: Pipelines, layers: int) -> Integers:
-    """[parts, 1]: the best of all partitions of one pipeline that fit, each simulated; for few parts."""
-    best, seconds = np.zeros((one.parts_count, 1), np.int64), np.inf
-    every = combinations(range(layers + one.parts_count - 1), one.parts_count - 1)
-    while batch := list(islice(every, TOGETHER)):
-        bars = np.array(batch, np.int64).reshape(len(batch), -1)
-        ends = np.full((len(batch), 1), layers + one.parts_count - 1)
-        table = (np.diff(np.hstack([np.full_like(ends, -1), bars, ends])) - 1).T
-        fitting = table[:, one.fits(table)]
-        if fitting.shape[1]:
-            taken = one.take(np.zeros(fitting.shape[1], np.int64)).iteration(fitting)
-            if taken.min() < seconds:
-                best, seconds = fitting[:, [np.argmin(taken)]], float(taken.min())
     return best

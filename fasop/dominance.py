@@ -9,6 +9,9 @@ from conf.schema import Schedule
 from fasop.pipelines import Linear, Pipelines
 from fasop.placement import Integers
 
+ROUNDING = 1e-9
+"""Of a pass: what differences of times may be off by."""
+
 
 def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:
     """[pipelines]: whether no partition is slower with `one`, of the same schedule, and all that fit `other` fit it.
@@ -32,14 +35,18 @@ def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.b
     """[pipelines]: whether the sums of gradients of `one`, whose passes are shorter, never end later for being hidden
     less.
 
-    With GPipe and 1F1B a stage's last backward pass is whole: if it takes longer, it ends at least so much later, and
-    hides at most so much more. With other schedules what is left of the sums is compared for every number of layers.
+    With GPipe and 1F1B a stage's last backward pass is whole: one that takes longer ends at least so much later, and
+    may hide so much more. With other schedules what is left of the sums is compared for every number of layers.
     """
     assert one.hidden is not None
     assert other.hidden is not None
     if one.schedule in (Schedule.gpipe, Schedule.one_f_one_b):
-        last: NDArray[np.bool_] = np.all(one.hidden.last <= other.hidden.last, axis=0)
-        return last
+        enough: NDArray[np.bool_] = np.all(one.hidden.last <= other.hidden.last, axis=0)
+        for held in map(np.array, (0, layers)):
+            hidden = other.hidden.time.of(held) - one.hidden.time.of(held)
+            longer = other.backward.of(held) - one.backward.of(held)
+            enough &= (hidden <= longer + ROUNDING * other.backward.of(held)).all(axis=0)
+        return enough
     amount = np.arange(layers + 1).reshape(-1, 1, 1)
     left: NDArray[np.bool_] = np.all(one.exposed(amount) <= other.exposed(amount), axis=(0, 1))
     return left
@@ -56,7 +63,8 @@ def distinct(lines: Pipelines) -> Integers:
     parts = _stage_times(lines)
     rows = [*(part.fixed for part in parts), *(part.layer for part in parts), lines.hop, lines.capacity]
     rows += [] if lines.shares is None else [*lines.shares]
-    rows += [lines.hidden.last] if lines.hidden is not None else []
+    if lines.hidden is not None:
+        rows += [lines.hidden.time.fixed, lines.hidden.time.layer, lines.hidden.last]
     numbers = np.concatenate([*rows, lines.embedding[np.newaxis], lines.basis[np.newaxis]])
     first = {column.tobytes(): number for number, column in reversed([*enumerate(numbers.T)])}
     return np.sort([*first.values()])

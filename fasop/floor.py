@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conf import links
 from conf.schema import Schedule
-from fasop.costs import layer_times
 from fasop.hardware import NodeKind
+from fasop.on_nodes import times_on
 from fasop.training import Training
 
 
@@ -24,7 +23,7 @@ def floor(training: Training, kinds: Sequence[NodeKind]) -> float:
     with the fastest GPUs first.
     """
     parallel = training.parallel
-    times = [layer_times(kind.gpu, kind.profile, training, links.within(kind.group)).layer for kind in kinds]
+    times = [times_on(kind, training).layer for kind in kinds]
     rates = [1 / (time.forward + time.backward) for time in times]
     every = np.repeat(rates, [kind.gpus * kind.group.count for kind in kinds])
     stages = np.sort(every)[::-1].reshape(parallel.pipeline, -1).mean(axis=1)

@@ -34,7 +34,7 @@ def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -
 def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     """As `pipelines`, for several plans on the same nodes."""
     parallel, where = training.parallel, nodes.laid(training.parallel)
-    times = [_layer_times(kind, training) for kind in nodes.kinds]
+    times = [times_on(kind, training) for kind in nodes.kinds]
     numbers = [_of_kind(kind, time, training) for kind, time in zip(nodes.kinds, times, strict=True)]
     most = nodes.largest(where.stages, numbers)
     summing, handing = gradients_summed(where.sums, training), weights_handed_out(where.sums, training)
@@ -77,7 +77,8 @@ def _room(training: Training, memory_gib: Floats) -> tuple[Integers, Floats | No
     return np.array(capacity), shares.reshape(len(held), -1, room.shape[1])
 
 
-def _layer_times(kind: NodeKind, training: Training) -> LayerTimes:
+def times_on(kind: NodeKind, training: Training) -> LayerTimes:
+    """What the parts of the model take on a GPU of such a node, calibrated."""
     found = layer_times(kind.gpu, kind.profile, training, links.within(kind.group))
     return found.multiplied(kind.factors.forward, kind.factors.backward)
 

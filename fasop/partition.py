@@ -6,6 +6,9 @@ chunks. Memory is part of the problem: no stage ever gets more layers than its `
 
 from __future__ import annotations
 
+import math
+from itertools import combinations, islice
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +16,8 @@ from fasop.fast import Floats
 from fasop.pipelines import Linear, Pipelines
 from fasop.placement import Integers
 
+FEW = 2000
+"""Partitions of a pipeline that are all tried: that takes no longer than a search among them."""
 CELLS = 2**22
 """Parts times pipelines that are simulated together, at most; for memory's sake."""
 
@@ -81,6 +86,39 @@ def largest_stage(pipelines: Pipelines, partitions: Integers) -> Floats:
     """[pipelines]: seconds of the largest stage's forward and backward pass."""
     slowest: Floats = both_passes(pipelines).of(pipelines.held(partitions)).max(axis=0)
     return slowest
+
+
+def shortest(pipelines: Pipelines, layers: int, begin: Integers) -> tuple[Integers, Floats]:
+    """The partitions with the shortest iterations, and their seconds: of all where they are few, else `improved`."""
+    parts = pipelines.parts_count
+    if math.comb(layers + parts - 1, layers) <= FEW:
+        return exhaustive(pipelines, layers)
+    return improved(pipelines, begin)
+
+
+def exhaustive(pipelines: Pipelines, layers: int) -> tuple[Integers, Floats]:
+    """The best of all partitions that fit, each simulated, and their seconds; for few parts. All must be `feasible`."""
+    parts, many = pipelines.parts_count, len(pipelines)
+    found, times = np.zeros((parts, many), np.int64), np.full(many, np.inf)
+    every = combinations(range(layers + parts - 1), parts - 1)
+    while bars := list(islice(every, max(1, CELLS // (parts * many)))):
+        table = _between_bars(np.array(bars, np.int64).reshape(len(bars), -1), layers)
+        lines = pipelines.take(np.repeat(np.arange(many), len(bars)))
+        columns = np.tile(table, (1, many))
+        seconds = np.where(lines.fits(columns), lines.iteration(columns), np.inf).reshape(many, -1)
+        best = np.argmin(seconds, axis=1)
+        taken = seconds[np.arange(many), best]
+        better = taken < times
+        found[:, better], times[better] = table[:, best[better]], taken[better]
+    return found, times
+
+
+def _between_bars(bars: Integers, layers: int) -> Integers:
+    """[parts, partitions]: of layers in a row, those between the bars whose places are given."""
+    first = np.full((len(bars), 1), -1)
+    last = np.full((len(bars), 1), layers + bars.shape[1])
+    counts: Integers = (np.diff(np.hstack([first, bars, last])) - 1).T
+    return counts
 
 
 def improved(pipelines: Pipelines, partitions: Integers) -> tuple[Integers, Floats]:

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from conf.partition import NodeOrder, Partition
 from conf.schema import Parallel, Recompute, Schedule
 from fasop.baselines import amp, even, minmax
-from fasop.blocks import room
 from fasop.bounds import passes_bound, quick_bound
 from fasop.candidates import Candidates, Space
 from fasop.costs import Basis
 from fasop.fast import Floats
 from fasop.hardware import NodeKind
-from fasop.partition import bottleneck, improved
+from fasop.partition import bottleneck, shortest
 from fasop.pipelines import Parts, Pipelines
 from fasop.placement import Integers
 from fasop.progress import Told, nobody
@@ -30,8 +29,6 @@ from fasop.training import Training
 
 BATCH = 32
 """Candidates of which partitions are searched together; what they give may leave out the next ones."""
-PRECISION = 1e-4
-"""Of the seconds from which on a plan would not be kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,30 +202,14 @@ def _searched(group: Candidates, known: _Bounded, keep: Keep) -> int:
         batch = batch[keep.worth(group.kinds, proved[batch])]
         if not len(batch):
             break
-        batch = batch[_may_be_kept(group.take(batch), proved[batch], keep)]
-        if len(batch):
-            chosen = group.take(batch)
-            begun = start(chosen.pipelines, chosen.layers, known.balanced[:, batch])
-            partitions, seconds = improved(chosen.pipelines, begun)
-            kept = np.nonzero(keep.worth(group.kinds, seconds))[0]
-            if len(kept):
-                keep.add(_plans(chosen.take(kept), partitions[:, kept], proved[batch[kept]]))
-            searched += len(batch)
+        chosen = group.take(batch)
+        begun = start(chosen.pipelines, chosen.layers, known.balanced[:, batch])
+        partitions, seconds = shortest(chosen.pipelines, chosen.layers, begun)
+        kept = np.nonzero(keep.worth(group.kinds, seconds))[0]
+        if len(kept):
+            keep.add(_plans(chosen.take(kept), partitions[:, kept], proved[batch[kept]]))
+        searched += len(batch)
     return searched
-
-
-def _may_be_kept(group: Candidates, proved: Floats, keep: Keep) -> NDArray[np.bool_]:
-    """Of candidates that are worth it by their bounds: whether they have room for all layers in so little time."""
-    if group.training.parallel.schedule is not Schedule.one_f_one_b:
-        return np.ones(len(proved), bool)
-    worth, not_worth = proved, 2 * proved
-    if keep.worth(group.kinds, not_worth).any():
-        return np.ones(len(proved), bool)
-    while (not_worth > worth * (1 + PRECISION)).any():
-        middle = (worth + not_worth) / 2
-        kept = keep.worth(group.kinds, middle)
-        worth, not_worth = np.where(kept, middle, worth), np.where(kept, not_worth, middle)
-    return room(group.pipelines, group.layers, not_worth) >= group.layers
 
 
 def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:

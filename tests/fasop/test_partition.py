@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.schema import Schedule
-from fasop.baselines import amp, even, exhaustive, minmax
-from fasop.blocks import room
+from fasop.baselines import amp, even, minmax
 from fasop.bounds import passes_bound, quick_bound
 from fasop.exact import EXACT, proved
 from fasop.fast import KNOWN
-from fasop.partition import bottleneck, feasible, improved, largest_stage
+from fasop.partition import bottleneck, exhaustive, feasible, improved, largest_stage
 from fasop.pipelines import Hidden, Linear, Pipelines
 from fasop.search import start
 from tests.fasop.plans import MEGATRON, built, column, experiment, mixed
@@ -117,8 +116,6 @@ def test_no_partition_is_faster_than_the_bounds(several: Pipelines, layers: int)
             best = times(one, table).min()
             assert passes_bound(one, layers)[0] <= best * (1 + 1e-12)
             assert quick_bound(one, layers, bottleneck(one, layers))[0] <= best * (1 + 1e-12)
-            if one.schedule is Schedule.one_f_one_b:
-                assert room(one, layers, np.array([best]))[0] == layers
 
 
 @settings(max_examples=50)
@@ -225,10 +222,12 @@ def test_amp_minimises_the_sum_of_all_stages_and_the_largest_for_every_further_m
 
 @given(lines(most_stages=4), st.integers(1, 7))
 def test_trying_all_partitions_finds_the_best(several: Pipelines, layers: int) -> None:
-    one = alone(several, 0)
-    table = every(one, layers)
-    if table.shape[1]:
-        assert one.iteration(exhaustive(one, layers))[0] == times(one, table).min()
+    if not feasible(several, layers).all():
+        return
+    partitions, seconds = exhaustive(several, layers)
+    assert several.iteration(partitions).tolist() == seconds.tolist()
+    assert several.fits(partitions).all()
+    assert seconds.tolist() == [times(one, every(one, layers)).min() for one in (alone(several, 0), alone(several, 1))]
 
 
 def test_one_stage_has_one_partition() -> None:

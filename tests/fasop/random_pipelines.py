@@ -1,0 +1,90 @@
+"""Pipelines of any times, made from a seed, and all their partitions: what bounds are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from conf.schema import Schedule
+from fasop.fast import KNOWN
+from fasop.pipelines import Hidden, Linear, Pipelines
+
+Numbers = Callable[[int], np.ndarray]
+
+MANY = 40
+"""Pipelines of the same sizes that a seed makes at once."""
+
+
+def random_pipelines(rng: np.random.Generator, schedule: Schedule | None = None) -> tuple[Pipelines, int]:
+    """`MANY` pipelines of the same sizes, and the layers that they share.
+
+    Times may be equal, none, or differ a thousandfold, each kind of time in its own way; the memory may be short.
+    """
+    schedule = schedule or KNOWN[rng.integers(len(KNOWN))]
+    chunks = int(rng.integers(2, 4)) if schedule is Schedule.interleaved else 1
+    stages = int(rng.integers(2 if chunks > 1 else 1, 5 - chunks + 1 if chunks > 1 else 6))
+    layers = int(rng.integers(1, 7 if chunks == 1 else 5))
+    parts = stages * chunks
+
+    def times(rows: int, *, least: float = 0.0) -> np.ndarray:
+        """[rows, MANY]"""
+        shape = (rows, MANY)
+        ways = (
+            lambda: rng.uniform(0, 10, shape),
+            lambda: rng.integers(0, 3, shape).astype(float),
+            lambda: np.zeros(shape),
+            lambda: np.broadcast_to(rng.uniform(0, 5, (1, MANY)), shape),
+            lambda: 10 ** rng.uniform(-3, 1.5, shape),
+        )
+        return np.maximum(ways[rng.integers(len(ways))](), least)
+
+    def linear(rows: int, *, least: float = 0.0) -> Linear:
+        return Linear(fixed=times(rows), layer=times(rows, least=least))
+
+    def passes() -> Linear:
+        return Linear(fixed=times(parts), layer=np.tile(times(stages, least=1e-3), (chunks, 1)))
+
+    short = rng.random() < 0.5
+    capacity = rng.integers(-1 if rng.random() < 0.1 else 0, layers + 1, (stages, MANY)) if short else None
+    return (
+        Pipelines(
+            schedule=schedule,
+            micro_batches=int(rng.choice([1, 1, 2, 3, 4, 5, 8, 13])),
+            forward=passes(),
+            backward=passes(),
+            hop=times(stages),
+            sums=linear(stages),
+            optimizer=linear(stages),
+            embedding=times(1)[0] if stages > 1 else np.zeros(MANY),
+            capacity=np.full((stages, MANY), layers) if capacity is None else capacity,
+            basis=np.zeros(MANY, int),
+            hidden=_hidden(times, stages) if rng.random() < 0.5 else None,
+        ),
+        layers,
+    )
+
+
+def _hidden(times: Callable[..., np.ndarray], stages: int) -> Hidden:
+    return Hidden(time=Linear(fixed=-times(stages), layer=times(stages, least=1e-3)), last=times(stages))
+
+
+def all_partitions(layers: int, parts: int) -> np.ndarray:
+    """[parts, partitions]"""
+    if parts == 1:
+        return np.array([[layers]])
+    tables = []
+    for first in range(layers + 1):
+        rest = all_partitions(layers - first, parts - 1)
+        tables.append(np.concatenate([np.full((1, rest.shape[1]), first), rest]))
+    return np.concatenate(tables, axis=1)
+
+
+def all_times(lines: Pipelines, layers: int) -> tuple[np.ndarray, np.ndarray]:
+    """[parts, partitions], and [pipelines, partitions] the seconds of each; infinite where it does not fit."""
+    table = all_partitions(layers, lines.parts_count)
+    count, number = len(lines), table.shape[1]
+    repeated = lines.take(np.repeat(np.arange(count), number))
+    columns = np.tile(table, (1, count))
+    seconds = np.where(repeated.fits(columns), repeated.iteration(columns), np.inf)
+    return table, seconds.reshape(count, number)
