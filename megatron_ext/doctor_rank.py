@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
-import sys
 import time
-import traceback
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Optional
@@ -16,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext import clock, links, local_store, notes
+from megatron_ext import clock, links, local_store, notes, worker
 from megatron_ext.comm import meet, told
 from megatron_ext.errors import EngineError, PeerLost
 from megatron_ext.local_store import LocalStore
@@ -24,7 +20,6 @@ from megatron_ext.notes import Note
 from megatron_ext.plan import Place, Plan
 from megatron_ext.store import Server
 from megatron_ext.timeline import Recorder
-from megatron_ext.worker import die_with_parent, join_store, open_store
 
 WAIT_S = 20
 """For other ranks, once all nodes are there."""
@@ -33,51 +28,39 @@ ALL_REDUCES = 5
 
 
 class Ranks:
-    """The ranks of a node as processes, forked from this one; none outlives the block."""
+    """The ranks of a node, started as `megatron_ext.worker` starts those of a run; none outlives the block."""
 
     def __init__(self, plan: Plan, node_rank: int) -> None:
         self._plan = replace(plan, meeting_timeout_s=WAIT_S)
         self._node_rank = node_rank
-        self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
-        self._pids: Dict[int, int] = {}
-        self._to_ranks: List[int] = []
+        self._pipes = {rank: os.pipe() for rank in plan.nodes[node_rank].ranks}
+        """By rank: whence it hears whether to meet the others."""
         self._store: Optional[Server] = None
         self._local = LocalStore() if local_store.suffices(plan) else None
+        self._ranks = worker.Ranks(self._plan, node_rank, self._rank_main)
         self.exit_codes: Dict[int, int] = {}
         """By rank, of those that have ended; negative for a signal."""
 
     def __enter__(self) -> Ranks:
-        gc.freeze()
-        parent = os.getpid()
-        for place in self._places:
-            read, write = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                os._exit(_rank_main(self._plan, place, parent, read, self._join))
-            os.close(read)
-            self._to_ranks.append(write)
-            self._pids[place.rank] = pid
+        self._ranks.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Ends what still lives; its note tells how far it came."""
+        self._ranks.end(gently=False)
         self.ended()
-        for rank, pid in self._pids.items():
-            if rank not in self.exit_codes:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                self.exit_codes[rank] = -signal.SIGKILL
-        for pipe in self._to_ranks:
-            os.close(pipe)
+        for read, write in self._pipes.values():
+            os.close(read)
+            os.close(write)
 
     def alone_done(self) -> bool:
         """Whether every rank has found out what it can alone, or has ended."""
         self.ended()
-        return all(rank in self.exit_codes or self._told(rank).get("alone") for rank in self._pids)
+        return all(rank in self.exit_codes or self._told(rank).get("alone") for rank in self._pipes)
 
     def problem(self) -> Optional[str]:
         """Why ranks of this node cannot meet others."""
-        for rank in self._pids:
+        for rank in self._pipes:
             found = self._told(rank)
             if found.get("failed"):
                 return f"rank {rank}: {found['failed']}"
@@ -90,54 +73,37 @@ class Ranks:
         """Lets the ranks meet the others, or tells them why they need not try; where they meet, opens the store."""
         if not hindrance and self._node_rank == 0 and self._local is None:
             try:
-                self._store = open_store(self._plan)
+                self._store = worker.open_store(self._plan)
             except EngineError as error:
                 hindrance = str(error)
-        for pipe in self._to_ranks:
-            try:
-                os.write(pipe, f"{hindrance}\n".encode())
-            except BrokenPipeError:  # it has ended
-                continue
+        for _, write in self._pipes.values():
+            os.write(write, f"{hindrance}\n".encode())
 
     def ended(self) -> bool:
         """Whether all have ended."""
-        for rank, pid in self._pids.items():
-            if rank not in self.exit_codes:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-                    self.exit_codes[rank] = code
-        return len(self.exit_codes) == len(self._pids)
+        codes = self._ranks.look()
+        self.exit_codes = {rank: code for rank, code in codes.items() if code is not None}
+        return len(self.exit_codes) == len(codes)
 
     def _told(self, rank: int) -> Dict[str, Any]:
         return notes.read(notes.of_rank(self._plan, rank)) or {}
 
+    def _rank_main(self, place: Place) -> None:
+        """All that a rank does."""
+        note = Note(notes.of_rank(self._plan, place.rank), stage="alone")
+        try:
+            note.tell(**_alone(self._plan, place))
+            note.tell(alone=True)
+            hindrance = os.fdopen(self._pipes[place.rank][0]).readline().rstrip("\n")
+            if hindrance:
+                note.tell(hindrance=hindrance)
+            else:
+                _together(self._plan, place, note, self._join)
+        except (EngineError, RuntimeError) as error:  # torch's errors are RuntimeErrors
+            note.tell(failed=str(error).strip().splitlines()[0], symptom=isinstance(error, PeerLost), alone=True)
+
     def _join(self) -> Store:
-        return join_store(self._plan) if self._local is None else self._local.join()
-
-
-def _rank_main(plan: Plan, place: Place, parent: int, pipe: int, join: Callable[[], Store]) -> int:
-    """A forked rank, from its first line to its exit code."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
-        return 1
-    note = Note(notes.of_rank(plan, place.rank), stage="alone")
-    try:
-        note.tell(**_alone(plan, place))
-        note.tell(alone=True)
-        hindrance = os.fdopen(pipe).readline().rstrip("\n")
-        if hindrance:
-            note.tell(hindrance=hindrance)
-            return 0
-        _together(plan, place, note, join)
-    except (EngineError, RuntimeError) as error:  # torch's errors are RuntimeErrors
-        note.tell(failed=str(error).strip().splitlines()[0], symptom=isinstance(error, PeerLost), alone=True)
-    except BaseException:  # noqa: BLE001  (told in full, and the exit code says it)
-        print(traceback.format_exc(), file=sys.stderr, flush=True)
-        return 1
-    return 0
+        return worker.join_store(self._plan) if self._local is None else self._local.join()
 
 
 def _alone(plan: Plan, place: Place) -> Dict[str, Any]:

@@ -67,21 +67,19 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
     def stop(signum: int, _: Optional[FrameType]) -> None:
         raise Stopped(signal.Signals(signum).name)
 
-    if plan.rehearsal is None:
-        import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: once here, not in every rank)
     local = LocalStore() if local_store.suffices(plan) else None
     records = plan.timeline and job is None
     buffers = {rank: EventBuffer() for rank in plan.nodes[node_rank].ranks if records}
     events = EventFiles(plan, buffers)
     join = partial(join_store, plan) if local is None else local.join
-    ranks = Ranks(plan, node_rank, join, job or partial(train, buffers=buffers))
+    do = job or partial(train, buffers=buffers)
+    ranks = Ranks(plan, node_rank, lambda place: do(plan, place, join()))
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(interruption.SIGNAL, ranks.forward)
     try:
         if node_rank == 0:
             (plan.folder / "master.json").unlink(missing_ok=True)
-        gc.freeze()  # what was imported stays: no rank's collections need to look at it, and thereby copy it
         with _blocked():
             ranks.start()
             events.start()
@@ -103,10 +101,11 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
 class Ranks:
     """The ranks of one node: their processes, and the files that tell of them."""
 
-    def __init__(self, plan: Plan, node_rank: int, join: Callable[[], Store], job: Job) -> None:
-        """`join` gives a rank the store where it meets the others."""
+    def __init__(self, plan: Plan, node_rank: int, job: Callable[[Place], None]) -> None:
+        """`job` is all that a rank does."""
+        if plan.rehearsal is None:
+            import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: once here, not in every rank)
         self._plan = plan
-        self._join = join
         self._job = job
         self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
         self._path = plan.folder / "nodes" / f"{plan.nodes[node_rank].name}.ranks.json"
@@ -125,7 +124,7 @@ class Ranks:
                     interruption.listen()
                 else:  # it could only end without having saved; that is its agent's to do
                     signal.signal(interruption.SIGNAL, signal.SIG_IGN)
-                os._exit(_rank_main(self._plan, place, parent, self._join, self._job))
+                os._exit(_rank_main(self._plan, place, parent, self._job))
             self._state[pid] = {"rank": place.rank, "pid": pid, "exit_code": None, "ended_unix": None}
         self._publish()
 
@@ -142,13 +141,18 @@ class Ranks:
         saved = any(state["exit_code"] == interruption.EXIT_CODE for state in self._state.values())
         return interruption.EXIT_CODE if saved else 0
 
-    def end(self) -> None:
-        """Ends the ranks that still live, and waits until they are gone.
+    def look(self) -> Dict[int, Optional[int]]:
+        """Exit codes by rank, negative for a signal; None for a rank that lives."""
+        self._reap(block=False)
+        return {state["rank"]: state["exit_code"] for state in self._state.values()}
+
+    def end(self, *, gently: bool = True) -> None:
+        """Ends the ranks that still live, and waits until they are gone; if not `gently`, kills them at once.
 
         Those that died by themselves are looked at first, so that a rank's own death is not taken for our doing.
         """
         self._reap(block=False)
-        for step in (signal.SIGTERM, signal.SIGKILL):
+        for step in (signal.SIGTERM, signal.SIGKILL) if gently else (signal.SIGKILL,):
             for pid in self._alive():
                 os.kill(pid, step)
             until = time.monotonic() + GRACE_S
@@ -183,7 +187,7 @@ class Ranks:
         _write_json(self._path, sorted(self._state.values(), key=lambda state: state["rank"]))
 
 
-def _rank_main(plan: Plan, place: Place, parent: int, join: Callable[[], Store], job: Job) -> int:
+def _rank_main(plan: Plan, place: Place, parent: int, job: Callable[[Place], None]) -> int:
     """A forked rank, from its first line to its exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the launcher's to handle
@@ -193,7 +197,7 @@ def _rank_main(plan: Plan, place: Place, parent: int, join: Callable[[], Store],
         return 1
     try:
         try:
-            job(plan, place, join())
+            job(place)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -20,7 +20,7 @@ from megatron_ext.links import steps
 QUICK = """
 import os, sys, time
 import torch.distributed as dist
-from megatron_ext import doctor, doctor_rank
+from megatron_ext import doctor, doctor_rank, worker
 
 doctor.TOGETHER_S, doctor_rank.WAIT_S = 3.0, 2
 all_reduce = dist.all_reduce
@@ -30,10 +30,17 @@ def hangs_on_one_rank(*arguments):
         time.sleep(300)
     return all_reduce(*arguments)
 
+def fails(ranks):
+    raise KeyError(340)
+
 dist.all_reduce = hangs_on_one_rank
+if "FAIL_START" in os.environ:
+    worker.Ranks.start = fails
 sys.exit(doctor.main(sys.argv[1:]))
 """
-"""The doctor with less patience, and ranks that may hang."""
+"""The doctor with less patience, and ranks that may hang, or a worker that cannot start any."""
+LEAVES_A_CHILD = ("sh", "-c", 'sleep 0.01 & exec "$@"', "sh")
+"""As pyxis does before it runs a command in a container."""
 ROOT = Path(__file__).parents[2]
 TWO_NODES = ("cluster.groups.local.count=2", "cluster.groups.local.gpus_per_node=2")
 
@@ -65,8 +72,10 @@ def start(folder: Path, *overrides: str, **environment: str) -> subprocess.Popen
     """The doctor of the first node of a plan for the CPU."""
     plan = make_plan(compose(["parallel=single", "parallel.global_batch_size=24", *overrides]), "x/y")
     (folder / "plan.json").write_text(json.dumps(plan))
+    for name in ("nodes", "errors"):
+        (folder / name).mkdir()
     return subprocess.Popen(
-        [sys.executable, "-c", QUICK, str(folder / "plan.json"), "0"],
+        [*LEAVES_A_CHILD, sys.executable, "-c", QUICK, str(folder / "plan.json"), "0"],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
         text=True,
     )
@@ -95,6 +104,11 @@ def test_ranks_that_hang_are_ended_and_how_far_they_came_is_kept(tmp_path: Path)
     assert told(tmp_path, "rank-00001")["stage"] == "all-reduce"
     assert "failed" not in told(tmp_path, "rank-00001")
     assert told(tmp_path, "rank-00000")["symptom"] is True
+
+
+def test_a_worker_that_cannot_start_its_ranks_does_not_look_well(tmp_path: Path) -> None:
+    """What starts them and waits for them is what does so in a run."""
+    assert start(tmp_path, "parallel.data=2", FAIL_START="1").wait(30) == 1
 
 
 def test_told_to_stop_it_first_finishes_what_its_node_can_tell_alone(tmp_path: Path) -> None:
