@@ -15,7 +15,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import os
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -154,7 +156,8 @@ def partial(prefix: Path, recipe: dict[str, Any]) -> Iterator[Partial]:
     """
     found = Partial(prefix)
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    found.folder.mkdir(exist_ok=True)
+    found.folder.mkdir(0o755, exist_ok=True)
+    _require_own(found.folder)
     with (found.folder / LOCK).open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,3 +175,23 @@ def partial(prefix: Path, recipe: dict[str, Any]) -> Iterator[Partial]:
         finally:
             if not found.resumable:
                 shutil.rmtree(found.folder)
+
+
+def _require_own(folder: Path) -> None:
+    """Raises DataPrepError unless it is a folder that this user alone may write in.
+
+    In a shared folder somebody else could have made it first: a link to a folder of ours, or a folder with links to
+    files of ours, which would then be emptied.
+    """
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        why = "is a link, or a file"
+    elif found.st_uid != os.geteuid():
+        why = "belongs to another user"
+    elif found.st_mode & 0o022:
+        why = f"can be written by others (mode {stat.S_IMODE(found.st_mode):03o})"
+    else:
+        return
+    raise DataPrepError(
+        f"{folder} {why}: what lies in it may be a trap; look at it, delete it, and run the same command again"
+    )

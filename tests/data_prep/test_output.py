@@ -139,3 +139,38 @@ def test_the_real_library_comes_through_whole(tmp_path: Path) -> None:
     texts = [ByteTokenizer().decode(data[document]) for document in range(data.documents)]
     assert texts == [source for source in sources if source]
     assert (manifest.documents, manifest.tokens) == (data.documents, len(data.tokens))
+
+
+@pytest.mark.parametrize("planted", ["link", "dangling", "file", "group-writable", "foreign"])
+def test_a_trap_in_a_shared_folder_is_refused_and_empties_nothing(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What others may put where the data in the making go."""
+    monkeypatch.setattr(prepare_cli, "stdlib_corpus", lambda _: corpus)
+    monkeypatch.chdir(tmp_path)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    for name in ("lock", "tokens", "thesis"):
+        (victim / name).write_text("precious")
+    partial = PREFIX.with_name(f".{PREFIX.name}.partial")
+    partial.parent.mkdir()
+    if planted == "link":
+        partial.symlink_to(victim)
+    elif planted == "dangling":
+        partial.symlink_to(tmp_path / "gone")
+    elif planted == "file":
+        partial.write_text("no folder")
+    else:
+        partial.mkdir()
+        (partial / "lock").symlink_to(victim / "thesis")
+        partial.chmod(0o775 if planted == "group-writable" else 0o755)
+    if planted == "foreign":
+        monkeypatch.setattr("os.geteuid", lambda: partial.lstat().st_uid + 1)
+    assert tdpp(["data", *PREPARE]) == 1
+    assert {path.name: path.read_text() for path in victim.iterdir()} == dict.fromkeys(
+        ("lock", "tokens", "thesis"), "precious"
+    )
+    assert not (tmp_path / "gone").exists()
+    message = capsys.readouterr().err
+    assert str(partial) in message
+    assert "Traceback" not in message
