@@ -27,7 +27,6 @@ _REFERENCE = re.compile(
     rf"(?P<name>{_COMPONENT}(?:/{_COMPONENT})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?)",
     re.ASCII,
 )
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _UNMOUNTABLE: Mapping[str, tuple[str, str]] = {
     # Mounts are lines of an fstab, their fields joined by ':'; a backslash starts an octal escape there.
@@ -155,13 +154,13 @@ def environment(experiment: Experiment) -> None:
     for owner, variables in given.items():
         for name, value in variables.items():
             variable(kind, name, value, f"{owner}.environment.{name}")
+    for name in cluster.environment_from:
+        variable(kind, name, "", "cluster.environment_from")
 
 
 def variable(kind: ContainerKind, name: str, value: str, key: str) -> None:
     """An environment variable can be given. `key` is what names it."""
     pattern, words = _RESERVED[kind]
-    if not _VARIABLE.fullmatch(name):
-        raise ConfigError(f"{key}: {name!r} is not a variable's name; use letters, digits and '_'")
     if re.fullmatch(pattern, name):
         raise ConfigError(f"{key}: {kind} sets {words} itself and takes no other value; leave it out")
     if kind == "apptainer":

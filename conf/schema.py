@@ -8,7 +8,7 @@ from typing import TypeVar, dataclass_transform
 
 from omegaconf import MISSING
 
-from conf import containers, megatron_lm, ranges, rules
+from conf import containers, environment, megatron_lm, ranges, rules
 from conf.partition import NodeOrder, Partition
 
 T = TypeVar("T")
@@ -147,12 +147,15 @@ class Cluster:
     groups: dict[str, NodeGroup] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     """Given to every rank, for example NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME."""
+    environment_from: list[str] = field(default_factory=list)
+    """Names of variables that every rank is given as the shell has them that launches: no file holds their values."""
     scratch: str = "/tmp"
     """A folder on each node's own disk."""
 
     def __post_init__(self) -> None:
         rules.gpus(self)
         rules.node_groups(self)
+        environment.check(self)
 
 
 @config

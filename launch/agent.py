@@ -53,6 +53,8 @@ class NodeAgent:
     """The model's name, for the log."""
     environment: Mapping[str, str]
     """Given to the worker."""
+    environment_from: tuple[str, ...] = ()
+    """Names of what the worker is given as this agent has it, from the shell that launched the run."""
     worker: Worker
     container: RunContainer | None
     nodes: tuple[int, ...]
@@ -169,7 +171,8 @@ class _Node:
                 return self._run_worker(place.process(command, given, os.environ))
 
     def _given_environment(self) -> dict[str, str]:
-        given = given_environment(self._agent.environment, self._plan, self._node_rank, str(self._start))
+        given = {name: os.environ[name] for name in self._agent.environment_from if name in os.environ}
+        given |= given_environment(self._agent.environment, self._plan, self._node_rank, str(self._start))
         if self._slurm is not None and "CUDA_VISIBLE_DEVICES" in os.environ:  # here it tells the job's GPUs
             given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
         return given

@@ -165,13 +165,16 @@ def inherited_by_runtime(inherited: Mapping[str, str]) -> dict[str, str]:
 def _enroot_start(
     container: RunContainer, name: str, environment: Mapping[str, str], command: Sequence[str]
 ) -> Command:
-    """The host's own NVIDIA_VISIBLE_DEVICES wins over that of the container, so both are given."""
+    """Variables go by their names alone: everybody on the node can read a command's words, but not its environment.
+
+    The host's own NVIDIA_VISIBLE_DEVICES wins over that of the container, so both are given.
+    """
     given = {**(_GPU if container.gpus else _NO_GPU), **environment}
     words = ["enroot", "start"]
     for mount in container.mounts:
         words += ["-m", _fstab(mount)]
-    for variable, value in given.items():
-        words += ["-e", f"{variable}={value}"]
+    for variable in given:
+        words += ["-e", variable]
     return Command((*words, name, *command), given)
 
 

@@ -68,7 +68,8 @@ def _nodes(experiment: Experiment, plan: Mapping[str, Any], run: Path, worker: W
     environment = run_environment(experiment, plan, TOKEN, os.environ)
     steps = _steps(experiment)
     for rank, node in enumerate(plan["nodes"]):
-        given = given_environment(environment, plan, rank, FIRST_START)
+        given = {name: f"<{name} of this shell>" for name in experiment.cluster.environment_from}
+        given |= given_environment(environment, plan, rank, FIRST_START)
         started = process_to_start(container, UNKNOWN_NAME, worker.shown(run, rank), given, {}, steps[rank])
         prepared = [shlex.join(words) for words in preparation(container, rank)] if container else []
         yield "\n    ".join([f"  on {node['name']}:", *prepared, _command(started)])

@@ -50,6 +50,7 @@ def submit(
 def check(experiment: Experiment, preflight: Preflight) -> None:
     """Raises a TdppError for what keeps the experiment from being started, as far as Slurm need not be asked."""
     check_supported(experiment)
+    require_exported(experiment, os.environ)
     if experiment.executor.rehearse is Rehearse.none:  # a rehearsal reads no data
         preflight(experiment)
     if experiment.executor.kind is ExecutorKind.local:
@@ -138,6 +139,7 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
             f"train.iterations and train.load={run.path}"
         )
     check_supported(experiment)
+    require_exported(experiment, os.environ)
     before, stopped = run.read_json(run.jobs), run.read_json(run.stop_request)
     with _unwritable_told(run):
         run.write_json(run.jobs, {**before, "submission": seen.start.submission + 1, "jobs": []})
@@ -200,6 +202,7 @@ def _start(
             run=run,
             model=experiment.model.name,
             environment=environment,
+            environment_from=tuple(experiment.cluster.environment_from),
             worker=node_worker(experiment, plan, run, worker),
             container=container,
             nodes=nodes,
@@ -259,6 +262,16 @@ def node_worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, mo
     if experiment.engine.kind is EngineKind.megatron_lm:
         worker = megatron_lm.worker(experiment, plan, run, python)
     return profilers.profiled(worker, experiment, plan)
+
+
+def require_exported(experiment: Experiment, shell: Mapping[str, str]) -> None:
+    """Raises LaunchError where this shell lacks a variable that the ranks are to have of it."""
+    if lacking := [name for name in experiment.cluster.environment_from if name not in shell]:
+        names = ", ".join(lacking)
+        raise LaunchError(
+            f"cluster.environment_from: this shell has no variable {names}; export it before the launch (export "
+            f"{lacking[0]}=…), or leave it out"
+        )
 
 
 def run_environment(

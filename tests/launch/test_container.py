@@ -74,8 +74,8 @@ def test_enroot_starts_a_worker_with_its_mounts_and_environment() -> None:
     command = started(GPU)
     assert line(command.argv) == (
         "enroot start -m /tdpp:/tdpp:none:x-create=auto,rbind -m /raid/data:/data:none:x-create=auto,rbind,ro "
-        "-e NVIDIA_VISIBLE_DEVICES=all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility -e PYTHONPATH=/tdpp "
-        "-e NODE_RANK=3 tdpp-box python3 -u -m megatron_ext.worker /runs/xl/1/plan.json 3"
+        "-e NVIDIA_VISIBLE_DEVICES -e NVIDIA_DRIVER_CAPABILITIES -e PYTHONPATH "
+        "-e NODE_RANK tdpp-box python3 -u -m megatron_ext.worker /runs/xl/1/plan.json 3"
     )
     assert command.environment == {
         "NVIDIA_VISIBLE_DEVICES": "all",
@@ -88,13 +88,14 @@ def test_enroot_shows_no_gpu_to_a_worker_without() -> None:
     command = started(CPU)
     assert line(command.argv).startswith(
         "enroot start -m /tdpp:/tdpp:none:x-create=auto,rbind -m /raid/data:/data:none:x-create=auto,rbind,ro "
-        "-e NVIDIA_VISIBLE_DEVICES=void -e PYTHONPATH=/tdpp"
+        "-e NVIDIA_VISIBLE_DEVICES -e PYTHONPATH"
     )
     assert command.environment["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
 def test_what_the_cluster_says_of_gpus_wins() -> None:
-    assert "NVIDIA_VISIBLE_DEVICES=2,3" in started(GPU, {"NVIDIA_VISIBLE_DEVICES": "2,3"}).argv
+    command = started(GPU, {"NVIDIA_VISIBLE_DEVICES": "2,3"})
+    assert command.environment["NVIDIA_VISIBLE_DEVICES"] == "2,3"
 
 
 def test_apptainer_pulls_an_image_of_a_registry() -> None:
@@ -182,10 +183,10 @@ def test_pyxis_makes_a_container_without_a_name_anew() -> None:
 @pytest.mark.parametrize(
     "value", ["", "a b", "a,b:c=d", "größe", "-dash", "$x `y`", 'in"side', "it's"], ids=lambda value: value or "empty"
 )
-def test_a_value_of_the_environment_stays_one_word(container: RunContainer, value: str) -> None:
+def test_a_value_of_the_environment_is_in_no_word_that_others_can_read(container: RunContainer, value: str) -> None:
     command = started(container, {"VALUE": value})
     assert command.environment["VALUE"] == value
-    assert (f"VALUE={value}" in command.argv) == (container is CPU)
+    assert not any(f"VALUE={value}" in word for word in command.argv)
     assert command.environment.get("APPTAINERENV_VALUE", value) == value
 
 

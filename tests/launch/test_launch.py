@@ -207,6 +207,15 @@ def test_what_the_preflight_refuses_is_not_started(tmp_path: Path) -> None:
     assert everything(tmp_path) == []
 
 
+def test_a_secret_that_this_shell_lacks_is_named_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(LaunchError, match="this shell has no variable WANDB_API_KEY; export it before the launch"):
+        launch("cluster.environment_from=[WANDB_API_KEY]", f"runs_dir={tmp_path}/runs")
+    assert everything(tmp_path) == []
+
+
 def test_a_schedule_of_ones_own_runs_as_it_was_at_submission(runs: Path, tmp_path: Path) -> None:
     own = tmp_path / "mine.json"
     own.write_text("[1]")

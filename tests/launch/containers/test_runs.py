@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 from pathlib import Path
@@ -74,6 +75,21 @@ def test_apptainer_runs_them_too(
     assert not {"SECRET", "SLURM_PROCID"} & found.keys()
 
 
+def test_a_secret_of_the_shell_reaches_the_ranks_and_no_file(
+    double: Runtime, contained: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = secrets.token_hex()
+    monkeypatch.setenv("WANDB_API_KEY", secret)
+    run = live.start(runs, SHOW, *contained, "cluster.environment_from=[WANDB_API_KEY]")
+    follow(run)
+    assert judge(run).state is State.succeeded, judge(run)
+    assert environment(run, "local-0")["WANDB_API_KEY"] == secret
+    shown = {run.node_out(name) for name in ("local-0", "local-1")}  # where this test's ranks print all that they have
+    files = [path for path in run.path.rglob("*") if path.is_file() and path not in shown]
+    assert run.jobs in files
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
 def test_a_run_in_it_under_a_profiler_is_saved(
     enroot: Runtime, contained: list[str], runs: Path, tmp_path: Path
 ) -> None:
@@ -126,7 +142,7 @@ def test_a_dry_run_shows_what_each_node_runs(tmp_path: Path) -> None:
     assert created == f"enroot create -n '<container>' {image}"
     assert " enroot start -m " in started
     assert " -m /data:/data:none:x-create=auto,rbind " in started
-    assert " -e NODE_RANK=0 -e TDPP_START=0.0 '<container>' python3 -u -m worker " in started
+    assert " -e NODE_RANK -e TDPP_START '<container>' python3 -u -m worker " in started
     assert second[:-1] == [created]
 
 

@@ -1,0 +1,52 @@
+"""The variables of a cluster: names that hold, and secrets by their names alone."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PASSWORD", "db_password", "MY_APIKEY", "SSH_PRIVATE_KEY"],
+)
+@pytest.mark.parametrize("owner", ["cluster", "cluster.groups.local"])
+def test_a_secret_is_refused_with_the_way_to_pass_it_on(name: str, owner: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^{owner}.environment.{name}: .*cluster.environment_from=\[{name}\]"
+    ) as told:
+        compose([f"+{owner}.environment.{name}=hunter2"])
+    assert "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["NCCL_IB_HCA", "TOKENIZERS_PARALLELISM", "PASSES", "SSH_AUTH_SOCK", "KEYBOARD", "MONKEY"]
+)
+def test_what_only_sounds_like_a_secret_is_not_refused(name: str) -> None:
+    assert compose([f"+cluster.environment.{name}=x"]).cluster.environment[name] == "x"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "+cluster.environment.TDPP_RUN_TOKEN=x",
+            "cluster.environment.TDPP_RUN_TOKEN: tdpp sets TDPP_RUN_TOKEN itself",
+        ),
+        ("cluster.environment_from=[NODE_RANK]", "cluster.environment_from: tdpp sets NODE_RANK itself"),
+        ("+cluster.environment.A-B=x", "'A-B' is not a variable's name"),
+        ("cluster.environment_from=['A=1']", "cluster.environment_from: 'A=1' is not a variable's name"),
+    ],
+)
+def test_a_variable_that_cannot_be_given_is_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compose([override])
+
+
+def test_a_variable_has_one_source() -> None:
+    with pytest.raises(ConfigError, match=r"cluster.environment_from has A, which cluster.environment gives a value"):
+        compose(["+cluster.environment.A=1", "cluster.environment_from=[A]"])
