@@ -41,7 +41,7 @@ class Cause:
 def causes(seen: Observation) -> list[Cause]:
     """By time; nothing that followed from the end of a node or of a job, or from a request to stop, is one."""
     found = [
-        Cause(error.unix, "rank-failed", f"{place(error)} {what(error)}")
+        Cause(error.unix, *_rank_failure(error, seen))
         for error in seen.errors
         if not error.symptom and _ended_with_its_node(error, seen) is False
     ]
@@ -56,6 +56,21 @@ def causes(seen: Observation) -> list[Cause]:
         found.append(Cause(node.seen_unix, rule, reason))
     until = math.inf if seen.stop_unix is None else seen.stop_unix
     return sorted((cause for cause in found if cause.unix <= until), key=lambda cause: cause.unix)
+
+
+def _rank_failure(error: RankError, seen: Observation) -> tuple[str, str]:
+    reason = f"{place(error)} {what(error)}"
+    node = next(node for node in seen.nodes if node.name == error.node)
+    if error.type == "Killed" and not error.message.startswith(_ENDING):
+        return _with_memory("rank-failed", reason, node)
+    return "rank-failed", reason
+
+
+def _with_memory(rule: str, reason: str, node: Node) -> tuple[str, str]:
+    """A process that gets no memory may end itself in any way; its stderr then says why."""
+    if node.no_memory is None:
+        return rule, reason
+    return "out-of-memory", f"{reason}, out of memory: {node.no_memory} (nodes/{node.name}.err)"
 
 
 def undecided(seen: Observation) -> list[RankError]:
@@ -82,13 +97,14 @@ def _node_failure(node: Node, job: Job | None, ranks_told: bool) -> tuple[str, s
         if node.stopped or node.reason or not node.exit_code:
             return None
         if node.exit_code < 0:
-            return "worker-killed", f"the worker of node {node.name} was killed by {_signal(-node.exit_code)}"
+            reason = f"the worker of node {node.name} was killed by {_signal(-node.exit_code)}"
+            return _with_memory("worker-killed", reason, node)
         if ranks_told:
             return None
-        return (
-            "worker-failed",
-            f"the worker of node {node.name} ended with {node.exit_code}: see nodes/{node.name}.err",
-        )
+        reason = f"the worker of node {node.name} ended with {node.exit_code}"
+        if node.no_memory is None:
+            reason += f": see nodes/{node.name}.err"
+        return _with_memory("worker-failed", reason, node)
     if node.alive or (job is not None and job.withdrawn and node.state == "absent"):
         return None
     if job is not None and job.state is not None:

@@ -59,16 +59,16 @@ def _last_lines(path: Path) -> list[str]:
     return tail(path, TAIL_BYTES).split("\n")[:-1]
 
 
-def tail(path: Path, size: int) -> str:
-    """The end of a file that may not be there yet, from the begin of a line."""
+def tail(path: Path, size: int, begin: int = 0) -> str:
+    """The end of a file that may not be there yet, from the begin of a line; nothing of what comes before `begin`."""
     try:
         with path.open("rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - size)
+            start = max(begin, file.seek(0, os.SEEK_END) - size)
             file.seek(start)
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
-    return text.partition("\n")[2] if start else text
+    return text.partition("\n")[2] if start > begin else text
 
 
 def _iteration(content: Any) -> Iteration:

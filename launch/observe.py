@@ -16,11 +16,14 @@ from launch.errors import LaunchError
 from launch.glance import Glance, glance, states_of
 from launch.gpu_health import READINGS, NodeGpus
 from launch.iterations import Iteration, read_log, read_text_log, tail
+from launch.memory_signs import memory_sign
 from launch.owner import has_rights_of, owner_of
 from launch.peers import SILENCE_S
 from launch.slurm_commands import JobState
 from launch.start import Start
 
+ERR_TAIL_BYTES = 128 * 1024
+"""Of nodes/<node>.err, where a process of the node died."""
 GPU_TAIL_BYTES = 16 * 1024
 """Of nodes/<node>.gpu: the last three readings of 16 GPUs, and more."""
 SUBMISSION_S = 120.0
@@ -63,6 +66,8 @@ class Node:
     out_begin: int = 0
     err_begin: int = 0
     """Where in nodes/<node>.out and .err this start begins, in bytes."""
+    no_memory: str | None = None
+    """Where a process of it died: the line on its stderr that says that no memory was left."""
 
     @property
     def ended(self) -> bool:
@@ -207,7 +212,7 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
     withdrawn = {job: node.name for node in nodes for job in node.withdrew}
     jobs = tuple(_withdrawn(job, withdrawn[job.id]) if job.id in withdrawn else job for job in jobs)
     told = (run.read_object(path, _ERROR) for path in run.errors.glob("rank-*.json"))
-    errors = (_error(content) for content in told if content is not None and _of(content, start))
+    errors = [_error(content) for content in told if content is not None and _of(content, start)]
     request = run.read_object(run.stop_request, ("unix",))
     disk = os.statvfs(run.path)
     return Observation(
@@ -219,7 +224,7 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
         silence=str(answers) if jobs and isinstance(answers, LaunchError) else None,
         start=start,
         saved=_saved(run) if start > Start(0, 0) or any(node.stopped for node in nodes) else None,
-        nodes=tuple(nodes),
+        nodes=tuple(_with_memory(run, node, errors) for node in nodes),
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
         log=read_text_log(run.node_out(names[-1])) if "engine" in plan else read_log(run.metrics),
         gpus=_gpus(run, plan, tuple(nodes)) if plan["device"] == "cuda" else (),
@@ -277,6 +282,13 @@ def _starts(states: dict[str, Any]) -> dict[str, Start]:
 def _submitting(jobs: list[dict[str, Any]], now: float, submitted_unix: float) -> bool:
     """Whether the run's jobs may still be on their way to Slurm."""
     return not jobs and now - submitted_unix < SUBMISSION_S
+
+
+def _with_memory(run: RunDir, node: Node, errors: Iterable[RankError]) -> Node:
+    died = any(error.node == node.name and error.type == "Killed" for error in errors)
+    if not died and not (node.ended and node.exit_code):
+        return node
+    return replace(node, no_memory=memory_sign(tail(run.node_err(node.name), ERR_TAIL_BYTES, node.err_begin)))
 
 
 def _of(error: Any, start: Start) -> bool:

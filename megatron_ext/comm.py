@@ -24,19 +24,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext.errors import PeerLost, is_out_of_memory, reason_of
+from megatron_ext.errors import PeerLost, reason_of, shortage
 
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
     """Turns a failure of the communication library into `PeerLost`, which says what was under way.
 
-    Not where memory ran out, of which NCCL takes some for every group: that is no other rank's doing.
+    Not where memory ran out, of which NCCL takes some for every group, or threads: that is no other rank's doing.
     """
     try:
         yield
     except RuntimeError as error:
-        if is_out_of_memory(error):
+        if shortage(error):
             raise
         raise PeerLost(f"{what} failed: {reason_of(error)}") from error
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import resource
+from pathlib import Path
+from typing import Optional
+
 
 class EngineError(Exception):
     """A problem that the user can understand and mend: printed without a traceback."""
@@ -15,11 +20,52 @@ class PeerLost(EngineError):
     """Another rank went away or did not answer in time: a symptom, the cause is with that rank."""
 
 
+NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
+"""How torch, NCCL and the C++ library say it, in lower case."""
+_NO_THREAD = ("Resource temporarily unavailable", "can't start new thread")
+"""How the C++ library and Python say, with no other word, that the system gave them no thread."""
+_THREAD_BYTES = 64 * 2**20
+"""Of address space, which a thread's stack and its heap take."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """torch has a class for a GPU's memory only since 2.1, and none for the host's or for what NCCL cannot get."""
-    return isinstance(error, MemoryError) or any(
-        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    room = address_space_left()
+    return any(words in str(error).lower() for words in NO_MEMORY) or (
+        _is_without_thread(error) and room is not None and room < _THREAD_BYTES
     )
+
+
+def shortage(error: BaseException) -> Optional[str]:
+    """What this process ran out of, and what takes less; None if the error says nothing of the kind."""
+    if is_out_of_memory(error):
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        allowed = "" if limit == resource.RLIM_INFINITY else f" (ulimit -v allows {limit // 2**10} KiB)"
+        return (
+            f"out of memory{allowed}: {reason_of(error)}. A smaller parallel.micro_batch_size, "
+            "parallel.recompute=full, fewer layers on this stage or parallel.sharded_optimizer=true takes less"
+        )
+    if _is_without_thread(error):
+        return (
+            f"no more threads: {reason_of(error)}. The limit of processes (ulimit -u), or that of the control group "
+            "(pids.max), allows no more; every rank needs some dozens"
+        )
+    return None
+
+
+def _is_without_thread(error: BaseException) -> bool:
+    return str(error).strip() in _NO_THREAD
+
+
+def address_space_left() -> Optional[int]:
+    """Bytes until `ulimit -v` ends it; None without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return limit - pages * resource.getpagesize()
 
 
 def reason_of(error: BaseException) -> str:

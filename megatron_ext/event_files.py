@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 import sys
 import threading
@@ -139,8 +140,10 @@ class EventFiles:
         self._thread = threading.Thread(target=self._write, name="events", daemon=True)
 
     def start(self) -> None:
-        """After the last fork: a process with several threads had better not fork."""
+        """After the last fork: a process with several threads had better not fork. Signals are not the thread's."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._thread.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def finish(self) -> None:
         """Writes all that is left, when the ranks are gone."""

@@ -1,9 +1,10 @@
-"""How much memory a rank takes."""
+"""How much memory a rank takes, and whether the kernel killed for want of it."""
 
 from __future__ import annotations
 
 import json
 import resource
+from pathlib import Path
 from typing import Dict
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from megatron_ext.plan import Place, Plan
 
 MIB = 2.0**20
+VMSTAT = Path("/proc/vmstat")
 
 
 def report(plan: Plan, place: Place, iteration: int) -> None:
@@ -34,3 +36,9 @@ def measure(device: str) -> Dict[str, float]:
             "max_reserved": torch.cuda.max_memory_reserved() / MIB,
         }
     return {"max_resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def kernel_kills() -> int:
+    """How many processes of this machine, or of its container, the kernel has killed because memory ran out."""
+    counts = dict(line.split() for line in VMSTAT.read_text(encoding="ascii").splitlines())
+    return int(counts.get("oom_kill", 0))  # not before Linux 4.13

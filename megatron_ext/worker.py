@@ -26,8 +26,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext import interface, interruption, local_store
-from megatron_ext.errors import EngineError, PeerLost, is_out_of_memory, reason_of
+from megatron_ext import interface, interruption, local_store, memory
+from megatron_ext.errors import EngineError, PeerLost, address_space_left, shortage
 from megatron_ext.event_files import EventBuffer, EventFiles
 from megatron_ext.interruption import Interrupted
 from megatron_ext.local_store import LocalStore
@@ -39,6 +39,8 @@ START = "TDPP_START"
 """Environment, set by the node agent: which start of the run this is. What an earlier one left is not for this one."""
 GRACE_S = 3.0
 """Seconds between asking ranks to end and killing them."""
+MIN_ADDRESS_SPACE = 2**30
+"""Some dozen threads of a rank reserve as much; the C++ library ends a rank that cannot have one, without a reason."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -57,7 +59,8 @@ def main(argv: List[str], job: Optional[Job] = None) -> int:
     try:
         plan = Plan.read(plan_path)
         die_with_parent(signal.SIGTERM)
-        return _run_node(plan, node_rank, job)
+        with _shortage_named():
+            return _run_node(plan, node_rank, job)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
@@ -108,6 +111,7 @@ class Ranks:
         self._plan = plan
         self._job = job
         self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
+        self._kernel_kills = memory.kernel_kills()
         self._path = plan.folder / "nodes" / f"{plan.nodes[node_rank].name}.ranks.json"
         self._state: Dict[int, Dict[str, Any]] = {}
         """By pid: what nodes/<node>.ranks.json says of it."""
@@ -178,7 +182,8 @@ class Ranks:
                 code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
                 self._state[pid].update(exit_code=code, ended_unix=time.time())
                 if code < 0 and ours is None:
-                    _report_killed(self._plan, self._plan.ranks[self._state[pid]["rank"]], -code)
+                    kills = memory.kernel_kills() - self._kernel_kills
+                    _report_killed(self._plan, self._plan.ranks[self._state[pid]["rank"]], -code, kills)
                 failed = failed or (code not in (0, interruption.EXIT_CODE) and ours is None)
                 self._publish()
         return failed
@@ -196,15 +201,8 @@ def _rank_main(plan: Plan, place: Place, parent: int, job: Callable[[Place], Non
     if os.getppid() != parent:
         return 1
     try:
-        try:
+        with _shortage_named():
             job(place)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise EngineError(
-                f"out of memory: {reason_of(error)}. A smaller parallel.micro_batch_size, "
-                "parallel.recompute=full, fewer layers on this stage or parallel.sharded_optimizer=true takes less"
-            ) from error
     except Interrupted as interrupted:
         print(f"[{place}] asked to end: {interrupted}", flush=True)
         return interruption.EXIT_CODE
@@ -288,17 +286,25 @@ def _report(plan: Plan, place: Place, error: BaseException, symptom: bool) -> No
     _report_as(plan, place, type(error).__name__, str(error), traceback.format_exc(), symptom)
 
 
-def _report_killed(plan: Plan, place: Place, signum: int) -> None:
+def _report_killed(plan: Plan, place: Place, signum: int, kernel_kills: int) -> None:
     name = signal.Signals(signum).name
-    message = f"killed by {name}{_hint(plan, signum)}"
+    message = f"killed by {name}{_hint(plan, signum, kernel_kills)}"
     print(f"[{place}] error: {message}", file=sys.stderr, flush=True)
     _report_as(plan, place, "Killed", message, "", symptom=_by_watchdog(plan, signum))
 
 
-def _hint(plan: Plan, signum: int) -> str:
+def _hint(plan: Plan, signum: int, kernel_kills: int) -> str:
+    """`kernel_kills` are those for want of memory since the ranks were started."""
     if _by_watchdog(plan, signum):
         return ": by torch's watchdog of NCCL, because a message failed or took too long, or a kernel failed"
-    return ": by somebody, or by the kernel because memory ran out" if signum == signal.SIGKILL else ""
+    if signum != signal.SIGKILL:
+        room = address_space_left()  # of this process, with which a rank begins
+        if room is None or room > MIN_ADDRESS_SPACE:
+            return ""
+        return f": probably out of memory: ulimit -v leaves a rank {room // 2**20} MiB when it starts"
+    if kernel_kills:
+        return f": out of memory: since the ranks started, the kernel has killed {kernel_kills} on this node for that"
+    return ": by somebody, or by the kernel because memory ran out"
 
 
 def _by_watchdog(plan: Plan, signum: int) -> bool:
@@ -337,6 +343,18 @@ def _write_json(path: Path, content: Any) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def _shortage_named() -> Iterator[None]:
+    """Turns the many errors by which memory or threads run out into one message."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        lack = shortage(error)
+        if lack is None:
+            raise
+        raise EngineError(lack) from error
 
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, interruption.SIGNAL)
