@@ -51,7 +51,7 @@ def _who(number: int, stage: Stage) -> list[str]:
 
 
 LEGEND = (
-    "messages: waits while one is under way; waiting: for other stages, until they have computed, or have their "
+    "messages: waits while one is under way; bubble: waits for other stages, until they have computed, or have their "
     "gradients; gradients: summed over the replicas, what the backward pass does not hide; embedding: its gradients, "
-    "between the first and the last stage"
+    "between the first and the last stage; optimizer: the update; weights: handing out those of a sharded optimizer"
 )

@@ -58,6 +58,12 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     )
 
 
+def handing_out(training: Training, kinds: Sequence[NodeKind], orders: Integers) -> Linear:
+    """The part of `Pipelines.optimizer` that handing out the new weights of a sharded one takes."""
+    where = Nodes(kinds, orders).laid(training.parallel)
+    return _by_parameters(training, weights_handed_out(where.sums, training))
+
+
 def _room(training: Training, memory_gib: Floats) -> tuple[Integers, Floats | None]:
     """The most layers of each stage and, of several chunks, the `shares` of its memory (fasop/pipelines.py).
 

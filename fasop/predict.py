@@ -19,8 +19,8 @@ from fasop.costs import Basis
 from fasop.errors import SearchError
 from fasop.hardware import NodeKind, node_kinds
 from fasop.memory import GIB, StageMemory, chunks_in_flight, stage_memory
-from fasop.on_nodes import pipelines
-from fasop.pipelines import Pipelines
+from fasop.on_nodes import handing_out, pipelines
+from fasop.pipelines import Linear, Pipelines
 from fasop.placement import place
 from fasop.simulate import RECEIVES, Event, StageTimes, simulate
 from fasop.training import Training
@@ -29,13 +29,14 @@ from megatron_ext.errors import EngineError
 from megatron_ext.schedule import as_json
 from megatron_ext.schedule import schedule as make_schedule
 
-GRADIENTS, EMBEDDING, OPTIMIZER, NORM = (
+GRADIENTS, EMBEDDING, OPTIMIZER, NORM, WEIGHTS = (
     "grads-all-reduce",
     "embedding-grads-all-reduce",
     "optimizer",
     "grad-norm-all-reduce",
+    "params-all-gather",
 )
-"""Events after the schedule's, by the names of docs/formats.md; NORM lies inside OPTIMIZER."""
+"""Events after the schedule's, by the names of docs/formats.md; NORM and WEIGHTS lie inside OPTIMIZER."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,12 @@ class Taken:
     embedding: float
     """To sum its gradients over the first and the last stage."""
     optimizer: Sequence[float]
+    """The step and, with a sharded optimizer, handing out its results."""
+    weights: Sequence[float]
+    """Handing them out alone."""
 
     @classmethod
-    def of(cls, lines: Pipelines, layers: Sequence[int]) -> Taken:
+    def of(cls, lines: Pipelines, handing: Linear, layers: Sequence[int]) -> Taken:
         """By the one pipeline of `lines`; `layers` are by virtual stage."""
         whole = lines.held(np.array([layers]).T)
         return cls(
@@ -58,6 +62,7 @@ class Taken:
             gradients=lines.exposed(whole)[:, 0].tolist(),
             embedding=float(lines.embedding[0]),
             optimizer=lines.optimizer.of(whole)[:, 0].tolist(),
+            weights=handing.of(whole)[:, 0].tolist(),
         )
 
 
@@ -69,13 +74,15 @@ class Terms:
     backward: float
     messages: float
     """Waits for a message that is under way."""
-    waiting: float
-    """Waits for other stages: the bubble of the schedule, and until all have their gradients."""
+    bubble: float
+    """Waits for other stages: for a message that is not sent yet, and until all have their gradients."""
     gradients: float
     """Summing them over the replicas, as far as the backward pass does not hide it."""
     embedding: float
     """Summing its gradients over the first and the last stage."""
     optimizer: float
+    weights: float
+    """Handing out those that a sharded optimizer has updated."""
 
     def by_name(self) -> dict[str, float]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
@@ -118,6 +125,11 @@ class Prediction:
     """What it follows from."""
     schedule: Mapping[str, Any]
     """Actions, as in docs/formats.md."""
+
+    @property
+    def waiting(self) -> list[float]:
+        """Of each event the part in which its stage waits for others."""
+        return [waiting(event, self.taken.times, self.taken.embedding) for event in self.events]
 
 
 def predict(
@@ -164,7 +176,7 @@ def predict_plan(
     order = [names.index(name) for name in NodeOrder.parse(parallel.node_order).groups]
     layers = Partition.parse(parallel.partition).layers
     lines = pipelines(training, kinds, np.array([order]))
-    taken = Taken.of(lines, layers)
+    taken = Taken.of(lines, handing_out(training, kinds, np.array([order])), layers)
     if schedule is None:
         lists = make_schedule(str(parallel.schedule), parallel.pipeline, parallel.chunks, parallel.micro_batches)
         schedule = as_json(lists, parallel.chunks, parallel.micro_batches)
@@ -243,11 +255,13 @@ def replay(schedule: Mapping[str, Any], taken: Taken) -> tuple[float, list[Event
     events = []
     for stage in range(stages):
         events += [event for event in computed if event.stage == stage]
+        stepped = known + taken.optimizer[stage]
         spans = {
             GRADIENTS: (done[stage], summed[stage]),
             EMBEDDING: (summed[stage], shared[stage]),
             NORM: (shared[stage], known),
-            OPTIMIZER: (shared[stage], known + taken.optimizer[stage]),
+            WEIGHTS: (stepped - taken.weights[stage], stepped),
+            OPTIMIZER: (shared[stage], stepped),
         }
         events += [
             Event(stage, name, -1, 0, start, end)
@@ -257,29 +271,38 @@ def replay(schedule: Mapping[str, Any], taken: Taken) -> tuple[float, list[Event
     return known + first, events
 
 
+def waiting(event: Event, times: Sequence[StageTimes], embedding: float) -> float:
+    """The part of an event in which its stage waits for others; arguments as of `terms`."""
+    took = event.end - event.start
+    if event.kind in RECEIVES:
+        sender = times[(event.stage + RECEIVES[event.kind][1]) % len(times)]
+        return max(0.0, took - (sender.send_forward if event.kind == "forward-recv" else sender.send_backward))
+    if event.kind == EMBEDDING:
+        return max(0.0, took - embedding)
+    return took if event.kind == NORM else 0.0
+
+
 def terms(events: Sequence[Event], times: Sequence[StageTimes], embedding: float) -> Terms:
     """Of the events of one stage; `times` are by stage, `embedding` is what summing its gradients takes."""
     spent = dict.fromkeys((field.name for field in fields(Terms)), 0.0)
-    stages = len(times)
     for event in events:
-        took = event.end - event.start
+        took, waited = event.end - event.start, waiting(event, times, embedding)
+        spent["bubble"] += waited
         if event.kind in RECEIVES:
-            sender = times[(event.stage + RECEIVES[event.kind][1]) % stages]
-            transfer = sender.send_forward if event.kind == "forward-recv" else sender.send_backward
-            spent["messages"] += min(took, transfer)
-            spent["waiting"] += max(0.0, took - transfer)
+            spent["messages"] += took - waited
         elif event.kind == "forward-compute":
             spent["forward"] += took
         elif event.kind.startswith("backward") and event.kind.endswith("compute"):
             spent["backward"] += took
         elif event.kind == GRADIENTS:
             spent["gradients"] += took
+        elif event.kind == EMBEDDING:
+            spent["embedding"] += took - waited
+        elif event.kind == WEIGHTS:
+            spent["weights"] += took
+            spent["optimizer"] -= took
         elif event.kind == NORM:
-            spent["waiting"] += took
             spent["optimizer"] -= took
         elif event.kind == OPTIMIZER:
             spent["optimizer"] += took
-        elif event.kind == EMBEDDING:
-            spent["embedding"] += embedding
-            spent["waiting"] += took - embedding
     return Terms(**spent)

@@ -113,6 +113,7 @@ def compare(measured: Measured, prediction: Prediction) -> Comparison:
 
 
 def _as_measured(predicted: Taken, measured: Measured) -> Taken:
+    optimizer = [stage.optimizer for stage in measured.stages]
     return Taken(
         times=[
             StageTimes(
@@ -125,7 +126,8 @@ def _as_measured(predicted: Taken, measured: Measured) -> Taken:
         ],
         gradients=[stage.gradients for stage in measured.stages],
         embedding=measured.embedding,
-        optimizer=[stage.optimizer for stage in measured.stages],
+        optimizer=optimizer,
+        weights=list(map(min, predicted.weights, optimizer)),
     )
 
 

@@ -123,7 +123,7 @@ def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | 
     """
     found = source.read()
     known, timeline = found.record, found.timeline
-    figures = statistics.statistics(timeline, len(known.plan.ranks))
+    figures = statistics.statistics(timeline, known.plan.ranks)
     findings = judge(source.run) if judge and source.run else None
     for note in (f"{known.name}: {note}" for note in (*known.notes, *timeline.notes)):
         if note not in told:

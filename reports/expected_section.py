@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from html import escape
 
 from fasop.costs import Basis
 from fasop.predict import Prediction
-from reports.terms import TITLES, Terms
+from reports.terms import MEANING, TITLES, Terms
 
+COLUMNS = {"passes": "passes"} | {
+    key: title for key, title in TITLES.items() if key not in ("forward", "backward", "tensor")
+}
+"""The terms of which a prediction tells; it has the passes whole."""
 NOTE = (
     "Per iteration, in ms: measured less predicted, and below it both. Measured: medians over the ranks of a stage "
-    "and the steady iterations. p2p: messages between stages, from when they were sent; all-reduce: from when the last "
-    "rank of the group began; waiting: for other ranks; other: what no event of these fills. Waiting follows from what "
-    "other stages do: read it last."
+    "and the steady iterations. passes: forward, backward and tensor group together, as a profile has them. "
+    f"{MEANING} The bubble follows from what other stages do: read it last."
 )
 BASIS = {
     Basis.OTHER_FORMAT: "The prediction rests on layer times in the other 16-bit format.",
@@ -33,7 +35,7 @@ def expected_section(prediction: Prediction, measured: Mapping[int, Terms], iter
         iteration_ms: as measured.
     """
     foretold = [Terms.of_prediction(stage.terms) for stage in prediction.stages]
-    head = "".join(f'<th scope="col">{title}</th>' for title in ("stage", *TITLES.values(), "sum"))
+    head = "".join(f'<th scope="col">{title}</th>' for title in ("stage", *COLUMNS.values(), "sum"))
     worst = _largest(measured, foretold)
     rows = "".join(
         f"<tr><td>{stage}</td>{_row(stage, measured.get(stage), one, worst)}</tr>\n"
@@ -69,23 +71,23 @@ def _answer(
         return said
     stage, key = worst
     difference = getattr(measured[stage], key) - getattr(foretold[stage], key)
-    return f"{said} The largest part that is no waiting: {TITLES[key]} of stage {stage}, {signed(difference)} ms."
+    return f"{said} The largest part, but for the bubble: {COLUMNS[key]} of stage {stage}, {signed(difference)} ms."
 
 
 def _largest(measured: Mapping[int, Terms], foretold: Sequence[Terms]) -> tuple[int, str] | None:
-    """Stage and term of the largest difference, if any can be seen; waiting follows from the others."""
+    """Stage and term of the largest difference, if any can be seen; the bubble follows from the others."""
     differences = {
         (stage, key): abs(getattr(one, key) - getattr(foretold[stage], key))
         for stage, one in measured.items()
-        for key in TITLES
-        if key != "waiting" and signed(getattr(one, key) - getattr(foretold[stage], key)) != "0.0"
+        for key in COLUMNS
+        if key != "bubble" and signed(getattr(one, key) - getattr(foretold[stage], key)) != "0.0"
     }
     return max(differences, key=lambda place: differences[place]) if differences else None
 
 
 def _row(stage: int, measured: Terms | None, foretold: Terms, worst: tuple[int, str] | None) -> str:
     cells = []
-    for key in [field.name for field in fields(Terms)] + ["total"]:
+    for key in [*COLUMNS, "total"]:
         expected = getattr(foretold, key)
         if measured is None:
             cells.append(f"<td>–<small>predicted {expected:,.1f}</small></td>")

@@ -23,14 +23,16 @@ def figures_section(record: Record, figures: Statistics) -> str:
     beside = f" · ideal {known.schedule}: {known.fraction:.1%}" if known else ""
     after = "median of the log lines after the first" if len(record.metrics) > 1 else "mean since the start"
     after += " · emulated" if plan.rehearsal else ""
-    tokens, bubble = settled(record, "tokens_per_s"), number(figures.bubble, ".1%")
+    tokens, timed = settled(record, "tokens_per_s"), figures.bubble is not None or not record.log
+    bubble, exposed = number(figures.bubble, ".1%"), number(figures.communication, ".1%")
     cards: list[Card] = [
         ("Iteration", f"{reached} of {plan.iterations}", "last logged"),
         *([] if plan.rehearsal else [_loss(record, reached)]),
         ("Iteration time", number(settled(record, "elapsed_ms"), ",.1f", " ms"), after),
         *([("Tokens per second", number(tokens, ",.0f"), after)] if tokens is not None or not record.log else []),
         *_operations(record, after),
-        *([("Bubble", bubble, f"mean over ranks{beside}")] if figures.bubble is not None or not record.log else []),
+        *([("Bubble", bubble, f"of passes and bubble, mean over ranks{beside}")] if timed else []),
+        *([("Exposed communication", exposed, "of an iteration, mean over ranks")] if timed else []),
         *_cost(record, reached),
     ]
     items = "".join(

@@ -83,7 +83,7 @@ def _stages(record: Record, timeline: Timeline, figures: Statistics, prediction:
         # The only line of the log has the first iteration in it, which the medians of the terms have not.
         iteration_ms = figures.usual_period_ms
     if prediction is not None and iteration_ms is not None:
-        terms = measured(timeline, figures, record.plan, iteration_ms)
+        terms = measured(figures, record.plan, iteration_ms)
         parts.append(expected_section(prediction, terms, iteration_ms))
     return parts if prediction is None else [*parts, memory_section(record, prediction)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 from html import escape
 from typing import Any
 
@@ -16,6 +15,7 @@ from fasop.search import Plan
 from fasop.sought import best_layers
 from fasop.table import options, warnings
 from reports.axes import Axis, Item, dots, parallel
+from reports.events import legend_order
 from reports.memory_section import memory_parts
 from reports.pack import pack
 from reports.page import data, page, static, table
@@ -36,7 +36,7 @@ def render(command: str, plans: Sequence[Plan], run: Run) -> str:
         run: the whole training that they are for.
     """
     shown = [predict_plan(plan.training, _kinds(plan)) for plan in plans[:MOST]]
-    names = tuple(dict.fromkeys(event.kind for one in shown for event in one.events))
+    names = legend_order({event.kind for one in shown for event in one.events})
     packed = pack(_columns(shown, names))
     facts = {
         "names": names,
@@ -188,14 +188,14 @@ def _charts(plans: Sequence[Plan]) -> str:
 
 def _detail(number: int, plan: Plan, prediction: Prediction) -> str:
     terms = [Terms.of_prediction(stage.terms) for stage in prediction.stages]
-    shown = [field.name for field in fields(Terms) if field.name != "other"]
+    shown = [key for key in TITLES if key not in ("tensor", "imbalance", "other")]
     rows = [
         (
             str(stage),
             ", ".join(one.gpus),
             "+".join(map(str, one.layers)),
             *(f"{getattr(term, key):,.1f}" for key in shown),
-            f"{1 - term.compute / term.total:.1%}",
+            f"{term.bubble_share:.1%}",
         )
         for stage, (one, term) in enumerate(zip(prediction.stages, terms, strict=True))
     ]
@@ -232,4 +232,5 @@ def _columns(predictions: Sequence[Prediction], names: Sequence[str]) -> dict[st
         "micro_batch": np.array([event.micro_batch for event in events], np.int64),
         "start": start,
         "duration": np.array([round(event.end * 1e9) for event in events], np.int64) - start,
+        "waiting": np.array([round(1e9 * wait) for one in predictions for wait in one.waiting], np.int64),
     }

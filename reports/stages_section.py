@@ -1,23 +1,21 @@
-"""The table of a run's stages: layers, times, bubble, memory, and the ideal to compare with."""
+"""The table of a run's stages: layers, where the time goes, the bubble and the ideal to compare it with, memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from fasop.predict import Prediction
 from reports.page import table
 from reports.plan_section import layers, plural
 from reports.record import Plan, Record
-from reports.statistics import IdealBubble, StageTimes, Statistics, ideal_bubble, stage_times
+from reports.statistics import IdealBubble, Statistics, ideal_bubble
+from reports.terms import MEANING, TITLES, Terms, measured, ranks_seen
 
 BUBBLE = (
-    "Bubble of a rank in an iteration: 1 − busy / period. Busy is the sum of its forward-compute and "
-    "backward-compute events, or of the latter's two parts, backward-input-compute and backward-weight-compute; the "
-    "period is from the earliest start of the iteration's events over all ranks, or from the end of the iteration "
-    "before where that is later, to their latest end. So waiting, communication that nothing hides and the optimizer "
-    "all count as bubble. All-reduce is that of gradients, of layer norms' gradients and of the embedding's."
+    "As a fraction, the bubble is bubble / (passes + bubble), with the passes whole: as in the formulas for schedules, "
+    "which know of passes and waits alone."
 )
-TIMES = ("forward ms", "backward ms", "wait to receive ms", "send ms", "all-reduce ms", "optimizer ms", "bubble")
 PEAKS = {
     "max_allocated": "the most that torch's allocator had given out on the GPU (max_allocated)",
     "max_resident": "the most that the process had resident in the CPU's memory (max_resident)",
@@ -34,15 +32,20 @@ def stages_section(
         uncertainty_ns: how well the clocks of the ranks agree; None where it is not known.
     """
     plan = record.plan
-    times = {row.stage: row for row in stage_times(figures, [rank.stage for rank in plan.ranks])}
+    period_ms = figures.usual_period_ms
+    times = {} if period_ms is None else measured(figures, plan, period_ms)
     kind = next((kind for kind in PEAKS if any(kind in mib for mib in record.memory.values())), None)
-    head = ["stage", "layers"] + (_columns(prediction) if times else []) + (["peak memory MiB"] if kind else [])
+    shown = [key for key in TITLES if key != "tensor" or plan.tensor > 1]
+    columns = [*(f"{TITLES[key]} ms" for key in shown), "bubble", *([] if prediction is None else ["predicted bubble"])]
+    head = ["stage", "layers"] + (columns if times else []) + (["peak memory MiB"] if kind else [])
     rows = []
     for stage in range(plan.pipeline):
         row = [str(stage), layers(plan, stage)]
         if times:
-            row += _times(times[stage]) if stage in times else ["–"] * len(TIMES)
-            row += [] if prediction is None else [f"{_foreseen(prediction, stage):.1%}"]
+            row += _times(times[stage], shown) if stage in times else ["–"] * len(shown)
+            row.append(f"{figures.bubble_of(ranks_seen(figures, plan, stage)):.1%}" if stage in times else "–")
+            if prediction is not None:
+                row.append(f"{Terms.of_prediction(prediction.stages[stage].terms).bubble_share:.1%}")
         if kind:
             peak = peak_mib(record, stage, kind)
             row.append("–" if peak is None else f"{peak:,.0f}")
@@ -63,9 +66,8 @@ def ideal(plan: Plan) -> IdealBubble | None:
     return ideal_bubble(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
 
 
-def _times(row: StageTimes) -> list[str]:
-    spent = (row.forward_ms, row.backward_ms, row.wait_ms, row.send_ms, row.all_reduce_ms, row.optimizer_ms)
-    return [*(f"{ms:,.1f}" for ms in spent), f"{row.bubble:.1%}"]
+def _times(terms: Terms, shown: Sequence[str]) -> list[str]:
+    return [f"{getattr(terms, key):,.1f}" for key in shown]
 
 
 def peak_mib(record: Record, stage: int, kind: str) -> float | None:
@@ -73,16 +75,6 @@ def peak_mib(record: Record, stage: int, kind: str) -> float | None:
     ranks = [rank.rank for rank in record.plan.ranks if rank.stage == stage]
     told = [record.memory[rank][kind] for rank in ranks if kind in record.memory.get(rank, {})]
     return max(told) if told else None
-
-
-def _columns(prediction: Prediction | None) -> list[str]:
-    return [*TIMES] if prediction is None else [*TIMES, "predicted bubble"]
-
-
-def _foreseen(prediction: Prediction, stage: int) -> float:
-    """The part of the predicted iteration in which a stage neither passes forward nor backward."""
-    terms = prediction.stages[stage].terms
-    return 1 - (terms.forward + terms.backward) / prediction.iteration_s
 
 
 def _clocks(uncertainty_ns: int | None) -> str:
@@ -96,7 +88,8 @@ def _clocks(uncertainty_ns: int | None) -> str:
 def _note(plan: Plan, figures: Statistics) -> str:
     note = (
         "Per iteration; medians over the ranks of a stage and "
-        f"{plural(int(figures.steady.sum()), 'steady iteration')} (complete, and not the first). {BUBBLE}"
+        f"{plural(int(figures.steady.sum()), 'steady iteration')} (complete, and not the first). {MEANING} "
+        f"{BUBBLE}"
     )
     known = ideal(plan)
     if known is None:

@@ -1,16 +1,13 @@
-"""Figures of a run's timeline: iteration lengths, compute share, bubble, time per stage.
+"""Figures of a run's timeline: lengths of iterations, and shares of what the ranks spend in them.
 
-Definitions, used on every page:
+Definitions, used on every page; reports/breakdown.py has those of the parts of an iteration:
 
 - The *length* of an iteration is from the earliest start to the latest end of its events, over all ranks.
 - Its *period* is its length without what lies before the latest end of the iterations before: ranks that are done
   begin the next iteration while others are still at this one, and time that two iterations share counts once. It is
-  not shorter than the longest that a rank is busy in it.
-- A rank is *busy* while it computes: the sum of its `forward-compute` and `backward-compute` events. Where a schedule
-  splits the backward pass, `backward-input-compute` and `backward-weight-compute` are backward computation.
-- Its *bubble fraction* is 1 - busy / period. It counts all that is not forward or backward computation: waiting,
-  communication that nothing hides, the optimizer.
-- *All-reduce* is `grads-all-reduce`, `layernorm-grads-all-reduce` and `embedding-grads-all-reduce`.
+  not shorter than the longest that a rank computes in it.
+- The *bubble* of a rank, as a fraction, is bubble / (passes + bubble), the passes whole: so it compares with the
+  formulas for schedules, which know of passes and waits alone. The rest of an iteration stands apart.
 - An iteration is *complete* when every rank that has events in any has at least as many in this one as in the
   median of those where it has some, and *steady* when it is complete and not the first that has events.
 """
@@ -24,31 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reports.breakdown import Spent, spent
 from reports.events import Timeline
-
-FORWARD = ("forward-compute",)
-BACKWARD = ("backward-compute", "backward-input-compute", "backward-weight-compute")
-COMPUTE = FORWARD + BACKWARD
-WAIT = (
-    "forward-recv",
-    "backward-recv",
-    "forward-send-backward-recv",
-    "backward-send-forward-recv",
-    "forward-send-forward-recv",
-    "backward-send-backward-recv",
-)
-"""Also what sends and then waits to receive, as Megatron-LM does in one call."""
-SEND = ("forward-send", "backward-send")
-ALL_REDUCE = ("grads-all-reduce", "layernorm-grads-all-reduce", "embedding-grads-all-reduce")
-OPTIMIZER = ("optimizer",)
-"""Without `optimizer-clip-main-grad`, which lies inside it."""
+from reports.record import Rank
 
 
 @dataclass(frozen=True)
 class Statistics:
     """Per iteration, and per rank and iteration."""
 
-    names: tuple[str, ...]
     iterations: NDArray[np.int64]
     """(n,) numbers of the iterations that have events, ascending."""
     start_ns: NDArray[np.int64]
@@ -61,19 +42,30 @@ class Statistics:
     """(n,)."""
     events: NDArray[np.int64]
     """(ranks, n) number of events."""
-    total_ns: NDArray[np.float64]
-    """(ranks, names, n) summed duration of the events of a name."""
-
-    def sum_ms(self, names: Sequence[str]) -> NDArray[np.float64]:
-        """(ranks, n) summed duration of the events of these names, ms."""
-        wanted = [index for index, name in enumerate(self.names) if name in names]
-        return np.asarray(self.total_ns[:, wanted].sum(axis=1) / 1e6)
+    spent: Spent
 
     @property
     def compute_share(self) -> NDArray[np.float64]:
-        """(ranks, n) busy / period; NaN where the rank has no event."""
-        period_ms = np.maximum(self.period_ns, 1) / 1e6
-        return np.where(self.events > 0, self.sum_ms(COMPUTE) / period_ms, np.nan)
+        """(ranks, n) compute / period; NaN where the rank has no event."""
+        return self._of_events(self.spent.compute / self._period_ms)
+
+    @property
+    def communication_share(self) -> NDArray[np.float64]:
+        """(ranks, n) exposed communication / period, at most 1; NaN where the rank has no event."""
+        return self._of_events(np.minimum(self.spent.communication / self._period_ms, 1.0))
+
+    @property
+    def bubble_share(self) -> NDArray[np.float64]:
+        """(ranks, n) bubble / (passes + bubble), 0 without either; NaN where the rank has no event."""
+        together = self.spent.passes + self.spent.bubble
+        return self._of_events(self.spent.bubble / np.where(together > 0, together, 1.0))
+
+    @property
+    def _period_ms(self) -> NDArray[np.float64]:
+        return np.asarray(np.maximum(self.period_ns, 1) / 1e6)
+
+    def _of_events(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.where(self.events > 0, values, np.nan)
 
     @property
     def usual_period_ms(self) -> float | None:
@@ -88,38 +80,46 @@ class Statistics:
             return int(steady[np.argsort(self.length_ns[steady], kind="stable")[(len(steady) - 1) // 2]])
         return len(self.iterations) - 1 if len(self.iterations) else None
 
+    def bubble_of(self, ranks: Sequence[int]) -> float:
+        """The median over these ranks and the steady iterations."""
+        return float(np.median(self.bubble_share[ranks][:, self.steady]))
+
     @property
     def bubble(self) -> float | None:
-        """Mean bubble fraction of the ranks that have events, each the median over steady iterations."""
-        shares = self.compute_share[self.events.any(axis=1)][:, self.steady]
-        return float(1 - np.median(shares, axis=1).mean()) if shares.size else None
+        """Mean over the ranks that have events, of each the median over steady iterations."""
+        return self._mean(self.bubble_share)
+
+    @property
+    def communication(self) -> float | None:
+        """Exposed, as a share of the period; likewise."""
+        return self._mean(self.communication_share)
+
+    def _mean(self, shares: NDArray[np.float64]) -> float | None:
+        known = shares[self.events.any(axis=1)][:, self.steady]
+        return float(np.median(known, axis=1).mean()) if known.size else None
 
 
-def statistics(timeline: Timeline, ranks: int) -> Statistics:
-    """Sums up the events of a run of `ranks` ranks."""
-    events, names = timeline.events, len(timeline.names)
+def statistics(timeline: Timeline, ranks: Sequence[Rank]) -> Statistics:
+    """Sums up the events of a run of these ranks."""
+    events = timeline.events
     numbers, index = np.unique(events["iteration"], return_inverse=True)
     n = len(numbers)
     start = np.full(n, np.iinfo(np.int64).max)
     end = np.full(n, np.iinfo(np.int64).min)
     np.minimum.at(start, index, events["start_ns"])
     np.maximum.at(end, index, events["end_ns"])
-    rank = events["rank"].astype(np.int64)
-    count = np.bincount(rank * n + index, minlength=ranks * n).reshape(ranks, n)
-    cell = (rank * names + events["name"]) * n + index
-    duration = events["end_ns"] - events["start_ns"]
-    total = np.bincount(cell, weights=duration, minlength=ranks * names * n).reshape(ranks, names, n)
-    compute = [index for index, name in enumerate(timeline.names) if name in COMPUTE]
-    busiest = total[:, compute].sum(axis=1).max(axis=0, initial=0).astype(np.int64)
+    cell = events["rank"].astype(np.int64) * n + index
+    count = np.bincount(cell, minlength=len(ranks) * n).reshape(len(ranks), n)
+    parts = spent(timeline, ranks, cell, (len(ranks), n))
+    busiest = (1e6 * parts.compute.max(axis=0, initial=0)).astype(np.int64)
     return Statistics(
-        names=timeline.names,
         iterations=numbers.astype(np.int64),
         start_ns=start,
         length_ns=end - start,
         period_ns=np.maximum(end - _not_before(start, end), busiest),
         steady=_complete(count) & (np.arange(n) > 0),
         events=count.astype(np.int64),
-        total_ns=total.astype(np.float64),
+        spent=parts,
     )
 
 
@@ -136,7 +136,7 @@ def slowest_first(figures: Statistics, replica_of: Sequence[int]) -> list[int]:
     Args:
         replica_of: the data-parallel index of each rank.
     """
-    busy = figures.sum_ms(COMPUTE)[:, figures.steady] if figures.steady.any() else figures.sum_ms(COMPUTE)
+    busy = figures.spent.compute[:, figures.steady] if figures.steady.any() else figures.spent.compute
     usual = np.median(busy, axis=1) if busy.shape[1] else np.zeros(len(busy))
     longest = {replica: max(usual[np.array(replica_of) == replica]) for replica in sorted(set(replica_of))}
     return sorted(longest, key=lambda replica: -longest[replica])
@@ -185,46 +185,3 @@ def ideal_bubble(schedule: str, stages: int, chunks: int, micro_batches: int) ->
     if schedule == "zb_h1" and m >= p:
         return IdealBubble("ZB-H1", "(p−1)/(3m+p−1)", p - 1, 3 * m + p - 1)
     return None
-
-
-@dataclass(frozen=True)
-class StageTimes:
-    """Medians over the ranks of a stage and the steady iterations; ms per iteration, shares of its period."""
-
-    stage: int
-    forward_ms: float
-    backward_ms: float
-    wait_ms: float
-    send_ms: float
-    all_reduce_ms: float
-    optimizer_ms: float
-    bubble: float
-
-
-def stage_times(figures: Statistics, stage_of: Sequence[int]) -> list[StageTimes]:
-    """One row per stage that has events in a steady iteration.
-
-    Args:
-        stage_of: the stage of each rank.
-    """
-    rows = []
-    for stage in sorted(set(stage_of)):
-        ranks = [rank for rank, of in enumerate(stage_of) if of == stage and figures.events[rank].any()]
-
-        def median(values: NDArray[np.float64], ranks: list[int] = ranks) -> float:
-            return float(np.median(values[ranks][:, figures.steady]))
-
-        if ranks and figures.steady.any():
-            rows.append(
-                StageTimes(
-                    stage=stage,
-                    forward_ms=median(figures.sum_ms(FORWARD)),
-                    backward_ms=median(figures.sum_ms(BACKWARD)),
-                    wait_ms=median(figures.sum_ms(WAIT)),
-                    send_ms=median(figures.sum_ms(SEND)),
-                    all_reduce_ms=median(figures.sum_ms(ALL_REDUCE)),
-                    optimizer_ms=median(figures.sum_ms(OPTIMIZER)),
-                    bubble=1 - median(figures.compute_share),
-                )
-            )
-    return rows

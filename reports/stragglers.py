@@ -10,7 +10,8 @@ import numpy as np
 from reports.page import Names, table
 from reports.plan_section import plural
 from reports.record import Plan, Rank
-from reports.statistics import COMPUTE, Statistics
+from reports.statistics import Statistics
+from reports.terms import ranks_seen
 
 SLOW_RANK = 1.05
 """Times the median of the other ranks of its stage, from which a rank is a straggler."""
@@ -35,10 +36,10 @@ def stragglers(figures: Statistics, plan: Plan) -> list[Straggler]:
     """The slowest first. Ranks of a stage have the same work, so that their computing times can be compared."""
     if not figures.steady.any():
         return []
-    usual = np.median(figures.sum_ms(COMPUTE)[:, figures.steady], axis=1)
+    usual = np.median(figures.spent.compute[:, figures.steady], axis=1)
     found = []
     for stage in range(plan.pipeline):
-        ranks = [rank for rank in plan.ranks if rank.stage == stage and figures.events[rank.rank].any()]
+        ranks = [plan.ranks[rank] for rank in ranks_seen(figures, plan, stage)]
         for rank in ranks if len(ranks) > 1 else ():
             others = float(np.median([usual[other.rank] for other in ranks if other is not rank]))
             if usual[rank.rank] > SLOW_RANK * others > 0:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from fasop.predict import Prediction
-from fasop.simulate import Event
-from reports.events import Timeline
+from reports.events import Timeline, legend_order
 from reports.pack import event_columns, pack
 from reports.page import data, emulated, missing, page, static
 from reports.plan_section import plural
 from reports.record import Plan, Record
 from reports.stages_section import ideal
-from reports.statistics import Statistics, slowest_first, stage_times
+from reports.statistics import Statistics, slowest_first
+from reports.terms import measured
 
 SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "overview.js", "waits.js", "plot.js", "timeline.js")
 MOST_RANKS = 64
@@ -36,12 +36,12 @@ def render(record: Record, timeline: Timeline, figures: Statistics, prediction: 
         why = _why_no_events(record)
         return page(title, f'{header}<main>{notes}<p class="none">No events: {why}.</p></main>')
     foreseen = prediction.events if prediction else ()
-    names = (*timeline.names, *dict.fromkeys(one.kind for one in foreseen if one.kind not in timeline.names))
+    names = (*timeline.names, *legend_order({one.kind for one in foreseen} - set(timeline.names)))
     packed = pack(
         {
             **event_columns(timeline, len(record.plan.ranks)),
             **iteration_columns(figures),
-            **predicted_columns(foreseen, names),
+            **predicted_columns(prediction, names),
         }
     )
     facts = {"layout": packed.layout, "names": names, "predicted_ns": prediction.iteration_s * 1e9 if prediction else 0}
@@ -66,16 +66,15 @@ def _answer(plan: Plan, figures: Statistics) -> str:
     length_ms = float(np.median(figures.length_ns[figures.steady])) / 1e6
     period_ms = figures.usual_period_ms or length_ms
     steady = plural(int(figures.steady.sum()), "steady one")
-    bubble = f"{figures.bubble:.1%} of it is bubble"
+    every = ""
     if f"{period_ms:.1f}" != f"{length_ms:.1f}":
-        every = f"the next one begins before it ends, so one is done every {period_ms:,.1f} ms"
-        bubble = f"{every}, and {figures.bubble:.1%} of these is bubble"
-    said = f"From its first event to its last an iteration takes {length_ms:,.1f} ms, the median of {steady}; {bubble}"
+        every = f"; the next one begins before it ends, so one is done every {period_ms:,.1f} ms"
+    said = f"From its first event to its last an iteration takes {length_ms:,.1f} ms, the median of {steady}{every}. "
+    said += f"The bubble is {figures.bubble:.1%} of passes and bubble"
     known = ideal(plan)
-    said += f", where {known.schedule} with equal stages has {known.fraction:.1%}." if known else "."
-    compute = {
-        row.stage: row.forward_ms + row.backward_ms for row in stage_times(figures, [r.stage for r in plan.ranks])
-    }
+    said += f", where {known.schedule} with equal stages has {known.fraction:.1%}; " if known else "; "
+    said += f"{figures.communication:.1%} of an iteration is exposed communication."
+    compute = {stage: terms.compute for stage, terms in measured(figures, plan, period_ms).items()}
     if len(compute) == 1:
         return said
     longest, least = max(compute, key=lambda stage: compute[stage]), min(compute, key=lambda stage: compute[stage])
@@ -95,20 +94,28 @@ def _why_no_events(record: Record) -> str:
 
 
 def iteration_columns(figures: Statistics) -> dict[str, Any]:
-    """Of iterations number, start, length and period; of ranks in them the compute share in 1/1000, -1 for none."""
-    share = np.nan_to_num(np.rint(figures.compute_share * 1000), nan=-1)
+    """Of iterations number, start, length and period; of ranks in them shares in 1/1000, -1 for none."""
+    shares = {
+        "compute_share": figures.compute_share,
+        "bubble_share": figures.bubble_share,
+        "communication_share": figures.communication_share,
+    }
     origin = figures.start_ns.min()
     return {
         "iterations": figures.iterations,
         "iteration_start": figures.start_ns - origin,
         "iteration_length": figures.length_ns,
         "iteration_period": figures.period_ns,
-        "share": share.astype(np.int64).ravel(),
+        **{
+            name: np.nan_to_num(np.rint(share * 1000), nan=-1).astype(np.int64).ravel()
+            for name, share in shares.items()
+        },
     }
 
 
-def predicted_columns(events: Sequence[Event], names: Sequence[str]) -> dict[str, Any]:
+def predicted_columns(prediction: Prediction | None, names: Sequence[str]) -> dict[str, Any]:
     """Events of an iteration as predicted; times in ns from its start."""
+    events, waiting = (prediction.events, prediction.waiting) if prediction else ((), ())
     start = [round(one.start * 1e9) for one in events]
     return {
         "predicted_stage": np.array([one.stage for one in events], np.int64),
@@ -117,6 +124,7 @@ def predicted_columns(events: Sequence[Event], names: Sequence[str]) -> dict[str
         "predicted_micro_batch": np.array([one.micro_batch for one in events], np.int64),
         "predicted_start": np.array(start, np.int64),
         "predicted_duration": np.array([round(one.end * 1e9) for one in events], np.int64) - np.array(start, np.int64),
+        "predicted_waiting": np.array([round(wait * 1e9) for wait in waiting], np.int64),
     }
 
 

@@ -48,6 +48,8 @@ const TASKS = {
   "post-process": { ...DATA, light: "#a1683a", dark: "#d6a377" },
   "loss-compute": { ...DATA, light: "#b3a000", dark: "#e2d44a" },
 };
+// Waiting inside a task of the computation is none of its work.
+const waitingPlace = (style) => (style.lane === COMPUTE.lane ? COMPUTE : style);
 const OTHER_TASK = { ...DATA, light: "#444444", dark: "#cccccc" };
 
 const darkScheme = matchMedia("(prefers-color-scheme: dark)");
@@ -70,6 +72,12 @@ function shade(name, microBatch, microBatches) {
   const base = taskStyle(name)[darkScheme.matches ? "dark" : "light"];
   const share = microBatch < 1 ? 0 : (0.5 * microBatch) / Math.max(microBatches - 1, microBatch);
   return `rgb(${mix(base, darkScheme.matches ? "#181c22" : "#ffffff", share).join()})`;
+}
+
+// The colour of the part of a task that is waiting for another rank.
+function pale(name) {
+  const base = taskStyle(name)[darkScheme.matches ? "dark" : "light"];
+  return `rgb(${mix(base, darkScheme.matches ? "#181c22" : "#ffffff", 0.8).join()})`;
 }
 
 // Black or white, whichever stands out from a colour `rgb(…)`: at least 4.5 times as light or dark (WCAG 2, 1.4.3).

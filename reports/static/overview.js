@@ -3,17 +3,20 @@
 
 const SHADES = Array.from({ length: 101 }, (_, percent) => scaleColour(percent / 100));
 
-// What the map can show of a rank in an iteration. share: of computation, 1/1000; period: of the iteration, ns.
+// What the map can show of a rank in an iteration, from a column of shares in 1/1000, by rank and iteration, -1 for none;
+// period: of the iteration, ns.
+const percent = (share) => share / 10;
 const MAPS = {
-  bubble: { of: (share) => 100 - share / 10, unit: "%", least: 30, most: 100, says: "of the iteration without forward or backward computation" },
-  compute: { of: (share, period) => (share / 1e3) * (period / 1e6), unit: "ms", least: 0, most: Infinity, says: "of forward and backward computation" },
+  bubble: { column: "bubble_share", of: percent, unit: "%", least: 30, most: 100, says: "of passes and bubble is waiting for other stages" },
+  communication: { column: "communication_share", of: percent, unit: "%", least: 30, most: 100, says: "of the iteration is exposed communication" },
+  compute: { column: "compute_share", of: (share, period) => (share / 1e3) * (period / 1e6), unit: "ms", least: 0, most: Infinity, says: "of forward and backward computation" },
 };
 
-// rows: ranks from top to bottom; columns.share: 1/1000 by rank and iteration, -1 for none; kind: a key of MAPS.
+// rows: ranks from top to bottom; kind: a key of MAPS.
 function drawOverview(rows, columns, kind) {
   const numbers = columns.iterations;
   const map = MAPS[kind];
-  const values = Array.from(columns.share, (share, cell) =>
+  const values = Array.from(columns[map.column], (share, cell) =>
     share < 0 ? NaN : map.of(share, columns.iteration_period[cell % numbers.length]),
   );
   const [low, high] = mapRange(values, map);
@@ -61,12 +64,12 @@ function drawScale(low, high, map) {
   document.getElementById("scale-says").textContent = `${map.says}; hatched: no events`;
 }
 
-// Both values of a cell in words.
+// All values of a cell in words.
 function cellText(rank, column, columns) {
-  const share = columns.share[rank * columns.iterations.length + column];
-  if (share < 0) return "no events";
-  const of = (kind, digits) => `${MAPS[kind].of(share, columns.iteration_period[column]).toFixed(digits)} ${MAPS[kind].unit}`;
-  return `bubble ${of("bubble", 1)}, compute ${of("compute", 1)}`;
+  const cell = rank * columns.iterations.length + column;
+  if (columns.compute_share[cell] < 0) return "no events";
+  const of = (map) => `${map.of(columns[map.column][cell], columns.iteration_period[column]).toFixed(1)} ${map.unit}`;
+  return Object.entries(MAPS).map(([kind, map]) => `${kind} ${of(map)}`).join(", ");
 }
 
 function label(id, ...texts) {

@@ -41,8 +41,29 @@ function merged(bars, gap) {
   return result;
 }
 
-// One trace of bars per name, in the order of the names, so that what lies inside another task is drawn over it.
+// One trace of bars per name, in the order of the names, so that what lies inside another task is drawn over it; the last
+// one covers with `wait` ns, from its begin, the part of a bar that is waiting for another rank.
 function traces(all, pixel, numbered, hoverText) {
+  return [...tasks(all, pixel, numbered, hoverText), waitingParts(all.filter((bar) => bar.wait > 0 && bar.count === 1))];
+}
+
+function waitingParts(bars) {
+  const names = bars.map((bar) => run.names[events.name[bar.i]]);
+  const places = names.map((name) => waitingPlace(taskStyle(name)));
+  return {
+    type: "bar",
+    orientation: "h",
+    base: bars.map((bar) => bar.start / 1e6),
+    x: bars.map((bar) => bar.wait / 1e6),
+    y: bars.map((bar, index) => bar.row + (places[index].top + places[index].bottom) / 2),
+    width: places.map((place) => place.bottom - place.top),
+    marker: { color: names.map(pale), line: { width: 0 } },
+    hoverinfo: "skip",
+    textposition: "none",
+  };
+}
+
+function tasks(all, pixel, numbered, hoverText) {
   const cached = new Map();
   const byName = run.names.map(() => []);
   for (const bar of all) byName[events.name[bar.i]].push(bar);

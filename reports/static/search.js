@@ -32,7 +32,7 @@ async function draw() {
   const first = run.plans.slice(0, number).reduce((sum, other) => sum + other.events, 0);
   const inView = [];
   for (let i = first; i < first + plan.events; i++) {
-    const bar = { i, row: events.stage[i], start: events.start[i], end: events.start[i] + events.duration[i], count: 1 };
+    const bar = { i, row: events.stage[i], start: events.start[i], end: events.start[i] + events.duration[i], wait: events.waiting[i], count: 1 };
     if (bar.end >= from && bar.start <= to) inView.push(bar);
   }
   const rows = Array.from({ length: plan.stages }, (_, stage) => ({ label: plan.labels[stage], stage, predicted: false }));

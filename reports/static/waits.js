@@ -1,55 +1,74 @@
 "use strict";
-// Which part of an event is waiting: of a receive the time until the other rank begins to send, of an all-reduce the
-// time until the last rank of its group begins. The rest is transfer.
+// Which part of an event is waiting for another rank; the rest is work or transfer. reports/waits.py does the same.
+// A receive waits until the other rank begins to send: the k-th message of an iteration from a rank to another, forward
+// or backward, is what that one receives k-th. A collective waits until the last rank of its group begins: the k-th of a
+// name is the same on all.
 
-const SEND_OF = { "forward-recv": ["forward-send", -1], "backward-recv": ["backward-send", 1] };
-// The group that a rank's all-reduce waits for, as a text.
+const ofReplicas = (rank) => `stage ${rank.stage} tp ${rank.tp}`;
+const ofTensorGroup = (rank) => `stage ${rank.stage} dp ${rank.dp}`;
+const NORM = "grad-norm-all-reduce"; // files that do not have it, have it inside the clipping
+const CLIP = "optimizer-clip-main-grad";
+// The group that a rank's collective waits for, as a text.
 const GROUP_OF = {
-  "grads-all-reduce": (rank) => `stage ${rank.stage} tp ${rank.tp}`,
-  "layernorm-grads-all-reduce": (rank) => `stage ${rank.stage} dp ${rank.dp}`,
+  "grads-all-reduce": ofReplicas,
+  "overlapped-grads-all-reduce": ofReplicas,
+  "grads-reduce-scatter": ofReplicas,
+  "params-all-gather": ofReplicas,
+  "layernorm-grads-all-reduce": ofTensorGroup,
+  "tensor-all-reduce": ofTensorGroup,
+  "tensor-all-gather": ofTensorGroup,
+  "tensor-reduce-scatter": ofTensorGroup,
   "embedding-grads-all-reduce": (rank) => `dp ${rank.dp} tp ${rank.tp}`,
-  "optimizer-clip-main-grad": (rank) => `dp ${rank.dp}`,
+  [NORM]: (rank) => `dp ${rank.dp}`,
+  [CLIP]: (rank) => `dp ${rank.dp}`,
 };
 
-// The chunk of the stage that sends what chunk `chunk` of `stage` receives; messages wrap around from the last stage.
-function sendingChunk(stage, step, chunk, stages) {
-  const sender = stage + step;
-  return sender < 0 ? chunk - 1 : sender >= stages ? chunk + 1 : chunk;
+// What an event of this name sends and receives: "forward", "backward", both or nothing.
+function messages(name) {
+  const found = { send: [], recv: [] };
+  let ways = [];
+  for (const word of name.split("-")) {
+    if (word === "forward" || word === "backward") ways.push(word);
+    else if (Object.hasOwn(found, word) && ways.length) [found[word], ways] = [ways, []];
+    else return { send: [], recv: [] };
+  }
+  return found;
 }
 
 // A function that gives the waiting nanoseconds of an event, or null where that cannot be told. It looks at the events
 // of one iteration, order[from] ... order[to - 1].
 function waits(events, names, ranks, from, to) {
-  const stages = Math.max(...ranks.map((rank) => rank.stage)) + 1;
-  const sent = new Map();
-  const last = new Map();
-  const turn = new Map(); // by event: its key among the all-reduces of its group
+  const moved = names.map(messages);
+  const group = (name) => (Object.hasOwn(GROUP_OF, name) && !(name === CLIP && names.includes(NORM)) ? GROUP_OF[name] : null);
+  const grouped = names.map(group);
+  const sent = new Map(); // by message: when it was begun to be sent
+  const last = new Map(); // by collective: when its last rank began
+  const keys = new Map(); // by event: the messages that it receives, or its collective
   const counts = new Map();
-  const sendKey = (name, rank, peer, microBatch, chunk) => `${name} ${rank} ${peer} ${microBatch} ${chunk}`;
+  const numbered = (own) => {
+    const number = counts.get(own) ?? 0;
+    counts.set(own, number + 1);
+    return number;
+  };
   for (let at = from; at < to; at++) {
     const i = events.order[at];
-    const name = names[events.name[i]];
-    const rank = events.rank[i];
-    if (name === "forward-send" || name === "backward-send") {
-      sent.set(sendKey(name, rank, events.peer[i], events.micro_batch[i], events.chunk[i]), events.start[i]);
-    } else if (Object.hasOwn(GROUP_OF, name)) {
-      const own = `${name} ${rank}`;
-      const number = counts.get(own) ?? 0;
-      counts.set(own, number + 1);
-      const key = `${name} ${GROUP_OF[name](ranks[rank])} ${number}`;
-      turn.set(i, key);
-      last.set(key, Math.max(last.get(key) ?? -Infinity, events.start[i]));
+    const [name, rank, peer, start] = [events.name[i], events.rank[i], events.peer[i], events.start[i]];
+    if (grouped[name]) {
+      const key = `${name} ${grouped[name](ranks[rank])} ${numbered(`${name} ${rank}`)}`;
+      keys.set(i, [key]);
+      last.set(key, Math.max(last.get(key) ?? -Infinity, start));
+    } else if (peer >= 0) {
+      const taken = (way, sender, receiver, does) => {
+        const channel = `${way} ${sender} ${receiver}`;
+        return `${channel} ${numbered(`${does} ${channel}`)}`;
+      };
+      for (const way of moved[name].send) sent.set(taken(way, rank, peer, "send"), start);
+      if (moved[name].recv.length) keys.set(i, moved[name].recv.map((way) => taken(way, peer, rank, "recv")));
     }
   }
   return (i) => {
-    const name = names[events.name[i]];
-    let until = last.get(turn.get(i));
-    if (Object.hasOwn(SEND_OF, name)) {
-      const [send, step] = SEND_OF[name];
-      const chunk = sendingChunk(ranks[events.rank[i]].stage, step, events.chunk[i], stages);
-      until = sent.get(sendKey(send, events.peer[i], events.rank[i], events.micro_batch[i], chunk));
-    }
-    if (until === undefined) return null;
-    return Math.min(Math.max(until - events.start[i], 0), events.end[i] - events.start[i]);
+    const until = (keys.get(i) ?? []).map((key) => last.get(key) ?? sent.get(key)).filter((time) => time !== undefined);
+    if (!until.length) return null;
+    return Math.min(Math.max(Math.max(...until) - events.start[i], 0), events.end[i] - events.start[i]);
   };
 }

@@ -10,7 +10,9 @@ from playwright.sync_api import Page
 
 from reports.events import Timeline, read_run
 
-BARS = "#timeline .barlayer .point"
+BARS = "#timeline .barlayer .trace:not(:last-child) .point"
+"""Of events; the last trace covers what is waiting of them."""
+WAITS = "#timeline .barlayer .trace:last-child .point"
 
 
 def events_of(run: Path, ranks: int) -> Timeline:

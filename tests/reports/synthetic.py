@@ -13,6 +13,7 @@ import numpy as np
 
 from megatron_ext.schedule import Kind, schedule
 from megatron_ext.timeline import NAMES
+from reports.record import Rank
 
 RECORD = np.dtype("<u2,<u2,<u4,<i4,<i4,<i8,<i8")
 ID = {name: index for index, name in enumerate(NAMES)}
@@ -59,6 +60,13 @@ class Shape:
     def peak_mib(self, rank: int) -> float:
         """What a rank tells of its memory."""
         return 10_000.25 + 1000 * (rank % self.data) - 100 * (rank // self.data)
+
+
+def ranks_of(shape: Shape) -> list[Rank]:
+    """As the plan has them."""
+    return [
+        Rank(rank=rank, stage=rank // shape.data, dp=rank % shape.data, tp=0, node="") for rank in range(shape.ranks)
+    ]
 
 
 @dataclass
@@ -119,8 +127,11 @@ class Replay:
                 ends = [dp, (shape.pipeline - 1) * shape.data + dp]
                 self.together("embedding-grads-all-reduce", number, ends, 4e6)
         starts = list(self.free)
-        self.together("optimizer-clip-main-grad", number, list(range(shape.ranks)), 1.2e6)
+        for dp in range(shape.data):
+            self.together("grad-norm-all-reduce", number, list(range(dp, shape.ranks, shape.data)), 0.2e6)
         for rank in range(shape.ranks):
+            self.free[rank] += 1_000_000
+            self.note(rank, "optimizer-clip-main-grad", number, starts[rank], self.free[rank])
             end = self.free[rank] + int(6e6 * self.random.lognormvariate(0, 0.05))
             self.note(rank, "optimizer", number, starts[rank], end)
             self.free[rank] = end

@@ -81,7 +81,7 @@ def test_differences_to_the_prediction_are_measured_less_predicted_and_add_up(ru
     for stage in ("0", "1"):
         cells = row(run, "Predicted and measured", stage)[1:]
         numbers = [re.findall(r"-?[\d.]+", cell.replace(",", "").replace("−", " ")) for cell in cells]
-        assert len(numbers) == 7
+        assert len(numbers) == 8
         for difference, seen, expected in ([float(one) for one in cell] for cell in numbers):
             assert difference == pytest.approx(seen - expected, abs=0.11)
         differences = [float(cell[0]) for cell in numbers]

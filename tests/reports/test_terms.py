@@ -13,7 +13,8 @@ from reports import record
 from reports.events import Timeline, read_run
 from reports.record import Record
 from reports.statistics import statistics
-from reports.terms import CLIP, Terms, measured, waiting_ns
+from reports.terms import Terms, measured
+from reports.waits import NORM, waiting_ns
 from tests.reports.synthetic import Shape, make_run
 
 SHAPES = {
@@ -53,7 +54,7 @@ def waited(timeline: Timeline, shape: Shape) -> list[int]:
                 and other["chunk"] == sender // shape.pipeline
             ]
             assert len(until) == 1
-        elif kind in ("grads-all-reduce", "embedding-grads-all-reduce", CLIP):
+        elif kind in ("grads-all-reduce", "embedding-grads-all-reduce", NORM):
             key = "stage" if kind == "grads-all-reduce" else "dp"
             until = [o["start_ns"] for o in same if o["name"] == row["name"] and o[key] == row[key]]
         found.append(min(max(max(until) - row["start_ns"], 0), row["end_ns"] - row["start_ns"]))
@@ -63,15 +64,15 @@ def waited(timeline: Timeline, shape: Shape) -> list[int]:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_waiting_lasts_until_the_other_rank_sends_or_the_last_of_the_group_begins(tmp_path: Path, shape: Shape):
     known, timeline = read(tmp_path, shape)
-    assert waiting_ns(timeline, known.plan).tolist() == waited(timeline, shape)
+    assert waiting_ns(timeline, known.plan.ranks).tolist() == waited(timeline, shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_terms_of_a_stage_are_its_iteration_and_none_is_negative(tmp_path: Path, shape: Shape):
     known, timeline = read(tmp_path, shape)
-    figures = statistics(timeline, shape.ranks)
+    figures = statistics(timeline, known.plan.ranks)
     length_ms = float(np.median(figures.length_ns[figures.steady])) / 1e6
-    found = measured(timeline, figures, known.plan, length_ms)
+    found = measured(figures, known.plan, length_ms)
     assert list(found) == list(range(shape.pipeline))
     for terms in found.values():
         assert terms.total == pytest.approx(length_ms)
@@ -86,7 +87,7 @@ def test_a_message_whose_send_was_not_recorded_counts_as_transfer(tmp_path: Path
     part = Timeline(timeline.events[kept], timeline.names, timeline.hosts, 0, ())
     receives = part.events["name"] == part.names.index("forward-recv")
     from_first = receives & (part.events["peer"] < 2)
-    waits = waiting_ns(part, known.plan)
+    waits = waiting_ns(part, known.plan.ranks)
     assert from_first.any()
     assert not waits[from_first].any()
     assert waits[receives & ~from_first].any()

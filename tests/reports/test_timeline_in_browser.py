@@ -15,12 +15,17 @@ from fasop.predict import predict
 from megatron_ext.timeline import NAMES as ENGINE_NAMES
 from reports.cli import main
 from reports.events import NAMES, Timeline
-from reports.statistics import COMPUTE, statistics
+from reports.statistics import Statistics
+from reports.statistics import statistics as statistics_of
 from tests.reports.conftest import Opener, until
 from tests.reports.in_browser import BARS, drawn_after, events_in, events_of, iteration, ready
-from tests.reports.synthetic import Shape, make_run
+from tests.reports.synthetic import Shape, make_run, ranks_of
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=4, iterations=5, ranks_per_node=2)
+
+
+def statistics(timeline: Timeline) -> Statistics:
+    return statistics_of(timeline, ranks_of(SHAPE))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,7 @@ def page(run: Path, open_page: Opener) -> Page:
 
 
 def test_it_opens_at_the_steady_iteration_of_median_length_with_a_bar_per_event(page: Page, timeline: Timeline):
-    figures = statistics(timeline, SHAPE.ranks)
+    figures = statistics(timeline)
     steady = sorted(figures.length_ns[1:])
     assert iteration(page) > 1
     assert figures.length_ns[iteration(page) - 1] == steady[(len(steady) - 1) // 2]
@@ -91,10 +96,13 @@ def test_a_click_on_the_overview_goes_to_that_iteration(page: Page):
 
 
 def test_the_overview_has_bubble_and_compute_time_of_every_rank_and_iteration(page: Page, timeline: Timeline):
-    figures = statistics(timeline, SHAPE.ranks)
-    share = figures.compute_share
-    assert page.evaluate("Array.from(columns.share)") == np.rint(share * 1000).ravel().tolist()
-    for kind, values in (("bubble", 1 - share), ("compute", share * figures.period_ns)):
+    figures = statistics(timeline)
+    bubble, share = figures.bubble_share, figures.compute_share
+    shares = {"bubble": bubble, "communication": figures.communication_share, "compute": share}
+    for kind, exact in shares.items():
+        values = np.rint(exact * 1000)
+        assert page.evaluate(f"Array.from(columns.{kind}_share)") == values.ravel().tolist()
+        values = values * figures.period_ns if kind == "compute" else values
         page.select_option("#map", kind)
         colours = page.evaluate(
             """(() => {
@@ -110,8 +118,10 @@ def test_the_overview_has_bubble_and_compute_time_of_every_rank_and_iteration(pa
     compute = share[0, 0] * figures.period_ns[0] / 1e6
     said = page.inner_text("#overview-cell")
     assert said.startswith("rank 0 · stage 0 · dp 0 · iteration 1: ")
-    bubble, told = map(float, re.search(r"bubble ([\d.]+) %, compute ([\d.]+) ms", said).groups())
-    assert bubble == pytest.approx(100 * (1 - share[0, 0]), abs=0.11)
+    words = r"bubble ([\d.]+) %, communication ([\d.]+) %, compute ([\d.]+) ms"
+    waited, exposed, told = map(float, re.search(words, said).groups())
+    assert waited == pytest.approx(100 * bubble[0, 0], abs=0.11)
+    assert exposed == pytest.approx(100 * figures.communication_share[0, 0], abs=0.11)
     assert told == pytest.approx(compute, rel=0.005)
 
 
@@ -237,7 +247,9 @@ def test_the_prediction_lies_under_the_ranks_of_each_stage(
     assert labels == [*ranks[:2], "predicted · stage 0", *ranks[2:], "predicted · stage 1"]
     assert f"{prediction.iteration_s * 1e3:.3f} ms from one iteration to the next" in page.inner_text("#said")
     assert f"{before} events" in page.inner_text("#said")
-    traces = page.evaluate("element('timeline').data.map(({base, x, y}, name) => [run.names[name], base, x, y])")
+    traces = page.evaluate(
+        "element('timeline').data.slice(0, -1).map(({base, x, y}, name) => [run.names[name], base, x, y])"
+    )
     found = Counter(
         (name, {2: 0, 5: 1}[round(row)], round(base * 1e6), round(length * 1e6))
         for name, *rest in traces
@@ -299,16 +311,16 @@ def test_the_numbers_of_micro_batches_can_be_read(run: Path, open_page: Opener, 
 
 
 def test_it_begins_with_what_it_amounts_to(page: Page, timeline: Timeline):
-    figures = statistics(timeline, SHAPE.ranks)
+    figures = statistics(timeline)
     lengths = figures.length_ns[1:] / 1e6
-    compute = np.median(figures.sum_ms(COMPUTE)[:, 1:].reshape(2, -1), axis=1)
+    compute = np.median(figures.spent.compute[:, 1:].reshape(2, -1), axis=1)
     said = page.inner_text(".answer")
     assert said.startswith(
         f"From its first event to its last an iteration takes {np.median(lengths):,.1f} ms, "
         f"the median of 4 steady ones; the next one begins before it ends, so one is done every "
-        f"{figures.usual_period_ms:,.1f} ms, and {figures.bubble:.1%} of these is bubble, "
+        f"{figures.usual_period_ms:,.1f} ms. The bubble is {figures.bubble:.1%} of passes and bubble, where 1F1B "
+        f"with equal stages has 20.0%; {figures.communication:.1%} of an iteration is exposed communication. "
     )
-    assert "where 1F1B with equal stages has 20.0%." in said
     longest = int(np.argmax(compute))
     assert re.search(rf"Stage {longest} computes longest, [\d.]+ ms; stage {1 - longest} shortest", said)
     assert page.locator(".answer").bounding_box()["y"] < page.locator("#overview").bounding_box()["y"]

@@ -15,10 +15,10 @@ from playwright.sync_api import Page
 
 from reports.cli import main
 from reports.events import RECORD
-from reports.statistics import COMPUTE, statistics
+from reports.statistics import statistics
 from tests.reports.conftest import Opener
 from tests.reports.in_browser import BARS, drawn_after, events_in, events_of, iteration, ready
-from tests.reports.synthetic import Shape, make_run
+from tests.reports.synthetic import Shape, make_run, ranks_of
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=4, iterations=5, ranks_per_node=2)
 BAR = re.compile(
@@ -60,7 +60,7 @@ def test_the_events_of_a_run_can_be_rebuilt_from_what_the_page_draws(tmp_path: P
     for index, number in enumerate(range(1, shape.iterations + 1)):
         page.evaluate(f"show({index})")
         origin = timeline.events["start_ns"][timeline.events["iteration"] == number].min()
-        drawn = "element('timeline').data.map(({base, x, y, hovertext}) => [base, x, y, hovertext])"
+        drawn = "element('timeline').data.slice(0, -1).map(({base, x, y, hovertext}) => [base, x, y, hovertext])"
         for trace in page.evaluate(drawn):
             for base, length, row, text in zip(*trace, strict=True):
                 said = BAR.fullmatch(text)
@@ -108,7 +108,7 @@ def test_more_events_than_can_be_drawn_become_bars_that_tell_how_many(tmp_path: 
         file.write(many.tobytes())
     page = timeline_page(run, open_page)
     drawn_after(page, lambda: (page.fill("#iteration", "3"), page.press("#iteration", "Enter")))
-    bars = page.evaluate("element('timeline').data.flatMap((trace) => trace.hovertext)")
+    bars = page.evaluate("element('timeline').data.slice(0, -1).flatMap((trace) => trace.hovertext)")
     assert 0 < len(bars) <= page.evaluate("MOST_BARS")
     assert sum(int(bar.removeprefix("<b>").split(" × ")[0]) for bar in bars) == len(many)
 
@@ -138,7 +138,7 @@ def test_a_rehearsal_of_chunks_says_so_above_all_and_knows_the_nodes_it_stands_f
     events = events_of(run, shape.ranks)
     drawn_after(page, lambda: page.select_option("#node", "g1-1"))
     assert page.locator(BARS).count() == events_in(events, iteration(page), [2, 3])
-    told = page.evaluate("element('timeline').data.flatMap((trace) => trace.hovertext)")
+    told = page.evaluate("element('timeline').data.slice(0, -1).flatMap((trace) => trace.hovertext)")
     assert any("· chunk 0<" in text for text in told)
     assert any("· chunk 1<" in text for text in told)
     forward = page.evaluate("element('timeline').data[run.names.indexOf('forward-compute')].x.length")
@@ -157,8 +157,8 @@ def test_of_more_than_64_ranks_the_slowest_replica_is_shown_first(tmp_path: Path
     shape = Shape(pipeline=2, data=33, micro_batches=2, iterations=2)
     run = made(tmp_path, shape)
     page = timeline_page(run, open_page)
-    figures = statistics(events_of(run, shape.ranks), shape.ranks)
-    busy = figures.sum_ms(COMPUTE)[:, 1].reshape(2, 33).max(axis=0)
+    figures = statistics(events_of(run, shape.ranks), ranks_of(shape))
+    busy = figures.spent.compute[:, 1].reshape(2, 33).max(axis=0)
     slowest = int(np.argmax(busy))
     assert page.input_value("#dp") == str(slowest)
     options = page.locator("#dp option").all_inner_texts()
