@@ -8,7 +8,7 @@ import json
 import os
 import re
 import secrets
-import tempfile
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,18 +23,28 @@ SCHEDULE = "schedule.json"
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes so that a reader, or a crash, finds the old content or the new one, never a part."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Writes so that a reader, or a crash, finds the old content or the new one, never a part.
+
+    Others can read it as far as the umask lets them; only its user can write to it.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def _shared(folder: Path) -> None:
+    """Makes a folder that everybody may write in who may write in the one it lies in."""
+    with suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(stat.S_IMODE(folder.parent.stat().st_mode))
 
 
 def is_full(error: OSError) -> bool:
@@ -85,16 +95,17 @@ class RunDir:
         digest = _digest(identity)
         stamp = now.strftime("%Y%m%d-%H%M%S")
         try:
-            (runs / name).mkdir(parents=True, exist_ok=True)
+            runs.mkdir(parents=True, exist_ok=True)
+            _shared(runs / name)
             for attempt in range(1000):
                 path = runs / name / (f"{stamp}-{digest}" + (f".{attempt}" if attempt else ""))
                 try:
-                    path.mkdir()
+                    path.mkdir(0o755)
                 except FileExistsError:
                     continue
                 run = cls(path.absolute())
                 for folder in (run.nodes, run.events, run.errors, run.checkpoints, run.submitit):
-                    folder.mkdir()
+                    folder.mkdir(0o755)
                 return run
         except OSError as error:
             raise RunFolderError(
@@ -180,7 +191,7 @@ class RunDir:
         link = self.runs / "by_job" / job
         fresh = link.with_name(f".{job}.{os.getpid()}")
         try:
-            link.parent.mkdir(exist_ok=True)
+            _shared(link.parent)
             fresh.symlink_to(os.path.relpath(self.path, link.parent))
             fresh.replace(link)
         except OSError as error:

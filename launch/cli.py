@@ -37,6 +37,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `tdpp <argv>`; returns its exit code (docs/exit-codes.md)."""
     argv = sys.argv[1:] if argv is None else argv
+    os.umask(os.umask(0o022) | 0o022)  # what others could write to, they could have a job of ours run
     try:
         code = _run(argv)
         sys.stdout.flush()

@@ -89,7 +89,7 @@ def _srun(submission: Submission, request: JobRequest) -> str:
 
     Their output goes to files by the task's rank in the whole job; srun's own patterns count within a component.
     """
-    agent = f'{shlex.quote(submission.python)} -u -m submitit.core._submit "$FOLDER"'
+    agent = f'{shlex.quote(submission.python)} -u -m launch.start_agent "$FOLDER"'
     inner = f'exec {agent} >>"$FOLDER/${{SLURM_JOB_ID}}_${{SLURM_PROCID}}_log.out" 2>&1'
     return shlex.join(["srun", "--unbuffered", *_srun_words(request, ["bash", "-c", inner])])
 
