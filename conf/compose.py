@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
-from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigKeyError,
     InterpolationResolutionError,
     MissingMandatoryValue,
-    OmegaConfBaseException,
 )
 
-from conf import schema
+from conf.config_files import Words, found_files
 from conf.errors import ConfigError
+from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.schema import Experiment
 from conf.yaml_file import load_yaml
 
-_NOISE = re.compile(r"To append to your config use|See https?://|\s*(full_key|object_type|reference_type)[:=]")
-
-_UNKNOWN = re.compile(r"Key '(?P<key>.*)' not in '(?P<of>\w+)'$")
-"""OmegaConf's words for a key that a class of `conf.schema` has not."""
-
+T = TypeVar("T")
 _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
@@ -45,14 +40,25 @@ def to_experiment(cfg: DictConfig) -> Experiment:
     Raises:
         ConfigError: a key is unknown, a value is missing, an interpolation leads nowhere, or a rule is broken.
     """
+    return to_object(_known(cfg), Experiment)
+
+
+def to_object(cfg: DictConfig, kind: type[T], part: str | None = None) -> T:
+    """A configuration, or a `part` of it, as one checked, frozen object.
+
+    Raises:
+        ConfigError: a value is missing, an interpolation leads nowhere, or a rule is broken.
+    """
     try:
-        return cast(Experiment, OmegaConf.to_object(_known(cfg)))
+        made = OmegaConf.to_object(cfg if part is None else cfg[part])
     except MissingMandatoryValue as error:
         key = error.full_key
         raise ConfigError(f"{key} has no value: give {key}=…, or choose a file that sets it") from error
     except InterpolationResolutionError as error:
         key, cause = error.full_key, str(error).splitlines()[0]
         raise ConfigError(f"{key} cannot be resolved: {cause}; give {key}=…") from error
+    assert isinstance(made, kind)
+    return made
 
 
 def _known(cfg: DictConfig) -> DictConfig:
@@ -66,7 +72,7 @@ def _known(cfg: DictConfig) -> DictConfig:
     try:
         return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.to_container(cfg)))
     except ConfigKeyError as error:
-        raise ConfigError(f"{error.full_key} is not a key: 'tdpp launch --cfg job' prints all of them") from error
+        raise ConfigError(unknown_key(str(error.full_key))) from error
 
 
 def read_experiment(config: Path) -> Experiment:
@@ -95,52 +101,41 @@ def _literal(value: Any) -> Any:
     return _REFERENCE.sub(r"\1\1\\${", value) if type(value) is str else value
 
 
-def compose(overrides: Sequence[str] = (), config_name: str = "config") -> Experiment:
-    """The experiment that `tdpp launch <overrides>` runs.
+def compose(words: Sequence[str] = (), config_name: str = "config") -> Experiment:
+    """The experiment that `tdpp launch <words>` runs.
 
     Raises:
-        ConfigError: as `to_experiment`.
-        hydra.errors.HydraException: an override cannot be parsed, or names no key or file.
+        ConfigError: as `to_experiment`; a word cannot be read, or names no key or file.
     """
-    return to_experiment(_composed(overrides, config_name))
+    return to_experiment(_composed(words, config_name))
 
 
-def compose_unchecked(overrides: Sequence[str] = (), config_name: str = "config") -> DictConfig:
+def compose_unchecked(words: Sequence[str] = (), config_name: str = "config") -> DictConfig:
     """The same before any rule is checked: what a search for a plan reads, since its parts need not fit together yet.
 
     Raises:
-        ConfigError: a key is unknown.
-        hydra.errors.HydraException: an override cannot be parsed, or names no key or file.
+        ConfigError: a word cannot be read, or names no key or file.
     """
-    return _known(_composed(overrides, config_name))
+    return _known(_composed(words, config_name))
 
 
-def _composed(overrides: Sequence[str], config_name: str) -> DictConfig:
+def _composed(words: Sequence[str], config_name: str) -> DictConfig:
     register()
-    with initialize_config_module("conf", version_base="1.3"):
-        return hydra_compose(config_name, list(overrides))
+    with command_line(words) as found, initialize_config_module("conf", version_base="1.3"):
+        if options := [word for word in found.overrides if word.startswith("-")]:
+            raise ConfigError(f"{' '.join(options)}: only 'tdpp launch' has such an option")
+        return hydra_compose(config_name, found.all)
 
 
-def hydra_message(error: BaseException) -> str:
-    """What Hydra and OmegaConf say about a configuration, without their advice for their own developers."""
-    said = [str(error), *([str(error.__cause__)] if isinstance(error.__cause__, OmegaConfBaseException) else [])]
-    lines = (
-        [f"{error.override}: is not KEY=VALUE as Hydra reads it"] if isinstance(error, OverrideParseException) else []
-    )
-    for line in "\n".join(said).splitlines():
-        if line.startswith("Config search path"):
-            break
-        if line.strip() and not _NOISE.match(line):
-            lines.append(line)
-    if "Could not override" in str(error):
-        lines.append(f"{_meant(lines)}'tdpp launch --cfg job' prints every key")
-    return "\n".join(lines)
+@contextmanager
+def command_line(words: Sequence[str]) -> Iterator[Words]:
+    """The words of a command line, which Hydra may read while this lasts.
 
-
-def _meant(lines: Sequence[str]) -> str:
-    """The keys that an unknown one may have been meant for, in words."""
-    for found in filter(None, map(_UNKNOWN.match, lines)):
-        keys = getattr(getattr(schema, found["of"], None), "__dataclass_fields__", ())
-        if near := get_close_matches(found["key"], keys, cutoff=0.6):
-            return f"did you mean {' or '.join(near)}? "
-    return ""
+    Raises:
+        ConfigError: it cannot compose them.
+    """
+    with found_files(words) as found:
+        try:
+            yield found
+        except COMPOSING as error:
+            raise ConfigError(message(error, found)) from error

@@ -12,7 +12,7 @@ from conf import profile_rules
 from conf.errors import ConfigError
 from conf.schema import Gpu, Model, Precision, config
 from conf.sizes import ADAM_BYTES
-from conf.yaml_file import load_yaml
+from conf.yaml_file import fault, load_yaml
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
 """Times of the one serve for the other, where nothing else tells them apart."""
@@ -170,8 +170,7 @@ def read_profile(name: str) -> LayerProfile:
     except MissingMandatoryValue as error:
         raise ConfigError(f"{path} is not a profile: {error.full_key} has no value (docs/profile.md)") from error
     except OmegaConfBaseException as error:
-        where = f"{error.full_key}: " if error.full_key else ""
-        raise ConfigError(f"{path} is not a profile: {where}{str(error).splitlines()[0]} (docs/profile.md)") from error
+        raise ConfigError(f"{path} is not a profile: {fault(error)} (docs/profile.md)") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     assert isinstance(profile, LayerProfile)

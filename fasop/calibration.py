@@ -11,7 +11,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from conf.errors import ConfigError
 from conf.schema import config
-from conf.yaml_file import load_yaml
+from conf.yaml_file import fault, load_yaml
 from fasop.errors import SearchError
 from fasop.hardware import Factors, NodeKind
 
@@ -67,7 +67,9 @@ def read_calibration(path: Path) -> Calibration:
         raise SearchError(f"calibration={path}: {error.strerror}; {way_out}") from error
     except MissingMandatoryValue as error:
         raise SearchError(f"calibration={path} is none: {error.full_key} has no value; {way_out}") from error
-    except (OmegaConfBaseException, ConfigError, SearchError) as error:
-        raise SearchError(f"calibration={path} is none: {str(error).splitlines()[0]}; {way_out}") from error
+    except OmegaConfBaseException as error:
+        raise SearchError(f"calibration={path} is none: {fault(error)}; {way_out}") from error
+    except (ConfigError, SearchError) as error:
+        raise SearchError(f"calibration={path} is none: {error}; {way_out}") from error
     assert isinstance(calibration, Calibration)
     return calibration

@@ -22,10 +22,10 @@ USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FI
        tdpp search validate=RUN,... [calibrate=FILE] [calibration=FILE] [runs_dir=DIR]
 
 Ranks all ways to cut the model over the nodes of the cluster: tensor, data and pipeline size, micro-batch, schedule,
-recomputation, sharded optimizer, node order and layers per stage. GROUP and KEY are those of 'tdpp launch'. Of
-parallel the global batch counts, and what you give of it: parallel.recompute=full is then the only way that is tried,
-parallel.recompute=none,full are the two; and so for tensor, data, pipeline, micro_batch_size, schedule, chunks,
-sharded_optimizer, sequence_parallel.
+recomputation, sharded optimizer, node order and layers per stage. GROUP, KEY and --config-dir DIR are those of 'tdpp
+launch'. Of parallel the global batch counts, and what you give of it: parallel.recompute=full is then the only way that
+is tried, parallel.recompute=none,full are the two; and so for tensor, data, pipeline, micro_batch_size, schedule,
+chunks, sharded_optimizer, sequence_parallel.
 
   tdpp search experiment=seed_a100x1_a10x7
   tdpp search cluster=a10x8 model=xl parallel.global_batch_size=64 plan=best

@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import TypeVar
 
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
-
-from conf.compose import compose_unchecked, hydra_message
+from conf.compose import compose_unchecked, to_object
+from conf.errors import ConfigError
 from conf.schema import Cluster, Engine, Executor, Model, Parallel, Train
 from fasop.asked import WORDS
 from fasop.choices import Choices, runnable, split, tried
@@ -23,8 +19,6 @@ from fasop.errors import SearchError
 from fasop.hardware import NodeKind, node_kinds
 from fasop.prices import Run
 from fasop.training import Training
-
-T = TypeVar("T")
 
 PLAIN = (
     *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.partition=null"),
@@ -48,22 +42,26 @@ def read(overrides: Sequence[str]) -> Inputs:
     """From the overrides of a command line.
 
     Raises:
-        SearchError: Hydra cannot compose them, a value is missing, or a plan cannot be searched with them.
-        ConfigError: a rule of a part is broken.
+        SearchError: Hydra cannot compose them, or a plan cannot be searched with them.
+        ConfigError: a value is missing, or a rule of a part is broken.
     """
     given, others = split(overrides)
     try:
         cfg = compose_unchecked([*others, *PLAIN])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise SearchError("\n".join([hydra_message(error), *_meant(others)])) from error
-    parallel = _part(cfg, "parallel", Parallel)
+    except ConfigError as error:
+        raise SearchError("\n".join([str(error), *_meant(others)])) from error
+    parallel = to_object(cfg, Parallel, "parallel")
     if parallel.schedule_file is not None:
         raise SearchError(
             f"parallel.schedule_file={parallel.schedule_file} cannot be searched: it is of one pipeline size; use "
             "parallel.schedule_file=null"
         )
-    cluster, train, engine = _part(cfg, "cluster", Cluster), _part(cfg, "train", Train), _part(cfg, "engine", Engine)
-    allowed = runnable(engine, train, _part(cfg, "executor", Executor))
+    cluster, train, engine = (
+        to_object(cfg, Cluster, "cluster"),
+        to_object(cfg, Train, "train"),
+        to_object(cfg, Engine, "engine"),
+    )
+    allowed = runnable(engine, train, to_object(cfg, Executor, "executor"))
     choices = tried(allowed, given, engine, parallel.sequence_parallel)
     plain = replace(
         parallel,
@@ -71,7 +69,7 @@ def read(overrides: Sequence[str]) -> Inputs:
         sharded_optimizer=choices.sharded_optimizer[0],
         sequence_parallel=choices.sequence_parallel[0],
     )
-    training = Training(model=_part(cfg, "model", Model), parallel=plain, precision=train.precision, engine=engine)
+    training = Training(model=to_object(cfg, Model, "model"), parallel=plain, precision=train.precision, engine=engine)
     return Inputs(
         cluster=cluster,
         kinds=node_kinds(cluster),
@@ -87,14 +85,3 @@ def _meant(words: Sequence[str]) -> Iterator[str]:
         key = word.partition("=")[0].lstrip("+-")
         if near := get_close_matches(key, WORDS, n=1, cutoff=0.75):
             yield f"did you mean {near[0]}=? 'tdpp search --help' lists the search's own words"
-
-
-def _part(cfg: DictConfig, name: str, kind: type[T]) -> T:
-    try:
-        part = OmegaConf.to_object(cfg[name])
-    except MissingMandatoryValue as error:
-        raise SearchError(f"{error.full_key} has no value: give {error.full_key}=…") from error
-    except InterpolationResolutionError as error:
-        raise SearchError(f"{error.full_key} cannot be resolved; give {error.full_key}=…") from error
-    assert isinstance(part, kind)
-    return part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,13 +13,11 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from conf.compose import hydra_message, read_experiment, register, to_experiment
+from conf.compose import command_line, read_experiment, register, to_experiment
 from conf.errors import TdppError
 from conf.rundir import RunDir, write_atomic
 from conf.schema import ExecutorKind, Experiment
@@ -42,6 +40,8 @@ CONFIG_FOLDER = Path(conf.__file__).resolve().parent
 class Session:
     """One command: what Hydra has composed for it, and what came of that so far."""
 
+    as_given: Callable[[str], str] = str
+    """Of an override as Hydra read it: how it was given."""
     mode: RunMode | None = None
     """Unknown until the first task begins."""
     combinations: list[Combination] = field(default_factory=list)
@@ -56,7 +56,8 @@ class Session:
         """
         self.mode = HydraConfig.get().mode
         # Unresolved: an override such as name='${model.name}-2' is text here, not a reference.
-        overrides = tuple(map(str, OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False) or ()))
+        read = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False) or ()
+        overrides = tuple(self.as_given(str(override)) for override in read)
         composed: Experiment | TdppError
         try:
             composed = to_experiment(cfg)
@@ -121,14 +122,17 @@ def _resume(argv: Sequence[str], worker: str) -> int:
 def _run_hydra(argv: Sequence[str], session: Session) -> None:
     register()
     task = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="config")(session.task)
-    with tempfile.TemporaryDirectory(prefix="tdpp-") as scratch, _arguments(argv), _errors_raised():
+    with (
+        tempfile.TemporaryDirectory(prefix="tdpp-") as scratch,
+        command_line(argv) as words,
+        _arguments(words.all),
+        _errors_raised(),
+    ):
         OmegaConf.register_new_resolver("sweep_dir", lambda: scratch, replace=True)
-        try:
-            task()
-        except (HydraException, OmegaConfBaseException) as error:
-            raise LaunchError(hydra_message(error)) from error
+        session.as_given = words.as_given
+        task()
         if session.mode is RunMode.MULTIRUN:
-            session.record = (Path(scratch) / SWEEP_RECORD).read_text(encoding="utf-8")
+            session.record = words.as_given((Path(scratch) / SWEEP_RECORD).read_text(encoding="utf-8"))
 
 
 def _record(text: str, wanted: Sequence[Experiment]) -> None:

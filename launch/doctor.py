@@ -12,10 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
-from conf.compose import compose, hydra_message
+from conf.compose import compose
 from conf.errors import TdppError
 from conf.rundir import RunDir
 from conf.schema import Experiment, Rehearse
@@ -50,6 +47,7 @@ def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> 
         KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the job has been ended.
     """
     arguments = _parser().parse_intermixed_args(argv)
+    arguments.overrides += [f"--config-dir={folder}" for folder in arguments.config_dir]
     experiment = _experiment(arguments.overrides)
     checkup = short_job(experiment, FOLDER, arguments.wait_min, RUN_MIN)
     if experiment.dry_run:
@@ -73,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "'tdpp launch' takes; dry_run=true prints what would be submitted.",
     )
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="as for 'tdpp launch'")
+    parser.add_argument("-cd", "--config-dir", metavar="DIR", action="append", default=[], help="as for 'tdpp launch'")
     parser.add_argument(
         "--wait-min",
         metavar="N",
@@ -85,10 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _experiment(overrides: Sequence[str]) -> Experiment:
-    try:
-        experiment = compose(overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise LaunchError(hydra_message(error)) from error
+    experiment = compose(overrides)
     if experiment.executor.rehearse is not Rehearse.none:
         raise LaunchError(
             f"executor.rehearse={experiment.executor.rehearse}: a rehearsal runs on this machine alone, and there is "

@@ -13,11 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-
-from conf.compose import compose, compose_unchecked, hydra_message
+from conf.compose import compose, compose_unchecked, to_object
 from conf.profile import LayerProfile, Links, profile_path
 from conf.rundir import RunDir
 from conf.schema import Cluster, Experiment, Model, Rehearse
@@ -47,8 +43,9 @@ PATIENCE_S = 300
 USAGE = """usage: tdpp profile [GROUP=CHOICE ...] [KEY=VALUE ...] [profile=NAME] [tensor_sizes=N,...] ...
 
 Measures on all nodes of a cluster, with a short job, what embedding, layers and head of the model take there, forward
-and backward, what they keep in memory, what an optimizer step takes, and messages and all-reduces by their size. GROUP
-and KEY are those of 'tdpp launch'; of parallel nothing counts. Every type of GPU gets a file that 'tdpp search' reads.
+and backward, what they keep in memory, what an optimizer step takes, and messages and all-reduces by their size. GROUP,
+KEY and --config-dir DIR are those of 'tdpp launch'; of parallel nothing counts. Every type of GPU gets a file that
+'tdpp search' reads.
 
   tdpp profile                                    the model 'tiny' on this machine's CPU
   tdpp profile cluster=a10x8 model=xl executor=slurm train.precision=bf16 profile=a10_bf16
@@ -115,18 +112,11 @@ def prepare(asked: Asked) -> Job:
     Raises:
         TdppError: the configuration cannot be composed, or a tensor size fits no node or not the model.
     """
-    try:
-        cfg = compose_unchecked(asked.overrides)
-        cluster, model = OmegaConf.to_object(cfg.cluster), OmegaConf.to_object(cfg.model)
-        assert isinstance(cluster, Cluster)
-        assert isinstance(model, Model)
-        tensor_sizes = _tensor_sizes(asked, cluster, model)
-        ranks = sum(group.count * (group.gpus_per_node or max(tensor_sizes)) for group in cluster.groups.values())
-        experiment = compose([*asked.overrides, *_plain(ranks)])
-    except MissingMandatoryValue as error:
-        raise LaunchError(f"{error.full_key} has no value: give {error.full_key}=…") from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise LaunchError(hydra_message(error)) from error
+    cfg = compose_unchecked(asked.overrides)
+    cluster, model = to_object(cfg, Cluster, "cluster"), to_object(cfg, Model, "model")
+    tensor_sizes = _tensor_sizes(asked, cluster, model)
+    ranks = sum(group.count * (group.gpus_per_node or max(tensor_sizes)) for group in cluster.groups.values())
+    experiment = compose([*asked.overrides, *_plain(ranks)])
     if experiment.executor.rehearse is not Rehearse.none:
         raise LaunchError(
             f"executor.rehearse={experiment.executor.rehearse}: a rehearsal measures nothing; leave it out"
@@ -213,11 +203,7 @@ def _import(asked: Asked, comment: str) -> int:
     if asked.profile is None:
         raise LaunchError("import=…: give the profile a name, profile=NAME")
     check_free(asked.profile, asked)
-    try:
-        model = OmegaConf.to_object(compose_unchecked(asked.overrides).model)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise LaunchError(hydra_message(error)) from error
-    assert isinstance(model, Model)
+    model = to_object(compose_unchecked(asked.overrides), Model, "model")
     profile = imported(asked.known_cost, model)
     write(asked.profile, profile, asked, comment)
     _tell(asked.profile, profile, [])

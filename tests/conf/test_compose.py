@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra.errors import ConfigCompositionException, MissingConfigException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -156,20 +155,20 @@ def test_nothing_of_an_experiment_can_be_assigned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "error", "named"),
+    ("override", "named"),
     [
-        ("executor.foo=1", ConfigCompositionException, "executor.foo"),
-        ("+executor.foo=1", ConfigError, "executor.foo is not a key"),
-        ("+cluster.groups.local.foo=1", ConfigError, "cluster.groups.local.foo is not a key"),
-        ("+foo=1", ConfigError, "foo is not a key"),
-        ("model=huge", MissingConfigException, "model/huge"),
-        ("train.iterations=many", ConfigCompositionException, "train.iterations=many"),
-        ("container.kind=docker", ConfigCompositionException, "container.kind=docker"),
+        ("executor.foo=1", "executor.foo is not a key"),
+        ("+executor.foo=1", "executor.foo is not a key"),
+        ("+cluster.groups.local.foo=1", "cluster.groups.local.foo is not a key"),
+        ("+foo=1", "foo is not a key"),
+        ("model=huge", "model/huge"),
+        ("train.iterations=many", "train.iterations=many"),
+        ("container.kind=docker", "container.kind=docker"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_unknown_key_choice_or_type_is_refused(override: str, error: type[Exception], named: str) -> None:
-    with pytest.raises(error, match=re.escape(named)):
+def test_an_unknown_key_choice_or_type_is_refused(override: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
         compose([override])
 
 

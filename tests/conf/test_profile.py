@@ -101,6 +101,7 @@ def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
         ("precision: fp16", "precision: fp8", r"is not a profile: .*precision: .*fp8"),
         (FIRST, FIRST.replace("2", "soon"), r"is not a profile: layer\.backward: .*soon"),
         ("    head:", "    tail:", "is not a profile: .*tail"),
+        ("    head:", "    hed:", r"is not a profile: .*hed.*; did you mean head\? \(docs/profile.md\)"),
         (FIRST, FIRST.replace("2", "-1"), OF_FIRST + r": layer\.backward=-1\.0 must be above 0"),
         (FIRST, FIRST.replace("1", "0"), OF_FIRST + r": layer\.forward=0\.0 must be above 0"),
         (FIRST, FIRST.replace("1", ".nan"), OF_FIRST + r": layer\.forward=nan must be above 0"),
@@ -117,7 +118,7 @@ def test_an_unknown_profile_is_told_with_the_known_ones() -> None:
         ("gpu: X", "gpu: \udcff", "not a text file: byte"),
     ],
     ids=[
-        *("no-type", "no-source", "no-precision", "unknown-precision", "no-number", "unknown-key"),
+        *("no-type", "no-source", "no-precision", "unknown-precision", "no-number", "unknown-key", "misspelt-key"),
         *("negative", "zero", "nan", "infinite"),
         *("twice", "no-tensor", "unknown-model", "no-heads", "optimizer", "link", "message", "no-costs"),
         *("no-yaml", "bytes"),

@@ -112,7 +112,10 @@ def test_a_plan_that_cannot_be_written_is_told_before_the_search(
         (["pareto=time", "top=3", "leave_out=true"], "pareto=time shows every plan that no other one beats"),
         (["validate=a", "csv=b.csv"], "validate=a searches nothing, so it does not take csv, only"),
         (["cluster=nope"], "Could not find 'cluster/nope'"),
-        (["cluster.nope=1"], "Key 'nope' not in 'Cluster'\n'tdpp launch --cfg job' prints every key"),
+        (
+            ["cluster.nope=1"],
+            "cluster.nope is not a key; 'tdpp launch --cfg job' prints every key",
+        ),
         (["+train.nope=1"], "train.nope is not a key"),
         (["parallel.global_batch_size=1.5"], "Value '1.5' of type 'float' could not be converted to Integer"),
         (["topp=3"], "did you mean top=?"),

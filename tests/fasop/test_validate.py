@@ -185,10 +185,11 @@ def test_a_calibration_is_for_the_nodes_that_it_was_made_on() -> None:
         ("runs: a: b", "is none: not YAML: mapping values are not allowed here"),
         (b"\xff", "is none: not a text file: byte 0 is no UTF-8"),
         ("runs: [a]", "groups has no value"),
-        ("runs: [a]\ngroups: {gpu2: {speed: 2}}", "is none: Key 'speed'"),
+        ("runs: [a]\ngroups: {gpu2: {speed: 2}}", "is none: groups.gpu2.speed: Key 'speed'"),
+        ("runs: [a]\ngroups: {gpu2: {forwrd: 2}}", "did you mean forward?"),
         ("runs: [a]\ngroups: {gpu2: {forward: -1}}", "a factor for forward must be from 0.01 to 100, not -1"),
     ],
-    ids=["absent", "a-list", "a-number", "no-yaml", "bytes", "no-groups", "unknown-term", "negative"],
+    ids=["absent", "a-list", "a-number", "no-yaml", "bytes", "no-groups", "unknown-term", "misspelt", "negative"],
 )
 def test_what_is_no_calibration_is_one_message(tmp_path: Path, text: str | bytes | None, message: str) -> None:
     path = tmp_path / "a.yaml"

@@ -134,15 +134,18 @@ def test_a_sweep_reports_every_combination_and_goes_on_after_a_bad_one(
     [
         (["parallel.data=3"], "parallel.global_batch_size=16 is not divisible by"),
         (["train.iterations=abc"], "Value 'abc' of type 'str' could not be converted to Integer"),
-        (["train.foo=1"], "Key 'foo' not in 'Train'\n'tdpp launch --cfg job' prints every key"),
-        (["parallel.micro_batchsize=2"], "did you mean micro_batch_size or global_batch_size? 'tdpp launch --cfg job'"),
+        (["train.foo=1"], "train.foo is not a key; 'tdpp launch --cfg job' prints every key"),
+        (
+            ["parallel.micro_batchsize=2"],
+            "did you mean parallel.micro_batch_size? 'tdpp launch --cfg job' prints every key",
+        ),
         (["cluster=a10x8"], "one of these fits: 1 node (cluster.groups.<group>.count)"),
         (["+train.foo=1"], "train.foo is not a key"),
         (["model=foo"], "Could not find 'model/foo'"),
         (["executor.kind=moo"], "Invalid value 'moo', expected one of [local, slurm]"),
         (["runs_dir=["], "runs_dir=["),
         (["name=${nokey}"], "nokey"),
-        (["parallel.data=1,2"], "To sweep over it, add --multirun"),
+        (["parallel.data=1,2"], "parallel.data=1,2: several values are a sweep, which 'tdpp launch -m' starts"),
         (["executor=slurm"], "executor.kind=slurm: sbatch is not on this machine"),
         (["executor=slurm", "runs_dir='a\\b'", "dry_run=true"], "holds a backslash"),
         (

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
+from conf.errors import ConfigError
 from conf.identity import NOT_OF_THE_RUN, identity
 from conf.rundir import RunDir
 from conf.schema import Experiment
@@ -227,7 +228,7 @@ def test_keys_of_the_whole_sweep_have_one_value(here: Path) -> None:
 
 def test_nothing_is_started_before_all_combinations_are_checked(here: Path) -> None:
     """The last one cannot be composed by Hydra."""
-    with pytest.raises(LaunchError, match="Could not find 'model/moon'"):
+    with pytest.raises(ConfigError, match="Could not find 'model/moon'"):
         launch("-m", "model=tiny,moon", *SHORT)
     assert not here.exists()
 

@@ -1,0 +1,220 @@
+"""What Hydra, OmegaConf and YAML say about a configuration, as one message: the key or file, the rule, the way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any, get_args, get_origin, get_type_hints
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from conf import schema
+from conf.config_files import SUFFIX, Words, groups
+from conf.errors import ConfigError
+from conf.yaml_file import NO_KEYS, NOT_TEXT, load_yaml, yaml_fault
+
+COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, TypeError, AssertionError)
+"""What words and files raise that Hydra cannot compose."""
+EVERY_KEY = "'tdpp launch --cfg job' prints every key"
+_IN_FILE = re.compile(r"In '(?P<config>[^']+)': (?:\w+ raised while composing config:\n)?(?P<fault>.*)", re.DOTALL)
+_FULL_KEY = re.compile(r"^\s*full_key: (?P<key>.*)$", re.MULTILINE)
+_NO_KEY = re.compile(r"Key '(?P<key>[^']*)' (?:not in '\w+'|is not in struct)")
+_OVERRIDDEN = re.compile(r"Could not override '(?P<key>[^']*)'|Error merging override (?P<word>.*)")
+_DELETED = re.compile(r"Could not delete from config\. '(?P<key>[^']*)' does not exist")
+_NO_GROUP = re.compile(r"Override (?P<word>.*) looks like .* config group '(?P<group>.*)' does not exist")
+_SEVERAL = re.compile(r"Ambiguous value for argument '(?P<word>.*)'\n|Sweep parameters '(?P<sweep>.*)' requires")
+
+
+def message(error: Exception, words: Words) -> str:
+    """Of an error of `COMPOSING`.
+
+    Raises:
+        Exception: the error, if no word and no file is the cause.
+    """
+    return words.as_given(" ".join(_message(error, words).split()))
+
+
+def _message(error: Exception, words: Words) -> str:
+    match error:
+        case OverrideParseException():
+            return _unparsed(error)
+        case MissingConfigException():
+            return _no_choice(error, words)
+        case HydraException():
+            return _refused(str(error), error.__cause__, words)
+        case OmegaConfBaseException() if files := _unreadable(words, _first_line(error)):
+            return files
+        case OmegaConfBaseException():
+            return f"{error.full_key}: {_first_line(error)}" if error.full_key else _first_line(error)
+        case YAMLError() if (mark := getattr(error, "problem_mark", None)) is not None:
+            return f"{mark.name}: not YAML: {yaml_fault(error)}"
+        case UnicodeDecodeError() if files := _unreadable(words, NOT_TEXT):
+            return files
+        case OSError() if files := _unreadable(words, NO_KEYS if error.errno is None else str(error)):
+            return files
+        case ValueError() | TypeError() | AssertionError() if _raised_by_hydra(error):
+            return _no_name(words.overrides) or f"{' '.join(words.overrides)}: Hydra cannot read this: {error}"
+        case _:
+            raise error
+
+
+def unknown_key(key: str) -> str:
+    near = meant(key)
+    return f"{key} is not a key; {f'did you mean {near}? ' if near else ''}{EVERY_KEY}"
+
+
+def meant(key: str) -> str:
+    """The keys that an unknown one may stand for, in words; empty if there is none like it."""
+    parts = key.split(".")
+    parent, leaf = parts[:-1], parts[-1]
+    keys = [_same_entries(pattern, parts) for pattern in _keys()]
+    like = [known for known in keys if known[:-1] == parent and get_close_matches(leaf, known[-1:], cutoff=0.7)]
+    elsewhere = [known for known in keys if known[-1] == leaf]  # lr is train.lr
+    near = like or elsewhere if parent else elsewhere or like
+    if not near and not parent:
+        near = [known for known in keys if get_close_matches(leaf, known[-1:], cutoff=0.75)]
+    dotted = [".".join(known) for known in near]
+    if parent and parent not in keys:
+        dotted = get_close_matches(key, map(".".join, keys), cutoff=0.75)
+    return " or ".join(known for known in dict.fromkeys(dotted) if "*" not in known)
+
+
+def _same_entries(pattern: Sequence[str], parts: Sequence[str]) -> list[str]:
+    """A known key, in which an entry of a dictionary is called as in `parts`."""
+    return [parts[number] if part == "*" and number < len(parts) else part for number, part in enumerate(pattern)]
+
+
+@cache
+def _keys() -> Sequence[tuple[str, ...]]:
+    """The parts of every key of the schema, with `*` for the entries of dictionaries, and every group."""
+    return [*_fields(schema.Experiment), *((group,) for group in sorted(groups()))]
+
+
+def _fields(of: Any) -> Iterator[tuple[str, ...]]:
+    for name, kind in get_type_hints(of).items():
+        yield (name,)
+        entries = get_origin(kind) is dict
+        inner = get_args(kind)[1] if entries else kind
+        if is_dataclass(inner):
+            yield (name, *["*"] * entries)
+            yield from ((name, *["*"] * entries, *parts) for parts in _fields(inner))
+
+
+def _unparsed(error: OverrideParseException) -> str:
+    if "=" not in error.override:
+        near = get_close_matches(error.override, groups(), n=1)
+        return f"{error.override} is not KEY=VALUE" + (f"; did you mean {near[0]}=…?" if near else "")
+    fault = next(line for line in str(error).splitlines() if not line.startswith("Error parsing override"))
+    return f"{error.override}: the value cannot be read: {fault}; a text with such characters stands in quotes, '\"…\"'"
+
+
+def _no_choice(error: MissingConfigException, words: Words) -> str:
+    """`error` says which file has it in its defaults, or `config` for a word of the command line."""
+    missing = error.missing_cfg_file or ""
+    group, _, choice = missing.rpartition("/")
+    found = _IN_FILE.match(str(error))
+    place = f"{_file(found['config'], words)}: " if found and found["config"] != "config" else ""
+    if not error.options:
+        return f"{place}Could not find '{missing}'" if group else _first_line(error)
+    near = get_close_matches(choice, error.options, n=3)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{place}Could not find '{missing}'; {hint}{group} can be {', '.join(error.options)}"
+
+
+def _refused(said: str, cause: BaseException | None, words: Words) -> str:
+    """What Hydra says of a word, whose `cause` is OmegaConf's error, or of a file, in whose words that is quoted."""
+    if (several := _SEVERAL.match(said)) is not None:
+        word = several["word"] or several["sweep"]
+        return f"{word}: several values are a sweep, which 'tdpp launch -m' starts; a list is written as [a,b]"
+    if (in_file := _IN_FILE.match(said)) is not None:
+        key, place = _FULL_KEY.search(said), _file(in_file["config"], words)
+        if key is None or not key["key"]:
+            return f"{place}: {in_file['fault'].splitlines()[0]}"
+        if _NO_KEY.match(in_file["fault"]):
+            return f"{place}: {unknown_key(key['key'])}"
+        return f"{place}: {key['key']}: {in_file['fault'].splitlines()[0]}"
+    if (no_group := _NO_GROUP.match(said)) is not None:
+        near = get_close_matches(no_group["group"], groups())
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        return f"{no_group['word']}: there is no group {no_group['group']}; {hint}{_every_group()}"
+    if (deleted := _DELETED.match(said)) is not None:
+        return f"~{deleted['key']}: {unknown_key(deleted['key'])}"
+    if not isinstance(cause, OmegaConfBaseException):
+        return said
+    overridden = _OVERRIDDEN.match(said)
+    if overridden is None:
+        return _message(cause, words)
+    if overridden["key"] is None:
+        return f"{overridden['word']}: {_first_line(cause)}"
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and _NO_KEY.match(str(cause)):
+        return _no_key(overridden["key"], cause)
+    return f"{overridden['key']}: {_first_line(cause)}"
+
+
+def _no_key(word: str, error: OmegaConfBaseException) -> str:
+    """Of a word that leads to no key; a dictionary may have others than it has."""
+    full_key = str(error.full_key)
+    if error.object_type is not dict:
+        is_start = word == full_key or word.startswith(f"{full_key}.")
+        return unknown_key(word) if is_start else f"{word}: {unknown_key(full_key)}"
+    parent, _, name = full_key.rpartition(".")
+    known = [str(key) for key in error.parent_node] if error.parent_node is not None else []
+    near = get_close_matches(name, known)
+    hint = f"did you mean {' or '.join(f'{parent}.{one}' for one in near)}? " if near else ""
+    return f"{full_key} is not there: {parent} has {', '.join(known) or 'nothing'}; {hint}+{word}=… adds it"
+
+
+def _unreadable(words: Words, fault: str) -> str:
+    """The files with this fault, where the error that they have caused does not say which one it was."""
+    faults = []
+    for file in (file for folder in words.folders for file in sorted(folder.glob(f"*/*{SUFFIX}"))):
+        try:
+            load_yaml(file)
+        except (ConfigError, OSError) as error:
+            faults.append(f"{_shown(file)}: {error}")
+    return "; ".join(told for told in faults if fault in told)
+
+
+def _no_name(overrides: Sequence[str]) -> str:
+    """The word that gives a group something else than the name of a choice, such as a number; empty without any."""
+    words = [word for word in overrides if "=" in word and not word.startswith("-")]
+    for override in OverridesParser.create().parse_overrides(words):
+        group = override.get_key_element().lstrip("+~").partition("@")[0]
+        value = override.value()
+        names = value if isinstance(value, list) else [value]
+        if group in ("", *groups()) and not all(isinstance(name, str) for name in names):
+            return f"{override.input_line}: a group takes the name of one of its files; {_every_group()}"
+    return ""
+
+
+def _every_group() -> str:
+    return f"the groups are {', '.join(sorted(groups()))}"
+
+
+def _raised_by_hydra(error: Exception) -> bool:
+    """Of options that do not go together, for example."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals["__name__"]).startswith("hydra.")
+
+
+def _file(config: str, words: Words) -> str:
+    """The path of what Hydra calls `model/tiny`."""
+    files = (folder / f"{config}{SUFFIX}" for folder in words.folders)
+    return next((_shown(file) for file in files if file.is_file()), config)
+
+
+def _shown(file: Path) -> str:
+    """A file that was given by its path is a link."""
+    return str(file.resolve() if file.is_symlink() else file)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

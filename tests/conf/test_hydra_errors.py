@@ -1,0 +1,135 @@
+"""Whatever is wrong with the words or files of a configuration is one line that says where, and what would be right."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.compose import command_line, compose
+from conf.config_files import groups
+from conf.errors import ConfigError
+
+EVERY = "'tdpp launch --cfg job' prints every key"
+MODEL = "name: mine\nlayers: 4\nhidden: 64\nheads: 4\nsequence_length: 64\nvocab_size: 256\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("modle=tiny", f"modle is not a key; did you mean model? {EVERY}"),
+        ("modle.layers=3", f"modle.layers is not a key; did you mean model.layers? {EVERY}"),
+        ("model.layer=3", f"model.layer is not a key; did you mean model.layers? {EVERY}"),
+        ("++model.layer=3", f"model.layer is not a key; did you mean model.layers? {EVERY}"),
+        ("~model.layer", f"~model.layer: model.layer is not a key; did you mean model.layers? {EVERY}"),
+        ("layers=3", f"layers is not a key; did you mean model.layers? {EVERY}"),
+        ("model.micro_batch_size=3", f"is not a key; did you mean parallel.micro_batch_size? {EVERY}"),
+        ("itertions=3", f"itertions is not a key; did you mean train.iterations? {EVERY}"),
+        ("xyzzy=3", f"xyzzy is not a key; {EVERY}"),
+        ("cluster.groups.local.cout=3", "did you mean cluster.groups.local.count"),
+        ("+cluster.groups.local.cout=3", "did you mean cluster.groups.local.count"),
+        (
+            "cluster.groups.loca.count=3",
+            "cluster.groups.loca is not there: cluster.groups has local; did you mean cluster.groups.local? "
+            "+cluster.groups.loca.count=… adds it",
+        ),
+        ("data.blend=[{prefx: a}]", f"data.blend: prefx is not a key; did you mean data.prefix? {EVERY}"),
+        ("model=tniy", "Could not find 'model/tniy'; did you mean tiny? model can be 13b, 2.7b, 6.7b, small, tiny, xl"),
+        ("+gpu@cluster.gpus.b=a11", "Could not find 'gpu/a11'; did you mean a10? gpu can be a10, a100_40gb"),
+        ("modell@cluster=tiny", "modell@cluster=tiny: there is no group modell; did you mean model? the groups are"),
+        ("modle", "modle is not KEY=VALUE; did you mean model=…?"),
+        ("name=[1", "name=[1: the value cannot be read: no viable alternative"),
+        ("model=3", "model=3: a group takes the name of one of its files; the groups are cluster, container"),
+        ("model=[1,2]", "model=[1,2]: a group takes the name of one of its files"),
+        ("model=tiny,xl", "model=tiny,xl: several values are a sweep, which 'tdpp launch -m' starts"),
+        ("parallel.schedule=1f1b", "parallel.schedule=1f1b: Invalid value '1f1b', expected one of [gpipe, one_f_one_b"),
+        ("train.lr=much", "train.lr=much: Value 'much' of type 'str' could not be converted to Float"),
+        ("name=${modle.name}", "name cannot be resolved: Interpolation key 'modle.name' not found"),
+        ("~model", "model"),
+    ],
+    ids=lambda value: value if "=" in value[:20] else "",
+)
+def test_a_word_that_cannot_be_is_one_line(word: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)) as caught:
+        compose([word])
+    assert "\n" not in str(caught.value)
+    assert "search path" not in str(caught.value).lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            MODEL.replace("hidden:", "hiden:"),
+            "{path}: model.hiden is not a key; did you mean model.hidden? " + EVERY,
+        ),
+        (MODEL.replace("4", "four", 1), "{path}: model.layers: Value 'four' of type 'str' could not be converted"),
+        (MODEL + "heads: [4\n", "{path}: not YAML: while parsing a flow sequence: expected ',' or ']'"),
+        (
+            MODEL.replace("heads", "\theads"),
+            "{path}: not YAML: while scanning for the next token: found character '\\t'",
+        ),
+        (MODEL + "name: again\n", "{path}: not YAML: while constructing a mapping: found duplicate key name (line 7,"),
+        ("name: ${\n", "{path}: name: no viable alternative at input '${'"),
+        (b"name: \xff\n", "{path}: not a text file: byte 6 is no UTF-8"),
+        ("5\n", "{path}: it has no keys"),
+        ("- a\n", "{path}: Invalid type assigned: list is not a subclass of Model"),
+        ("defaults: [nope]\n" + MODEL, "{path}: Could not find 'model/nope'"),
+        ("", "Missing mandatory value: model.name"),
+    ],
+    ids=[
+        *("misspelt", "type", "bracket", "tab", "twice", "reference", "bytes", "number", "list", "defaults", "empty"),
+    ],
+)
+@pytest.mark.parametrize("by", ["folder", "file"])
+def test_a_file_that_cannot_be_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | bytes, told: str, by: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    path = tmp_path / "model/mine.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    words = [f"--config-dir={tmp_path}", "model=mine"] if by == "folder" else [f"model={path}"]
+    with pytest.raises(ConfigError, match=re.escape(told.replace("{path}", str(path)))) as caught:
+        compose(words)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_and_is_not_used_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/broken.yaml").write_text("name: [")
+    assert compose([f"--config-dir={tmp_path}", "model=xl", "parallel.partition=null"]).model.name == "xl"
+
+
+WORDS = st.builds(
+    "{}{}={}".format,
+    st.sampled_from(["", "+", "++", "~"]),
+    st.sampled_from(
+        ["model", "model.layers", "cluster.groups", "cluster.gpus.cpu", "gpu@cluster.gpus.x", "hydra.mode"]
+    ),
+    st.text("ab1=.,[]{}$'\"\\~+@/ ", max_size=6),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(WORDS, min_size=1, max_size=2))
+def test_no_words_end_in_a_traceback(words: list[str]) -> None:
+    try:
+        compose(words)
+    except ConfigError as error:
+        assert str(error)
+
+
+def test_a_fault_of_ours_keeps_its_own_error() -> None:
+    with pytest.raises(ZeroDivisionError), command_line([]):
+        raise ZeroDivisionError
+    with pytest.raises(ValueError, match="ours"), command_line([]):
+        raise ValueError("ours")
+
+
+def test_the_groups_are_the_folders() -> None:
+    assert groups() == {
+        *("cluster", "container", "data", "engine", "executor", "experiment", "gpu", "model", "parallel", "train")
+    }
