@@ -21,6 +21,7 @@ from conf.compose import command_line, read_experiment, register, to_experiment
 from conf.errors import TdppError
 from conf.rundir import RunDir, write_atomic
 from conf.schema import ExecutorKind, Experiment
+from conf.visible import visible
 from launch.commit import Outcomes, confirm, settle, start_all
 from launch.errors import LaunchError
 from launch.follow import follow, interruptible
@@ -115,7 +116,7 @@ def _resume(argv: Sequence[str], worker: str) -> int:
         if executor.kind is ExecutorKind.local and executor.wait:
             follow(run)
     verdict = judge(run)
-    print(f"{run.name}: {verdict.state}, {verdict.reason}")
+    print(visible(f"{run.name}: {verdict.state}, {verdict.reason}"))
     return verdict.exit_code
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.errors import TdppError
+from conf.visible import visible
 
 if TYPE_CHECKING:
     from conf.schema import Experiment
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(argv)
         sys.stdout.flush()
     except TdppError as error:
-        print(f"tdpp: error: {error}", file=sys.stderr)
+        print(visible(f"tdpp: error: {error}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

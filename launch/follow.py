@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from conf.log_lines import is_iteration_line
 from conf.rundir import RunDir
+from conf.visible import visible
 from launch import processes
 from launch.glance import glance
 from launch.observe import observe
@@ -119,7 +120,7 @@ def _watch(run: RunDir) -> None:
         for log in logs.values():
             while lines := log.new_lines():
                 for line in filter(is_iteration_line, lines):
-                    print(line, file=sys.stderr, flush=True)
+                    print(visible(line), file=sys.stderr, flush=True)
 
 
 def tidy(run: RunDir) -> None:
@@ -161,6 +162,6 @@ class Log:
 def _say(text: str) -> None:
     """A message to somebody who may have closed the terminal."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)
     except OSError:
         return

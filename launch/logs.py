@@ -7,11 +7,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from conf.rundir import RunDir
+from conf.visible import visible
 from launch import slurm_commands
 from launch.agent_logs import agent_logs
 from launch.arguments import add_run, chosen_run
@@ -35,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
     which.add_argument("--gpu", action="store_true", help="the readings of its GPUs (docs/gpus.md)")
     which.add_argument("--agent", action="store_true", help="what its node agent printed, and the job's script")
     parser.add_argument("--tail", type=_count, metavar="N", help="of each file only the last N lines, and what follows")
+    parser.add_argument("--raw", action="store_true", help="control characters as they are, also a terminal's orders")
     parser.add_argument("-f", "--follow", action="store_true", help="go on printing until the run has ended")
     arguments = parser.parse_args(argv)
     run = chosen_run(arguments)
@@ -52,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         for source, path in _files(run, plan, chosen, arguments):
             if path not in logs:
                 logs[path] = Log(path, 0 if arguments.tail is None else tail_begin(path, arguments.tail))
-            _print(source if len(chosen) > 1 else None, logs[path], over)
+            _print(source if len(chosen) > 1 else None, logs[path], over, str if arguments.raw else visible)
         sys.stdout.flush()
         if over:
             return 0
@@ -71,13 +73,13 @@ def _files(
     return [(name, path_of(name)) for name in chosen]
 
 
-def _print(source: str | None, log: Log, over: bool) -> None:
+def _print(source: str | None, log: Log, over: bool, shown: Callable[[str], str]) -> None:
     """What is new, with whose it is before each line; once the run is over also a last line that has no end."""
     prefix = "" if source is None else f"{source}: "
     while lines := log.new_lines():
-        print("\n".join(f"{prefix}{line}" for line in lines))
+        print("\n".join(f"{prefix}{shown(line)}" for line in lines))
     if over and (rest := log.rest()):
-        print(f"{prefix}{rest}")
+        print(f"{prefix}{shown(rest)}")
 
 
 def tail_begin(path: Path, lines: int) -> int:

@@ -11,6 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from conf.visible import visible
 from launch.findings import Findings
 from launch.status_text import SHOWN, STDERR_NOTE, complaint_lines, evidence
 from launch.verdict import EXIT_CODES, State
@@ -34,8 +35,8 @@ def status_screen(found: Findings) -> RenderableType:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in compact(evidence(found), [node.name for node in found.seen.nodes]):
-        table.add_row(label, Text(text, Style(color="yellow") if label == "mismatch" else ""))
-    parts: list[RenderableType] = [head, Padding(Text(verdict.reason), (0, 2)), Padding(table, (1, 2, 0, 2))]
+        table.add_row(Text(visible(label)), Text(visible(text), Style(color="yellow") if label == "mismatch" else ""))
+    parts: list[RenderableType] = [head, Padding(Text(visible(verdict.reason)), (0, 2)), Padding(table, (1, 2, 0, 2))]
     if found.stderr:
         more = len(found.stderr) - SHOWN
         rest = [f"and {more} other lines: tdpp logs --err {found.run.name}"] if more > 0 else []
@@ -46,7 +47,7 @@ def status_screen(found: Findings) -> RenderableType:
 
 
 def _lines(title: str, lines: Sequence[str]) -> RenderableType:
-    return Padding(Group(Text(title, "dim"), *(Padding(Text(line), (0, 2)) for line in lines)), (1, 2, 0, 2))
+    return Padding(Group(Text(title, "dim"), *(Padding(Text(visible(line)), (0, 2)) for line in lines)), (1, 2, 0, 2))
 
 
 def compact(lines: Iterable[str], nodes: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -83,5 +84,5 @@ def runs_screen(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Render
     table = Table(*columns, box=SIMPLE_HEAD)
     for name, verdict, *cells in rows:
         style = colour(State(verdict)) if verdict in list(State) else _BAD
-        table.add_row(Text(name), Text(verdict, style), *map(Text, cells))
+        table.add_row(Text(visible(name)), Text(verdict, style), *(Text(visible(cell)) for cell in cells))
     return table

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from conf.rundir import RunDir
+from conf.visible import visible
 from launch import processes, slurm_commands
 from launch.arguments import add_run, chosen_run
 from launch.consent import agreed, can_be_asked
@@ -110,5 +111,5 @@ def main(argv: Sequence[str]) -> int:
         confirm(run)
     ended = stop(run)
     verdict = decide(observe(run))
-    print(f"{run.name}: {verdict.state}, {verdict.reason}; {ended}")
+    print(visible(f"{run.name}: {verdict.state}, {verdict.reason}; {ended}"))
     return 0

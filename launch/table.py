@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from conf.visible import visible
+
 _BLANKS = 2
 """Between two columns."""
 
@@ -21,7 +23,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(*columns)
     for row in rows:
-        table.add_row(*map(Text, row))  # a plain string could hold rich's markup
+        table.add_row(*(Text(visible(cell)) for cell in row))  # a plain string could hold rich's markup
     console = Console()
     if Measurement.get(console, console.options.update(max_width=sys.maxsize), table).maximum <= console.width:
         console.print(table)
@@ -54,7 +56,7 @@ def narrow(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
 
 def _whole(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """Heading and rows, all as long as the heading."""
-    return [(*row, *[""] * (len(columns) - len(row))) for row in (columns, *rows)]
+    return [(*map(visible, row), *[""] * (len(columns) - len(row))) for row in (columns, *rows)]
 
 
 def _widths(whole: Sequence[Sequence[str]]) -> list[int]:

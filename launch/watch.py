@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from conf.visible import visible
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -32,7 +34,7 @@ class View:
 
     def show(self) -> None:
         if self.screen is None:
-            print(self.plain, flush=True)
+            print(visible(self.plain), flush=True)
             return
         from rich.console import Console
 
