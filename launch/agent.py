@@ -25,6 +25,7 @@ from launch.gpu_sampler import gpu_sampling
 from launch.node_state import BEAT_S, NodeState
 from launch.peers import SILENCE_S, Finding, Peers, watched
 from launch.slurm_job import SlurmJob
+from launch.standing import holding_up, read_doings
 from launch.start import Start
 from launch.told import Told
 from launch.worker import GRACE_S, SAVED, Worker, given_environment, job_info
@@ -283,11 +284,14 @@ class _Node:
                 self.reason = f"ended because {self._finding.reason}"
 
     def _only_lost_others(self) -> bool:
-        """Whether ranks of this node told of nothing but others that were gone."""
+        """Whether ranks of this node told of nothing but others that were gone, and none of them held those up."""
         ranks = self._plan["nodes"][self._node_rank]["ranks"]
         told = [error for rank in ranks if (error := self._run.read_json(self._run.rank_error(rank)))]
         now = [error for error in told if error["start"] == str(self._start)]
-        return bool(now) and all(error["symptom"] for error in now)
+        if not now or not all(error["symptom"] for error in now):
+            return False
+        doings = read_doings(self._run, self._plan, {self._name: self._state.started_unix})
+        return not holding_up(doings, self._plan, min(error["unix"] for error in now), time.time())
 
     def _await_finding(self) -> None:
         """Ranks notice within moments that others are gone; the reason takes longer to be seen."""

@@ -59,7 +59,7 @@ def causes(seen: Observation) -> list[Cause]:
 
 
 def _rank_failure(error: RankError, seen: Observation) -> tuple[str, str]:
-    reason = f"{place(error)} {what(error)}"
+    reason = f"{error.place} {what(error)}"
     node = next(node for node in seen.nodes if node.name == error.node)
     if error.type == "Killed" and not error.message.startswith(_ENDING):
         return _with_memory("rank-failed", reason, node)
@@ -113,10 +113,6 @@ def _node_failure(node: Node, job: Job | None, ranks_told: bool) -> tuple[str, s
     if node.state == "absent":
         return "never-started", f"node {node.name} was never started, and nothing is left to start it"
     return "agent-lost", f"the agent of node {node.name} (process {node.pid}) is gone and left no result"
-
-
-def place(error: RankError) -> str:
-    return f"rank {error.rank} (stage {error.stage}, dp {error.dp}, tp {error.tp}, node {error.node})"
 
 
 def what(error: RankError) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from launch import gpu_health
 from launch.observe import Observation
-from launch.pace import median_ms
+from launch.pace import held_up_by, held_up_words, median_ms
 from launch.plan_line import plan_line
 from launch.start import Start
 
@@ -35,9 +35,9 @@ def evidence(seen: Observation, later: Iterable[str]) -> Iterator[str]:
         yield f"iteration: none of {seen.iterations} logged yet"
     for node in seen.nodes:
         if node.ended:
-            told = f", told to end by {node.stopped}" if node.stopped else ""
-            told += f": it {first_line(node.reason)}" if node.reason else ""
-            yield f"node {node.name}: ended with {node.exit_code}{told}"
+            how = f", told to end by {node.stopped}" if node.stopped else ""
+            how += f": it {first_line(node.reason)}" if node.reason else ""
+            yield f"node {node.name}: ended with {node.exit_code}{how}"
         else:
             sign = "" if node.alive else ", but no process of it lives"
             state = "not started" if node.state == "absent" else node.state
@@ -47,6 +47,9 @@ def evidence(seen: Observation, later: Iterable[str]) -> Iterator[str]:
         line = gpu_health.evidence(node_gpus, seen.now_unix)
         if line is not None:
             yield line
+    for doing in held_up_by(seen) if not seen.over else ():
+        if doing.stopped:
+            yield held_up_words(seen, [doing])
     for reason in later:
         yield f"later: {first_line(reason)}"
     if disk_is_full(seen):

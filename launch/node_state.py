@@ -21,6 +21,7 @@ class NodeState:
     def __init__(self, run: RunDir, name: str, node_rank: int, start: Start, job: str | None) -> None:
         self._run = run
         self._path = run.node_state(name)
+        self.started_unix = time.time()
         self._content: dict[str, Any] = {
             "node": name,
             "node_rank": node_rank,
@@ -28,7 +29,7 @@ class NodeState:
             "job": job,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "started_unix": time.time(),
+            "started_unix": self.started_unix,
             "state": "starting",
             "doing": None,
             "beat_unix": time.time(),

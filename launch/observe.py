@@ -19,7 +19,9 @@ from launch.iterations import Iteration, read_log, read_text_log, tail
 from launch.memory_signs import memory_sign
 from launch.owner import has_rights_of, owner_of
 from launch.peers import SILENCE_S
+from launch.rank_place import RankPlace
 from launch.slurm_commands import JobState
+from launch.standing import STILL_S, Doing, read_doings
 from launch.start import Start
 
 ERR_TAIL_BYTES = 128 * 1024
@@ -98,14 +100,9 @@ _ERROR = ("start", "rank", "stage", "dp", "tp", "node", "unix", "type", "message
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankError:
+class RankError(RankPlace):
     """errors/rank-*.json; `symptom` if the rank only lost another one."""
 
-    rank: int
-    stage: int
-    dp: int
-    tp: int
-    node: str
     unix: float
     type: str
     message: str
@@ -135,6 +132,9 @@ class Observation:
     """By time."""
     log: tuple[Iteration, ...]
     """The last logged iterations."""
+    doings: tuple[Doing, ...]
+    """Where ranks lost others, or have logged nothing for a while: what they were doing, of those that stood still and
+    of those that waited for them."""
     gpus: tuple[NodeGpus, ...]
     """Of the nodes at work; none in a run on CPUs."""
 
@@ -213,6 +213,8 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
     jobs = tuple(_withdrawn(job, withdrawn[job.id]) if job.id in withdrawn else job for job in jobs)
     told = (run.read_object(path, _ERROR) for path in run.errors.glob("rank-*.json"))
     errors = [_error(content) for content in told if content is not None and _of(content, start)]
+    log = read_text_log(run.node_out(names[-1])) if "engine" in plan else read_log(run.metrics)
+    quiet = errors or not log or now - log[-1].unix > STILL_S
     request = run.read_object(run.stop_request, ("unix",))
     disk = os.statvfs(run.path)
     return Observation(
@@ -226,9 +228,14 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
         saved=_saved(run) if start > Start(0, 0) or any(node.stopped for node in nodes) else None,
         nodes=tuple(_with_memory(run, node, errors) for node in nodes),
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
-        log=read_text_log(run.node_out(names[-1])) if "engine" in plan else read_log(run.metrics),
+        log=log,
+        doings=read_doings(run, plan, _started(nodes)) if quiet else (),
         gpus=_gpus(run, plan, tuple(nodes)) if plan["device"] == "cuda" else (),
     )
+
+
+def _started(nodes: Iterable[Node]) -> dict[str, float]:
+    return {node.name: node.started_unix for node in nodes if node.started_unix is not None}
 
 
 def _gpus(run: RunDir, plan: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[NodeGpus, ...]:

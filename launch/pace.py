@@ -1,11 +1,13 @@
-"""How fast a run logs its iterations, and whether the next one is late."""
+"""How fast a run logs its iterations, whether the next one is late, and which ranks hold the others up."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from launch import gpu_health
 from launch.observe import Observation
+from launch.standing import Doing, holding_up, in_words
 
 STALL_LINES = 5
 """A run stalls when no line came for as long as this many usually take, and at least for `STALL_S`."""
@@ -39,3 +41,21 @@ def is_late(seen: Observation) -> bool:
     last, began = seen.log[-1].unix, began_unix(seen)
     patience = max(STALL_S, STALL_LINES * usual_s(seen), gpu_health.GRACE_S if began > last else 0)
     return seen.now_unix - max(last, began) >= patience
+
+
+def lost_unix(seen: Observation) -> float | None:
+    """When the first rank lost another one."""
+    return min((error.unix for error in seen.errors if error.symptom), default=None)
+
+
+def held_up_by(seen: Observation) -> list[Doing]:
+    """The ranks for which the others wait, or waited until they gave up."""
+    return holding_up(seen.doings, seen.plan, lost_unix(seen), seen.now_unix)
+
+
+def held_up_words(seen: Observation, held: Sequence[Doing]) -> str:
+    """Of at least one rank, what `held_up_by` gives."""
+    lost = lost_unix(seen)
+    if lost is None:
+        return in_words(held, "stands still", seen.now_unix)
+    return in_words(held, "stood still", lost)

@@ -1,10 +1,10 @@
 """What is to be thought of a run: a state, the rule that led to it, a reason, the evidence.
 
 `decide` looks at an `Observation` only. Its rules, in this order: a cause of failure (`launch.causes`), the earliest
-first; stopped by request; saved because time ran out; ended from outside; a node that gave up; errors whose cause
-nobody recorded; a loss that is not finite; success, which takes both the exit codes and the last iteration in the log;
-a Slurm that does not answer where only it could tell; a failure whose cause is not known yet; GPUs that tell of a hang;
-pace.
+first; stopped by request; saved because time ran out; ended from outside; a rank that stood still; a node that gave up;
+errors whose cause nobody recorded; a loss that is not finite; success, which takes both the exit codes and the last
+iteration in the log; a Slurm that does not answer where only it could tell; a failure whose cause is not known yet;
+GPUs that tell of a hang; pace.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from enum import StrEnum
 
 from conf.rundir import RunDir
 from launch import gpu_health
-from launch.causes import JOB_RULES, LOST, causes, place, undecided, what
+from launch.causes import JOB_RULES, LOST, causes, undecided, what
 from launch.evidence import ago, evidence, saved
 from launch.observe import Node, Observation, observe
-from launch.pace import began_unix, is_late, usual_s
+from launch.pace import began_unix, held_up_by, held_up_words, is_late, usual_s
 from launch.peers import SILENCE_S
 from launch.worker import SAVED
 
@@ -89,6 +89,7 @@ def decide(seen: Observation) -> Verdict:
             _stop,
             _interrupted,
             _ended_from_outside,
+            _stood_still,
             _gave_up,
             _symptoms,
             _not_finite,
@@ -144,16 +145,24 @@ def _gave_up(seen: Observation) -> Finding | None:
     return State.failed, "node-gave-up", f"node {first.name} {first.reason}"
 
 
+def _stood_still(seen: Observation) -> Finding | None:
+    """Ranks lost others, and one of those had stopped, or did not come back from work of its own."""
+    if not seen.errors or not seen.over or seen.stop_unix is not None:
+        return None
+    held = held_up_by(seen)
+    return (State.failed, "rank-stood-still", held_up_words(seen, held)) if held else None
+
+
 def _ended_from_outside(seen: Observation) -> Finding | None:
     """Every node that ended badly was told to; were one not, the others would only have followed it.
 
     While others still end this is known as soon as Slurm tells what became of the job.
     """
     bad = _ended_badly(seen)
-    told = [node for node in bad if node.reason is None]  # the others followed these
-    if not told or not all(node.stopped for node in bad):
+    leading = [node for node in bad if node.reason is None]  # the others followed these
+    if not leading or not all(node.stopped for node in bad):
         return None
-    first = min(told, key=lambda node: node.seen_unix)
+    first = min(leading, key=lambda node: node.seen_unix)
     job = seen.job_of(first)
     if not seen.over and (job is None or job.state is None or not job.over):
         return None
@@ -178,7 +187,7 @@ def _symptoms(seen: Observation) -> Finding | None:
     if not seen.errors or not seen.over or seen.stop_unix is not None:
         return None
     first = seen.errors[0]
-    return State.failed, "rank-lost-another", f"{place(first)} {what(first)}; no rank recorded the cause"
+    return State.failed, "rank-lost-another", f"{first.place} {what(first)}; no rank recorded the cause"
 
 
 def _not_finite(seen: Observation) -> Finding | None:
@@ -213,14 +222,14 @@ def _unknown(seen: Observation) -> Finding | None:
     for node in seen.nodes:
         silent_s = seen.now_unix - node.seen_unix
         if node.state == "absent":
-            told = "has not told anything yet"
+            how = "has not told anything yet"
         elif node.ended and node.stopped and not node.reason:
-            told = f"was ended by {node.stopped} from outside, and may be started again"
+            how = f"was ended by {node.stopped} from outside, and may be started again"
         elif not node.ended and silent_s > SILENCE_S:
-            told = f"gave its last sign of life {ago(silent_s)}"
+            how = f"gave its last sign of life {ago(silent_s)}"
         else:
             continue
-        return State.unknown, "slurm-silent", f"node {node.name} {told}, and Slurm does not answer: {seen.silence}"
+        return State.unknown, "slurm-silent", f"node {node.name} {how}, and Slurm does not answer: {seen.silence}"
     return None
 
 
@@ -230,10 +239,13 @@ def _failing(seen: Observation) -> Finding | None:
         return None
     if killed := undecided(seen):
         first = killed[0]
-        reason = f"{place(first)} {what(first)}; whether its whole node was ended is not known yet"
+        reason = f"{first.place} {what(first)}; whether its whole node was ended is not known yet"
         return State.failing, "rank-or-node", reason
+    if held := held_up_by(seen) if seen.errors else []:
+        reason = f"{held_up_words(seen, held)}; not all nodes have told yet"
+        return State.failing, "rank-stood-still", reason
     if seen.errors:
-        reason = f"{place(seen.errors[0])} {what(seen.errors[0])}; the cause is not known yet"
+        reason = f"{seen.errors[0].place} {what(seen.errors[0])}; the cause is not known yet"
         return State.failing, "rank-lost-another", reason
     bad = _ended_badly(seen)
     if not bad:
@@ -250,7 +262,7 @@ def _hung(seen: Observation) -> Finding | None:
     if (seen.log and not is_late(seen)) or len(seen.gpus) < len(seen.nodes):
         return None
     found = gpu_health.hang(seen.gpus, seen.now_unix, seen.log[-1].unix if seen.log else None)
-    return None if found is None else (State.hung, *found)
+    return None if found is None else (State.hung, found[0], found[1] + _by_whom(seen))
 
 
 def _pace(seen: Observation) -> Finding | None:
@@ -259,7 +271,12 @@ def _pace(seen: Observation) -> Finding | None:
     age = seen.now_unix - max(seen.log[-1].unix, began_unix(seen))
     since = " since the run was started again" if began_unix(seen) > seen.log[-1].unix else ""
     reason = f"no iteration was logged for {age:.0f} s{since}; usually one line takes {usual_s(seen):.1f} s"
-    return State.stalled, "no-progress", reason
+    return State.stalled, "no-progress", reason + _by_whom(seen)
+
+
+def _by_whom(seen: Observation) -> str:
+    held = held_up_by(seen)
+    return f"; {held_up_words(seen, held)}" if held else ""
 
 
 def _progress(seen: Observation) -> Finding:

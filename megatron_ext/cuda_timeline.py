@@ -17,6 +17,7 @@ from typing import Deque, Iterator, List, NamedTuple
 import torch
 
 from megatron_ext.event_files import EventBuffer
+from megatron_ext.progress import Wait
 from megatron_ext.timeline import Recorder, UnderWay
 
 READINGS = 5
@@ -157,7 +158,8 @@ class _Marked(UnderWay):
 
 def _anchor() -> Anchor:
     """Waits for all that the GPU has to do. The host's clock is right to within half of what the reading took."""
-    torch.cuda.synchronize()
+    with Wait("all that its GPU has to do"):
+        torch.cuda.synchronize()
     readings = []
     for _ in range(READINGS):
         event, before = _event(), time.monotonic_ns()

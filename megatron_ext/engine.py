@@ -21,6 +21,7 @@ from megatron_ext.optimizer import DataGroup, Optimizer
 from megatron_ext.pace import Pace
 from megatron_ext.plan import Place, Plan
 from megatron_ext.precision import DTYPES
+from megatron_ext.progress import Wait, iterates
 from megatron_ext.reduce import GradientReducer
 from megatron_ext.schedule import Kind
 from megatron_ext.schedule_check import actions_of
@@ -105,18 +106,22 @@ class Engine:
             PeerLost: another rank is gone.
         """
         self._recorder.iteration = iteration
+        iterates(iteration)
         scale = self.optimizer.scaler.scale
         self._reducer.begin(self._plan.micro_batches)
         loss = self._executor.run(
             self._actions, self._batch(iteration), scale / (self._plan.micro_batches * self._plan.data)
         )
-        if loss is not None and not math.isfinite(loss.item()):
-            raise _not_finite(iteration, "loss", loss.item() / scale)
+        with Wait("reading the loss"):
+            own = 0.0 if loss is None else loss.item()
+        if not math.isfinite(own):
+            raise _not_finite(iteration, "loss", own / scale)
         self._reduce_gradients()
         mean = math.nan
         if loss is not None:
             all_reduce(loss, self._groups.data, "all-reduce of the loss")
-            mean = loss.item() / scale  # not after the optimizer: a GPU updates weights while the host goes on
+            with Wait("reading the mean loss"):
+                mean = loss.item() / scale  # not after the optimizer: a GPU updates weights while the host goes on
         norm = self.optimizer.step(self._recorder)
         skipped = not math.isfinite(norm)
         if skipped and not self.optimizer.scaler.dynamic:

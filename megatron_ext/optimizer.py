@@ -13,6 +13,7 @@ from megatron_ext.comm import all_gather, all_reduce
 from megatron_ext.flat import FlatWeights
 from megatron_ext.plan import TrainConfig
 from megatron_ext.precision import LossScaler
+from megatron_ext.progress import Wait
 from megatron_ext.timeline import Recorder
 
 NORM_ROW = 1024
@@ -177,7 +178,8 @@ class Optimizer:
         if self._model is not None:
             with recorder.span("grad-norm-all-reduce"):
                 all_reduce(square, self._model, "all-reduce of the gradient norm")
-        return float(square.clamp(min=0.0).sqrt())
+        with Wait("reading the gradient norm"):
+            return float(square.clamp(min=0.0).sqrt())
 
 
 def _square_norm(flat: Tensor) -> Tensor:

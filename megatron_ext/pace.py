@@ -16,6 +16,7 @@ from typing import Deque, Tuple
 import torch
 
 from megatron_ext.errors import PeerLost
+from megatron_ext.progress import Wait
 
 PASSES_AHEAD = 4
 """So that the GPU has work while the host sleeps."""
@@ -70,11 +71,12 @@ class Pace:
     def _reach(self, event: torch.cuda.Event, what: str) -> None:
         until = time.monotonic() + self._patience_s
         sleep_s = _SHORTEST_SLEEP_S
-        while not event.query():  # type: ignore[no-untyped-call]
-            if time.monotonic() > until:
-                raise PeerLost(
-                    f"{what} did not end on the GPU within train.comm_timeout_s={self._patience_s:g}: "
-                    "another rank is gone or stands still, or a pass and the wait for its message take longer"
-                )
-            time.sleep(sleep_s)
-            sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
+        with Wait(f"{what} on its GPU"):
+            while not event.query():  # type: ignore[no-untyped-call]
+                if time.monotonic() > until:
+                    raise PeerLost(
+                        f"{what} did not end on the GPU within train.comm_timeout_s={self._patience_s:g}: "
+                        "another rank is gone or stands still, or a pass and the wait for its message take longer"
+                    )
+                time.sleep(sleep_s)
+                sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)

@@ -23,6 +23,7 @@ from megatron_ext.executor import neighbours
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.log import TrainingLog
 from megatron_ext.plan import Place, Plan
+from megatron_ext.progress import iterates
 from megatron_ext.schedule import Kind
 from megatron_ext.schedule_check import actions_of
 from megatron_ext.timeline import Recorder
@@ -77,6 +78,7 @@ class Rehearsal:
     def step(self, iteration: int) -> StepResult:
         """Lets the time of one iteration pass."""
         self._recorder.iteration = iteration
+        iterates(iteration)
         for kind, inbox in self._inboxes.items():
             inbox.expect(sum(action.kind is kind for action in self._actions))
         for kind, m, chunk in self._actions:

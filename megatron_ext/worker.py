@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from megatron_ext.event_files import EventBuffer, EventFiles
 from megatron_ext.interruption import Interrupted
 from megatron_ext.local_store import LocalStore
 from megatron_ext.plan import Place, Plan
+from megatron_ext.progress import STOPPED, Board, Wait
 from megatron_ext.store import AuthenticatedStore, Server, read_secret
 from megatron_ext.train import train
 
@@ -39,6 +40,10 @@ START = "TDPP_START"
 """Environment, set by the node agent: which start of the run this is. What an earlier one left is not for this one."""
 GRACE_S = 3.0
 """Seconds between asking ranks to end and killing them."""
+LOOK_S = 5.0
+"""Between two looks at what the ranks are doing."""
+STILL_S = 10.0
+"""A rank that has done the same thing for this long may stand still."""
 MIN_ADDRESS_SPACE = 2**30
 """Some dozen threads of a rank reserve as much; the C++ library ends a rank that cannot have one, without a reason."""
 _PR_SET_PDEATHSIG = 1
@@ -76,7 +81,13 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
     events = EventFiles(plan, buffers)
     join = partial(join_store, plan) if local is None else local.join
     do = job or partial(train, buffers=buffers)
-    ranks = Ranks(plan, node_rank, lambda place: do(plan, place, join()))
+
+    def rank(place: Place) -> None:
+        with Wait("finding the other ranks"):
+            store = join()
+        do(plan, place, store)
+
+    ranks = Ranks(plan, node_rank, rank)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(interruption.SIGNAL, ranks.forward)
@@ -113,6 +124,7 @@ class Ranks:
         self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
         self._kernel_kills = memory.kernel_kills()
         self._path = plan.folder / "nodes" / f"{plan.nodes[node_rank].name}.ranks.json"
+        self._board = Board([place.rank for place in self._places])
         self._state: Dict[int, Dict[str, Any]] = {}
         """By pid: what nodes/<node>.ranks.json says of it."""
 
@@ -124,12 +136,13 @@ class Ranks:
             _error_file(self._plan, place).unlink(missing_ok=True)
             pid = os.fork()
             if pid == 0:
+                self._board.take(place.rank)
                 if self._plan.train.checkpoint:
                     interruption.listen()
                 else:  # it could only end without having saved; that is its agent's to do
                     signal.signal(interruption.SIGNAL, signal.SIG_IGN)
                 os._exit(_rank_main(self._plan, place, parent, self._job))
-            self._state[pid] = {"rank": place.rank, "pid": pid, "exit_code": None, "ended_unix": None}
+            self._state[pid] = {"rank": place.rank, "pid": pid, "exit_code": None, "ended_unix": None, "doing": None}
         self._publish()
 
     def forward(self, signum: int, _: Optional[FrameType]) -> None:
@@ -139,6 +152,8 @@ class Ranks:
 
     def wait(self) -> int:
         """Waits until all ranks ended well (0), one failed (1), or all have saved because they were asked to (75)."""
+        signal.signal(signal.SIGALRM, self._look_on)
+        signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
         while self._alive():
             if self._reap(block=True):
                 return 1
@@ -153,12 +168,16 @@ class Ranks:
     def end(self, *, gently: bool = True) -> None:
         """Ends the ranks that still live, and waits until they are gone; if not `gently`, kills them at once.
 
-        Those that died by themselves are looked at first, so that a rank's own death is not taken for our doing.
+        Those that died by themselves are looked at first, so that a rank's own death is not taken for our doing; then
+        what the others are doing, which tells who held them up.
         """
+        signal.setitimer(signal.ITIMER_REAL, 0)
         self._reap(block=False)
+        self._note(self._doing())
         for step in (signal.SIGTERM, signal.SIGKILL) if gently else (signal.SIGKILL,):
             for pid in self._alive():
                 os.kill(pid, step)
+                os.kill(pid, signal.SIGCONT)  # one that was stopped ends only when it goes on
             until = time.monotonic() + GRACE_S
             while self._alive() and (time.monotonic() < until or step is signal.SIGKILL):
                 self._reap(block=False, ours=step)
@@ -166,6 +185,24 @@ class Ranks:
 
     def _alive(self) -> List[int]:
         return [pid for pid, state in self._state.items() if state["exit_code"] is None]
+
+    def _doing(self) -> Dict[int, Dict[str, Any]]:
+        """Of the ranks that live, by pid."""
+        return {pid: self._board.read(self._state[pid]["rank"], pid) for pid in self._alive()}
+
+    def _look_on(self, _signum: int, _: Optional[FrameType]) -> None:
+        """Publishes what the ranks are doing while one of them stands still, and nothing while all go on."""
+        doing, before = self._doing(), time.time() - STILL_S
+        still = any(each["since_unix"] < before or each["process"] in STOPPED for each in doing.values())
+        self._note(doing if still else {})
+
+    def _note(self, doing: Dict[int, Dict[str, Any]]) -> None:
+        alive = self._alive()
+        if any(self._state[pid]["doing"] != doing.get(pid) for pid in alive):
+            for pid in alive:
+                self._state[pid]["doing"] = doing.get(pid)
+            with suppress(OSError):  # a disk that is full for this ends no run
+                self._publish()
 
     def _reap(self, block: bool, ours: Optional[signal.Signals] = None) -> bool:
         """Notes ranks that ended; waits for one if `block`. True if one failed other than by our signal `ours`."""
@@ -181,6 +218,8 @@ class Ranks:
                     continue
                 code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
                 self._state[pid].update(exit_code=code, ended_unix=time.time())
+                if ours is None:
+                    self._state[pid]["doing"] = None
                 if code < 0 and ours is None:
                     kills = memory.kernel_kills() - self._kernel_kills
                     _report_killed(self._plan, self._plan.ranks[self._state[pid]["rank"]], -code, kills)
@@ -196,7 +235,7 @@ def _rank_main(plan: Plan, place: Place, parent: int, job: Callable[[Place], Non
     """A forked rank, from its first line to its exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the launcher's to handle
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return 1
@@ -357,17 +396,17 @@ def _shortage_named() -> Iterator[None]:
         raise EngineError(lack) from error
 
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, interruption.SIGNAL)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, interruption.SIGNAL, signal.SIGALRM)
 
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """Holds back signals to stop or save, so that none falls between a fork and its entry in the list of ranks."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    """Holds back signals to stop, save or look: none falls between a fork and its entry in the list of ranks."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def die_with_parent(signum: signal.Signals) -> None:

@@ -159,6 +159,36 @@ def test_a_stopped_rank_is_given_up_after_the_timeout_and_named_by_who_waited(
     assert (error["rank"], error["type"]) == (0, "PeerLost")
     assert "rank 1" in error["message"]
     assert not alive(pids(run)[1])
+    doing = {rank: found and found["process"] for rank, found in doings(run).items()}
+    assert doing == {0: None, 1: "T"}, "what it did before it was ended tells who held the other up"
+
+
+def doings(run: EngineRun) -> dict[int, dict]:
+    """What the worker says that its ranks are doing, or were when it ended them."""
+    return {entry["rank"]: entry["doing"] for entry in json.loads(run.run.node_ranks("local-0").read_text())}
+
+
+def test_while_a_rank_stands_still_its_node_says_what_all_of_them_do(
+    engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LOOK_S", 0.1)
+    run = engine_run("parallel.data=1", "parallel.pipeline=3", *LONG)
+    pid = run.start()
+    wait_for(lambda: run.run.metrics.exists() and run.metrics())
+    assert doings(run) == dict.fromkeys(range(3))
+    os.kill(pids(run)[1], signal.SIGSTOP)
+    wait_for(lambda: all(doings(run).values()) and [doings(run)[rank]["does"] for rank in (0, 2)] == ["waits", "waits"])
+    found = doings(run)
+    assert [found[rank]["process"] == "T" for rank in range(3)] == [False, True, False]
+    assert {found[0]["what"], found[2]["what"]} <= {"gradients from rank 1", "activations from rank 1", *TOLD_TO_END}
+    os.kill(pids(run)[1], signal.SIGCONT)
+    wait_for(lambda: doings(run) == dict.fromkeys(range(3)))
+    os.kill(pid, signal.SIGTERM)
+    assert ended(pid) == 143
+
+
+TOLD_TO_END = ("telling whether to end", "all-reduce of the gradient norm", "all-reduce of the embedding's gradient")
+"""What else ranks may be waiting for between two iterations."""
 
 
 def test_ranks_on_one_node_need_no_port(engine_run: Callable[..., EngineRun]) -> None:

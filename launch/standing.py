@@ -1,0 +1,100 @@
+"""Which rank holds the others up: by what each of a node's ranks was doing when the node ended, or is doing now.
+
+When a run stands still every rank waits for others, but for those that hold it up: one that somebody has stopped, or
+one that does not come back from work of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conf.rundir import RunDir
+from launch.rank_place import RankPlace
+
+STILL_S = 10.0
+"""A rank at work of its own may hold the others up after this time."""
+_STOPPED = {"T": "was stopped by SIGSTOP or Ctrl-Z", "t": "is held by a debugger"}
+_ALIVE = {"R": "runs", "S": "sleeps", "D": "waits for a disk or a driver"}
+"""By the kernel's letter for a process (proc(5))."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doing(RankPlace):
+    """What a rank was doing when its node's worker looked last (docs/formats.md)."""
+
+    pid: int
+    does: str
+    """`works`, `waits`, or `lost` another rank."""
+    what: str
+    """It waits for, or did before its own work."""
+    iteration: int
+    """0 before the first."""
+    since_unix: float
+    process: str
+    """The kernel's letter for its process."""
+
+    @property
+    def stopped(self) -> bool:
+        return self.process in _STOPPED
+
+
+def read_doings(run: RunDir, plan: Mapping[str, Any], started_unix: Mapping[str, float]) -> tuple[Doing, ...]:
+    """Of the ranks of these nodes, but not what an earlier start left there.
+
+    Raises:
+        RunFolderError: a file is not what it should be.
+    """
+    return tuple(
+        _doing(plan["ranks"][entry["rank"]], node, entry)
+        for node, unix in started_unix.items()
+        for entry in run.read_json(run.node_ranks(node)) or ()
+        if entry.get("doing") and entry["doing"]["since_unix"] >= unix
+    )
+
+
+def _doing(place: Mapping[str, Any], node: str, entry: Mapping[str, Any]) -> Doing:
+    where = {key: place[key] for key in ("rank", "stage", "dp", "tp")}
+    told = {key: entry["doing"][key] for key in ("does", "what", "iteration", "since_unix", "process")}
+    return Doing(node=node, pid=entry["pid"], **where, **told)
+
+
+def holding_up(
+    doings: Sequence[Doing], plan: Mapping[str, Any], lost_unix: float | None, now_unix: float
+) -> list[Doing]:
+    """The ranks that hold the others up, longest first: all that are stopped, or else those that are at work of their
+    own while others are not. `lost_unix` is when the first rank gave up waiting, None if none has.
+
+    Who gives up has waited for `train.comm_timeout_s`, and whom it waited for has stood still nearly as long. A rank
+    that was at work for a moment only when others lost something else did not hold them up.
+    """
+    stopped = [doing for doing in doings if doing.stopped]
+    before = now_unix - STILL_S if lost_unix is None else lost_unix - plan["train"]["comm_timeout_s"] / 2
+    works = [doing for doing in doings if doing.does == "works" and doing.since_unix < before]
+    ranks = len(plan["ranks"])
+    held = stopped or (works if len(works) < ranks or ranks == 1 else [])
+    return sorted(held, key=lambda doing: doing.since_unix)
+
+
+def in_words(held: Sequence[Doing], verb: str, until_unix: float) -> str:
+    """At least one of them in words; `verb` is `stands still`, until now, or the like."""
+    first, *others = held
+    more = f"; so did rank {', '.join(str(doing.rank) for doing in others)}" if others else ""
+    return f"{first.place} {verb}: {_state(first, until_unix)}{more}"
+
+
+def _state(doing: Doing, until_unix: float) -> str:
+    where = ", ".join(_where(doing))
+    if doing.stopped:
+        return f"its process {doing.pid} {_STOPPED[doing.process]} ({where})"
+    does = _ALIVE.get(doing.process, f"is in state {doing.process}")
+    return (
+        f"it was at work of its own for {until_unix - doing.since_unix:.0f} s ({where}); its process {doing.pid} {does}"
+    )
+
+
+def _where(doing: Doing) -> Iterator[str]:
+    yield f"iteration {doing.iteration}" if doing.iteration else "before the first iteration"
+    if doing.what:
+        yield f"{'after' if doing.does == 'works' else 'in'}: {doing.what}"

@@ -1,0 +1,60 @@
+"""The engine's worker, one rank of which sleeps for ever: HANG_RANK, in HANG_AT, told as `cluster.environment`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from megatron_ext import checkpoint, engine, optimizer, worker
+from megatron_ext.engine import Engine
+from megatron_ext.gpt_data import GptSamples
+from megatron_ext.model import Stage
+
+RANK, AT = int(os.environ["HANG_RANK"]), os.environ["HANG_AT"]
+ITERATION = 3
+PLACES = {
+    "start": (worker, "train"),
+    "weights": (engine, "FlatWeights"),
+    "batch": (GptSamples, "batch"),
+    "forward": (Stage, "forward"),
+    "loss": (engine, "vocab_cross_entropy"),
+    "optimizer": (optimizer.Optimizer, "step"),
+    "checkpoint": (checkpoint, "parts"),
+}
+now = {"rank": -1, "iteration": 0}
+
+
+def sleeping(does: Callable[..., Any], begins: int) -> Callable[..., Any]:
+    """The same, which this rank never comes out of from an iteration on."""
+
+    def sleeps(*arguments: Any, **named: Any) -> Any:
+        if now["rank"] == RANK and now["iteration"] >= begins:
+            time.sleep(1e6)
+        return does(*arguments, **named)
+
+    return sleeps
+
+
+def main(argv: list[str]) -> int:
+    begun, step = worker._rank_main, Engine.step
+
+    def rank_main(plan: Any, place: Any, *rest: Any) -> int:
+        now["rank"] = place.rank
+        return begun(plan, place, *rest)
+
+    def counted(self: Engine, iteration: int) -> Any:
+        now["iteration"] = iteration
+        return step(self, iteration)
+
+    worker._rank_main = rank_main
+    Engine.step = counted
+    owner, name = PLACES[AT]
+    setattr(owner, name, sleeping(getattr(owner, name), 0 if AT in ("start", "weights") else ITERATION))
+    return worker.main(argv, worker.train) if AT == "start" else worker.main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
