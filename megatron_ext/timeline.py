@@ -70,7 +70,9 @@ def begin_events(path: Path, plan: Plan, place: Place) -> None:
             "unix_ns": time.time_ns(),
         }
     ).encode()
-    path.write_bytes(MAGIC + struct.pack("<I", len(header)) + header)
+    partial = path.with_name(f".{path.name}")  # so that who looks at a run finds no header cut short
+    partial.write_bytes(MAGIC + struct.pack("<I", len(header)) + header)
+    partial.replace(path)
 
 
 NOTHING = nullcontext()

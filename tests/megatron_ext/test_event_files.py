@@ -201,7 +201,9 @@ def test_whatever_ends_a_rank_its_events_are_there_to_the_last(
     worker = run.start()
     if "stopped" in next(name for name, known in ENDS.items() if known is end):
         events = run.run.rank_events(1)
-        wait_for(lambda: events.exists() and recorded(run, 1, LAST) == expected(run))  # a run at work can be looked at
+        wait_for(
+            lambda: events.exists() and recorded(run, 1, LAST) == expected(run), 120
+        )  # a run at work can be looked at
         os.kill(worker, signal.SIGTERM)
     ended(worker)
     assert recorded(run, 1, LAST) == expected(run)
@@ -218,7 +220,7 @@ def test_if_all_processes_are_killed_only_the_last_moment_is_lost(
     run = engine_run(*LAYOUT)
     worker = run.start()
     events = run.run.rank_events(1)
-    wait_for(lambda: events.exists() and recorded(run, 1, LAST))
+    wait_for(lambda: events.exists() and recorded(run, 1, LAST), 120)
     time.sleep(1.0)
     os.kill(worker, signal.SIGKILL)
     ended(worker)
@@ -235,13 +237,13 @@ def test_a_gpus_events_are_kept_as_far_as_it_has_come(
     end: str,
 ) -> None:
     monkeypatch.setattr(cuda_timeline, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(cuda_timeline, "ANCHOR_S", 0.1)
+    monkeypatch.setattr(cuda_timeline, "ANCHOR_S", 0.02)
     ends(ENDS[end])
     run = engine_run(GPU, *LAYOUT)
     worker = run.start(pretended_gpus(tmp_path / "waits"))
     if end != "exception":
         events = run.run.rank_events(1)
-        wait_for(lambda: events.exists() and recorded(run, 1, LAST) == expected(run))
+        wait_for(lambda: events.exists() and recorded(run, 1, LAST) == expected(run), 120)
         os.kill(worker, signal.SIGTERM)
     ended(worker)
     assert recorded(run, 1, LAST) == expected(run)

@@ -265,7 +265,7 @@ def test_a_checkpoint_folder_that_cannot_be_written_is_named(engine_run: Callabl
 
 
 def test_memory_that_is_not_there_is_told_with_rank_and_stage(engine_run: Callable[..., EngineRun]) -> None:
-    run = engine_run("parallel.data=1", "parallel.pipeline=2", "model.vocab_size=100000000000")
+    run = engine_run("parallel.data=1", "parallel.pipeline=2", "model.vocab_size=100000000", "model.hidden=4096")
     assert run.go() == 1
     causes = [error for error in run.errors() if not error["symptom"]]
     assert {error["stage"] for error in causes} <= {0, 1}
