@@ -83,6 +83,7 @@ class GpuReading:
     number: int
     """From 1, since the sampling began."""
     interval_s: int
+    """0 where the times of readings are not known, as in a file of gpustat without its headers."""
     gpus: tuple[GpuSample, ...]
 
 

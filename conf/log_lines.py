@@ -6,7 +6,10 @@ import math
 import re
 from dataclasses import dataclass
 
-_HEAD = re.compile(r"\s*(?:\[[^\]]*\]\s*)?iteration\s+(\d{1,12})/\s*(\d{1,12}) \|")
+_LABELS = r"(?:(?:P\d{1,4} )? {0,7}\d{1,7}: |\[[A-Za-z_][\w-]{0,31}\d{1,7}\]:|(?:DEBUG|INFO|WARNING):[\w.]{1,100}:)*"
+"""What may stand before a line: task (`srun --label`), rank (torchrun: `[default7]:`, `[rank15]:`), logger."""
+_LABEL = re.compile(_LABELS)
+_HEAD = re.compile(rf"{_LABELS}\s*(?:\[[^\]]*\]\s*)?iteration\s+(\d{{1,12}})/\s*(\d{{1,12}}) \|")
 """Megatron-LM of today puts the time in brackets before it."""
 
 
@@ -23,8 +26,17 @@ class IterationLine:
     loss_scale: float | None
     grad_norm: float | None
     tflops_per_rank: float | None
+    energy_j_per_rank: float | None
+    """Of an iteration, where Megatron-LM was asked for it (`--log-energy`)."""
+    power_w_per_rank: float | None
     skipped: int
     nan: int
+
+
+def unlabelled(line: str) -> str:
+    """The line without what a launcher or a logger put before it."""
+    label = _LABEL.match(line)
+    return line[label.end() :] if label is not None and label.end() else line
 
 
 def is_iteration_line(line: str) -> bool:
@@ -61,6 +73,8 @@ def iteration_line(line: str) -> IterationLine | None:
             loss_scale=number("loss scale"),
             grad_norm=number("grad norm"),
             tflops_per_rank=number("throughput per GPU (TFLOP/s/GPU)"),
+            energy_j_per_rank=number("energy per GPU (J/iter/GPU)"),
+            power_w_per_rank=number("power per GPU (W/GPU)"),
             skipped=count("number of skipped iterations") or 0,
             nan=count("number of nan iterations") or 0,
         )

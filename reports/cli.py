@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from conf.rundir import RunDir, write_atomic
 from conf.words import option, whole
 from reports import picture, run_page, statistics, timeline_page
-from reports.errors import ReportError
+from reports.errors import NeitherError, ReportError
 from reports.exports import Export, write_exports
 from reports.megatron_log import Sizes
 from reports.page import refreshing
@@ -21,6 +22,8 @@ from reports.sweep import Compared, all_of, compare
 from reports.verdict import Findings, Verdict
 
 Judge = Callable[[RunDir], Findings]
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 REFRESH_S = 5
 """Between two pages of a run that goes on; longer where writing them takes more than a tenth of it."""
 
@@ -42,18 +45,19 @@ def main(argv: list[str], judge: Judge | None = None) -> int:
         judge: gives the verdict on a run, and what its nodes say; without it the page has neither.
 
     Raises:
-        TdppError: a run cannot be found or has no usable plan, or a file is no log.
+        TdppError: a run cannot be found or has no usable plan, or a file is no log; of several files and folders those
+            that are neither are left out, and named on stderr, unless all are.
     """
     arguments = _parser().parse_args(argv)
     sizes = Sizes(tensor=arguments.tensor, data=arguments.data, pipeline=arguments.pipeline)
     exports = [export for export in Export if getattr(arguments, export)]
     browser = picture.browser() if Export.png in exports else None
     wanted: list[str | None] = [one for given in arguments.runs for one in all_of(given)] or [None]
-    sources = [Source.find(arguments.runs_dir, one, sizes) for one in wanted]
     told = set[str]()
+    sources = _those_that_are(lambda one: Source.find(arguments.runs_dir, one, sizes), wanted, told)
     if arguments.watch:
         watch(sources, judge, told)
-    rounds = [write(source, judge, told) for source in sources]
+    rounds = write_all(sources, judge, told)
     for written in rounds:
         for path in written.pages if not arguments.watch else ():
             print(path)
@@ -70,7 +74,7 @@ def watch(sources: Sequence[Source], judge: Judge | None, told: set[str]) -> Non
     waits, shown = REFRESH_S, False
     while True:
         began = time.monotonic()
-        rounds = [write(source, judge, told, refresh_s=waits) for source in sources]
+        rounds = write_all(sources, judge, told, refresh_s=waits)
         pages = [*(path for written in rounds for path in written.pages), *compared(rounds, refresh_s=waits)]
         for path in pages if not shown else ():
             print(path, flush=True)
@@ -78,6 +82,30 @@ def watch(sources: Sequence[Source], judge: Judge | None, told: set[str]) -> Non
             return
         shown, waits = True, max(REFRESH_S, round(9 * (time.monotonic() - began)))
         time.sleep(waits)
+
+
+def write_all(
+    sources: Sequence[Source], judge: Judge | None, told: set[str], refresh_s: int | None = None
+) -> list[Written]:
+    """As `write`, of each; of several, a file that is no log is left out."""
+    return _those_that_are(lambda source: write(source, judge, told, refresh_s), sources, told)
+
+
+def _those_that_are(make: Callable[[Given], Made], given: Sequence[Given], told: set[str]) -> list[Made]:
+    """What `make` makes of each; where it raises NeitherError, not of all, that one is named on stderr."""
+    made, errors = list[Made](), list[NeitherError]()
+    for one in given:
+        try:
+            made.append(make(one))
+        except NeitherError as error:
+            errors.append(error)
+    if errors and not made:
+        raise errors[0]
+    for note in (f"left out: {error}" for error in errors):
+        if note not in told:
+            print(note, file=sys.stderr)
+            told.add(note)
+    return made
 
 
 def compared(rounds: Sequence[Written], refresh_s: int | None = None) -> list[Path]:

@@ -20,10 +20,16 @@ def course_section(record: Record, figures: Statistics) -> str:
 
     seen = Series("first to last event", figures.iterations.tolist(), (figures.length_ns / 1e6).tolist(), line=False)
     time = [logged("mean between log lines", "elapsed_ms"), *([seen] if len(figures.iterations) else [])]
+    losses = [logged("loss", "loss")]
+    for data in ("validation", "test"):
+        found = [one for one in (record.upstream.evaluations if record.upstream else ()) if one.data == data]
+        losses += [Series(data, [one.iteration for one in found], [one.loss for one in found])] if found else []
     charts = [
-        _chart([logged("loss", "loss")], "Loss", "Loss", from_zero=False),
+        _chart(losses, "Loss", "Loss", from_zero=False),
         _chart(time, "Iteration time, ms", "Iteration time in milliseconds", from_zero=True),
         _chart([logged("tokens per second", "tokens_per_s")], "Tokens per second", "Tokens per second", from_zero=True),
+        _chart([logged("gradient norm", "grad_norm")], "Gradient norm", "Gradient norm", from_zero=True),
+        _chart([logged("power", "power_w_per_rank")], "Power of a GPU, W", "Power of a GPU in watts", from_zero=True),
     ]
     drawn = "".join(charts) or '<p class="none">nothing to draw yet</p>'
     return f'<section><h2>Course</h2><div class="charts">{drawn}</div></section>'

@@ -28,9 +28,11 @@ def figures_section(record: Record, figures: Statistics) -> str:
     cards: list[Card] = [
         ("Iteration", f"{reached} of {plan.iterations}", "last logged"),
         *([] if plan.rehearsal else [_loss(record, reached)]),
+        *_evaluations(record),
         ("Iteration time", number(settled(record, "elapsed_ms"), ",.1f", " ms"), after),
         *([("Tokens per second", number(tokens, ",.0f"), after)] if tokens is not None or not record.log else []),
         *_operations(record, after),
+        *_energy(record, after),
         *([("Bubble", bubble, f"of passes and bubble, mean over ranks{beside}")] if timed else []),
         *([("Exposed communication", exposed, "of an iteration, mean over ranks")] if timed else []),
         *_cost(record, reached),
@@ -52,6 +54,22 @@ def _loss(record: Record, reached: int) -> Card:
     at, loss = last_loss(record)
     since = "" if at == reached else ", none since"
     return "Loss", number(loss, ".4f"), f"mean up to iteration {at}{since}" if at else ""
+
+
+def _evaluations(record: Record) -> list[Card]:
+    """The last loss on each of the data that are not trained on."""
+    last = {one.data: one for one in (record.upstream.evaluations if record.upstream else ())}
+    return [
+        (f"{data.capitalize()} loss", number(one.loss, ".4f"), f"after iteration {one.iteration}")
+        for data, one in last.items()
+    ]
+
+
+def _energy(record: Record, after: str) -> list[Card]:
+    joules, watts = settled(record, "energy_j_per_rank"), settled(record, "power_w_per_rank")
+    if joules is None:
+        return []
+    return [("Energy per GPU", number(joules, ",.1f", " J"), f"an iteration · {number(watts, ',.1f', ' W')} · {after}")]
 
 
 def settled(record: Record, key: str) -> float | None:

@@ -39,11 +39,14 @@ def gpu_section(report: GpuReport) -> str:
             from_zero=True,
         )
         for title, values in (("Mean utilisation, %", report.utilisation), ("Power of all GPUs, W", report.power_w))
+        if report.at_h
     )
     note = (
         "Medians over the readings in which the run computed. Utilisation is the share of time in which a kernel ran, "
         "also one that only waits for another GPU; low power with high utilisation means waiting."
     )
+    if report.uses and not report.at_h:
+        note += " The readings have no times, so that no course of them can be drawn."
     return (
         f'<section><h2>GPUs</h2><p>{escape(said)}</p>{troubles}<div class="charts">{charts}</div>{shown}'
         f'{table(head, [_row(use) for use in ordered[:MOST]])}<p class="note">{escape(note)}</p></section>'

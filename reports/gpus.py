@@ -42,7 +42,7 @@ class GpuUse:
 class GpuReport:
     uses: Sequence[GpuUse]
     at_h: Sequence[float]
-    """Hours since the first reading that was looked at."""
+    """Hours since the first reading that was looked at; none where readings have no times."""
     utilisation: Sequence[float]
     """Percent at these times, the mean over all GPUs."""
     power_w: Sequence[float]
@@ -81,7 +81,7 @@ def gpu_report(texts: Mapping[str, str]) -> GpuReport:
                 troubles[one.text].append(node)
         for place in range(max((len(one.gpus) for one in readings[node]), default=0)):
             uses.append(_use(node, [one.gpus[place] for one in readings[node] if place < len(one.gpus)]))
-    at_h, utilisation, power_w = _course([one for told in readings.values() for one in told])
+    at_h, utilisation, power_w = _course([one for told in readings.values() for one in told if one.interval_s])
     return GpuReport(
         uses=uses,
         at_h=at_h,

@@ -5,6 +5,7 @@ host, time and driver, then a line for each GPU. The shell scripts left one for 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import pairwise
 
@@ -26,23 +27,39 @@ def readings(text: str) -> tuple[GpuReading, ...]:
     """The readings in a part of the file, which may begin and end anywhere; the last one may lack GPUs.
 
     Times are taken as this machine's local time, for gpustat writes no zone. Processes are not told apart: gpustat
-    names their users, not whose job they are.
+    names their users, not whose job they are. Without any line of a host and a time (`--no-header`) a reading begins
+    where the numbers of GPUs do; its times are not known, and its interval is 0.
     """
+    lines = [line.strip() for line in _ESCAPES.sub("", text).splitlines()]
     found: list[tuple[str, int, list[GpuSample]]] = []
-    for line in _ESCAPES.sub("", text).splitlines():
-        head = _HEAD.fullmatch(line.strip())
-        gpu = _GPU.fullmatch(line.strip())
+    for line in lines:
+        head, gpu = _HEAD.fullmatch(line), _GPU.fullmatch(line)
         if head is not None and (unix := _unix(head[2])) is not None:
             found.append((head[1], unix, []))
         elif gpu is not None and found:
             host, _, gpus = found[-1]
             gpus.append(_sample(gpu, host))
+    if not found:
+        return _without_times(lines)
     times = [unix for _, unix, _ in found]
     interval_s = max(min((after - before for before, after in pairwise(times)), default=1), 1)
     return tuple(
         GpuReading(unix=unix, host=host, number=number, interval_s=interval_s, gpus=tuple(gpus))
         for number, (host, unix, gpus) in enumerate(found, 1)
         if gpus
+    )
+
+
+def _without_times(lines: Sequence[str]) -> tuple[GpuReading, ...]:
+    found: list[list[GpuSample]] = []
+    for gpu in filter(None, map(_GPU.fullmatch, lines)):
+        sample = _sample(gpu, "")
+        if not found or sample.index <= found[-1][-1].index:
+            found.append([])
+        found[-1].append(sample)
+    return tuple(
+        GpuReading(unix=0, host="", number=number, interval_s=0, gpus=tuple(gpus))
+        for number, gpus in enumerate(found, 1)
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from conf.log_lines import progress
 
 _ECHO = re.compile(r"([A-Z][A-Z_]*) ?: ([\w.-]{1,200})")
-_ARGUMENT = re.compile(r"  (\w+) \.{3,} ([\w.-]{1,200})")
+_ARGUMENT = re.compile(r"  (\w+) \.{3,} (.{1,500}?)\s*")
 _WORLD = re.compile(r"using (world size: .+?)\s*")
 _SIZE = re.compile(r"([a-z -]+?): (\d{1,9})(?:, |$)")
 _ITERATION_BATCH = re.compile(r"\| global batch size: +(\d{1,9}) \|")
@@ -31,12 +31,26 @@ KEYS = {
     "layers": ("num_layers",),
     "hidden": ("hidden_size",),
     "heads": ("num_attention_heads",),
+    "first_layers": ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage"),
+    "last_layers": ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage"),
     "sequence_length": ("seq_length",),
     "padded_vocab_size": ("padded_vocab_size",),
 }
 """Numbers by our name: how they are called, in lower case and with underscores."""
 _NAMES = {name: ours for ours, names in KEYS.items() for name in names}
+_UNEVEN = (
+    "pipeline_model_parallel_layout",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "standalone_embedding_stage",
+    "hybrid_layer_pattern",
+)
+"""Arguments of Megatron-LM that, where they are given, lay out the layers in another way than evenly."""
 _PARTITION = re.compile(r"\d{1,4}(?:-\d{1,4})*")
+
+
+MANY = -1
+"""The node rank of a file with the output of several nodes."""
 
 
 @dataclass(kw_only=True)
@@ -46,6 +60,10 @@ class Facts:
     numbers: dict[str, int] = field(default_factory=dict)
     """By a name of KEYS, what was said last."""
     partition: tuple[int, ...] = ()
+    listed: bool = False
+    """Whether Megatron-LM lists its arguments."""
+    uneven: bool = False
+    """Whether one of them lays out the layers in a way that is not known here."""
     iterations: int = 0
     """That of the training's end."""
     notes: list[str] = field(default_factory=list)
@@ -60,7 +78,11 @@ class Facts:
                 self.iterations = told[1]
                 if (batch := _ITERATION_BATCH.search(line)) is not None:
                     self._note("global_batch_size", batch[1])
-            elif (said := _ECHO.fullmatch(line)) is not None or (said := _ARGUMENT.fullmatch(line)) is not None:
+            elif (said := _ECHO.fullmatch(line)) is not None:
+                self._note(said[1], said[2])
+            elif (said := _ARGUMENT.fullmatch(line)) is not None:
+                self.listed = True
+                self.uneven = self.uneven or (said[1] in _UNEVEN and said[2] not in ("None", "False"))
                 self._note(said[1], said[2])
             elif (world := _WORLD.fullmatch(line)) is not None:
                 for name, size in _SIZE.findall(world[1]):
@@ -81,6 +103,9 @@ class Facts:
         if key is None or not value.isdecimal() or len(value) > 9 or (int(value) == 0 and key != "node_rank"):
             return
         before = self.numbers.setdefault(key, int(value))
+        if key == "node_rank" and before != int(value):  # the output of several nodes: it is no single one's
+            self.numbers[key] = MANY
+            return
         if before != int(value) and key != "global_batch_size":  # that may grow while it trains
             self.notes.append(f"the log says {name} {before}, and later {value}; the later counts")
         self.numbers[key] = int(value)

@@ -10,8 +10,9 @@ from statistics import median
 
 import numpy as np
 
+from conf.log_lines import unlabelled
 from reports import upstream_log
-from reports.errors import ReportError
+from reports.errors import NeitherError, ReportError
 from reports.events import EVENT, Timeline
 from reports.legacy_log import Blocks
 from reports.legacy_timeline import INTERLEAVED, Layout, timeline
@@ -54,7 +55,8 @@ def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
     """Reads a log, or those in a folder of a job: one of them, that of the last rank, has the iterations.
 
     Raises:
-        ReportError: it is no log, or its ranks do not fit the parallel sizes.
+        NeitherError: it is no log, or cannot be read.
+        ReportError: its ranks do not fit the parallel sizes.
     """
     paths = sorted(path.glob("*.out")) if path.is_dir() else [path]
     files = [_read(one) for one in paths]
@@ -97,21 +99,21 @@ def _read(path: Path) -> _File:
     blocks, facts = Blocks(), Facts()
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            lines = iter(lambda: file.readline(LINE_LIMIT), "")
+            lines = map(unlabelled, iter(lambda: file.readline(LINE_LIMIT), ""))
             log = upstream_log.parse(facts.watch(blocks.rest(lines)))
     except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror}") from error
+        raise NeitherError(f"{path} cannot be read: {error.strerror}") from error
     return _File(path=path, blocks=blocks, facts=facts, log=log)
 
 
-def _no_log(path: Path, main: _File) -> ReportError:
+def _no_log(path: Path, main: _File) -> NeitherError:
     if main.facts.strange is None:
         found = "it has no line" if main.blocks.lines == 0 else f"it ends after line {main.blocks.lines}"
     else:
         number, text = main.facts.strange
         found = f"it makes no sense from line {number} on, which begins {text!r}"
     where = "" if main.path == path else f"; {main.path}"
-    return ReportError(
+    return NeitherError(
         f"{path} is no log of Megatron-LM: expected lines such as ' iteration       10/      50 | consumed samples: … "
         f"| elapsed time per iteration (ms): … |', which its last rank prints{where}: {found}. Give a run of tdpp, the "
         ".out file of a job's last node, or the folder with the .out files of all its nodes"
@@ -124,6 +126,8 @@ def _merged(files: Sequence[_File]) -> Facts:
         partition=next((file.facts.partition for file in files if file.facts.partition), ()),
         iterations=files[0].facts.iterations,
         notes=[note for file in files for note in file.facts.notes],
+        listed=any(file.facts.listed for file in files),
+        uneven=any(file.facts.uneven for file in files),
     )
     for file in reversed(files):
         facts.numbers |= file.facts.numbers
@@ -184,7 +188,7 @@ def _few(notes: Sequence[str]) -> tuple[str, ...]:
     return (*notes[:MOST_NOTES], f"{more} more places of the log are left out") if more > 1 else tuple(notes)
 
 
-def _timers(blocks: Blocks) -> dict[str, tuple[float, float]]:
+def _timers(blocks: Blocks) -> dict[str, tuple[float | None, float]]:
     """Least and largest time of all ranks, ms: medians of the blocks after the first, which warms up."""
     told: dict[str, list[list[float]]] = {}
     for block in blocks.spent[1:] or blocks.spent:
@@ -211,7 +215,7 @@ def _plan(files: Sequence[_File], main: _File, facts: Facts, layout: Layout | No
         data=data,
         pipeline=layout.pipeline if layout else 0,
         chunks=told.get("chunks", 1),
-        partition=facts.partition if layout and len(facts.partition) == layout.pipeline else (),
+        partition=_partition(facts, layout) if layout else (),
         engine="megatron_lm",
         schedule="one_f_one_b" if not interleaved else "interleaved" if "chunks" in told else UNKNOWN,
         schedule_file=None,
@@ -243,8 +247,25 @@ def _plan(files: Sequence[_File], main: _File, facts: Facts, layout: Layout | No
     )
 
 
+def _partition(facts: Facts, layout: Layout) -> tuple[int, ...]:
+    """Layers by virtual stage: as the log lists them, else Megatron-LM's share of all; empty where it is not known."""
+    told, stages = facts.numbers, layout.pipeline
+    if len(facts.partition) == stages:
+        return facts.partition
+    if "layers" not in told or facts.uneven or not facts.listed:
+        return ()
+    parts = stages * told.get("chunks", 1)
+    ends = {0: told.get("first_layers"), parts - 1: told.get("last_layers")}
+    given = {part: layers for part, layers in ends.items() if layers is not None}
+    left, rest = divmod(told["layers"] - sum(given.values()), max(parts - len(given), 1))
+    if left < 0 or rest or (given and parts != stages) or (len(given) == parts and left):
+        return ()
+    return tuple(given.get(part, left) for part in range(parts))
+
+
 def _nodes(files: Sequence[_File], told: dict[str, int], ranks: int) -> tuple[Node, ...]:
-    """The nodes in the order of their ranks; one of unknown name where the log does not say how many there are."""
+    """The nodes in the order of their ranks; one of UNKNOWN name, which stands for any number, where the log does not
+    say how many there are."""
     count = told.get("nodes", 0)
     if not ranks or not count or ranks % count:
         return (Node(name=UNKNOWN, group="", gpu=UNKNOWN, ranks=tuple(range(ranks))),) if ranks else ()

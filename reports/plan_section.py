@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from html import escape
 
 from reports.page import table
@@ -44,24 +43,28 @@ def _sentences(plan: Plan) -> list[str]:
         f"{plan.tensor} tensor-parallel, {_where(plan)}.",
         *([_cut(plan)] if plan.partition else []),
         f"Each iteration trains on {samples}, {order}.",
-        *_model(plan.model),
+        *_model(plan),
         *([f"With {', '.join(unusual)}."] if unusual else []),
         *(["Megatron-LM trained it."] if plan.engine == "megatron_lm" else []),
     ]
 
 
-def _model(model: Mapping[str, int]) -> list[str]:
+def _model(plan: Plan) -> list[str]:
+    model = plan.model
     vocabulary = [f"vocabulary {model['vocab_size']}"] if "vocab_size" in model else []
     if "padded_vocab_size" in model:
         vocabulary = [f"{(vocabulary or ['vocabulary'])[0]} (padded {model['padded_vocab_size']})"]
     hidden = [f"hidden {model['hidden']}"] if "hidden" in model else []
     heads = [f"{model['heads']} heads"] if "heads" in model else []
-    known = [*hidden, *heads, *vocabulary]
+    layers = [plural(model["layers"], "layer")] if "layers" in model and not plan.partition else []
+    known = [*layers, *hidden, *heads, *vocabulary]
     return [f"Model: {', '.join(known)}."] if known else []
 
 
 def _where(plan: Plan) -> str:
     nodes = plan.stands_for
+    if all(node.name == UNKNOWN for node in nodes):
+        return "on nodes that the log does not name"
     kinds = Counter(node.gpu for node in nodes)
     counted = ", ".join(f"{count} × {gpu}" for gpu, count in kinds.items())
     on = f"{plural(len(nodes), 'node')} ({counted})"
@@ -95,6 +98,8 @@ def _unusual(plan: Plan) -> list[str]:
 def _nodes(plan: Plan) -> str:
     rows = []
     for node in plan.stands_for:
+        if node.name == UNKNOWN:
+            return ""
         numbers = ", ".join(map(str, node.ranks))
         stages = ", ".join(map(str, sorted({plan.ranks[rank].stage for rank in node.ranks})))
         rows.append((node.name, node.gpu, numbers, stages))

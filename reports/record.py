@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from conf.errors import ConfigError, RunFolderError
+from conf.log_lines import unlabelled
 from conf.rundir import RunDir
 from conf.schema import Experiment
 from reports import upstream_log
@@ -256,7 +257,7 @@ def _json(run: RunDir, path: Path, notes: list[str]) -> Mapping[str, Any]:
 
 
 def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
-    lines = (line for node in plan.nodes for line in _text(run.node_out(node.name), notes).splitlines())
+    lines = (unlabelled(line) for node in plan.nodes for line in _text(run.node_out(node.name), notes).splitlines())
     log = upstream_log.parse(lines).with_tokens(plan.global_batch_size * plan.model["sequence_length"])
     if not log.metrics:
         notes.append("no iteration is in the logs")

@@ -91,7 +91,10 @@ def _stages(record: Record, timeline: Timeline, figures: Statistics, prediction:
 def _upstream(log: UpstreamLog, plan: Plan) -> str:
     """What Megatron-LM itself says of times and memory."""
     stages = {rank.rank: str(rank.stage) for rank in plan.ranks}
-    times = [(name, f"{least:,.2f}", f"{largest:,.2f}") for name, (least, largest) in log.timers.items()]
+    times = [
+        (name, "–" if least is None else f"{least:,.2f}", f"{largest:,.2f}")
+        for name, (least, largest) in log.timers.items()
+    ]
     memory = [
         (str(rank), stages.get(rank, "–"), *(f"{mib:,.1f}" for mib in astuple(told)))
         for rank, told in log.memory.items()

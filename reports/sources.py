@@ -9,7 +9,7 @@ from conf.errors import RunFolderError, TdppError
 from conf.rundir import RunDir
 from fasop.predict import Prediction
 from reports import events, megatron_log, record
-from reports.errors import ReportError
+from reports.errors import NeitherError, ReportError
 from reports.events import Timeline
 from reports.expected import expected
 from reports.gpus import GpuReport, read_files, read_gpus
@@ -53,7 +53,8 @@ class Source:
 
         Raises:
             RunFolderError: no run has that name.
-            ReportError: the file or folder is not there, or neither; there are sizes for a run, which knows its own.
+            NeitherError: the folder has neither.
+            ReportError: the file or folder is not there; there are sizes for a run, which knows its own.
         """
         if wanted is not None and megatron_log.is_log(log := Path(wanted)):
             report = log / "report" if log.is_dir() else log.with_suffix(".report")
@@ -96,8 +97,8 @@ def _neither(wanted: str | None, error: RunFolderError) -> TdppError:
     if wanted is not None and path.is_dir():
         inside = sorted({run.path.parent.name for run in RunDir.all(path)})
         if inside:
-            return ReportError(f"{wanted} has runs of several names: give one of its folders {', '.join(inside)}")
-        return ReportError(f"{wanted} has no plan.json of a run, no runs, and no .out files of a job's nodes")
+            return NeitherError(f"{wanted} has runs of several names: give one of its folders {', '.join(inside)}")
+        return NeitherError(f"{wanted} has no plan.json of a run, no runs, and no .out files of a job's nodes")
     if wanted is not None and not path.exists() and (len(path.parts) > 1 or path.suffix):
         return ReportError(f"{wanted} is not there, and {error}")
     return error

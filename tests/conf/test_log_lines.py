@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.log_lines import IterationLine, is_iteration_line, iteration_line
+from conf.log_lines import IterationLine, is_iteration_line, iteration_line, unlabelled
 
 OLD = (
     " iteration       10/      50 | consumed samples:          640 | elapsed time per iteration (ms): 4541.6 | "
@@ -30,7 +30,12 @@ SAID = {
     "grad_norm": 16.666,
     "skipped": 1,
     "nan": 0,
+    "energy_j_per_rank": None,
+    "power_w_per_rank": None,
 }
+ENERGY = TODAY.replace("31.5 |", "31.5 | energy per GPU (J/iter/GPU): 1234.5 | power per GPU (W/GPU): 271.8 |")
+LABELS = ["15: ", " 3: ", "0: ", "P1 03: ", "[default7]:", "[rank15]:", "15: [default7]:", "[my-trainer3]:"]
+"""Of srun --label, whose numbers may be padded and follow that of a component of the job, and of torchrun."""
 
 
 @pytest.mark.parametrize(
@@ -38,12 +43,37 @@ SAID = {
     [
         (OLD, {**SAID, "learning_rate": 7.031e-07, "tflops_per_rank": None}),
         (TODAY, {**SAID, "learning_rate": 7.03125e-07, "tflops_per_rank": 31.5}),
+        (
+            ENERGY,
+            {
+                **SAID,
+                "learning_rate": 7.03125e-07,
+                "tflops_per_rank": 31.5,
+                "energy_j_per_rank": 1234.5,
+                "power_w_per_rank": 271.8,
+            },
+        ),
     ],
-    ids=["old", "today"],
+    ids=["old", "today", "energy"],
 )
 def test_every_number_of_the_line_is_read(line: str, said: dict[str, float]) -> None:
     assert is_iteration_line(line)
     assert iteration_line(line) == IterationLine(**said)
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("line", [OLD, TODAY], ids=["old", "today"])
+def test_what_a_launcher_puts_before_a_line_changes_nothing(label: str, line: str) -> None:
+    assert unlabelled(label + line) == line
+    assert iteration_line(label + line) == iteration_line(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["     rank  0: 957.35", "  forward-compute:", "[Rank 0] (after 2 iterations) memory", "12:30: up", "DP_SIZE: 4"],
+)
+def test_what_is_no_label_stays(line: str) -> None:
+    assert unlabelled(line) == line
 
 
 def test_a_loss_that_is_left_out_is_not_a_number() -> None:

@@ -18,6 +18,12 @@ from reports.cli import main
 from reports.errors import ReportError
 from tests.reports.synthetic import Shape, make_run
 
+LOG = (
+    " iteration       10/      10 | consumed samples:          640 | elapsed time per iteration (ms): 4541.6 | "
+    "learning rate: 7.031E-07 | global batch size:    64 | lm loss: 1.017721E+01 | loss scale: 1.0 | "
+    "grad norm: 16.666 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+)
+
 SHAPE = Shape(pipeline=2, data=1, micro_batches=2, iterations=4)
 
 
@@ -55,6 +61,46 @@ def test_the_folder_of_all_runs_names_the_folders_to_choose_from(run: Path, tmp_
 def test_a_log_that_is_not_there_is_told_as_such(run: Path, tmp_path: Path, runs: str):
     with pytest.raises(ReportError, match=r"n067\.out is not there, and (no run|there are no runs)"):
         main([str(tmp_path / "log2/n067.out"), "--runs-dir", str(tmp_path / runs)])
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """A folder with two logs and what lies beside them."""
+    folder = tmp_path / "out"
+    (folder / "old.report").mkdir(parents=True)
+    for name, content in {
+        "a.log": LOG,
+        "b.log": LOG,
+        "n0.err": "Traceback\n",
+        "n0.gpu": "",
+        "data.bin": "\0\1",
+    }.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def test_of_all_files_in_a_folder_the_logs_are_read_and_the_others_named(output: Path, capsys):
+    given = [str(path) for path in sorted(output.iterdir())]
+    assert main([*given, "--runs-dir", str(output)]) == 0
+    printed = capsys.readouterr()
+    pages = [output / f"{name}.report/{page}.html" for name in "ab" for page in ("index", "timeline")]
+    assert printed.out.splitlines() == [*map(str, pages), str(output / "comparison.html")]
+    assert all(page.exists() for page in pages)
+    left_out = [line for line in printed.err.splitlines() if line.startswith("left out: ")]
+    for name in ("n0.err", "n0.gpu", "data.bin", "old.report"):
+        assert len([line for line in left_out if f"{name} " in line]) == 1
+    assert len(left_out) == 4
+
+
+def test_where_none_of_several_can_be_read_that_is_an_error(output: Path):
+    with pytest.raises(ReportError, match=r"n0\.err is no log of Megatron-LM"):
+        main([str(output / "n0.err"), str(output / "n0.gpu"), "--runs-dir", str(output)])
+
+
+def test_a_name_that_is_not_there_is_an_error_also_among_others(output: Path):
+    with pytest.raises(ReportError, match=r"c\.log is not there"):
+        main([str(output / "a.log"), str(output / "c.log"), "--runs-dir", str(output)])
+    assert not (output / "a.report").exists()
 
 
 @dataclass(frozen=True)

@@ -68,3 +68,18 @@ def test_the_gpus_of_a_job_are_on_its_page_and_name_its_nodes(tmp_path: Path):
     assert "on 1 node (1 × NVIDIA A10)" in summary
     assert "<h2>GPUs</h2>" in summary
     assert "2 GPUs, 58 % utilised on average; the least was GPU 0 of n060 with 20 %" in summary
+
+
+def test_without_its_headers_gpustats_readings_are_all_there_but_for_their_times(tmp_path: Path):
+    bare = "".join(line for line in TEXT.splitlines(keepends=True) if line.startswith("["))
+    assert [[gpu.utilisation for gpu in one.gpus] for one in readings(bare)] == [[0, 97], [40, None]]
+    one_gpu = "".join(line for line in bare.splitlines(keepends=True) if line.startswith("[0]"))
+    assert [[gpu.utilisation for gpu in one.gpus] for one in readings(one_gpu)] == [[0], [40]]
+    job = Job(data=2)
+    (tmp_path / "n060.out").write_text(job_info(job, 0) + log(job, calls(job)))
+    (tmp_path / "n060.gpu").write_text(bare)
+    main([str(tmp_path)])
+    summary = (tmp_path / "report/index.html").read_text()
+    assert "2 GPUs, 58 % utilised on average; the least was GPU 0 of n060 with 20 %" in summary
+    assert "The readings have no times" in summary
+    assert "Power of all GPUs" not in summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from reports.cli import main
 from reports.events import Timeline
 from reports.megatron_log import Sizes, read
 from reports.record import Record
+from reports.upstream_log import Evaluation, parse
 from tests.reports.legacy import Job, calls, job_info, log
 from tests.reports.test_upstream_log import LOG
 
@@ -79,6 +81,110 @@ def test_times_of_every_rank_without_their_calls_give_the_least_and_largest(tmp_
     record, _ = read_text(tmp_path, LOG[first:second].split("(min, max)")[0] + RANKS)
     assert record.upstream is not None
     assert record.upstream.timers == {"forward-backward": (400.10, 402.5), "optimizer": (10.0, 12.25)}
+
+
+@pytest.mark.parametrize("label", ["15: ", "07: ", "[default7]:", "[rank15]:", "1: [default7]:"])
+def test_what_a_launcher_puts_before_every_line_changes_nothing(tmp_path: Path, label: str):
+    job = Job(pipeline=2, data=2)
+    for name, text in (("upstream", ARGUMENTS + LOG), ("profiled", job_info(job, 0) + log(job, calls(job)))):
+        (tmp_path / name).mkdir()
+        plain, events = read_text(tmp_path / name, text)
+        other = "".join(f"0: noise of another task\n{label}{line}" for line in text.splitlines(keepends=True))
+        labelled, same = read_text(tmp_path / name, other)
+        assert plain.metrics
+        assert (labelled.metrics, labelled.upstream, labelled.plan) == (plain.metrics, plain.upstream, plain.plan)
+        assert same.events.tolist() == events.events.tolist()
+
+
+def test_the_output_of_all_nodes_in_one_file_is_no_single_nodes(tmp_path: Path):
+    job = Job(pipeline=2, data=4)
+    text = "".join(f"{rank}: {line}\n" for rank in (0, 4) for line in job_info(job, rank // 4).splitlines())
+    record, _ = read_text(tmp_path, text + "".join(f"7: {line}\n" for line in log(job, calls(job)).splitlines()))
+    assert [node.name for node in record.plan.nodes] == ["node 0", "node 1"]
+    assert not [note for note in record.notes if "node_rank" in note]
+
+
+LOGGER = "INFO:megatron.core.timers:"
+
+
+@pytest.mark.parametrize("logger", ["", LOGGER], ids=["printed", "by-a-logger"])
+@pytest.mark.parametrize("head", ["max", "(min, max)"])
+def test_of_timers_that_only_tell_the_largest_time_the_page_shows_that(tmp_path: Path, head: str, logger: str):
+    """Megatron-LM 0.4 has the other option's heading."""
+    text = re.sub(r": \(\d+\.\d+, (\d+\.\d+)\)", r": \1", LOG).replace("(min, max) time", f"{logger}{head} time")
+    summary = pages(tmp_path, ARGUMENTS + text)
+    assert cells(summary, "Times across ranks", "forward-backward") == ["forward-backward", "–", "410.00"]
+    assert "model-and-optimizer-setup" not in summary
+
+
+@pytest.mark.parametrize("logger", ["", LOGGER], ids=["printed", "by-a-logger"])
+def test_timers_with_least_and_largest_time_are_shown_with_both(tmp_path: Path, logger: str):
+    summary = pages(tmp_path, ARGUMENTS + LOG.replace("(min, max) time", f"{logger}(min, max) time"))
+    assert cells(summary, "Times across ranks", "forward-backward") == ["forward-backward", "400.00", "410.00"]
+
+
+def cells(summary: str, title: str, first: str) -> list[str]:
+    """Of the row of a section's table that begins so."""
+    section = summary.split(f"<h2>{title}</h2>")[1].split("</section>")[0]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in section.split("<tr>")]
+    return next(row for row in rows if row and row[0] == first)
+
+
+def test_no_more_is_said_of_nodes_than_a_log_tells(tmp_path: Path):
+    summary = pages(tmp_path, ARGUMENTS + LOG)
+    assert "on nodes that the log does not name" in summary
+    assert "1 node" not in summary
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, "The 48 transformer layers are cut 24-24"),
+        ({"virtual_pipeline_model_parallel_size": "4"}, "The 48 transformer layers are cut 6-6-6-6-6-6-6-6"),
+        ({"decoder_first_pipeline_num_layers": "20"}, "The 48 transformer layers are cut 20-28"),
+        ({"decoder_last_pipeline_num_layers": "20"}, "The 48 transformer layers are cut 28-20"),
+        ({"pipeline_model_parallel_layout": "Et*24|t*24L"}, "Model: 48 layers, hidden 1600"),
+        ({"account_for_loss_in_pipeline_split": "True"}, "Model: 48 layers, hidden 1600"),
+        ({"account_for_loss_in_pipeline_split": "False"}, "The 48 transformer layers are cut 24-24"),
+        ({"num_layers": "47"}, "Model: 47 layers, hidden 1600"),
+    ],
+    ids=lambda value: "-".join(value) or "even" if isinstance(value, dict) else "",
+)
+def test_the_layers_of_stages_follow_from_the_arguments(tmp_path: Path, arguments: dict[str, str], expected: str):
+    kept = [
+        line
+        for line in ARGUMENTS.splitlines(keepends=True)
+        if not line.startswith(tuple(f"  {key} ." for key in arguments))
+    ]
+    added = "".join(f"  {f'{key} ':.<48} {value}\n" for key, value in arguments.items())
+    summary = pages(tmp_path, "".join([*kept[:-1], added, kept[-1]]) + LOG)
+    assert expected in summary
+
+
+def test_losses_on_other_data_the_gradients_norm_and_energy_are_on_the_page(tmp_path: Path):
+    text = LOG.replace("31.4 |", "31.4 | energy per GPU (J/iter/GPU): 1200.5 | power per GPU (W/GPU): 271.8 |")
+    rule = "-" * 60
+    for at, where, loss in (
+        (10, "iteration 10", 9.75),
+        (20, "iteration 20 on validation set", 8.5),
+        (30, "iteration 30 on test set", 8.25),
+    ):
+        said = f" validation loss at {where} | lm loss value: {loss:.6E} | lm loss PPL: 5.0E+03 | "
+        end = text.index("\n", text.index(f"iteration {at:8d}/")) + 1
+        text = f"{text[:end]}{rule}\n{said}\n{rule}\n{text[end:]}"
+    summary = pages(tmp_path, ARGUMENTS + text)
+    shown = re.sub(r"<[^>]*>", " ", summary)
+    assert re.search(r"Validation loss\s+8\.5000\s+after iteration 20", shown)
+    assert re.search(r"Test loss\s+8\.2500\s+after iteration 30", shown)
+    assert re.search(r"Energy per GPU\s+1,200\.5 J\s+an iteration · 271\.8 W", shown)
+    assert "<title>validation: 9.75 at iteration 10</title>" in summary
+    assert "<title>gradient norm: 2.125 at iteration 20</title>" in summary
+    assert "<title>power: 271.8 at iteration 30</title>" in summary
+
+
+def test_a_loss_at_the_end_of_training_is_that_of_the_last_iteration():
+    line = " validation loss at the end of training for val data | lm loss value: 8.5E+00 | lm loss PPL: 5.0E+03 | "
+    assert parse([*LOG.splitlines(), line]).evaluations == (Evaluation(30, "validation", 8.5),)
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"], ids=["unix", "windows", "old-mac"])
