@@ -242,7 +242,7 @@ class _Node:
         next_request = 0.0
         while not worker.ended:
             now = time.monotonic()
-            self._state.beat()
+            self._state.beat(worker.stopped)
             if kill_at is None:
                 self._look_around()
                 if self._told.save and self._agent.resumable and not self._ending():

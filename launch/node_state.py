@@ -32,6 +32,7 @@ class NodeState:
             "started_unix": self.started_unix,
             "state": "starting",
             "doing": None,
+            "worker_stopped": False,
             "beat_unix": time.time(),
             "ended_unix": None,
             "exit_code": None,
@@ -55,8 +56,10 @@ class NodeState:
         if doing != self._content["doing"]:
             self.publish(state="preparing", doing=doing)
 
-    def beat(self) -> None:
+    def beat(self, worker_stopped: bool = False) -> None:
         """To be called often."""
+        if worker_stopped != self._content["worker_stopped"]:
+            self.publish(worker_stopped=worker_stopped)
         if time.monotonic() >= self._next_beat:
             self.publish()
 

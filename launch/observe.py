@@ -55,6 +55,8 @@ class Node:
     """When it was."""
     doing: str | None = None
     """What its container waits for, while its agent makes that ready."""
+    halted: str | None = None
+    """Which of its processes somebody has stopped, so that nobody looks after its ranks."""
     reason: str | None = None
     """Why it ended, in its agent's words, where its exit code does not say it."""
     withdrew: tuple[str, ...] = ()
@@ -326,7 +328,9 @@ def _node(name: str, state: Any, living: set[int] | None, now: float, submitted_
         patience = START_S if living is not None else SILENCE_S
         return Node(name=name, alive=bool(living) or now - submitted_unix < patience, seen_unix=submitted_unix)
     alive = state["pid"] in living if living is not None else now - state["beat_unix"] < SILENCE_S
-    return _told(name, state, alive)
+    node = _told(name, state, alive)
+    halted = living is not None and node.alive and processes.is_stopped(state["pid"])
+    return replace(node, halted=f"the agent (process {node.pid})") if halted else node
 
 
 def _lives(job: Job | None) -> bool:
@@ -357,6 +361,7 @@ def _told(name: str, state: Any, alive: bool) -> Node:
         stopped=state["stopped"],
         stopped_unix=state.get("stopped_unix"),
         doing=state["doing"],
+        halted="the worker" if state.get("worker_stopped") else None,
         reason=state["reason"],
         withdrew=tuple(state.get("withdrew", ())),
         job=state["job"],

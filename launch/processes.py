@@ -52,6 +52,15 @@ def is_of(token: str, pid: int) -> bool | None:
     return f"{TOKEN}={token}".encode() in environment.split(b"\0") if environment else None
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether somebody (SIGSTOP, Ctrl-Z), or a debugger, has stopped a process: it lives, and does nothing."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # ended meanwhile
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
 def catches(pid: int, signum: signal.Signals) -> bool:
     """Whether a process has a handler for a signal, so that it would neither miss it nor die of it."""
     try:

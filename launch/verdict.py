@@ -3,8 +3,8 @@
 `decide` looks at an `Observation` only. Its rules, in this order: a cause of failure (`launch.causes`), the earliest
 first; stopped by request; saved because time ran out; ended from outside; a rank that stood still; a node that gave up;
 errors whose cause nobody recorded; a loss that is not finite; success, which takes both the exit codes and the last
-iteration in the log; a Slurm that does not answer where only it could tell; a failure whose cause is not known yet;
-GPUs that tell of a hang; pace.
+iteration in the log; a Slurm that does not answer where only it could tell; a worker or agent that was stopped; a
+failure whose cause is not known yet; GPUs that tell of a hang; pace.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def decide(seen: Observation) -> Verdict:
             _not_finite,
             _success,
             _unknown,
+            _halted,
             _failing,
             _hung,
             _pace,
@@ -231,6 +232,14 @@ def _unknown(seen: Observation) -> Finding | None:
             continue
         return State.unknown, "slurm-silent", f"node {node.name} {how}, and Slurm does not answer: {seen.silence}"
     return None
+
+
+def _halted(seen: Observation) -> Finding | None:
+    node = next((node for node in seen.nodes if node.alive and node.halted), None)
+    if node is None:
+        return None
+    reason = f"{node.halted} of node {node.name} was stopped by SIGSTOP or Ctrl-Z, and nobody looks after its ranks"
+    return State.stalled, "process-stopped", reason
 
 
 def _failing(seen: Observation) -> Finding | None:

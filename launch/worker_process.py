@@ -38,6 +38,11 @@ class WorkerProcess:
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     @property
+    def stopped(self) -> bool:
+        """Whether somebody has stopped it, so that it does nothing until it is continued."""
+        return processes.is_stopped(self._process.pid)
+
+    @property
     def listens(self) -> bool:
         """Whether it would not simply die of being asked to end."""
         return processes.catches(self._process.pid, signal.SIGTERM)

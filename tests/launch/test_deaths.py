@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,24 @@ VICTIMS = {
     "controller": (lambda run: [controller(run)], {"ended-from-outside", "never-started"}),
 }
 """How to find it, and which rules may judge its death: the second only before a node has told anything."""
+
+
+@pytest.mark.parametrize("victim", [workers, agents], ids=["worker", "agent"])
+def test_a_helper_process_that_was_stopped_is_told_until_it_goes_on(
+    runs: Path, victim: Callable[[RunDir], list[int]]
+) -> None:
+    """Its ranks train on, but nobody would notice their end."""
+    run = start(runs, *FOREVER)
+    wait_until_running(run)
+    (pid,) = victim(run)
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: judge(run).rule == "process-stopped")
+    verdict = judge(run)
+    assert (verdict.state, verdict.exit_code) == (State.stalled, 5)
+    assert " of node local-0 was stopped by SIGSTOP or Ctrl-Z" in verdict.reason
+    os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: judge(run).state is State.running)
+    stop(run)
 
 
 @pytest.mark.parametrize("when", ["at-start", "mid-run"])
