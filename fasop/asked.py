@@ -31,6 +31,7 @@ class Asked:
     overwrite: bool = False
     explain: int | None = None
     leave_out: bool = False
+    prove: bool = False
     pareto: First | None = None
     max_cost: float = math.inf
     """US dollars, of the whole training."""
@@ -46,7 +47,7 @@ class Asked:
 
 
 OF_VALIDATE = frozenset(("validate", "calibrate", "calibration"))
-NOT_OF_PARETO = frozenset(("top", "leave_out"))
+NOT_OF_PARETO = frozenset(("top", "leave_out", "prove"))
 """Words that would change nothing."""
 
 
@@ -91,6 +92,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "plan": name_of("configuration"),
     "overwrite": flag,
     "leave_out": flag,
+    "prove": flag,
     "pareto": _first,
     "max_cost": above_0,
     "max_days": above_0,

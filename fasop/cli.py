@@ -17,7 +17,7 @@ from fasop.asked import Asked, parse
 from fasop.errors import SearchError
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [page=FILE] [plan=NAME]
-                   [overwrite=true] [leave_out=true] [explain=ROW] [calibration=FILE]
+                   [overwrite=true] [leave_out=true] [prove=true] [explain=ROW] [calibration=FILE]
        tdpp search pareto=time|cost [max_cost=N] [max_days=N] [tokens=N] ...
        tdpp search validate=RUN,... [calibrate=FILE] [calibration=FILE] [runs_dir=DIR]
 
@@ -39,6 +39,7 @@ chunks, sharded_optimizer, sequence_parallel.
   plan=NAME        write the best one as conf/parallel/NAME.yaml, which parallel=NAME then takes
   overwrite=true   also when there is such a file
   leave_out=true   try plans that leave nodes out, too
+  prove=true       prove the best layers per stage of the plans shown, as far as seconds suffice, or tell the gap
   pareto=time      show the plans that no other one beats in both time and cost, over all numbers of nodes up to those
                    of the cluster, by cluster.groups.<group>.price_per_hour; the fastest first. Only the schedule
                    one_f_one_b, unless parallel.schedule says otherwise

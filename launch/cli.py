@@ -14,7 +14,11 @@ from conf.errors import TdppError
 from conf.visible import visible
 
 if TYPE_CHECKING:
+    from conf.rundir import RunDir
     from conf.schema import Experiment
+    from fasop.prices import Run
+    from fasop.search import Plan
+    from fasop.validate import Measured
 
 INTERRUPTED = 130
 NO_READER = 141
@@ -69,10 +73,8 @@ def _run(argv: Sequence[str]) -> int:
         return int(module.main(rest, preflight=preflight))
     if verb == "search":
         from launch.table import print_table
-        from reports.measured import measure
-        from reports.search_page import render
 
-        return int(module.main(rest, show=print_table, measure=measure, draw=render))
+        return int(module.main(rest, show=print_table, measure=_measure, draw=_draw_search))
     if verb == "report":
         from launch.findings import all_findings
 
@@ -111,6 +113,18 @@ def preflight(experiment: Experiment) -> None:
             raise LaunchError(
                 f"parallel.schedule_file={error}; 'python -m megatron_ext.schedule' prints those that have a name"
             ) from error
+
+
+def _measure(run: RunDir) -> Measured:
+    from reports.measured import measure  # only few searches compare with runs, and it is slow to import
+
+    return measure(run)
+
+
+def _draw_search(command: str, plans: Sequence[Plan], run: Run) -> str:
+    from reports.search_page import render  # likewise: few ask for a page
+
+    return render(command, plans, run)
 
 
 def usage() -> str:

@@ -29,11 +29,24 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_proof_is_made_when_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """A bound is given without."""
+    large = [*SMALL, "parallel.pipeline=8", "top=1"]
+    assert main(["search", *large]) == 0
+    told = capsys.readouterr()
+    assert main(["search", *large, "prove=true"]) == 0
+    proved = capsys.readouterr()
+    assert "% faster. prove=true looks closer." in told.err
+    assert "prove=true" not in proved.err
+    assert "has the best layers per stage: this is proved." in proved.err
+    assert proved.out == told.out
+
+
 def test_plans_are_ranked_on_stdout_and_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", *SMALL, "top=3", f"csv={tmp_path / 'plans.csv'}"]) == 0
     told = capsys.readouterr()
     assert [line.split()[0] for line in told.out.splitlines()[1:]] == ["1", "2", "3"]
-    assert "the one node order. What is not shown was found slower, or is proved to be." in told.err
+    assert "the one node order. All other plans were slower in the search, which improves" in told.err
     with (tmp_path / "plans.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == CSV_COLUMNS
