@@ -63,7 +63,9 @@ def missing() -> list[str]:
 class Cluster:
     """With `isolated`, every node has a network, a host name, pids and a /dev/shm of its own; files are shared."""
 
-    def __init__(self, base: Path, partitions: Sequence[Partition] = HGX_AND_GPU2, *, isolated: bool) -> None:
+    def __init__(
+        self, base: Path, partitions: Sequence[Partition] = HGX_AND_GPU2, *, isolated: bool, pyxis: Path | None = None
+    ) -> None:
         if len(str(base)) > TOO_LONG_FOR_SOCKETS or " " in str(base):
             raise ClusterError(
                 f"{base}: Slurm bears no spaces, and sockets below it at most {TOO_LONG_FOR_SOCKETS} characters;"
@@ -75,6 +77,7 @@ class Cluster:
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(OF_A_JOB)}
         self.env |= {"PATH": _path(), "SLURM_CONF": str(base / "slurm.conf")}
         self._partitions = tuple(partitions)
+        self._pyxis = pyxis
         self._user = pwd.getpwuid(os.getuid()).pw_name
         self._network: Network | None = None
         self._machines: dict[str, machines.Machine] = {}
@@ -246,6 +249,7 @@ class Cluster:
             head=head,
             partitions=self._partitions,
             nodes=nodes,
+            pyxis=self._pyxis,
         )
 
     def _write(self) -> None:

@@ -67,6 +67,8 @@ class Site:
     head: Head
     partitions: tuple[Partition, ...]
     nodes: tuple[Node, ...]
+    pyxis: Path | None
+    """Slurm's plugin for containers; the tests' double needs none."""
 
     @property
     def munge_socket(self) -> Path:
@@ -99,7 +101,7 @@ def files(site: Site) -> dict[Path, str]:
     return {
         site.slurm_conf: slurm_conf(site),
         site.base / "gres.conf": gres_conf(site),
-        site.base / "plugstack.conf": "",
+        site.base / "plugstack.conf": f"required {site.pyxis} runtime_path={site.base}/pyxis\n" if site.pyxis else "",
         site.base / "slurmdbd.conf": slurmdbd_conf(site),
         site.base / "my.cnf": my_cnf(site),
     }

@@ -1,16 +1,28 @@
-"""The fixture `slurm`: a real cluster, started by the first test that asks for it, and clean before each."""
+"""The fixture `slurm`: a real cluster, started by the first test that asks for it, and clean before each.
+
+`pyxis` is Slurm's plugin for containers on it: a double, or the real spank_pyxis.so that TDPP_TEST_PYXIS names, with
+the real enroot that TDPP_TEST_ENROOT names.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from tests.launch.containers.conftest import double, enroot, image  # noqa: F401  (fixtures)
+from tests.launch.containers import pyxis_double
+from tests.launch.containers.conftest import REAL, Runtime, double, enroot, image  # noqa: F401  (fixtures)
 from tests.slurm import machines
 from tests.slurm.cluster import OF_A_JOB, PACKAGES, Cluster, missing
+from tests.slurm.configuration import SCAVENGE
+
+REAL_PYXIS = os.environ.get("TDPP_TEST_PYXIS")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,7 +34,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """hgx-001 (4 a100), gpu2-001 to 007 (4 a10 each); the preemptible partition `scavenge` has them all."""
     if lacking := missing():
         _do_without(f"{', '.join(lacking)} missing; install with: apt-get install {' '.join(PACKAGES)}")
-    cluster = Cluster(tmp_path_factory.mktemp("slurm"), isolated=machines.may_isolate())
+    base = tmp_path_factory.mktemp("slurm")
+    cluster = Cluster(base, isolated=machines.may_isolate(), pyxis=Path(REAL_PYXIS) if REAL_PYXIS else None)
+    if REAL:  # the plugin looks for enroot on the PATH of slurmd
+        cluster.env["PATH"] = f"{Path(REAL).parent}:{cluster.env['PATH']}"
     try:
         cluster.start()
         yield cluster
@@ -36,6 +51,35 @@ def isolated(slurm: Cluster) -> Cluster:
     if not slurm.isolated:
         _do_without("nodes with a network of their own need root and the right to make namespaces")
     return slurm
+
+
+@pytest.fixture
+def pyxis(
+    slurm: Cluster,
+    enroot: Runtime,  # noqa: F811
+    image: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[list[str]]:
+    """srun of a test knows pyxis; overrides for a run in its containers."""
+    python = f"container.python={sys.executable}"
+    overrides = ["container=pyxis", f"container.image={image}", python, f"cluster.scratch={tmp_path}"]
+    if REAL_PYXIS:
+        yield overrides
+        every_node = (f"--partition={SCAVENGE}", f"--nodes={len(slurm.nodes)}")
+        slurm.run("srun", *every_node, "sh", "-c", TIDY)
+        return
+    srun = shutil.which("srun")
+    assert srun is not None
+    monkeypatch.setenv("TDPP_DOUBLE_SRUN", srun)
+    shim = enroot.folder / "bin" / "srun"
+    shim.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-IS", pyxis_double.__file__])} "$@"\n')
+    shim.chmod(0o755)
+    yield overrides
+
+
+TIDY = "enroot list | grep -E '^pyxis_(contract|tdpp-small)' | xargs -r -n 1 enroot remove -f"
+"""The real plugin keeps containers where enroot keeps those of users."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,10 @@
-"""Runs on a real Slurm cluster whose workers run in containers: of enroot, its double or the real one, and of pyxis,
-whose part in srun a stand-in plays.
-"""
+"""Runs on a real Slurm cluster whose workers run in containers of enroot and of pyxis, their doubles or the real ones
+(see conftest)."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,7 +50,7 @@ def nothing_half_made(tmp_path: Path) -> Iterator[None]:
     images, containers = tmp_path / "images", tmp_path / "enroot" / "data"
     assert not images.exists() or [path.name for path in images.iterdir() if path.suffix != ".sqsh"] == []
     made = {path.stem for path in tmp_path.glob(f"tdpp-{os.getuid()}/*.made")}
-    assert not containers.exists() or {path.name for path in containers.iterdir()} == made
+    assert not containers.exists() or {path.name for path in containers.glob("tdpp-*")} == made
 
 
 def finished(run: RunDir) -> None:
@@ -75,6 +73,13 @@ def test_the_engine_trains_in_containers_as_without(
     np.testing.assert_array_equal(losses(inside), losses(outside))
     assert enroot.calls.count("import") == (0 if REAL else 1)
     assert enroot.calls.count("create") == hosts(inside)
+
+
+def test_the_engine_trains_in_containers_of_pyxis(slurm: Cluster, tmp_path: Path, pyxis: list[str]) -> None:
+    training = [*TRAINED, "train.iterations=3", f"data.prefix={make_corpus(tmp_path)}"]
+    inside = submitted(tmp_path / "runs", *pyxis, *training, worker=ENGINE)
+    finished(inside)
+    assert len(losses(inside)) == 3
 
 
 def test_containers_are_used_again_and_made_anew_when_that_is_asked_for(
@@ -133,26 +138,8 @@ def test_a_run_in_containers_is_saved(slurm: Cluster, tmp_path: Path, enroot: Ru
     is_saved(slurm, submitted(tmp_path / "runs", *contained, *LONG))
 
 
-PYXIS = """#!{python}
-import os, sys
-words = sys.argv[1:]
-options = [word for word in words if word.startswith(("--container-", "--no-container-"))]
-with open({log!r}, "a") as log:
-    log.write("\\n".join(options) + "\\n" if options else "")
-os.execv({srun!r}, ["srun", *(word for word in words if word not in options)])
-"""
-
-
-def test_a_run_in_containers_of_pyxis_is_saved(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """srun takes the options of pyxis, and leaves them at that."""
-    stand_in, log, srun = tmp_path / "bin" / "srun", tmp_path / "options", shutil.which("srun")
-    stand_in.parent.mkdir()
-    stand_in.write_text(PYXIS.format(python=sys.executable, srun=srun, log=str(log)))
-    stand_in.chmod(0o755)
-    monkeypatch.setenv("PATH", str(stand_in.parent), prepend=os.pathsep)
-    contained = ["container=pyxis", f"container.image={REFERENCE}", f"container.python={sys.executable}"]
-    is_saved(slurm, submitted(tmp_path / "runs", *contained, *LONG))
-    assert f"--container-image={REFERENCE.replace('/', '#', 1)}" in log.read_text().splitlines()
+def test_a_run_in_containers_of_pyxis_is_saved(slurm: Cluster, tmp_path: Path, pyxis: list[str]) -> None:
+    is_saved(slurm, submitted(tmp_path / "runs", *pyxis, f"data.prefix={tmp_path}/none", *LONG))
 
 
 def is_saved(slurm: Cluster, run: RunDir) -> None:

@@ -68,6 +68,13 @@ def test_a_cluster_without_faults_is_all_well_and_every_check_is_made(slurm: Clu
     assert found["all nodes", "all-reduce"][1].startswith("right on all 3 ranks, 1 MiB in ")
 
 
+def test_in_containers_of_pyxis_all_is_well_too(slurm: Cluster, examine: Doctor, pyxis: list[str]) -> None:
+    found = examine(*pyxis)
+    assert errors(found) == {}
+    assert found["gpu2", "nodes"][1] == "gpu2-001, gpu2-002, in a container of pyxis"
+    assert found["all nodes", "all-reduce"][1].startswith("right on all 3 ranks, 1 MiB in ")
+
+
 def test_data_that_one_node_does_not_see_are_told_with_its_name(
     isolated: Cluster, examine: Doctor, prefix: Path
 ) -> None:

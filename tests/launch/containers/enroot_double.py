@@ -14,6 +14,7 @@ import os
 import pwd
 import re
 import shutil
+import subprocess
 import sys
 import tarfile
 import time
@@ -24,6 +25,7 @@ from typing import NoReturn
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "remount": 32, "bind": 4096, "rbind": 4096 | 16384, "rslave": 0}
 MS_SLAVE = 1 << 19 | 16384
+MNT_DETACH = 2
 ST_KEPT = 1 | 2 | 4 | 8 | 1024 | 2048
 """Flags of a mount that a user namespace may not take away, as statvfs tells them."""
 
@@ -96,11 +98,37 @@ def import_(argv: list[str]) -> None:
 
 
 def list_(argv: list[str]) -> None:
-    _, rest = parse(argv, valued={}, flags={})
+    options, rest = parse(argv, valued={}, flags={"-f": "fancy", "--fancy": "fancy"})
     if rest:
         usage()
+    running = roots() if options["fancy"] else {}
+    if options["fancy"]:
+        print("NAME PID")
     for root in sorted(data_path().iterdir()):
-        print(root.name)
+        print(root.name, *running.get(in_file_system(root), [])[:1])
+
+
+def roots() -> dict[str, list[str]]:
+    """By what is mounted as its root, as a path in its file system: the processes that have another root than we."""
+    found: dict[str, list[str]] = {}
+    ours = Path("/proc/self/ns/mnt").readlink()
+    for process in sorted(
+        (path for path in Path("/proc").iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+    ):
+        try:
+            mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
+            theirs = (process / "ns/mnt").readlink()
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        for fields in mounts:
+            if fields[4] == "/" and theirs != ours:
+                found.setdefault(fields[3], []).append(process.name)
+    return found
+
+
+def in_file_system(path: Path) -> str:
+    mounted = next(folder for folder in (path, *path.parents) if os.path.ismount(folder))
+    return f"/{path.resolve().relative_to(mounted)}"
 
 
 def remove(argv: list[str]) -> None:
@@ -115,7 +143,7 @@ def remove(argv: list[str]) -> None:
 
 
 def start(argv: list[str]) -> None:
-    valued = {"-e": "env", "--env": "env", "-m": "mount", "--mount": "mount"}
+    valued = {"-e": "env", "--env": "env", "-m": "mount", "--mount": "mount", "-c": "conf", "--conf": "conf"}
     options, rest = parse(argv, valued=valued, flags={"-w": "rw", "--rw": "rw"})
     if not rest:
         usage()
@@ -128,21 +156,41 @@ def start(argv: list[str]) -> None:
     for variable in given:
         if not re.match(r"[A-Za-z_][A-Za-z0-9_]*(=|$)", variable):
             fail(f"Invalid argument: {variable}")
-    environment = container_environment(root, given)
+    conf = options["conf"][-1] if options["conf"] else None
+    environment = container_environment(root, [*configured(conf, "environ", root), *given])
     gpu_hook(environment)
+    configured(conf, "hooks", root)
 
     enter_namespaces()
     call(libc.mount, "none", "/", None, MS_SLAVE, None)
     call(libc.mount, root, root, None, MS["rbind"], None)
     for line in (*SYSTEM.splitlines(), *read_lines(root / "etc/fstab")):
         mount_entry(root, line.split()[:4])
+    for line in configured(conf, "mounts", root):
+        mount_entry(root, line.split())
     for mount in mounts:
         mount_entry(root, mount.split(":"))
     if not options["rw"] and not os.environ.get("ENROOT_ROOTFS_WRITABLE"):
         call(libc.mount, "none", root, None, MS["bind"] | MS["remount"] | MS["ro"] | kept_flags(root), None)
-    os.chroot(root)
+    os.chdir(root)
+    call(libc.pivot_root, ".", ".")  # who joins the namespace later finds this root
+    call(libc.umount2, ".", MNT_DETACH)
     os.chdir("/")
     os.execve("/bin/sh", ["/bin/sh", "/etc/rc", *rest[1:]], environment)
+
+
+def configured(conf: str | None, function: str, root: Path) -> list[str]:
+    """The lines that a function of a configuration prints, which is a script for bash; none where it has none."""
+    if conf is None:
+        return []
+    script = 'set -eu; . "$1"; if declare -F "$2" > /dev/null; then "$2"; fi'
+    environment = os.environ | {"ENROOT_ROOTFS": str(root)}
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", conf, function], env=environment, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        fail(done.stderr)
+    return done.stdout.splitlines()
 
 
 def container_environment(root: Path, given: Iterable[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 WORKING_FOLDER = "/workspace"
@@ -40,7 +41,9 @@ def _root(scratch: Path) -> Path:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     (root / "etc/environment").write_text(f"PATH={path}\n{VARIABLE[0]}={VARIABLE[1]}\n")
     (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
-    (root / "etc/rc").write_text(f'cd {WORKING_FOLDER} || exit 1\nexec "$@"\n')
+    (root / "etc/rc").write_text(
+        f'cd {WORKING_FOLDER} || exit 1\nif [ -s /etc/rc.local ]; then . /etc/rc.local; fi\nexec "$@"\n'
+    )
     return root
 
 
@@ -48,4 +51,11 @@ def _host_folders() -> Iterator[str]:
     """Where programs, this Python and its packages lie."""
     yield "/usr"
     yield from (f"/{name}" for name in ("bin", "lib", "lib64", "sbin") if not Path("/", name).is_symlink())
-    yield from {str(Path(prefix).resolve()) for prefix in (sys.base_prefix, sys.prefix)} - {"/usr"}
+    prefixes = {Path(prefix).resolve() for prefix in (sys.base_prefix, sys.prefix)} - {Path("/usr")}
+    yield from map(str, prefixes)
+    torch = find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    packages = Path(torch.origin).parents[1]  # elsewhere where a .pth file leads there
+    if not any(packages.is_relative_to(prefix) for prefix in prefixes | {Path("/usr")}):
+        yield str(packages)
