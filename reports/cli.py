@@ -101,7 +101,7 @@ def _those_that_are(make: Callable[[Given], Made], given: Sequence[Given], told:
             errors.append(error)
     if errors and not made:
         raise errors[0]
-    for note in (f"left out: {error}" for error in errors):
+    for note in (f"left out: {error.brief}" for error in errors):
         if note not in told:
             print(note, file=sys.stderr)
             told.add(note)

@@ -11,3 +11,8 @@ class ReportError(TdppError):
 
 class NeitherError(ReportError):
     """A file or folder is neither a run nor a log that can be read."""
+
+    def __init__(self, message: str, brief: str | None = None) -> None:
+        """`brief` is for those that are left out among others."""
+        super().__init__(message)
+        self.brief = brief or message

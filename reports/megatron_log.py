@@ -116,7 +116,8 @@ def _no_log(path: Path, main: _File) -> NeitherError:
     return NeitherError(
         f"{path} is no log of Megatron-LM: expected lines such as ' iteration       10/      50 | consumed samples: … "
         f"| elapsed time per iteration (ms): … |', which its last rank prints{where}: {found}. Give a run of tdpp, the "
-        ".out file of a job's last node, or the folder with the .out files of all its nodes"
+        ".out file of a job's last node, or the folder with the .out files of all its nodes",
+        brief=f"{main.path} is no log of Megatron-LM: {found}",
     )
 
 

@@ -6,7 +6,7 @@
 const MOST_BARS = 8000; // more would make the page slow; beyond it short neighbours are drawn as one
 const ROWS_AT_ONCE = 48;
 const ROW_PIXELS = [22, 56]; // least and most
-const MARGIN = 168; // pixels for the labels of ranks, as in the style sheet for the overview
+const MARGIN = 196; // pixels for the labels of ranks, as in the style sheet for the overview
 const ROW_FOR_NUMBERS = 30; // pixels, from which a bar has room for the number of its micro-batch
 
 const element = (id) => document.getElementById(id);
