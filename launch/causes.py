@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from launch.evidence import FULL_DISK, disk_is_full, first_line
-from launch.observe import Job, Node, Observation, RankError
+from launch.observe import Node, Observation, RankError
 
 LOST = frozenset({"never-started", "agent-lost"})
 """Rules by which a run is lost; by all others it has failed."""
@@ -47,7 +47,7 @@ def causes(seen: Observation) -> list[Cause]:
     ]
     told_of = {error.node for error in seen.errors}
     for node in seen.nodes:
-        failure = _node_failure(node, seen.job_of(node), node.name in told_of)
+        failure = _node_failure(node, seen, node.name in told_of)
         if failure is None or not (node.ended or seen.stop_unix is None):  # a stop may kill agents
             continue
         rule, reason = failure
@@ -91,7 +91,7 @@ def _ended_with_its_node(error: RankError, seen: Observation) -> bool | None:
     return node.stopped_unix is None or error.unix >= node.stopped_unix - spread
 
 
-def _node_failure(node: Node, job: Job | None, ranks_told: bool) -> tuple[str, str] | None:
+def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str, str] | None:
     """What went wrong with a node itself. If its ranks told of errors, a plain exit code follows from them."""
     if node.ended:
         if node.stopped or node.reason or not node.exit_code:
@@ -105,6 +105,9 @@ def _node_failure(node: Node, job: Job | None, ranks_told: bool) -> tuple[str, s
         if node.no_memory is None:
             reason += f": see nodes/{node.name}.err"
         return _with_memory("worker-failed", reason, node)
+    if node.unseen is not None:
+        return "runs-dir-unseen", f"node {node.name}: {node.unseen.told(seen.runs_dir)}"
+    job = seen.job_of(node)
     if node.alive or (job is not None and job.withdrawn and node.state == "absent"):
         return None
     if job is not None and job.state is not None:

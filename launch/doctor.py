@@ -111,12 +111,16 @@ def _examine(
     if given_up is not None:
         checks.append(Check(level=Level.error, where=HERE, what="jobs", text=given_up))
     plan = run.read_json(run.plan)
+    groups = tuple(node["group"] for node in plan["nodes"])
     case = Case(
         experiment=experiment,
-        groups=tuple(node["group"] for node in plan["nodes"]),
+        groups=groups,
         cuda=plan["device"] == "cuda",
         nodes=read_findings(run),
         lost=_lost(run, seen),
+        unseen=tuple(
+            (group, node.name, node.unseen) for group, node in zip(groups, seen.nodes, strict=True) if node.unseen
+        ),
     )
     return run.path, checks + judge(case)
 
@@ -145,6 +149,8 @@ def _why_lost(
     """None for a node that told all, or ended early only because of others. The last two are what was printed."""
     if node.ended and node.exit_code == 0:
         return None
+    if node.unseen is not None:
+        return "did not start"
     if given_up and node.state == "absent":
         return "did not start in time"
     state = f": {job}" if job is not None and job.over else ""

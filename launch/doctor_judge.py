@@ -14,6 +14,7 @@ from launch.checks import Check, Fault, Level, check
 from launch.doctor_devices import GIB, devices
 from launch.doctor_findings import ALONE, NodeFindings, RankFindings
 from launch.doctor_links import links
+from launch.unseen import Unseen
 
 LEAST_PYTHON = (3, 8)
 LEAST_TORCH = (2, 0)
@@ -37,6 +38,8 @@ class Case:
     """That have told anything, by node rank."""
     lost: Mapping[str, Mapping[str, str]]
     """By group and node: why a node told nothing, or not all."""
+    unseen: tuple[tuple[str, str, Unseen], ...] = ()
+    """Group and node of those that do not see `runs_dir`."""
 
 
 def judge(case: Case) -> list[Check]:
@@ -45,6 +48,7 @@ def judge(case: Case) -> list[Check]:
     for group in dict.fromkeys(case.groups):
         nodes = [node for node in case.nodes if node.group == group]
         checks.append(_nodes(case, group, nodes))
+        checks += _runs_dir(case, group)
         if nodes:
             checks += [
                 _software(group, nodes),
@@ -61,6 +65,17 @@ def _nodes(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
     kind = case.experiment.container.kind
     inside = "" if kind is ContainerKind.none else f", in a container of {kind}"
     return check(group, "nodes", lost, ", ".join(node.host for node in nodes) + inside)
+
+
+def _runs_dir(case: Case, group: str) -> Iterator[Check]:
+    """Only of what is wrong: what a node tells is in that folder, and `disk` says how much room it has there."""
+    faults = [
+        Fault(level=Level.error, node=node, text=unseen.told(case.experiment.runs_dir))
+        for of, node, unseen in case.unseen
+        if of == group
+    ]
+    if faults:
+        yield check(group, "runs_dir", faults, "")
 
 
 def _software(group: str, nodes: Sequence[NodeFindings]) -> Check:

@@ -39,7 +39,7 @@ def evidence(seen: Observation, later: Iterable[str]) -> Iterator[str]:
             how += f": it {first_line(node.reason)}" if node.reason else ""
             yield f"node {node.name}: ended with {node.exit_code}{how}"
         else:
-            sign = "" if node.alive else ", but no process of it lives"
+            sign = "" if node.alive or node.unseen else ", but no process of it lives"
             state = "not started" if node.state == "absent" else node.state
             state += f", waiting for {node.doing}" if node.doing else ""
             yield f"node {node.name}: {state}{sign}"

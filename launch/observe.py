@@ -23,6 +23,7 @@ from launch.rank_place import RankPlace
 from launch.slurm_commands import JobState
 from launch.standing import STILL_S, Doing, read_doings
 from launch.start import Start
+from launch.unseen import Unseen, not_started, unlaunched
 
 ERR_TAIL_BYTES = 128 * 1024
 """Of nodes/<node>.err, where a process of the node died."""
@@ -63,6 +64,8 @@ class Node:
     """Ids of the run's other jobs that its agent took out of the queue at its end."""
     job: str | None = None
     """Of Slurm."""
+    unseen: Unseen | None = None
+    """That it does not see the run's folder."""
     started_unix: float | None = None
     """When its agent began."""
     seen_unix: float = 0.0
@@ -116,6 +119,7 @@ class Observation:
     """A run at one moment."""
 
     plan: dict[str, Any]
+    runs_dir: str
     now_unix: float
     stop_unix: float | None
     """When it was asked to stop."""
@@ -211,6 +215,9 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
             nodes.append(_slurm_node(name, current, job, _submitting(submitted["jobs"], now, submitted_unix), now))
         else:
             nodes.append(_node(name, current, living, now, submitted_unix))
+    if jobs and start.restarts == 0:  # what was said then may stand there still
+        unseen = _unseen(run, plan, submitted["jobs"], jobs)
+        nodes = [_with_unseen(node, unseen.get(node.name), submitted_unix) for node in nodes]
     withdrawn = {job: node.name for node in nodes for job in node.withdrew}
     jobs = tuple(_withdrawn(job, withdrawn[job.id]) if job.id in withdrawn else job for job in jobs)
     told = (run.read_object(path, _ERROR) for path in run.errors.glob("rank-*.json"))
@@ -221,6 +228,7 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
     disk = os.statvfs(run.path)
     return Observation(
         plan=plan,
+        runs_dir=str(run.runs),
         now_unix=now,
         stop_unix=request["unix"] if request else None,
         free_bytes=disk.f_bavail * disk.f_frsize,
@@ -263,6 +271,24 @@ def _jobs(submitted: list[dict[str, Any]], names: list[str], answers: Answers) -
         Job(id=job["id"], nodes=tuple(names[rank] for rank in job["nodes"]), state=state(job["id"]))
         for job in submitted
     )
+
+
+def _unseen(
+    run: RunDir, plan: dict[str, Any], submitted: list[dict[str, Any]], jobs: tuple[Job, ...]
+) -> dict[str, Unseen]:
+    """By node, of those that do not see the run's folder, as far as that is known."""
+    found: dict[str, Unseen] = {}
+    for entry, job in zip(submitted, jobs, strict=True):
+        hosts = job.state.hosts if job.state else ()
+        found |= {**unlaunched(run, job.id, job.nodes, job.state), **not_started(run, plan, entry, hosts)}
+    return found
+
+
+def _with_unseen(node: Node, unseen: Unseen | None, submitted_unix: float) -> Node:
+    """Such a node never comes, and was the first thing that went wrong."""
+    if unseen is None or node.state != "absent":
+        return node
+    return replace(node, alive=False, seen_unix=submitted_unix, unseen=unseen)
 
 
 def _withdrawn(job: Job, node: str) -> Job:

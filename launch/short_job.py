@@ -60,7 +60,7 @@ def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callabl
     begun = time.monotonic()
     told = ""
     while not (seen := observe(run)).over:
-        absent = [node.name for node in seen.nodes if node.state == "absent"]
+        absent = [node.name for node in seen.nodes if node.state == "absent" and node.unseen is None]
         now = _awaited(seen, absent) if absent else doing(seen)
         if now != told:
             print(f"{run.name}: {now}", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launch.errors import LaunchError
+from launch.hostlist import expanded
 
 TIMEOUT_S = 60
 CANCEL_S = 90.0
@@ -34,6 +35,12 @@ FINAL = frozenset(
 https://slurm.schedmd.com/job_state_codes.html."""
 
 
+LAUNCH_FAILURE = "JobLaunchFailure"
+"""squeue's reason, such as that the job's output cannot be opened on its first node."""
+_LAUNCH_FAILURE_CODE = "0:53"
+"""The same as sacct's exit code."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobState:
     """A job, or a component of a heterogeneous one, as Slurm told."""
@@ -42,9 +49,11 @@ class JobState:
     state: str
     """The state's name alone, such as CANCELLED."""
     detail: str = ""
-    """What follows it: `by 1000` of a cancelled job; the reason of a pending one."""
+    """What follows it: `by 1000` of a cancelled job; the reason of a pending one, or of one that was not launched."""
     time_left: str = ""
     """As squeue writes it; empty if it did not."""
+    hosts: tuple[str, ...] = ()
+    """Of its nodes, by task; none before it has any."""
 
     @property
     def pending(self) -> bool:
@@ -95,11 +104,11 @@ def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, Jo
     return {job: found[job] for job in wanted if job in found}
 
 
-SQUEUE_FORMAT = "--format=%i|%T|%r|%L"
+SQUEUE_FORMAT = "--format=%i|%T|%r|%L|%N"
 
 
 def _accounting(ids: Sequence[str], timeout_s: float) -> str:
-    command = ["sacct", "-X", "-n", "-P", "-o", "JobID%40,State%60", "-j", ",".join(ids)]
+    command = ["sacct", "-X", "-n", "-P", "-o", "JobID%40,State%60,ExitCode,NodeList", "-j", ",".join(ids)]
     done = _run(command, timeout_s)
     if "accounting storage is disabled" in done.stderr:
         return ""
@@ -109,10 +118,10 @@ def _accounting(ids: Sequence[str], timeout_s: float) -> str:
 def parse_squeue(text: str) -> dict[str, JobState]:
     states = []
     for line in text.splitlines():
-        job, state, reason, left = line.strip().split("|")
-        pending = state in PENDING
+        job, state, reason, left, *nodes = line.strip().split("|")
+        told = (state in PENDING and reason != "None") or reason == LAUNCH_FAILURE
         states.append(
-            JobState(id=job, state=state, detail=reason if pending and reason != "None" else "", time_left=left)
+            JobState(id=job, state=state, detail=reason if told else "", time_left=left, hosts=expanded(*nodes[:1]))
         )
     return _together(states)
 
@@ -121,9 +130,11 @@ def parse_sacct(text: str) -> dict[str, JobState]:
     """`CANCELLED by 1000` has two parts. A requeued job has a line only for its last start."""
     states = []
     for line in text.splitlines():
-        job, told = line.strip().split("|")
+        job, told, *rest = line.strip().split("|")
         state, _, detail = told.partition(" ")
-        states.append(JobState(id=job, state=state.rstrip("+"), detail=detail))
+        if state == "FAILED" and rest[:1] == [_LAUNCH_FAILURE_CODE]:
+            detail = LAUNCH_FAILURE
+        states.append(JobState(id=job, state=state.rstrip("+"), detail=detail, hosts=expanded(*rest[1:2])))
     return _together(states)
 
 
@@ -133,7 +144,13 @@ def _together(states: Sequence[JobState]) -> dict[str, JobState]:
     for state in states:
         jobs.setdefault(state.id.partition("+")[0], []).append(state)
 
-    return {job: _whole(parts) for job, parts in jobs.items()}
+    return {job: replace(_whole(parts), hosts=_all_hosts(parts)) for job, parts in jobs.items()}
+
+
+def _all_hosts(parts: Sequence[JobState]) -> tuple[str, ...]:
+    """Tasks go through the components by their numbers."""
+    ordered = sorted(parts, key=lambda part: int(part.id.partition("+")[2] or 0))
+    return tuple(host for part in ordered for host in part.hosts)
 
 
 def _whole(parts: Sequence[JobState]) -> JobState:

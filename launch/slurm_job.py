@@ -13,6 +13,7 @@ from launch import slurm_commands
 from launch.errors import LaunchError
 from launch.peers import SILENCE_S, JobFate, OtherJob
 from launch.start import Start
+from launch.unseen import Unseen, not_started
 
 ASK_S = 5.0
 """Between two questions to Slurm."""
@@ -32,13 +33,16 @@ class SlurmJob:
         self.id = job
         self.restarts = restarts
         self._run = run
-        names = [node["name"] for node in run.read_json(run.plan)["nodes"]]
+        self._plan = run.read_json(run.plan)
+        names = [node["name"] for node in self._plan["nodes"]]
         own = [names[rank] for rank in nodes]
         self._own = set(own)
         self._before = own[:task]
         self._names = names
         self._job_of: dict[str, str] = {}
         """By node; as it was in jobs.json at `_read`."""
+        self._unseen: dict[str, Unseen] = {}
+        """By node, of those that do not see the run's folder."""
         self._read = -math.inf
         self._asked = -math.inf
         self._about: set[str] = set()
@@ -53,14 +57,17 @@ class SlurmJob:
         return cls(run, job, int(given.get("SLURM_RESTART_COUNT", 0)), nodes, task)
 
     def other(self, name: str, not_before: float) -> OtherJob | None:
-        """The job of another node, if it is not this one; as it was at most `ASK_S` ago, and not before a time."""
+        """The job of another node, if it is not this one; as it was at most `ASK_S` ago, and not before a time.
+
+        Of a node of this job only that it does not see the run's folder.
+        """
+        self._read_jobs()
+        if name in self._unseen:
+            return OtherJob(self._unseen[name].told(str(self._run.runs)), JobFate.over)
         if name in self._own:
             return None
         if not self._speaks():
             return OtherJob("the first node of this job asks Slurm", JobFate.lives)
-        if time.monotonic() - self._read >= READ_S:
-            self._job_of = {self._names[node]: job["id"] for job in self._jobs() for node in job["nodes"]}
-            self._read = time.monotonic()
         job = self._job_of.get(name)
         if job is None:
             return OtherJob("its job is not submitted yet", JobFate.lives)
@@ -73,6 +80,15 @@ class SlurmJob:
             return OtherJob(f"Slurm does not know job {job}", JobFate.over)
         fate = JobFate.over if state.over else JobFate.waits if state.pending else JobFate.lives
         return OtherJob(str(state), fate)
+
+    def _read_jobs(self) -> None:
+        if time.monotonic() - self._read < READ_S:
+            return
+        jobs = self._jobs()
+        self._job_of = {self._names[node]: job["id"] for job in jobs for node in job["nodes"]}
+        if self.restarts == 0:  # what was said then may stand there still
+            self._unseen = {name: why for job in jobs for name, why in not_started(self._run, self._plan, job).items()}
+        self._read = time.monotonic()
 
     def _ask(self) -> None:
         self._asked = time.monotonic()

@@ -1,0 +1,56 @@
+"""A node of a real cluster that does not see the run's folder is named, by `status` and by `doctor`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch.live import FOREVER
+from tests.slurm.cluster import Cluster
+from tests.slurm.seed import HET, assert_failed, submitted, verdict_of
+from tests.slurm.test_doctor import Doctor, errors, examine, prefix  # noqa: F401  (fixtures)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """In a folder of its own, without which a node has all else that it needs."""
+    folder = tmp_path / "shared" / "runs"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@HET
+@pytest.mark.parametrize(
+    ("host", "name", "why"),
+    [
+        ("hgx-001", "hgx-0", "Slurm could not launch job "),
+        ("gpu2-002", "gpu2-1", "No such file or directory"),
+    ],
+    ids=["first-node", "another"],
+)
+def test_its_verdict_comes_soon(isolated: Cluster, runs: Path, het: str, host: str, name: str, why: str) -> None:
+    isolated.hide(host, runs.parent)
+    run = submitted(runs, *FOREVER, f"executor.het={het}")
+    begun = time.monotonic()
+    verdict = verdict_of(run)
+    assert time.monotonic() - begun < 60, "the others do not wait for it"
+    told = f"node {name}: {host} does not see runs_dir={runs}, or may not write there ({why}"
+    assert_failed(verdict, "runs-dir-unseen", told)
+
+
+def test_the_first_node_of_a_waiting_job(isolated: Cluster, runs: Path) -> None:
+    isolated.hide("gpu2-001", runs.parent)
+    verdict = verdict_of(submitted(runs, *FOREVER))
+    assert_failed(verdict, "runs-dir-unseen", f"node gpu2-0: gpu2-001 does not see runs_dir={runs}, or may not write")
+
+
+@pytest.mark.parametrize(("host", "node"), [("gpu2-001", "gpu2-0"), ("gpu2-002", "gpu2-1")])
+def test_doctor_names_it(isolated: Cluster, runs: Path, examine: Doctor, host: str, node: str) -> None:  # noqa: F811
+    isolated.hide(host, runs.parent)
+    begun = time.monotonic()
+    found = errors(examine())
+    assert time.monotonic() - begun < 60
+    assert set(found) == {("gpu2", "runs_dir"), ("gpu2", "nodes"), ("all nodes", "all-reduce")}
+    assert found["gpu2", "runs_dir"].startswith(f"{node}: {host} does not see runs_dir={runs}, or may not write there")
