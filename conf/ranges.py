@@ -98,7 +98,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "tensor": Range(1, 1024),
         "data": Range(1, MOST_RANKS),
         "pipeline": Range(1, 10_000),
-        "micro_batch_size": Range(1, 2**16),
+        "micro_batch_size": Range(1, 2**20),
         "global_batch_size": Range(1, 2**20),
         "chunks": Range(1, 10_000),
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,9 @@ from fasop.partition import feasible
 from fasop.pipelines import Pipelines
 from fasop.placement import Integers
 from fasop.training import Training
+
+MOST_MICRO_BATCHES = 2**12
+"""Of a replica in an iteration: every one of them is simulated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,10 @@ def space(training: Training, kinds: Sequence[NodeKind], choices: Choices | None
     """
     choices = choices or Choices.of(training.parallel)
     found = any_space(training, kinds, choices)
+    if not found.groups and any(
+        one.parallel.micro_batches > MOST_MICRO_BATCHES for one in sizes(training, kinds, choices, math.inf)
+    ):
+        raise SearchError(_too_many_micro_batches(training.parallel.global_batch_size, gpus_of(kinds)))
     if not found.groups and not found.too_large:
         raise SearchError(_no_sizes(training, kinds, choices))
     if not found.groups:
@@ -83,11 +91,13 @@ def any_space(
     return Space(groups=groups, too_large=every - sum(len(group.orders) for group in groups))
 
 
-def sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices | None = None) -> Iterator[Training]:
+def sizes(
+    training: Training, kinds: Sequence[NodeKind], choices: Choices | None = None, most: float = MOST_MICRO_BATCHES
+) -> Iterator[Training]:
     """Every division of all GPUs and of the batch, in increasing order of tensor, data and micro-batch size.
 
     A tensor group lies inside a node, and was measured where the model was. A pipeline has no more stages than layers
-    and one each for embedding and head. Options are as in `training`.
+    and one each for embedding and head. Options are as in `training`. A replica has at most so many micro-batches.
     """
     model, parallel = training.model, training.parallel
     gpus = gpus_of(kinds)
@@ -106,7 +116,7 @@ def sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices | None
                     partition=None,
                     node_order=None,
                 )
-                if choices is None or choices.tries(sized):
+                if sized.micro_batches <= most and (choices is None or choices.tries(sized)):
                     yield replace(training, parallel=sized)
 
 
@@ -207,6 +217,20 @@ def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -
         f"parallel.global_batch_size={batch} is divisible by no number of replicas that {gpus} GPUs can have with at "
         f"most {model.layers + 2} stages: {', '.join(map(str, replicas))}; nearest that are: {nearest}"
     )
+
+
+def _too_many_micro_batches(batch: int, gpus: int) -> str:
+    return (
+        f"parallel.global_batch_size={batch}: every plan for {gpus} GPUs has more than {MOST_MICRO_BATCHES} "
+        "micro-batches for each replica, of which a search simulates each, or micro-batches that no GPU has room for; "
+        f"use a smaller global batch, one with more divisors such as {_rounder(batch)}, or more nodes"
+    )
+
+
+def _rounder(batch: int) -> int:
+    """The nearest number that is divisible by the largest power of 2 that is no more than its square root."""
+    step = 1 << (batch.bit_length() // 2)
+    return max(step, round(batch / step) * step)
 
 
 def _not_as_given(possible: Sequence[Parallel], gpus: int, choices: Choices) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fasop.asked import Asked, First
-from fasop.candidates import Space, any_space, space
+from fasop.candidates import MOST_MICRO_BATCHES, Space, any_space, space
 from fasop.clusters import clusters, tried
 from fasop.floor import floor
 from fasop.hardware import NodeKind
@@ -56,6 +56,8 @@ def best_plans(inputs: Inputs, asked: Asked) -> Sought:
     if asked.prove:
         with bar("proving") as told:
             plans = prove(plans, told)
+    if inputs.training.parallel.global_batch_size > MOST_MICRO_BATCHES:
+        where += f"; none with more than {MOST_MICRO_BATCHES} micro-batches for each replica"
     not_shown = (
         "All other plans were slower in the search, which improves the layers per stage of each step by step, or are "
         "proved to be slower."

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from conf.compose import compose
 from conf.schema import Experiment, Schedule
+from fasop.asked import Asked
 from fasop.baselines import minmax
 from fasop.candidates import Space, any_space, sizes, space
 from fasop.clusters import MOST as MOST_CLUSTERS
@@ -30,7 +31,7 @@ from fasop.partition import bottleneck, improved
 from fasop.placement import place
 from fasop.proof import prove
 from fasop.search import Best, Result, explore, search, start
-from fasop.sought import best_layers
+from fasop.sought import best_layers, best_plans
 from fasop.table import plan_yaml
 from fasop.training import Training
 from tests.fasop.plans import MEGATRON, experiment, kinds, mixed
@@ -358,3 +359,31 @@ def test_the_best_plan_of_the_mixed_cluster_is_proved_to_have_the_best_partition
     assert all(
         proof.total <= plan.total and plan.bound <= proof.bound for plan, proof in zip(plans, proofs, strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    ("counts", "batch", "told"),
+    [
+        ((1, 0), 64, "the one node order"),
+        ((1000, 0), 8000, "the one node order"),
+        ((8192, 8192), 2**17, "of about 10^4929"),
+    ],
+)
+def test_any_number_of_nodes_gets_an_answer(counts: tuple[int, int], batch: int, told: str) -> None:
+    groups = [
+        f"cluster.groups.{name}.count={count}" for name, count in zip(("a100", "a10"), counts, strict=True) if count
+    ]
+    order = [] if all(counts) else ["~cluster.groups.a10"]
+    asked = ["cluster=a100x8_a10x8", "model=xl", "train.precision=fp16", f"parallel.global_batch_size={batch}"]
+    only = ["parallel.schedule=one_f_one_b", "parallel.micro_batch_size=1"]
+    sought = best_plans(read([*asked, *groups, *order, *only]), Asked(top=1))
+    assert told in sought.told
+    assert sought.plans[0].parallel.world_size == 8 * sum(counts)
+
+
+def test_a_batch_that_nothing_divides_is_told_with_a_rounder_one() -> None:
+    asked = ["experiment=seed_a10x8", "train.precision=fp16", "parallel.global_batch_size=1000003"]
+    with pytest.raises(
+        SearchError, match=r"every plan for 32 GPUs has more than 4096 micro-batches .* such as 1000448"
+    ):
+        best_plans(read(asked), Asked(top=1))
