@@ -46,6 +46,16 @@ class Words:
         return text
 
 
+def is_file(value: str) -> bool:
+    """Whether a value is the path of a file, not the name of one of tdpp's own."""
+    return value.endswith(SUFFIX)
+
+
+def path_of(name: str, folder: Path) -> Path:
+    """Of what is kept under a name in a folder of tdpp's own, or in the file whose path `name` is."""
+    return Path(name) if is_file(name) else folder / f"{name}{SUFFIX}"
+
+
 def groups() -> set[str]:
     """The groups of configurations."""
     return {file.parent.name for file in OWN.glob(f"*/*{SUFFIX}")}
@@ -58,20 +68,29 @@ def found_files(command: Sequence[str]) -> Iterator[Words]:
     Raises:
         ConfigError: a folder or file is not there, or a file has the name of one of tdpp's own.
     """
+    with tempfile.TemporaryDirectory(prefix="tdpp-") as links:
+        try:
+            words = _found(command, Path(links))
+        except PermissionError as error:
+            raise ConfigError(f"{error.filename}: {error.strerror}") from error
+        yield words
+
+
+def _found(command: Sequence[str], links: Path) -> Words:
     folders, words = _config_dirs(command)
-    with tempfile.TemporaryDirectory(prefix="tdpp-") as temporary:
-        links, overrides = Path(temporary), []
-        given: dict[str, str] = {}
-        for word in words:
-            key, _, value = word.partition("=")
-            group = key.lstrip("+").partition("@")[0]
-            if value.endswith(SUFFIX) and group in groups():
-                files = [value] if Path(value).is_file() else [file.strip() for file in value.split(",")]
-                choices = [_link(links, group, file, given) if file.endswith(SUFFIX) else file for file in files]
-                word = f"{key}={','.join(choices)}"
+    overrides: list[str] = []
+    given: dict[str, str] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        group = key.lstrip("+").partition("@")[0]
+        if is_file(value) and group in groups():
+            files = [value] if Path(value).is_file() else [file.strip() for file in value.split(",")]
+            choices = [_link(links, group, file, given) if is_file(file) else file for file in files]
+            overrides.append(f"{key}={','.join(choices)}")
+        else:
             overrides.append(word)
-        found = (OWN, *([links] if given else []), *folders)
-        yield Words(overrides=tuple(overrides), folders=found, given=given)
+    found = (OWN, *([links] if given else []), *folders)
+    return Words(overrides=tuple(overrides), folders=found, given=given)
 
 
 def _config_dirs(command: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -101,15 +120,14 @@ def _config_dir(option: str, name: str) -> Path:
 
 def _link(links: Path, group: str, file: str, given: dict[str, str]) -> str:
     """A choice of the group that leads to the file. Its own name may be one that Hydra cannot read, or taken."""
-    path = Path(file)
-    if not path.is_file():
+    if not Path(file).is_file():
         raise ConfigError(
             f"{group}={file}: there is no such file; without {SUFFIX} a value is one of the names in {OWN / group}, or "
             f"in the folder {group} of a --config-dir"
         )
     choice = f"tdpp-file-{len(given) + 1}-given"
     (links / group).mkdir(exist_ok=True)
-    (links / group / f"{choice}{SUFFIX}").symlink_to(path.absolute())
+    (links / group / f"{choice}{SUFFIX}").symlink_to(Path(file).absolute())
     given[choice] = file
     return choice
 

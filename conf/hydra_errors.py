@@ -58,7 +58,7 @@ def _message(error: Exception, words: Words) -> str:
             return f"{mark.name}: not YAML: {yaml_fault(error)}"
         case UnicodeDecodeError() if files := _unreadable(words, NOT_TEXT):
             return files
-        case OSError() if files := _unreadable(words, NO_KEYS if error.errno is None else str(error)):
+        case OSError() if files := _unreadable(words, error.strerror or NO_KEYS):
             return files
         case ValueError() | TypeError() | AssertionError() if _raised_by_hydra(error):
             return _no_name(words.overrides) or f"{' '.join(words.overrides)}: Hydra cannot read this: {error}"
@@ -178,8 +178,10 @@ def _unreadable(words: Words, fault: str) -> str:
     for file in (file for folder in words.folders for file in sorted(folder.glob(f"*/*{SUFFIX}"))):
         try:
             load_yaml(file)
-        except (ConfigError, OSError) as error:
+        except ConfigError as error:
             faults.append(f"{_shown(file)}: {error}")
+        except OSError as error:
+            faults.append(f"{_shown(file)}: {error.strerror}")
     return "; ".join(told for told in faults if fault in told)
 
 

@@ -9,6 +9,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from conf import profile_rules
+from conf.config_files import SUFFIX, is_file, path_of
 from conf.errors import ConfigError
 from conf.schema import Gpu, Model, Precision, config
 from conf.sizes import ADAM_BYTES
@@ -152,19 +153,16 @@ class LayerProfile:
 
 
 def profile_path(name: str) -> Path:
-    return FOLDER / f"{name}.yaml"
+    return path_of(name, FOLDER)
 
 
 def read_profile(name: str) -> LayerProfile:
-    """The profile `fasop/profiles/<name>.yaml`.
+    """The profile `fasop/profiles/<name>.yaml`, or of the file `name`.
 
     Raises:
         ConfigError: it does not exist, is not one, or holds what cannot be.
     """
     path = profile_path(name)
-    if not path.is_file():
-        known = ", ".join(sorted(other.stem for other in FOLDER.glob("*.yaml")))
-        raise ConfigError(f"there is no profile {name!r} in {FOLDER}; there are: {known}; 'tdpp profile' makes one")
     try:
         profile = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LayerProfile), load_yaml(path)))
     except MissingMandatoryValue as error:
@@ -173,6 +171,12 @@ def read_profile(name: str) -> LayerProfile:
         raise ConfigError(f"{path} is not a profile: {fault(error)} (docs/profile.md)") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    except FileNotFoundError as error:
+        known = ", ".join(sorted(other.stem for other in FOLDER.glob(f"*{SUFFIX}")))
+        others = "" if is_file(name) else f" in {FOLDER}; there are: {known}"
+        raise ConfigError(f"there is no profile {name!r}{others}; 'tdpp profile' makes one") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
     assert isinstance(profile, LayerProfile)
     return profile
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TypeVar, dataclass_transform
 
 from omegaconf import MISSING
 
 from conf import containers, environment, megatron_lm, ranges, rules
+from conf.config_files import is_file
 from conf.partition import NodeOrder, Partition
 
 T = TypeVar("T")
@@ -106,7 +108,11 @@ class Gpu:
     bf16_tflops: float = MISSING
     memory_gb_per_s: float = MISSING
     profile: str | None = None
-    """Name of the layer-cost profile that was measured on it, if there is one."""
+    """What was measured on it, if there is one: the name of a profile of tdpp's, or the path of a .yaml file."""
+
+    def __post_init__(self) -> None:
+        if self.profile is not None and is_file(self.profile):  # a run may be looked at from another folder
+            object.__setattr__(self, "profile", str(Path(self.profile).absolute()))
 
 
 @config

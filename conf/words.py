@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from conf.config_files import is_file
 from conf.errors import TdppError
 
 T = TypeVar("T")
@@ -98,11 +99,13 @@ def path(text: str) -> Path:
 
 
 def name_of(what: str) -> Reader[str]:
-    """Names that tdpp makes a file of, in a folder of its own."""
+    """Names that tdpp makes a file of, in a folder of its own; or the path of a file that lies elsewhere."""
 
     def name(text: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
-            raise NoValue(f"cannot name a {what}: use letters, digits, '_' and '-'")
+        if not (is_file(text) or re.fullmatch(r"[A-Za-z0-9_-]+", text)):
+            raise NoValue(
+                f"cannot name a {what}: use letters, digits, '_' and '-', or the path of a file that ends with .yaml"
+            )
         return text
 
     return name

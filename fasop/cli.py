@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import conf
+from conf.config_files import path_of
 from conf.rundir import RunDir
+from conf.writable import why_not_kept, why_not_writable
 from fasop.asked import Asked, parse
 from fasop.errors import SearchError
 
@@ -37,6 +39,7 @@ chunks, sharded_optimizer, sequence_parallel.
   csv=FILE         write them there as well
   page=FILE        a page of them, with the predicted timeline, time and memory of each
   plan=NAME        write the best one as conf/parallel/NAME.yaml, which parallel=NAME then takes
+  plan=FILE.yaml   write it to this file, which parallel=FILE.yaml then takes
   overwrite=true   also when there is such a file
   leave_out=true   try plans that leave nodes out, too
   prove=true       prove the best layers per stage of the plans shown, as far as seconds suffice, or tell the gap
@@ -85,7 +88,6 @@ def main(argv: Sequence[str], *, show: Show, measure: Measure, draw: Draw) -> in
         raise SearchError(f"calibrate={asked.calibrate} takes the runs to calibrate by: add validate=RUN")
     if asked.plan is not None:
         check_free(asked.plan, asked.overwrite)
-        check_writable(PLANS / f"{asked.plan}.yaml")
     return rank(asked, f"tdpp search {shlex.join(argv)}", show, draw)
 
 
@@ -131,9 +133,9 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
         _write(asked.page, draw(command, plans, inputs.run))
         print(asked.page)
     if asked.plan is not None:
-        path = PLANS / f"{asked.plan}.yaml"
+        path = path_of(asked.plan, PLANS)
         _write(path, plan_yaml(plans[0], command))
-        print(f"parallel={asked.plan} is the first of them ({path})")
+        print(f"parallel={asked.plan} is the first of them ({path}): 'tdpp launch … parallel={asked.plan}' runs it")
     return 0
 
 
@@ -225,11 +227,11 @@ def check_free(name: str, overwrite: bool) -> None:
     Raises:
         SearchError: there is such a configuration, or none can be written.
     """
-    path = PLANS / f"{name}.yaml"
+    path = path_of(name, PLANS)
+    if (why := why_not_kept(name, PLANS)) is not None:
+        raise SearchError(f"plan={name}: {why}")
     if path.exists() and not overwrite:
         raise SearchError(f"plan={name}: {path} exists; choose another name, or add overwrite=true")
-    if not os.access(PLANS, os.W_OK, effective_ids=True):
-        raise SearchError(f"plan={name}: you may not write in {PLANS}, where tdpp keeps its plans; leave it out")
 
 
 def check_writable(path: Path) -> None:
@@ -238,12 +240,8 @@ def check_writable(path: Path) -> None:
     Raises:
         SearchError: there cannot be such a file.
     """
-    if path.is_dir():
-        raise SearchError(f"cannot write {path}: it is a folder; give the path of a file")
-    if not path.parent.is_dir():
-        raise SearchError(f"cannot write {path}: there is no folder {path.parent}; make it, or choose another one")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise SearchError(f"cannot write {path}: permission denied; choose a folder where you may write")
+    if (why := why_not_writable(path)) is not None:
+        raise SearchError(f"cannot write {path}: {why}")
 
 
 def _write(path: Path, text: str) -> None:

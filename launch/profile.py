@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from conf.compose import compose, compose_unchecked, to_object
+from conf.config_files import SUFFIX, is_file
 from conf.profile import LayerProfile, Links, profile_path
 from conf.rundir import RunDir
 from conf.schema import Cluster, Experiment, Model, Rehearse
@@ -52,6 +53,7 @@ KEY and --config-dir DIR are those of 'tdpp launch'; of parallel nothing counts.
   tdpp profile import=known_cost/gpt2XL_A10 gpu=A10 model=xl precision=fp16 micro_batch_size=1 backward_ratio=1.6
 
   profile=NAME           write fasop/profiles/NAME.yaml (the GPU's key in cluster.gpus; of several NAME_KEY)
+  profile=FILE.yaml      write this file, where tdpp is installed for others, too (of several FILE_KEY.yaml)
   add=true               into a file that is there; the same sizes and number format are replaced
   overwrite=true         in the place of a file that is there
   tensor_sizes=1,2       (all powers of two that the nodes and the model's heads allow; on a CPU 1 and 2)
@@ -135,9 +137,17 @@ def prepare(asked: Asked) -> Job:
         train=replace(experiment.train, comm_timeout_s=max(PATIENCE_S, experiment.train.comm_timeout_s)),
     )
     gpus = list(dict.fromkeys(group.gpu for group in cluster.groups.values()))
-    own = {gpu: gpu if asked.profile is None else f"{asked.profile}_{gpu}" for gpu in gpus}
-    names = own if len(gpus) > 1 or asked.profile is None else {gpus[0]: asked.profile}
+    names = {gpu: _name(asked.profile, gpu, alone=len(gpus) == 1) for gpu in gpus}
     return Job(experiment=short_job(told, FOLDER, asked.wait_min, run_min), run_min=run_min, names=names)
+
+
+def _name(asked: str | None, gpu: str, *, alone: bool) -> str:
+    """Of the profile of a GPU; of several the name that is asked for tells them apart at its end."""
+    if asked is None:
+        return gpu
+    if alone:
+        return asked
+    return f"{asked.removesuffix(SUFFIX)}_{gpu}{SUFFIX}" if is_file(asked) else f"{asked}_{gpu}"
 
 
 def _plain(ranks: int) -> list[str]:
@@ -201,7 +211,7 @@ def _import(asked: Asked, comment: str) -> int:
 
     assert asked.known_cost is not None
     if asked.profile is None:
-        raise LaunchError("import=…: give the profile a name, profile=NAME")
+        raise LaunchError("import=…: give the profile a name, profile=NAME, or a file, profile=FILE.yaml")
     check_free(asked.profile, asked)
     model = to_object(compose_unchecked(asked.overrides), Model, "model")
     profile = imported(asked.known_cost, model)

@@ -13,7 +13,7 @@ from launch.profile_words import Asked
 
 
 def write(name: str, profile: LayerProfile, asked: Asked, comment: str) -> LayerProfile:
-    """Writes `fasop/profiles/<name>.yaml`, and returns what is in it.
+    """Writes `fasop/profiles/<name>.yaml`, or the file `name`, and returns what is in it.
 
     Raises:
         LaunchError: it cannot be written, or what is there is of another GPU or model.

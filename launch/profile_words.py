@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from conf.profile import profile_path
 from conf.schema import Precision
 from conf.words import Reader, above_0, flag, name_of, one_of, own_words, path, several, whole
+from conf.writable import why_not_kept, why_not_writable
 from launch.errors import LaunchError
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -64,13 +64,14 @@ def check_free(name: str, asked: Asked) -> None:
         LaunchError: it may not.
     """
     path = profile_path(name)
+    beside = path.with_name(f".{path.name}")  # where it is written first
+    if (why := why_not_kept(name, path.parent) or why_not_writable(beside)) is not None:
+        raise LaunchError(f"profile={name}: {why}")
     if path.exists() and not (asked.overwrite or asked.add):
         raise LaunchError(
             f"profile={name}: {path} exists; choose another name, add=true puts what is measured into it (in the place "
             "of what is there for the same sizes), overwrite=true replaces it"
         )
-    if not os.access(path.parent, os.W_OK):
-        raise LaunchError(f"profile={name}: you may not write in {path.parent}, where tdpp keeps its profiles")
 
 
 def _import(given: Mapping[str, Any]) -> Import:

@@ -107,7 +107,7 @@ def _costs(experiment: Experiment, group: NodeGroup) -> tuple[ModelCosts, float]
     if gpu.profile is None:
         raise ConfigError(
             f"executor.rehearse={experiment.executor.rehearse} needs to know how long layers take on {gpu.name}, but "
-            f"cluster.gpus.{group.gpu}.profile is null; name one of fasop/profiles"
+            f"cluster.gpus.{group.gpu}.profile is null; name one of fasop/profiles, or the path of a .yaml file"
         )
     parallel, precision, profile = experiment.parallel, experiment.train.precision, read_profile(gpu.profile)
     costs = profile.of(experiment.model, parallel.tensor, parallel.micro_batch_size, precision)

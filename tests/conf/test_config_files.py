@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from conf.compose import compose
 from conf.config_files import OWN, found_files
 from conf.errors import ConfigError
+from tests.ordinary_user import ordinary_user
 
 MINE = "tensor: 1\ndata: 1\npipeline: 2\npartition: 3-1\nglobal_batch_size: 6\n"
 
@@ -86,6 +89,21 @@ def compose_text(file: str) -> str:
 def test_what_is_not_there_is_told_before_anything_is_composed(folder: Path, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose(words)
+
+
+def test_a_file_that_nobody_lets_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(folder, open_folder := Path(tempfile.mkdtemp()), dirs_exist_ok=True)
+    open_folder.chmod(0o755)
+    monkeypatch.chdir(open_folder)
+    mine = Path("own/parallel/mine.yaml")
+    mine.chmod(0)
+    for words in (["--config-dir=own", "parallel=mine"], [f"parallel={mine}"]):
+        with ordinary_user(), pytest.raises(ConfigError, match=r"mine\.yaml: Permission denied$"):
+            compose(words)
+    Path("own/parallel").chmod(0)
+    with ordinary_user(), pytest.raises(ConfigError, match=r"^own/parallel/mine\.yaml: Permission denied$"):
+        compose([f"parallel={mine}"])
+    shutil.rmtree(open_folder)
 
 
 def test_a_file_that_would_never_be_read_is_refused(folder: Path) -> None:

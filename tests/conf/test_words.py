@@ -29,9 +29,11 @@ VALUES: list[tuple[str, str, object]] = [
     ("whole", "12", 12),
     ("path", "a b/c", Path("a b/c")),
     ("name", "a10_bf16-2", "a10_bf16-2"),
+    ("name", "../my profiles/a10.yaml", "../my profiles/a10.yaml"),
     ("one_of", "bf16", Precision.bf16),
     ("several", "4, 1,4", (4, 1)),
 ]
+NO_NAME = "cannot name a profile: use letters, digits, '_' and '-', or the path of a file that ends with .yaml"
 REFUSED = [
     ("flag", "yes", "key=yes must be true or false"),
     ("above_0", "0", "key=0 must be a number above 0"),
@@ -42,8 +44,8 @@ REFUSED = [
     ("whole", "1.5", "key=1.5 must be a whole number, 1 or more"),
     ("whole", "²", "key='²' must be a whole number, 1 or more"),
     ("path", "", "key='' names no file; give the path of one"),
-    ("name", "../x", "key='../x' cannot name a profile: use letters, digits, '_' and '-'"),
-    ("name", "x\n", r"key='x\n' cannot name a profile: use letters, digits, '_' and '-'"),
+    ("name", "../x", f"key='../x' {NO_NAME}"),
+    ("name", "x\n", rf"key='x\n' {NO_NAME}"),
     ("one_of", "fp8", "key=fp8 must be one of fp32, bf16, fp16"),
     ("several", "1,,2", "key=1,,2 must be a whole number, 1 or more; several are joined by commas"),
 ]

@@ -110,8 +110,22 @@ def test_a_plan_that_cannot_be_written_is_told_before_the_search(
     with ordinary_user():
         assert main(["search", *SMALL, "plan=mine"]) == 1
     told = capsys.readouterr()
-    assert "plan=mine: you may not write in ., where tdpp keeps its plans; leave it out" in told.err
+    way_out = "give the path of a file instead, such as ./mine.yaml"
+    assert f"plan=mine: you may not write in ., a part of tdpp; {way_out}" in told.err
     assert not told.out
+
+
+def test_a_plan_may_be_written_to_any_file_and_launch_takes_that(
+    plans: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path_factory.mktemp("any where") / "best.yaml"
+    assert main(["search", *SMALL, "top=1", f"plan={own}"]) == 0
+    told = capsys.readouterr().out
+    assert f"parallel={own} is the first of them ({own}): 'tdpp launch … parallel={own}' runs it" in told
+    assert not list(plans.iterdir())
+    assert compose(["train=gpt2", *SMALL, f"parallel={own}"]).parallel.partition in told
+    assert main(["search", *SMALL, f"plan={own}"]) == 1
+    assert f"plan={own}: {own} exists; choose another name, or add overwrite=true" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -119,7 +133,11 @@ def test_a_plan_that_cannot_be_written_is_told_before_the_search(
     [
         (["top=0"], "top=0 must be a whole number, 1 or more"),
         (["overwrite=yes"], "overwrite=yes must be true or false"),
-        (["plan=../x"], "plan='../x' cannot name a configuration"),
+        (
+            ["plan=../x"],
+            "plan='../x' cannot name a configuration: use letters, digits, '_' and '-', or the path of a file",
+        ),
+        (["plan=/nowhere/x.yaml"], "plan=/nowhere/x.yaml: there is no folder /nowhere; make it, or choose another one"),
         (["csv=/nowhere/plans.csv"], "cannot write /nowhere/plans.csv: there is no folder /nowhere"),
         (["page=/"], "cannot write /: it is a folder"),
         (["pareto=time", "top=3", "leave_out=true"], "pareto=time shows every plan that no other one beats"),
@@ -138,7 +156,21 @@ def test_a_plan_that_cannot_be_written_is_told_before_the_search(
         (["cluster.gpus.a10.profile=nope"], "there is no profile 'nope'"),
     ],
     ids=[
-        *("top", "overwrite", "name", "csv", "page", "pareto", "validate", "choice", "key", "new-key", "value", "word"),
+        *(
+            "top",
+            "overwrite",
+            "name",
+            "file-name",
+            "csv",
+            "page",
+            "pareto",
+            "validate",
+            "choice",
+            "key",
+            "new-key",
+            "value",
+            "word",
+        ),
         *("schedule", "file", "nodes", "profile"),
     ],
 )

@@ -19,11 +19,13 @@ from conf.links import Link
 from conf.profile import read_profile
 from conf.rundir import RunDir
 from conf.schema import Model, Precision
+from fasop.predict import predict
 from launch import processes, profile
 from launch.cli import main
 from launch.link_fit import all_reduce_times, p2p_times
 from launch.profile_findings import Found, merged, too_large, unsettled
 from tests.launch.live import token
+from tests.ordinary_user import ordinary_user
 
 SMALL = ("model.hidden=32", "model.heads=2", "model.layers=2", "model.sequence_length=16", "model.vocab_size=101")
 RATES = (st.floats(0, 1e4), st.floats(0.01, 1e4))
@@ -65,6 +67,52 @@ def test_this_machine_is_measured_and_a_search_reads_what_was_written(
     assert "not measured" not in table.out + table.err
 
 
+def test_a_profile_may_lie_anywhere_and_a_rehearsal_reads_it_there(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From an installation that others own, where nobody may write."""
+    there = tmp_path_factory.mktemp("any where")
+    monkeypatch.chdir(there)
+    published(there, 1)
+    assert main(["profile", *KNOWN, "import=gpt_A10", "profile=./mine.yaml"]) == 0
+    assert not list(folder.glob("*.yaml"))
+    assert read_profile("./mine.yaml") == read_profile(str(there / "mine.yaml"))
+    words = ["experiment=seed_a10x8", "train.precision=fp16", "cluster.gpus.a10.profile=mine.yaml"]
+    experiment = compose(words)
+    assert experiment.cluster.gpus["a10"].profile == str(there / "mine.yaml")
+    local = ["executor=local", "container=none", "executor.rehearse=virtual", "dry_run=true"]
+    assert main(["launch", *words, *local]) == 0
+    assert main(["search", *words, "parallel.schedule=one_f_one_b", "parallel.tensor=1", "top=1"]) == 0
+    monkeypatch.chdir(folder)  # a run is looked at from anywhere
+    assert predict(experiment).iteration_s > 0
+    with pytest.raises(TdppError, match=r"there is no profile '.*/mine\.yaml'; 'tdpp profile' makes one"):
+        predict(compose(words))
+
+
+def test_of_several_gpus_every_file_has_a_name_of_its_own(folder: Path) -> None:
+    words = ["experiment=seed_a100x1_a10x7", "container=none"]
+    names = profile.prepare(profile.parse([*words, "profile=here/mine.yaml"])).names
+    assert names == {"a100_40gb": "here/mine_a100_40gb.yaml", "a10": "here/mine_a10.yaml"}
+    assert profile.prepare(profile.parse([*words, "profile=mine"])).names == {
+        "a100_40gb": "mine_a100_40gb",
+        "a10": "mine_a10",
+    }
+
+
+def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.chmod(0o555)
+    monkeypatch.setattr(profiles, "FOLDER", Path())
+    with ordinary_user(), pytest.raises(TdppError) as caught:
+        profile.main(["profile=mine"])
+    assert str(caught.value) == (
+        "profile=mine: you may not write in ., a part of tdpp; give the path of a file instead, such as ./mine.yaml"
+    )
+    with ordinary_user(), pytest.raises(TdppError, match=r"profile=./mine.yaml: permission denied; choose a folder"):
+        profile.main(["profile=./mine.yaml"])
+
+
 def test_a_worker_that_cannot_run_is_told_with_its_reason_and_nothing_is_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +126,7 @@ def test_a_worker_that_cannot_run_is_told_with_its_reason_and_nothing_is_written
     [
         (["profile=taken"], r"profile=taken: .*taken\.yaml exists; choose another name, add=true puts .*"),
         (["profile=../x"], "profile='../x' cannot name a profile"),
+        (["profile=nowhere/x.yaml"], "profile=nowhere/x.yaml: there is no folder nowhere; make it, or choose another"),
         (["overwrite=true", "add=true"], "a file is either replaced or added to"),
         (["tensor_sizes=0"], "tensor_sizes=0 must be a whole number, 1 or more; several are joined"),
         (["tensor_sizes=3"], "tensor_sizes=3 does not divide model.heads=4"),
@@ -91,7 +140,20 @@ def test_a_worker_that_cannot_run_is_told_with_its_reason_and_nothing_is_written
             r"import=x, gpu=A10: an import needs precision=…, micro_batch_size=…, backward_ratio",
         ),
     ],
-    ids=["taken", "name", "both", "tensor", "heads", "batch", "seconds", "choice", "node", "rehearsal", "import"],
+    ids=[
+        "taken",
+        "name",
+        "no-folder",
+        "both",
+        "tensor",
+        "heads",
+        "batch",
+        "seconds",
+        "choice",
+        "node",
+        "rehearsal",
+        "import",
+    ],
 )
 def test_what_cannot_be_is_one_message_before_anything_is_started(folder: Path, words: list[str], message: str) -> None:
     (folder / "taken.yaml").touch()
