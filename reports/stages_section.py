@@ -36,16 +36,16 @@ def stages_section(
     times = {} if period_ms is None else measured(figures, plan, period_ms)
     kind = next((kind for kind in PEAKS if any(kind in mib for mib in record.memory.values())), None)
     shown = [key for key in TITLES if key != "tensor" or plan.tensor > 1]
-    columns = [*(f"{TITLES[key]} ms" for key in shown), "bubble", *([] if prediction is None else ["predicted bubble"])]
+    columns = [*(TITLES[key] for key in shown), "bubble %", *([] if prediction is None else ["predicted %"])]
     head = ["stage", "layers"] + (columns if times else []) + (["peak memory MiB"] if kind else [])
     rows = []
     for stage in range(plan.pipeline):
         row = [str(stage), layers(plan, stage)]
         if times:
             row += _times(times[stage], shown) if stage in times else ["–"] * len(shown)
-            row.append(f"{figures.bubble_of(ranks_seen(figures, plan, stage)):.1%}" if stage in times else "–")
+            row.append(_percent(figures.bubble_of(ranks_seen(figures, plan, stage))) if stage in times else "–")
             if prediction is not None:
-                row.append(f"{Terms.of_prediction(prediction.stages[stage].terms).bubble_share:.1%}")
+                row.append(_percent(Terms.of_prediction(prediction.stages[stage].terms).bubble_share))
         if kind:
             peak = peak_mib(record, stage, kind)
             row.append("–" if peak is None else f"{peak:,.0f}")
@@ -70,6 +70,10 @@ def _times(terms: Terms, shown: Sequence[str]) -> list[str]:
     return [f"{getattr(terms, key):,.1f}" for key in shown]
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
 def peak_mib(record: Record, stage: int, kind: str) -> float | None:
     """Of the stage's ranks the largest, of a kind of memory (docs/formats.md, memory); None if no rank told."""
     ranks = [rank.rank for rank in record.plan.ranks if rank.stage == stage]
@@ -87,7 +91,7 @@ def _clocks(uncertainty_ns: int | None) -> str:
 
 def _note(plan: Plan, figures: Statistics) -> str:
     note = (
-        "Per iteration; medians over the ranks of a stage and "
+        "Milliseconds of an iteration; medians over the ranks of a stage and "
         f"{plural(int(figures.steady.sum()), 'steady iteration')} (complete, and not the first). {MEANING} "
         f"{BUBBLE}"
     )
