@@ -47,9 +47,8 @@ def evidence(seen: Observation, later: Iterable[str]) -> Iterator[str]:
         line = gpu_health.evidence(node_gpus, seen.now_unix)
         if line is not None:
             yield line
-    for doing in held_up_by(seen) if not seen.over else ():
-        if doing.stopped:
-            yield held_up_words(seen, [doing])
+    if not seen.over and (held := held_up_by(seen)):
+        yield held_up_words(seen, held, "keeps the others waiting")
     for reason in later:
         yield f"later: {first_line(reason)}"
     if disk_is_full(seen):

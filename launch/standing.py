@@ -69,8 +69,9 @@ def holding_up(
     Who gives up has waited for `train.comm_timeout_s`, and whom it waited for has stood still nearly as long. A rank
     that was at work for a moment only when others lost something else did not hold them up.
     """
-    stopped = [doing for doing in doings if doing.stopped]
     before = now_unix - STILL_S if lost_unix is None else lost_unix - plan["train"]["comm_timeout_s"] / 2
+    # Whoever looks at a process with a debugger stops it for a moment.
+    stopped = [doing for doing in doings if doing.stopped and (lost_unix is not None or doing.since_unix < before)]
     works = [doing for doing in doings if doing.does == "works" and doing.since_unix < before]
     ranks = len(plan["ranks"])
     held = stopped or (works if len(works) < ranks or ranks == 1 else [])

@@ -4,7 +4,7 @@
 first; stopped by request; saved because time ran out; ended from outside; a rank that stood still; a node that gave up;
 errors whose cause nobody recorded; a loss that is not finite; success, which takes both the exit codes and the last
 iteration in the log; a Slurm that does not answer where only it could tell; a worker or agent that was stopped; a
-failure whose cause is not known yet; GPUs that tell of a hang; pace.
+failure whose cause is not known yet; GPUs that tell of a hang; pace; a rank that was stopped.
 """
 
 from __future__ import annotations
@@ -95,10 +95,11 @@ def decide(seen: Observation) -> Verdict:
             _not_finite,
             _success,
             _unknown,
-            _halted,
+            _unwatched,
             _failing,
             _hung,
             _pace,
+            _halted,
             _progress,
         )
         if (finding := rule(seen)) is not None
@@ -234,7 +235,7 @@ def _unknown(seen: Observation) -> Finding | None:
     return None
 
 
-def _halted(seen: Observation) -> Finding | None:
+def _unwatched(seen: Observation) -> Finding | None:
     node = next((node for node in seen.nodes if node.alive and node.halted), None)
     if node is None:
         return None
@@ -286,6 +287,14 @@ def _pace(seen: Observation) -> Finding | None:
 def _by_whom(seen: Observation) -> str:
     held = held_up_by(seen)
     return f"; {held_up_words(seen, held)}" if held else ""
+
+
+def _halted(seen: Observation) -> Finding | None:
+    """Somebody has stopped a rank: also before the log is late, or has begun."""
+    held = held_up_by(seen)
+    if seen.over or not held or not held[0].stopped:
+        return None
+    return State.stalled, "process-stopped", held_up_words(seen, held)
 
 
 def _progress(seen: Observation) -> Finding:

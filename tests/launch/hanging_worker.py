@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     Engine.step = counted
     owner, name = PLACES[AT]
     setattr(owner, name, sleeping(getattr(owner, name), 0 if AT in ("start", "weights") else ITERATION))
-    return worker.main(argv, worker.train) if AT == "start" else worker.main(argv)
+    return worker.main(argv)
 
 
 if __name__ == "__main__":

@@ -142,11 +142,35 @@ def test_a_run_that_stalls_says_which_rank_stands_still(tmp_path: Path, does: Do
     assert "; rank 2 (stage 1, dp 0, tp 0, node local-1) stands still: " in verdict.reason
 
 
-def test_that_a_rank_is_stopped_is_said_before_the_log_is_late(tmp_path: Path) -> None:
+def test_a_run_whose_rank_is_stopped_has_stalled_before_the_log_is_late(tmp_path: Path) -> None:
     verdict = judged(Still(last=20, age=12, ranks={0: Does(), 2: Does(process="T")}), tmp_path)
+    assert (verdict.state, verdict.rule) == (State.stalled, "process-stopped")
+    told = "rank 2 (stage 1, dp 0, tp 0, node local-1) stands still: its process 102 was stopped by SIGSTOP or Ctrl-Z"
+    assert verdict.reason.startswith(told)
+
+
+def test_or_has_begun(tmp_path: Path) -> None:
+    """The others wait where they wait for files, for which they have hours."""
+    waits = Does(what="waiting for the index maps", iteration=0)
+    verdict = judged(Still(ranks={0: Does("works", NOW - 30, "T"), 1: waits, 2: waits, 3: waits}), tmp_path)
+    assert (verdict.state, verdict.rule) == (State.stalled, "process-stopped")
+
+
+def test_one_that_a_debugger_has_stopped_just_now_is_not_blamed(tmp_path: Path) -> None:
+    verdict = judged(Still(last=20, age=12, ranks={0: Does(), 2: Does(since=NOW - 3, process="t")}), tmp_path)
     assert verdict.state is State.running
-    line = "rank 2 (stage 1, dp 0, tp 0, node local-1) stands still: its process 102 was stopped by SIGSTOP or Ctrl-Z"
-    assert any(said.startswith(line) for said in verdict.evidence)
+
+
+def test_while_one_rank_works_and_the_others_wait_for_it_that_is_evidence(tmp_path: Path) -> None:
+    """Such as rank 0 that makes the index maps: it may be as it should be."""
+    waits = Does(what="waiting for the index maps", iteration=0)
+    works = Does("works", NOW - 30, "R", "finding the other ranks", 0)
+    verdict = judged(Still(ranks={0: works, 1: waits, 2: waits, 3: waits}), tmp_path)
+    assert verdict.state is State.running
+    assert (
+        "rank 0 (stage 0, dp 0, tp 0, node local-0) keeps the others waiting: it was at work of its own for 30 s "
+        "(before the first iteration, after: finding the other ranks); its process 100 runs"
+    ) in verdict.evidence
 
 
 def test_ranks_that_all_compute_for_long_are_not_blamed(tmp_path: Path) -> None:
