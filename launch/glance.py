@@ -9,6 +9,8 @@ from typing import Any
 from conf.errors import RunFolderError
 from conf.rundir import RunDir
 from launch.start import Start
+from megatron_ext.plan import check
+from megatron_ext.plan_check import PlanFault
 
 _PLAN = (
     *("version", "run", "tensor", "data", "pipeline", "partition", "micro_batch_size", "global_batch_size"),
@@ -69,6 +71,10 @@ def glance(run: RunDir) -> Glance:
     if plan is None or submitted is None:
         lacking = run.plan if plan is None else run.jobs
         raise RunFolderError(f"{run.path} is not a run: {lacking.name} is not there")
+    try:
+        check(plan, whole=False)
+    except PlanFault as fault:
+        raise RunFolderError(f"{run.plan}: {fault}") from fault
     return Glance(run=run, plan=plan, submitted=submitted, states=states_of(run, plan))
 
 

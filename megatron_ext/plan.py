@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Type, TypeVar
+from typing import Any, Dict, List, Optional
 
 from megatron_ext.errors import EngineError
+from megatron_ext.plan_check import PlanFault, build, check_object, check_rules, require
 
 VERSION = 1
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,41 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One run. `folder` is where its plan.json lies: the run folder."""
+class EmulatedNode:
+    """A node that ranks of a rehearsal stand for."""
 
-    folder: Path
+    name: str
+    group: str
+    gpu: str
+    ranks: List[int]
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Nanoseconds that a rank takes; lists by chunk, of one micro-batch."""
+
+    forward_ns: List[int]
+    backward_ns: List[int]
+    send_forward_ns: int
+    send_backward_ns: int
+    grads_all_reduce_ns: int
+    embedding_all_reduce_ns: int
+    optimizer_ns: int
+
+
+@dataclass(frozen=True)
+class RehearsalConfig:
+    """What passes time instead of computing."""
+
+    clock: str
+    nodes: List[EmulatedNode]
+    ranks: List[RankTimes]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What plan.json holds beside its version."""
+
     run: str
     tensor: int
     data: int
@@ -114,7 +144,7 @@ class Plan:
     sharded_optimizer: bool
     schedule: str
     schedule_file: Optional[str]
-    """In `folder`."""
+    """In the plan's folder."""
     micro_batch_size: int
     global_batch_size: int
     master_port: Optional[int]
@@ -131,27 +161,32 @@ class Plan:
     timeline: bool
     nsys: bool
     device: str
-    rehearsal: Optional[Dict[str, Any]]
+    rehearsal: Optional[RehearsalConfig]
+
+
+@dataclass(frozen=True)
+class Plan(Content):
+    """One run. `folder` is where its plan.json lies: the run folder."""
+
+    folder: Path
 
     @classmethod
     def read(cls, path: Path) -> Plan:
         """Reads plan.json.
 
         Raises:
-            EngineError: the file is not a plan that this engine understands.
+            EngineError: the file is not a plan that this engine understands; the message has the key, its value and
+                the rule.
         """
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise EngineError(f"{path}: cannot be read as a plan: {error}") from error
-        if content.pop("version", None) != VERSION:
-            raise EngineError(f"{path}: not a plan of version {VERSION}")
-        content["nodes"] = [_typed(Node, node, path) for node in content["nodes"]]
-        content["ranks"] = [_typed(Place, place, path) for place in content["ranks"]]
-        content["model"] = _typed(ModelConfig, content["model"], path)
-        content["data_blend"] = [_typed(Corpus, corpus, path) for corpus in content["data_blend"]]
-        content["train"] = _typed(TrainConfig, content["train"], path)
-        return _typed(cls, dict(content, folder=path.absolute().parent), path)
+        try:
+            check(content, whole=True)
+        except PlanFault as fault:
+            raise EngineError(f"{path}: {fault}") from fault
+        return cls(**vars(build(Content, content)), folder=path.absolute().parent)
 
     @property
     def world_size(self) -> int:
@@ -168,11 +203,23 @@ class Plan:
         return range(first, first + self.partition[virtual_stage])
 
 
-def _typed(kind: Type[T], values: Dict[str, Any], path: Path) -> T:
-    wanted = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    if wanted != set(values):
-        raise EngineError(
-            f"{path}: {kind.__name__} needs the keys {sorted(wanted)}; "
-            f"missing {sorted(wanted - set(values))}, unknown {sorted(set(values) - wanted)}"
-        )
-    return kind(**values)
+def check(content: Any, whole: bool) -> None:
+    """Checks the content of a plan.json: all that a rank needs if `whole`, else what is there of it.
+
+    A plan of another version of tdpp may lack keys, but neither a node nor a rank what says which it is.
+
+    Raises:
+        PlanFault: it breaks a rule.
+    """
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        found = content.get("version") if isinstance(content, dict) else content
+        raise PlanFault(f"expected version {VERSION}, found {found!r}")
+    values = {key: value for key, value in content.items() if key != "version"}
+    check_object(Content, values, "", whole)
+    for key, needed in _NEEDED.items():
+        for number, entry in enumerate(values.get(key, ())):
+            require(entry, needed, f"{key}[{number}]")
+    check_rules(values)
+
+
+_NEEDED = {"nodes": ("name", "group", "gpu", "ranks"), "ranks": ("rank", "node", "stage", "dp", "tp")}

@@ -11,8 +11,7 @@ logical clock goes on from where it should be. Events are logical times in both.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import List, Optional
+from typing import Optional
 
 import torch
 import torch.distributed as dist
@@ -22,39 +21,27 @@ from megatron_ext.engine import StepResult
 from megatron_ext.executor import neighbours
 from megatron_ext.grid import Grid, Groups
 from megatron_ext.log import TrainingLog
-from megatron_ext.plan import Place, Plan
+from megatron_ext.plan import Place, Plan, RankTimes
 from megatron_ext.progress import iterates
 from megatron_ext.schedule import Kind
 from megatron_ext.schedule_check import actions_of
 from megatron_ext.timeline import Recorder
 
 
-@dataclass(frozen=True)
-class Times:
-    """Nanoseconds that a rank takes; lists by chunk."""
+def computing_ns(times: RankTimes, kind: Kind, chunk: int) -> Optional[int]:
+    """How long an action computes; None for messages.
 
-    forward_ns: List[int]
-    backward_ns: List[int]
-    send_forward_ns: int
-    send_backward_ns: int
-    grads_all_reduce_ns: int
-    embedding_all_reduce_ns: int
-    optimizer_ns: int
-
-    def of(self, kind: Kind, chunk: int) -> Optional[int]:
-        """How long an action computes; None for messages.
-
-        The two parts of a split backward pass multiply matrices of the same sizes: each gets half.
-        """
-        if kind is Kind.FORWARD:
-            return self.forward_ns[chunk]
-        if kind is Kind.BACKWARD:
-            return self.backward_ns[chunk]
-        if kind is Kind.BACKWARD_WEIGHT:
-            return self.backward_ns[chunk] // 2
-        if kind is Kind.BACKWARD_INPUT:
-            return self.backward_ns[chunk] - self.backward_ns[chunk] // 2
-        return None
+    The two parts of a split backward pass multiply matrices of the same sizes: each gets half.
+    """
+    if kind is Kind.FORWARD:
+        return times.forward_ns[chunk]
+    if kind is Kind.BACKWARD:
+        return times.backward_ns[chunk]
+    if kind is Kind.BACKWARD_WEIGHT:
+        return times.backward_ns[chunk] // 2
+    if kind is Kind.BACKWARD_INPUT:
+        return times.backward_ns[chunk] - times.backward_ns[chunk] // 2
+    return None
 
 
 class Rehearsal:
@@ -62,7 +49,7 @@ class Rehearsal:
 
     def __init__(self, plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> None:
         assert plan.rehearsal is not None
-        self._times = Times(**plan.rehearsal["ranks"][place.rank])
+        self._times = plan.rehearsal.ranks[place.rank]
         self._groups = groups
         self._recorder = recorder
         self._actions = actions_of(plan)[place.stage]
@@ -72,7 +59,7 @@ class Rehearsal:
         receives, sends = (Kind.RECV_FORWARD, Kind.RECV_BACKWARD), (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
         self._inboxes = {kind: Inbox(peer, stamp, "time", True) for kind, peer in peers.items() if kind in receives}
         self._outboxes = {kind: Outbox(peer, "time") for kind, peer in peers.items() if kind in sends}
-        self.clock: str = plan.rehearsal["clock"]
+        self.clock: str = plan.rehearsal.clock
         self.now_ns = _common_start()
 
     def step(self, iteration: int) -> StepResult:
@@ -82,7 +69,7 @@ class Rehearsal:
         for kind, inbox in self._inboxes.items():
             inbox.expect(sum(action.kind is kind for action in self._actions))
         for kind, m, chunk in self._actions:
-            duration = self._times.of(kind, chunk)
+            duration = computing_ns(self._times, kind, chunk)
             if duration is not None:
                 self._spend(kind.value, duration, m, chunk)
             elif kind in self._inboxes:

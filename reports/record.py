@@ -19,6 +19,8 @@ from conf.errors import ConfigError, RunFolderError
 from conf.log_lines import unlabelled
 from conf.rundir import RunDir
 from conf.schema import Experiment
+from megatron_ext.plan import check
+from megatron_ext.plan_check import PlanFault
 from reports import upstream_log
 from reports.errors import ReportError
 from reports.upstream_log import UpstreamLog
@@ -98,10 +100,12 @@ class Plan:
         """Takes the content of `plan.json`.
 
         Raises:
-            ReportError: another version, or a key is missing.
+            ReportError: it breaks a rule, or a key is missing.
         """
-        if value.get("version") != 1:
-            raise ReportError(f"plan.json: expected version 1, found {value.get('version')!r}")
+        try:
+            check(value, whole=False)
+        except PlanFault as fault:
+            raise ReportError(f"plan.json: {fault}") from fault
         try:
             nodes = _nodes(value["nodes"])
             rehearsal = value.get("rehearsal") or {"clock": None, "nodes": ()}

@@ -17,6 +17,9 @@ from launch.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 
+PLAN = ["megatron_ext.plan", "megatron_ext.plan_check"]
+"""What a plan.json must hold, for all who read one."""
+
 ROOMS = {
     "conf": [],
     "megatron_ext": [],
@@ -25,8 +28,8 @@ ROOMS = {
         *(f"megatron_ext.{module}" for module in ("indexed_dataset", "index_maps", "blend", "errors")),
     ],
     "fasop": ["conf", "megatron_ext.schedule", "megatron_ext.schedule_check", "megatron_ext.errors"],
-    "launch": ["conf"],
-    "reports": ["conf", "fasop"],
+    "launch": ["conf", *PLAN],
+    "reports": ["conf", "fasop", *PLAN],
 }
 """What a room may import of the others: whole rooms, or single modules."""
 

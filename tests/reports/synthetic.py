@@ -266,10 +266,13 @@ def config(shape: Shape, name: str) -> dict[str, Any]:
 
 def rehearsed(plan: dict[str, Any], clock: str) -> dict[str, Any]:
     """The plan on one machine; the times by rank, which no report reads, are left out."""
-    ranks = [rank | {"node": 0, "emulates": plan["nodes"][rank["node"]]["name"]} for rank in plan["ranks"]]
+    ranks = [
+        rank | {"node": 0, "local_rank": rank["rank"], "emulates": plan["nodes"][rank["node"]]["name"]}
+        for rank in plan["ranks"]
+    ]
     every = [rank["rank"] for rank in ranks]
     node = {"name": "rehearsal-0", "group": "rehearsal", "gpu": "CPU", "ranks": every}
-    rehearsal = {"clock": clock, "nodes": plan["nodes"], "ranks": []}
+    rehearsal = {"clock": clock, "nodes": plan["nodes"]}
     return plan | {"nodes": [node], "ranks": ranks, "device": "cpu", "rehearsal": rehearsal}
 
 
