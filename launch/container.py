@@ -59,6 +59,8 @@ class Command:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     """Of the runtime itself, over what it inherits."""
+    by_srun: bool = False
+    """Whether the worker is no child of this command, which ends it by force when it is told to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +226,7 @@ def _pyxis_srun(
     words += [f"--container-mounts={','.join(map(_pyxis_mount, container.mounts))}"]
     words += [f"--container-workdir={container.folder}", "--no-container-mount-home"]
     words += [f"--container-env={','.join(given)}"]
-    return Command((*words, *_DEAF, *command), given)
+    return Command((*words, *_DEAF, *command), given, by_srun=True)
 
 
 def _pyxis_mount(mount: Mount) -> str:

@@ -52,13 +52,26 @@ def is_of(token: str, pid: int) -> bool | None:
     return f"{TOKEN}={token}".encode() in environment.split(b"\0") if environment else None
 
 
+def first_of_step(token: str, node_rank: int, srun: int) -> int | None:
+    """Of a node's worker that `srun` runs in a step: the process that Slurm started there. None until it handles
+    SIGTERM: before, it may be part of what makes its container."""
+    living = find(token, node_rank) | {srun}
+    started = (pid for pid in living if (parent := _stat(pid, 1)) is not None and int(parent) not in living)
+    return next((pid for pid in started if pid != srun and catches(pid, signal.SIGTERM)), None)
+
+
 def is_stopped(pid: int) -> bool:
     """Whether somebody (SIGSTOP, Ctrl-Z), or a debugger, has stopped a process: it lives, and does nothing."""
+    return _stat(pid, 0) in ("T", "t")
+
+
+def _stat(pid: int, field: int) -> str | None:
+    """State (0), parent (1) and so on of a process, as in proc_pid_stat(5) behind its name; None for one that ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # ended meanwhile
-        return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()[field]
 
 
 def catches(pid: int, signum: signal.Signals) -> bool:

@@ -22,6 +22,8 @@ class WorkerProcess:
         """
         self._token = command.environment[processes.TOKEN]
         self._node_rank = node_rank
+        self._by_srun = command.by_srun
+        self._of_step: int | None = None
         self._process = subprocess.Popen(
             command.argv,
             env=dict(command.environment),
@@ -40,12 +42,12 @@ class WorkerProcess:
     @property
     def stopped(self) -> bool:
         """Whether somebody has stopped it, so that it does nothing until it is continued."""
-        return processes.is_stopped(self._process.pid)
+        return self._pid is not None and processes.is_stopped(self._pid)
 
     @property
     def listens(self) -> bool:
         """Whether it would not simply die of being asked to end."""
-        return processes.catches(self._process.pid, signal.SIGTERM)
+        return self._pid is not None and processes.catches(self._pid, signal.SIGTERM)
 
     def ask_to_save(self) -> None:
         """Tells the worker and its ranks, whatever they run in; not those that do not listen yet."""
@@ -53,7 +55,17 @@ class WorkerProcess:
         processes.send((pid for pid in living if processes.catches(pid, signal.SIGUSR2)), signal.SIGUSR2)
 
     def ask_to_end(self) -> None:
-        os.kill(self._process.pid, signal.SIGTERM)
+        """Tells the worker, or srun as long as a worker of its step does not listen."""
+        processes.send([self._process.pid if self._pid is None else self._pid], signal.SIGTERM)
+
+    @property
+    def _pid(self) -> int | None:
+        """Of the process that is to hear of things; None for one in a step that does not listen yet."""
+        if not self._by_srun:
+            return self._process.pid
+        if self._of_step is None:
+            self._of_step = processes.first_of_step(self._token, self._node_rank, self._process.pid)
+        return self._of_step
 
     def clear(self) -> int:
         """Kills what is left of it; its exit code, negative for a signal.

@@ -4,6 +4,7 @@ start."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -33,7 +34,7 @@ def process_to_start(
     if container.kind is not ContainerKind.pyxis:  # enroot's hook for PyTorch would make of them RANK, MASTER_ADDR, …
         kept = slurm_commands.environment(kept)
     started = start(container, name, given, command, step)
-    return Command(started.argv, kept | dict(started.environment))
+    return replace(started, environment=kept | dict(started.environment))
 
 
 class Workplace:

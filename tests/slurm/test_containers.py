@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from launch.verdict import State, judge
 from launch.worker import SAVED
 from launch.worker import WORKER as ENGINE
 from tests.launch.containers.conftest import REAL, Runtime
-from tests.launch.live import FOREVER
+from tests.launch.live import FOREVER, WORKER
 from tests.megatron_ext.engine_run import make_corpus
 from tests.slurm.cluster import Cluster
 from tests.slurm.seed import assert_failed, at_work, ids, submitted, verdict_of, wait_for
@@ -140,6 +141,27 @@ def test_a_run_in_containers_is_saved(slurm: Cluster, tmp_path: Path, enroot: Ru
 
 def test_a_run_in_containers_of_pyxis_is_saved(slurm: Cluster, tmp_path: Path, pyxis: list[str]) -> None:
     is_saved(slurm, submitted(tmp_path / "runs", *pyxis, f"data.prefix={tmp_path}/none", *LONG))
+
+
+def test_stop_ends_the_worker_itself_in_a_container_of_pyxis(slurm: Cluster, tmp_path: Path, pyxis: list[str]) -> None:
+    """srun would kill it, with all that it has to do at its end."""
+    run = submitted(tmp_path / "runs", *pyxis, f"data.prefix={tmp_path}/none", *LONG)
+    wait_for(lambda: at_work(run))
+    assert stop.main([str(run.path)]) == 0
+    assert [run.read_json(run.node_state(name))["exit_code"] for name in NODES] == [128 + signal.SIGTERM] * 3
+    assert not [line for line in said(run) if "Killed" in line or "CANCELLED" in line]
+
+
+def test_a_worker_of_pyxis_that_somebody_has_stopped_is_told(slurm: Cluster, tmp_path: Path, pyxis: list[str]) -> None:
+    run = submitted(tmp_path / "runs", *pyxis, f"data.prefix={tmp_path}/none", *ALONE, *LONG)
+    wait_for(lambda: at_work(run))
+    command = f"-m {WORKER} "
+    worker = min(pid for pid, line in slurm.processes().items() if command in line and "srun" not in line)
+    os.kill(worker, signal.SIGSTOP)
+    wait_for(lambda: judge(run).rule == "process-stopped")
+    os.kill(worker, signal.SIGCONT)
+    wait_for(lambda: judge(run).state is State.running)
+    assert stop.main([str(run.path)]) == 0
 
 
 def is_saved(slurm: Cluster, run: RunDir) -> None:
