@@ -395,7 +395,7 @@ class Experiment:
     """Runs of a name share the folder `<runs_dir>/<name>`."""
     runs_dir: str = "runs"
     dry_run: bool = False
-    """Print what would be started, and write nothing."""
+    """Print what would be started, and write nothing; what keeps it from being started is an error all the same."""
     skip_existing: bool = False
     """Start nothing for a configuration of which a run of this name has succeeded, or is in the queue or running."""
     max_jobs: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from conf.compose import read_experiment
@@ -19,7 +20,7 @@ from launch.follow import finishing, follow, give_up
 from launch.observe import observe
 from launch.provenance import Source, read_source
 from launch.rehearsal import doubts
-from launch.submit import Preflight, check, check_supported, read_schedule, start
+from launch.submit import Preflight, check, check_inputs, check_supported, read_schedule, start
 from launch.sweep import Combination, Outcome
 
 Outcomes = dict[int, Outcome]
@@ -27,7 +28,10 @@ Outcomes = dict[int, Outcome]
 
 
 def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: Preflight) -> dict[int, Experiment]:
-    """Notes what is wrong, or there already; returns what is left to be started, by the combination's number."""
+    """Notes what is wrong, or there already; returns what is left to be started, by the combination's number.
+
+    A dry run is shown although its data are not there: both are noted.
+    """
     wanted = {}
     for number, combination in enumerate(combinations):
         composed, overrides = combination.composed, combination.overrides
@@ -37,6 +41,8 @@ def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: P
         try:
             if composed.dry_run:
                 check_supported(composed)
+                wanted[number] = composed
+                check_inputs(composed, preflight)
             else:
                 check(composed, preflight)
             run = existing(composed)
@@ -46,6 +52,7 @@ def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: P
         if run is None:
             wanted[number] = composed
         else:
+            wanted.pop(number, None)
             outcomes[number] = Outcome(overrides=overrides, run=run, skipped=True)
     sweep.check_sweep_wide(list(wanted.values()))
     return wanted
@@ -107,7 +114,8 @@ def start_all(
         overrides = combinations[number].overrides
         behind = [job for before in sweep.lane(jobs, experiment.max_jobs) for job in before]
         if experiment.dry_run:
-            outcomes[number] = Outcome(overrides=overrides, dry_run=dry_run_text(experiment, worker, behind))
+            shown = dry_run_text(experiment, worker, behind)
+            outcomes[number] = replace(outcomes.get(number, Outcome(overrides=overrides)), dry_run=shown)
             jobs.append((f"<jobs of run {len(jobs) + 1}>",))
             continue
         source = source or read_source()

@@ -22,10 +22,10 @@ def tell_single(outcomes: Sequence[Outcome]) -> int:
     """
     code = 0
     for outcome in outcomes:
+        if outcome.dry_run is not None:
+            print(outcome.dry_run, flush=True)
         if outcome.error is not None:
             raise outcome.error
-        if outcome.dry_run is not None:
-            print(outcome.dry_run)
         if outcome.run is not None:
             verdict = judge(outcome.run)
             skipped = f" ({SKIPPED})" if outcome.skipped else ""

@@ -51,8 +51,7 @@ def check(experiment: Experiment, preflight: Preflight) -> None:
     """Raises a TdppError for what keeps the experiment from being started, as far as Slurm need not be asked."""
     check_supported(experiment)
     require_exported(experiment, os.environ)
-    if experiment.executor.rehearse is Rehearse.none:  # a rehearsal reads no data
-        preflight(experiment)
+    check_inputs(experiment, preflight)
     if experiment.executor.kind is ExecutorKind.local:
         local.check_port(experiment.executor.master_port)
         profilers.check(experiment)
@@ -60,6 +59,12 @@ def check(experiment: Experiment, preflight: Preflight) -> None:
             check_program(experiment.container.kind)
     if experiment.engine.kind is EngineKind.megatron_lm:
         megatron_lm.check(experiment)
+
+
+def check_inputs(experiment: Experiment, preflight: Preflight) -> None:
+    """Raises a TdppError for what a run would read and cannot; a rehearsal reads nothing."""
+    if experiment.executor.rehearse is Rehearse.none:
+        preflight(experiment)
 
 
 def start(

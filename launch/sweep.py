@@ -27,7 +27,8 @@ class Combination:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a combination: a run, new or `skipped` because it was there already; a dry run; or an error."""
+    """What became of a combination: a run, new or `skipped` because it was there already; a dry run; an error; or a dry
+    run and the error with which a launch would end."""
 
     overrides: tuple[str, ...]
     run: RunDir | None = None

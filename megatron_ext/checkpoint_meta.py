@@ -130,6 +130,8 @@ def to_load(path: Path, model: Dict[str, int], iterations: int) -> Checkpoint:
         require_model(found, model)
     except EngineError as error:
         raise EngineError(f"train.load={path}: {error}") from error
+    except OSError as error:
+        raise EngineError(f"train.load={path}: {error.filename} cannot be read: {error.strerror}") from error
     if found.meta.iteration >= iterations:
         raise EngineError(
             f"train.load={path}: {found.folder.name} is of iteration {found.meta.iteration} and "

@@ -64,6 +64,13 @@ def test_a_misspelt_word_is_told_with_the_right_one(command: list[str], capsys: 
     assert capsys.readouterr().err.startswith("tdpp: error: modle is not a key; did you mean model?")
 
 
+def test_a_dry_run_without_its_data_is_shown_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["launch", "dry_run=true", "data.prefix=nowhere"]) == 1
+    shown = capsys.readouterr()
+    assert "plan.json\n{" in shown.out
+    assert shown.err.startswith("tdpp: error: data.prefix=nowhere: nowhere.bin is not there; ")
+
+
 def test_a_sweep_over_files_says_which_one_each_run_had(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for partition in ("1-1", "2-0"):
         Path(f"{partition}.yaml").write_text(

@@ -12,6 +12,7 @@ from conf.errors import TdppError
 from launch import cli
 from megatron_ext.checkpoint_meta import Meta
 from megatron_ext.schedule import schedule
+from tests.ordinary_user import ordinary_user
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "sequence_length": 128, "vocab_size": 257}
 """`model=tiny`."""
@@ -54,6 +55,42 @@ def test_a_checkpoint_that_cannot_be_gone_on_with_is_told(saved: Path) -> None:
     assert "latest: names '', but there is no such checkpoint" in told()
     (saved / "checkpoints" / "latest").unlink()
     assert "no checkpoint there; give a run folder" in told()
+
+
+def test_a_checkpoint_that_nobody_lets_read_is_told(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(saved)
+    saved.chmod(0o700)
+    for folder in (saved, saved / "checkpoints"):
+        folder.chmod(0)
+    told = r"^train.load=checkpoints: .* cannot be read: Permission denied$"
+    with ordinary_user(), pytest.raises(TdppError, match=told):
+        preflight("train.load=checkpoints")
+    saved.chmod(0o700)
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m", "parallel.micro_batch_size=1,2"]], ids=["single", "sweep"])
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("train.load=nowhere", "train.load=nowhere: nowhere: no checkpoint there; give a run folder"),
+        ("parallel.schedule_file=nowhere.json", "parallel.schedule_file=nowhere.json: cannot be read"),
+    ],
+    ids=["checkpoint", "schedule"],
+)
+def test_a_dry_run_is_shown_and_ends_as_the_launch_would(
+    tmp_path: Path,
+    word: str,
+    told: str,
+    sweep: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["launch", "dry_run=true", word, *sweep]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.count("plan.json\n{") == shown.err.count(told) == (2 if sweep else 1)
+    assert cli.main(["launch", "dry_run=true", *sweep]) == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_schedule_of_ones_own_that_fits_is_taken_and_any_other_is_told(tmp_path: Path) -> None:
