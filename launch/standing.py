@@ -81,7 +81,7 @@ def holding_up(
 def in_words(held: Sequence[Doing], verb: str, until_unix: float) -> str:
     """At least one of them in words; `verb` is `stands still`, until now, or the like."""
     first, *others = held
-    more = f"; so did rank {', '.join(str(doing.rank) for doing in others)}" if others else ""
+    more = f"; the same holds for rank {', '.join(str(doing.rank) for doing in others)}" if others else ""
     return f"{first.place} {verb}: {_state(first, until_unix)}{more}"
 
 
@@ -90,9 +90,7 @@ def _state(doing: Doing, until_unix: float) -> str:
     if doing.stopped:
         return f"its process {doing.pid} {_STOPPED[doing.process]} ({where})"
     does = _ALIVE.get(doing.process, f"is in state {doing.process}")
-    return (
-        f"it was at work of its own for {until_unix - doing.since_unix:.0f} s ({where}); its process {doing.pid} {does}"
-    )
+    return f"at work of its own for {until_unix - doing.since_unix:.0f} s ({where}); its process {doing.pid} {does}"
 
 
 def _where(doing: Doing) -> Iterator[str]:

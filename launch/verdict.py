@@ -19,7 +19,7 @@ from launch import gpu_health
 from launch.causes import JOB_RULES, LOST, causes, undecided, what
 from launch.evidence import ago, evidence, saved
 from launch.observe import Node, Observation, observe
-from launch.pace import began_unix, held_up_by, held_up_words, is_late, usual_s
+from launch.pace import began_unix, held_up_by, held_up_words, is_late, lost_unix, usual_s
 from launch.peers import SILENCE_S
 from launch.worker import SAVED
 
@@ -149,7 +149,7 @@ def _gave_up(seen: Observation) -> Finding | None:
 
 def _stood_still(seen: Observation) -> Finding | None:
     """Ranks lost others, and one of those had stopped, or did not come back from work of its own."""
-    if not seen.errors or not seen.over or seen.stop_unix is not None:
+    if lost_unix(seen) is None or not seen.over or seen.stop_unix is not None:
         return None
     held = held_up_by(seen)
     return (State.failed, "rank-stood-still", held_up_words(seen, held)) if held else None
@@ -251,11 +251,11 @@ def _failing(seen: Observation) -> Finding | None:
         first = killed[0]
         reason = f"{first.place} {what(first)}; whether its whole node was ended is not known yet"
         return State.failing, "rank-or-node", reason
-    if held := held_up_by(seen) if seen.errors else []:
-        reason = f"{held_up_words(seen, held)}; not all nodes have told yet"
-        return State.failing, "rank-stood-still", reason
-    if seen.errors:
-        reason = f"{seen.errors[0].place} {what(seen.errors[0])}; the cause is not known yet"
+    if symptoms := [error for error in seen.errors if error.symptom]:
+        if held := held_up_by(seen):
+            reason = f"{held_up_words(seen, held)}; not all nodes have told yet"
+            return State.failing, "rank-stood-still", reason
+        reason = f"{symptoms[0].place} {what(symptoms[0])}; the cause is not known yet"
         return State.failing, "rank-lost-another", reason
     bad = _ended_badly(seen)
     if not bad:

@@ -77,7 +77,7 @@ CASES = {
     ),
     "one-that-sleeps-at-work-of-its-own": (
         Still(ENDED, [gave_up()], ranks={0: AT_WORK, 2: Does(), 3: Does()}),
-        "rank 0 (stage 0, dp 0, tp 0, node local-0) stood still: it was at work of its own for 58 s "
+        "rank 0 (stage 0, dp 0, tp 0, node local-0) stood still: at work of its own for 58 s "
         "(iteration 7, after: activations from rank 0); its process 100 sleeps",
     ),
     "a-stopped-one-before-one-at-work": (
@@ -86,7 +86,7 @@ CASES = {
     ),
     "several-the-longest-first": (
         Still(ENDED, [gave_up()], ranks={0: Does("works", LOST - 40, "R"), 2: AT_WORK, 3: Does()}),
-        "rank 2 (stage 1, dp 0, tp 0, node local-1) stood still: it was at work of its own for 58 s",
+        "rank 2 (stage 1, dp 0, tp 0, node local-1) stood still: at work of its own for 58 s",
     ),
     "none-that-was-at-work-for-a-moment-only": (
         Still(ENDED, [gave_up()], ranks={0: Does("works", LOST - 2), 2: Does(), 3: Does("works", LOST + 1)}),
@@ -125,7 +125,7 @@ def test_the_rank_that_held_the_others_up_is_blamed(tmp_path: Path, case: Case, 
 
 def test_others_that_stood_still_are_named_too(tmp_path: Path) -> None:
     case, _ = CASES["several-the-longest-first"]
-    assert judged(case, tmp_path).reason.endswith("; so did rank 0")
+    assert judged(case, tmp_path).reason.endswith("; the same holds for rank 0")
 
 
 def test_while_nodes_still_end_it_is_named_as_far_as_it_is_known(tmp_path: Path) -> None:
@@ -133,6 +133,14 @@ def test_while_nodes_still_end_it_is_named_as_far_as_it_is_known(tmp_path: Path)
     assert (verdict.state, verdict.rule) == (State.failing, "rank-stood-still")
     assert verdict.reason.startswith("rank 0 (stage 0, dp 0, tp 0, node local-0) stood still: its process 100 was")
     assert verdict.reason.endswith("; not all nodes have told yet")
+
+
+def test_while_a_node_ends_no_rank_of_another_is_blamed_for_its_work(tmp_path: Path) -> None:
+    """No rank has lost another one yet; one was killed with its node."""
+    killed = Error(3, NOW - 6, "Killed", "killed by SIGTERM")
+    case = Still([Node(), ended(143, "SIGTERM", NOW - 6)], [killed], ranks={0: AT_WORK, 1: Does()})
+    verdict = judged(case, tmp_path)
+    assert (verdict.state, verdict.rule) == (State.failing, "ended-from-outside"), verdict
 
 
 @pytest.mark.parametrize("does", [Does(process="T"), Does("works", NOW - 12)], ids=["stopped", "at-work"])
@@ -168,7 +176,7 @@ def test_while_one_rank_works_and_the_others_wait_for_it_that_is_evidence(tmp_pa
     verdict = judged(Still(ranks={0: works, 1: waits, 2: waits, 3: waits}), tmp_path)
     assert verdict.state is State.running
     assert (
-        "rank 0 (stage 0, dp 0, tp 0, node local-0) keeps the others waiting: it was at work of its own for 30 s "
+        "rank 0 (stage 0, dp 0, tp 0, node local-0) keeps the others waiting: at work of its own for 30 s "
         "(before the first iteration, after: finding the other ranks); its process 100 runs"
     ) in verdict.evidence
 
