@@ -6,8 +6,14 @@ import math
 import re
 from dataclasses import dataclass
 
-_LABELS = r"(?:(?:P\d{1,4} )? {0,7}\d{1,7}: |\[[A-Za-z_][\w-]{0,31}\d{1,7}\]:|(?:DEBUG|INFO|WARNING):[\w.]{1,100}:)*"
-"""What may stand before a line: task (`srun --label`), rank (torchrun: `[default7]:`, `[rank15]:`), logger."""
+_TASK = r"(?:P\d{1,4} )? {0,7}\d{1,7}: (?!\d+\.\d\d\s*$)"
+"""Of `srun --label`. A number and a time alone are the second half of `     rank  0: 957.35`, into which another
+process printed (reports/cut_lines.py)."""
+_RANK = r"\[[A-Za-z_][\w-]{0,31}\d{1,7}\]:"
+"""Of torchrun: `[default7]:`, `[rank15]:`."""
+_LOGGER = r"(?:DEBUG|INFO|WARNING):[\w.]{1,100}:"
+_LABELS = rf"(?:{_TASK}|{_RANK}|{_LOGGER})*"
+"""What may stand before a line."""
 _LABEL = re.compile(_LABELS)
 _HEAD = re.compile(rf"{_LABELS}\s*(?:\[[^\]]*\]\s*)?iteration\s+(\d{{1,12}})/\s*(\d{{1,12}}) \|")
 """Megatron-LM of today puts the time in brackets before it."""

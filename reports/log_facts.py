@@ -67,6 +67,8 @@ class Facts:
     iterations: int = 0
     """That of the training's end."""
     notes: list[str] = field(default_factory=list)
+    known: bool = False
+    """Whether there was any line that it knows."""
     strange: tuple[int, str] | None = None
     """The first line after all that it knows, by number, and how it begins."""
 
@@ -90,7 +92,7 @@ class Facts:
             else:
                 known = False
             if known:
-                self.strange = None
+                self.known, self.strange = True, None
             elif self.strange is None and line.strip():
                 self.strange = (number, line[:60])
             yield line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -21,6 +21,8 @@ from reports.record import UNKNOWN, Node, Plan, Rank, Record
 
 LINE_LIMIT = 1 << 26
 """Characters; what is longer is taken as several lines, so that no file can fill the memory with one."""
+STRANGE_LIMIT = 1 << 26
+"""Characters before the first line that is known, from which a file is no log: nobody waits for data of many GB."""
 RANK_LIMIT = 1 << 14
 MOST_NOTES = 20
 """Of what was left out of the times; a badly damaged log has thousands."""
@@ -99,11 +101,21 @@ def _read(path: Path) -> _File:
     blocks, facts = Blocks(), Facts()
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            lines = map(unlabelled, iter(lambda: file.readline(LINE_LIMIT), ""))
-            log = upstream_log.parse(facts.watch(blocks.rest(lines)))
+            lines = _not_too_strange(iter(lambda: file.readline(LINE_LIMIT), ""), facts)
+            log = upstream_log.parse(facts.watch(blocks.rest(map(unlabelled, lines))))
     except OSError as error:
         raise NeitherError(f"{path} cannot be read: {error.strerror}") from error
     return _File(path=path, blocks=blocks, facts=facts, log=log)
+
+
+def _not_too_strange(lines: Iterable[str], facts: Facts) -> Iterator[str]:
+    """The lines, up to where it is plain that `facts`, which watches them, will never know one."""
+    passed = 0
+    for line in lines:
+        passed += len(line)
+        if passed > STRANGE_LIMIT and not facts.known:
+            return
+        yield line
 
 
 def _no_log(path: Path, main: _File) -> NeitherError:

@@ -70,7 +70,15 @@ def test_what_a_launcher_puts_before_a_line_changes_nothing(label: str, line: st
 
 @pytest.mark.parametrize(
     "line",
-    ["     rank  0: 957.35", "  forward-compute:", "[Rank 0] (after 2 iterations) memory", "12:30: up", "DP_SIZE: 4"],
+    [
+        "     rank  0: 957.35",
+        "  forward-compute:",
+        "[Rank 0] (after 2 iterations) memory",
+        "12:30: up",
+        "DP_SIZE: 4",
+        "0: 957.35",
+        " 12: 3.10\n",
+    ],
 )
 def test_what_is_no_label_stays(line: str) -> None:
     assert unlabelled(line) == line

@@ -9,6 +9,7 @@ import pytest
 
 from reports import megatron_log
 from reports.cli import main
+from reports.errors import ReportError
 from reports.events import Timeline
 from reports.megatron_log import Sizes, read
 from reports.record import Record
@@ -198,6 +199,15 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch
     job = Job()
     _, timeline = read_text(tmp_path, "x" * 50_000 + "\n" + job_info(job, 0) + log(job, calls(job)))
     assert len(timeline.events) == sum(call.name != "forward-backward" for call in calls(job))
+
+
+def test_a_large_file_that_is_no_log_is_not_read_to_its_end(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(megatron_log, "STRANGE_LIMIT", 1000)
+    noise = "no log at all\n" * 100
+    with pytest.raises(ReportError, match="makes no sense from line 1 on"):
+        read_text(tmp_path, noise + LOG)
+    record, _ = read_text(tmp_path, ARGUMENTS + noise + LOG)
+    assert [line["iteration"] for line in record.metrics] == [1, 10, 20, 30]
 
 
 def test_an_interleaved_log_shows_its_calls_without_micro_batches_and_says_so(tmp_path: Path):
