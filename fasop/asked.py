@@ -45,6 +45,11 @@ class Asked:
     overrides: tuple[str, ...] = ()
     """Hydra's."""
 
+    def limits(self) -> str:
+        """Those of a whole training, as they were given; empty without any."""
+        given = {"max_cost": self.max_cost, "max_days": self.max_days}
+        return " ".join(f"{word}={value:g}" for word, value in given.items() if math.isfinite(value))
+
 
 OF_VALIDATE = frozenset(("validate", "calibrate", "calibration"))
 NOT_OF_PARETO = frozenset(("top", "leave_out", "prove"))

@@ -47,8 +47,8 @@ chunks, sharded_optimizer, sequence_parallel.
                    of the cluster, by cluster.groups.<group>.price_per_hour; the fastest first. Only the schedule
                    one_f_one_b, unless parallel.schedule says otherwise
   pareto=cost      the cheapest first
-  max_cost=N max_days=N   of them those whose whole training, train.iterations, keeps these US dollars and days
-  tokens=N         a whole training is so many tokens
+  tokens=N         a whole training is so many tokens (or train.iterations=N): what it takes in days and US dollars
+  max_cost=N max_days=N   of them those whose whole training keeps these US dollars and days
   calibration=FILE multiply times with what runs took (see calibrate)
   explain=ROW      tell of the plan in this row of the table where each second and each byte goes, stage by stage
 
@@ -98,13 +98,15 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     from fasop.inputs import read
     from fasop.prices import Run
     from fasop.sought import best_plans, front
-    from fasop.table import COLUMNS, FRONT_COLUMNS, csv_text, front_rows, plan_yaml, rows, warnings
+    from fasop.table import COLUMNS, csv_text, front_columns, front_rows, plan_yaml, rows, warnings
 
     inputs = read([*(FRONT if asked.pareto else ()), *asked.overrides])
     if asked.tokens is not None:
         training = inputs.training
         run = Run.of_tokens(asked.tokens, training.parallel.global_batch_size, training.model.sequence_length)
         inputs = replace(inputs, run=run)
+    if not inputs.run.known and (limits := asked.limits()):
+        raise SearchError(f"{limits} limits a whole training: say how long it is, tokens=N or train.iterations=N")
     if asked.calibration is not None:
         calibration = read_calibration(asked.calibration)
         inputs = replace(inputs, kinds=calibration.applied(inputs.kinds))
@@ -114,7 +116,7 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     if asked.explain is not None and asked.explain > len(plans):
         raise SearchError(f"explain={asked.explain}: there are {len(plans)} plans; choose a row of the table")
     if asked.pareto:
-        show(FRONT_COLUMNS, front_rows(plans, inputs.run))
+        show(front_columns(inputs.run), front_rows(plans, inputs.run))
     else:
         show(COLUMNS, rows(plans))
     for warning in warnings(plans):

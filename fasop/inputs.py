@@ -27,6 +27,9 @@ PLAIN = (
 """In the place of a configured plan, so that nothing of it can contradict the batch."""
 
 
+LENGTH = "train.iterations"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     cluster: Cluster
@@ -75,7 +78,7 @@ def read(overrides: Sequence[str]) -> Inputs:
         kinds=node_kinds(cluster),
         training=training,
         choices=choices,
-        run=Run(iterations=train.iterations),
+        run=Run(iterations=train.iterations, known=LENGTH in (word.partition("=")[0].lstrip("+") for word in others)),
     )
 
 

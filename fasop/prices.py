@@ -18,6 +18,9 @@ class Run:
     """A whole training."""
 
     iterations: int
+    known: bool = True
+    """False: nobody has said how long it is. A configuration's own iterations may be just enough to time a plan, so
+    neither days nor dollars are told of them."""
 
     @classmethod
     def of_tokens(cls, tokens: float, global_batch_size: int, sequence_length: int) -> Run:

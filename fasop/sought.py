@@ -88,9 +88,10 @@ def front(inputs: Inputs, asked: Asked) -> Sought:
     if not plans:
         raise nothing_within(_front(inputs, Limits()), inputs.run, limits)
     sets = f"{tried(inputs.kinds)}, of each all node orders up to {FRONT_ORDERS}, else groups' nodes kept together"
+    whole = f"the whole training has {inputs.run.iterations} iterations"
     told = (
         f"{len(plans)} plans that no other one beats in time and cost: {sets}. Prices are those of the nodes that "
-        f"a plan uses; the whole training has {inputs.run.iterations} iterations."
+        f"a plan uses; {whole if inputs.run.known else 'tokens=N adds what a whole training takes'}."
     )
     return Sought(plans=plans if asked.pareto is First.time else plans[::-1], told=told)
 

@@ -28,7 +28,9 @@ FRONT_COLUMNS = (
     *("", "nodes", "$/hour", "iteration", "$/1000 steps", "days", "$", "tensor", "data", "pipeline", "micro"),
     *("options", "partition", "times"),
 )
-"""Of time against cost; days and dollars are those of the whole training."""
+"""Of time against cost."""
+OF_WHOLE = ("days", "$")
+"""Of them those of the whole training."""
 PUBLIC = (
     *("mbs", "tp", "dp", "pp", "node placement", "partition", "estimated time (step/s)", "pipeline time"),
     *("DP all-reduce time", "embedding layer all-reduce time", "price_per_step", "train_cost"),
@@ -59,8 +61,13 @@ def rows(plans: Sequence[Plan]) -> list[list[str]]:
     ]
 
 
+def front_columns(run: Run) -> list[str]:
+    """Those of `FRONT_COLUMNS` that are known."""
+    return [column for column in FRONT_COLUMNS if run.known or column not in OF_WHOLE]
+
+
 def front_rows(plans: Sequence[Plan], run: Run) -> list[list[str]]:
-    """In the order of `FRONT_COLUMNS`; the nodes have prices."""
+    """In the order of `front_columns`; the nodes have prices."""
     return [
         [
             str(number),
@@ -68,8 +75,7 @@ def front_rows(plans: Sequence[Plan], run: Run) -> list[list[str]]:
             f"{price_per_hour(p.nodes):.2f}",
             f"{p.total * 1e3:.1f} ms",
             f"{1000 * step_cost(p):.2f}",
-            f"{run.days(p):.3g}",
-            f"{run.cost(p):.2f}",
+            *([f"{run.days(p):.3g}", f"{run.cost(p):.2f}"] if run.known else []),
             *map(str, (p.parallel.tensor, p.parallel.data, p.parallel.pipeline, p.parallel.micro_batch_size)),
             options(p.parallel),
             str(p.parallel.partition),
@@ -104,14 +110,15 @@ def _values(plan: Plan, run: Run) -> Iterator[object]:
     p, parts = plan.parallel, plan.parts
     yield from (p.micro_batch_size, p.tensor, p.data, p.pipeline, p.node_order, p.partition, plan.total)
     yield from (float(part[0]) for part in (parts.pipeline, parts.sums, parts.embedding))
-    yield from (cost_of_step(plan), run.cost(plan))
+    yield from (cost_of_step(plan), run.cost(plan) if run.known else None)
     yield from (p.world_size, p.global_batch_size, p.schedule, p.chunks, p.recompute)
     yield from (p.sharded_optimizer, p.sequence_parallel, float(parts.optimizer[0]), plan.bound)
-    yield from (p.global_batch_size / plan.total, price_per_hour(plan.nodes), run.days(plan), plan.basis)
+    yield from (p.global_batch_size / plan.total, price_per_hour(plan.nodes))
+    yield from (run.days(plan) if run.known else None, plan.basis)
 
 
 def _cell(value: object) -> str:
-    """Nothing where a price is not known."""
+    """Nothing where a price, or the length of the training, is not known."""
     match value:
         case None:
             return ""

@@ -74,11 +74,12 @@ def _answer(command: str, plans: Sequence[Plan], run: Run) -> str:
     tokens = parallel.global_batch_size * plan.training.model.sequence_length / plan.total
     cost = run.cost(plan)
     paid = "" if cost is None else f" and ${cost:,.2f}"
+    whole = f"; {run.iterations:,} iterations take {_span(run.days(plan))}{paid}" if run.known else ""
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in warnings([plan]))
     return (
         f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'
-        f'<p class="reason">{plan.total * 1e3:,.1f} ms an iteration, {tokens:,.0f} tokens/s; {run.iterations:,} '
-        f"iterations take {_span(run.days(plan))}{paid}.</p><p>Layers {escape(str(parallel.partition))} on "
+        f'<p class="reason">{plan.total * 1e3:,.1f} ms an iteration, {tokens:,.0f} tokens/s{whole}.</p>'
+        f"<p>Layers {escape(str(parallel.partition))} on "
         f"{escape(str(parallel.node_order))}. {escape(best_layers(plan.gap))}</p>{notes}"
         f'<pre class="command">{escape(command)}</pre></section>'
     )
@@ -123,7 +124,7 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
     ahead = _ahead(plans)
     priced = any(price_per_hour(plan.nodes) is not None for plan in plans)
     titles = ["plan", "tensor", "data", "pipeline", "micro", "layers by stage", "nodes", "options", "ms", "tokens/s"]
-    titles += ["$/1000 steps", "$", "all takes"] if priced else ["all takes"]
+    titles += ["$/1000 steps"] * priced + ["$"] * (priced and run.known) + ["all takes"] * run.known
     rows = []
     for number, plan in enumerate(plans):
         one, tone = plan.parallel, _tone(number, ahead)
@@ -135,8 +136,9 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
             options(one),
             f"{plan.total * 1e3:,.1f}",
             f"{one.global_batch_size * plan.training.model.sequence_length / plan.total:,.0f}",
-            *([_dollars(_cost(plan)), _dollars(math.nan if total is None else total)] if priced else []),
-            _span(run.days(plan)),
+            *([_dollars(_cost(plan))] if priced else []),
+            *([_dollars(math.nan if total is None else total)] if priced and run.known else []),
+            *([_span(run.days(plan))] if run.known else []),
         ]
         rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         rows.append(

@@ -125,6 +125,30 @@ def test_a_front_is_a_table_a_file_and_a_plan(
     assert str(taken.node_order) == rows[0]["node placement"]
 
 
+@pytest.mark.parametrize("length", [[], ["tokens=1e6"], ["train.iterations=31"]], ids=["unknown", "tokens", "steps"])
+def test_days_and_dollars_are_told_of_a_training_whose_length_was_given(
+    length: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, page = tmp_path / "front.csv", tmp_path / "front.html"
+    assert main(["search", "pareto=time", *WORDS, *length, f"csv={file}", f"page={page}"]) == 0
+    shown = capsys.readouterr()
+    heading = shown.out.splitlines()[0].split()
+    row = next(csv.DictReader(file.open()))
+    assert [name in heading for name in ("days", "$")] == [bool(length)] * 2
+    assert [bool(row[name]) for name in ("train_days", "train_cost")] == [bool(length)] * 2
+    assert ("31 iterations take" in page.read_text(), "all takes" in page.read_text()) == (bool(length),) * 2
+    assert ("tokens=N adds what a whole training takes" in shown.err) == (not length)
+    assert row["price_per_step"] and "$/1000 steps" in shown.out
+
+
+@pytest.mark.parametrize("limit", ["max_days=10", "max_cost=5"])
+def test_a_limit_of_a_training_of_unknown_length_is_refused(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "pareto=cost", *WORDS, limit]) == 1
+    told = capsys.readouterr()
+    assert f"{limit} limits a whole training: say how long it is, tokens=N or train.iterations=N" in told.err
+    assert not told.out
+
+
 def plan_keys(path: Path) -> list[str]:
     return [
         line.replace(": ", "=").replace('"', "") for line in path.read_text().splitlines() if not line.startswith("#")
