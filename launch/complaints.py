@@ -11,6 +11,11 @@ _WARNING = re.compile(r"\b\w*Warning\b|\bWARNING\b|^\s*warnings\.warn\(|^W\d{4} 
 _CHANGING = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 _DIGITS = b"0123456789"
 _LINE_ENDS = bytes.maketrans(b"\r", b"\n")
+_END_OF_STEP = re.compile(
+    r"^srun: (error: \S+: tasks? \S+: |forcing job termination|Job step aborted)|^slurmstepd\S*: error: "
+    r"(\*\*\* STEP |spank: required plugin |Failed to invoke spank plugin stack)"
+)
+"""How Slurm reports that the step in which pyxis runs a worker has ended; why, it says before."""
 _SYMPTOM = re.compile(
     r"[Cc]onnection (reset|closed|refused)|[Bb]roken pipe|remote process exit|[Ww]atchdog|communicator was aborted|"
     r"SignalException|SIGTERM"
@@ -37,6 +42,13 @@ def complaints(
     the source line Python shows under one, and the indented part of a traceback.
     """
     return sorted(_grouped(stderr, _telling), key=lambda complaint: _order(complaint.text, causes, symptoms))
+
+
+def last_words(text: str) -> str | None:
+    """The last line of stderr that says more than that a step of Slurm has ended, or the last one of those."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if not _END_OF_STEP.search(line)]
+    return next(reversed(telling or lines), None)
 
 
 def warnings(stderr: Mapping[str, bytes]) -> list[Complaint]:
@@ -86,6 +98,6 @@ def _order(text: str, causes: Sequence[str], symptoms: Sequence[str]) -> tuple[i
     for number, cause in enumerate(causes):
         if cause and cause in text:
             return 0, number
-    if _SYMPTOM.search(text) or any(symptom and symptom in text for symptom in symptoms):
+    if _SYMPTOM.search(text) or _END_OF_STEP.search(text) or any(symptom and symptom in text for symptom in symptoms):
         return 2, 0
     return 1, 0

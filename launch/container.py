@@ -214,7 +214,8 @@ def _pyxis_srun(
 
     The agent's own step holds all of the node: without `--overlap` and `--mem=0` this one would wait for it to end. Of
     a heterogeneous job srun looks only at the first component's nodes unless told. A container without a name is made
-    for this step alone.
+    for this step alone; without `no_exec` a step that finds another one in its container joins that one's mounts, and
+    gets none of its own.
     """
     given = {**(_GPU if container.gpus else _NO_GPU), **environment}
     image = container.image.enroot if isinstance(container.image, ImageReference) else str(container.image)
@@ -222,7 +223,7 @@ def _pyxis_srun(
     words += [] if step.cpus is None else [f"--cpus-per-task={step.cpus}"]
     words += [] if step.het_group is None else [f"--het-group={step.het_group}"]
     words += [f"--container-image={image}"]
-    words += [] if container.reload else [f"--container-name={name}"]
+    words += [] if container.reload else [f"--container-name={name}:no_exec"]
     words += [f"--container-mounts={','.join(map(_pyxis_mount, container.mounts))}"]
     words += [f"--container-workdir={container.folder}", "--no-container-mount-home"]
     words += [f"--container-env={','.join(given)}"]

@@ -94,7 +94,7 @@ class Setup:
         container = self._container
         check_program(container.kind)
         if container.file is None:
-            self._name = container_name(str(container.image), str(container.image))
+            self._name = container_name(str(container.image), str(container.image), socket.gethostname())
             return
         yield from self._bring(container.file)
         state = container.file.stat()

@@ -19,6 +19,7 @@ from conf.schema import Experiment, Rehearse
 from conf.words import above_0, option
 from launch.agent_logs import agent_logs
 from launch.checks import Check, Level
+from launch.complaints import last_words
 from launch.doctor_findings import read_findings
 from launch.doctor_judge import Case, judge
 from launch.doctor_login import HERE, jobs_check, login_checks
@@ -164,14 +165,10 @@ def _why_lost(
 
 
 def _last_words(paths: Sequence[Path]) -> str:
-    """The last line, to be put behind what happened; empty if there is none."""
-    lines = [
-        line.strip()
-        for path in paths
-        if path.exists()
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
-    ]
-    return next((f": {line}" for line in reversed(lines) if line), "")
+    """The last line that says why, to be put behind what happened; empty if there is none."""
+    there = [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.exists()]
+    line = last_words("\n".join(there))
+    return f": {line}" if line else ""
 
 
 def _tell(checks: Sequence[Check], path: Path | None, as_json: bool) -> None:

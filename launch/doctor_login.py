@@ -28,7 +28,8 @@ SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")
 MOUNTS = Path("/proc/self/mounts")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 """In there a blank is \\040."""
-PYXIS_OPTION = "--container-image"
+PYXIS_OPTION = "--container-env"
+"""As of pyxis 0.15."""
 
 
 def login_checks(experiment: Experiment, preflight: Preflight) -> Iterator[Check]:
@@ -102,7 +103,8 @@ def _container(experiment: Experiment) -> Check:
         if kind is ContainerKind.pyxis:
             if shutil.which("srun") is not None and not slurm_commands.srun_has(PYXIS_OPTION):
                 raise TdppError(
-                    f"container.kind=pyxis: srun knows no {PYXIS_OPTION}; Slurm here has not the plugin pyxis"
+                    f"container.kind=pyxis: srun knows no {PYXIS_OPTION}; Slurm here does not have the plugin pyxis, "
+                    "0.15 or newer"
                 )
         elif experiment.executor.kind is ExecutorKind.local:
             check_program(kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.complaints import Complaint, complaints, warnings
+from launch.complaints import Complaint, complaints, last_words, warnings
 
 PYTHON_WARNING = b"""\
 /lib/torch/x.py:12: UserWarning: something is deprecated
@@ -59,6 +59,32 @@ def test_what_may_be_the_cause_comes_before_what_follows_from_it() -> None:
         "[rank 2] error: rank 7 is gone",
         "RuntimeError: Connection closed by peer [10.0.0.1]:29500",
     ]
+
+
+OF_A_STEP = """\
+KeyError: 340
+
+srun: error: hgx-001: task 0: Exited with exit code 1
+srun: forcing job termination
+srun: Job step aborted: Waiting up to 4 seconds for job step to finish.
+slurmstepd-gpu2-001: error: *** STEP 25281348.2 ON gpu2-001 CANCELLED AT 2026-11-22T11:01:50 ***
+"""
+"""What Slurm 22.05 writes behind a worker's own last line."""
+OF_PYXIS = """\
+slurmstepd-hgx-001: error: pyxis: failed to import docker image: registry.test#none:1
+slurmstepd-hgx-001: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
+slurmstepd-hgx-001: error: Failed to invoke spank plugin stack
+srun: error: hgx-001: task 0: Exited with exit code 1
+"""
+
+
+def test_the_end_of_a_step_of_slurm_says_no_cause() -> None:
+    assert last_words(OF_A_STEP) == "KeyError: 340"
+    assert last_words(OF_PYXIS) == OF_PYXIS.splitlines()[0]
+    assert last_words("srun: error: a: task 0: Killed\n") == "srun: error: a: task 0: Killed"
+    assert last_words("\n") is None
+    told = [complaint.text for complaint in complaints({"a": OF_A_STEP.encode()[14:] + b"KeyError: 340\n"})]
+    assert told[0] == "KeyError: 340"
 
 
 def test_of_several_causes_the_earliest_comes_first() -> None:

@@ -152,7 +152,7 @@ def test_pyxis_starts_a_worker_as_a_step_on_its_own_node() -> None:
     command = started(replace(PYXIS, gpus=True))
     assert line(command.argv) == (
         "srun --overlap --mem=0 --nodes=1 --ntasks=1 --nodelist=n063 --export=ALL --cpus-per-task=16 "
-        "'--container-image=nvcr.io#nvidia/pytorch:23.04-py3' --container-name=tdpp-box "
+        "'--container-image=nvcr.io#nvidia/pytorch:23.04-py3' --container-name=tdpp-box:no_exec "
         "--container-mounts=/tdpp:/tdpp,/raid/data:/data:ro --container-workdir=/tdpp --no-container-mount-home "
         "--container-env=NVIDIA_VISIBLE_DEVICES,NVIDIA_DRIVER_CAPABILITIES,PYTHONPATH,NODE_RANK "
         'sh -c \'trap "" USR2; exec "$@"\' sh '
