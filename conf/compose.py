@@ -23,7 +23,7 @@ from conf.config_files import Words, found_files
 from conf.errors import ConfigError
 from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.schema import Experiment
-from conf.yaml_file import load_yaml
+from conf.yaml_file import load_frozen
 
 T = TypeVar("T")
 _REFERENCE = re.compile(r"(\\*)\$\{")
@@ -82,7 +82,7 @@ def read_experiment(config: Path) -> Experiment:
         ConfigError: as `to_experiment`, for example because it is of another version of tdpp.
     """
     try:
-        return to_experiment(load_yaml(config))
+        return to_experiment(load_frozen(config))
     except ConfigError as error:
         raise ConfigError(f"{config}: {error}") from error
 

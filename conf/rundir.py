@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import stat
+import uuid
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
     Others can read it as far as the umask lets them; only its user can write to it.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with os.fdopen(handle, "wb") as file:

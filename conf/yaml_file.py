@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml import YAMLError
 
 from conf.errors import ConfigError
 
 NOT_TEXT = "not a text file"
 NO_KEYS = "it has no keys"
+MOST_BYTES = 2**24
+MOST_VALUES = 200_000
+"""Of a file whose aliases (`*name`) are written out: a few lines of them may stand for more than a machine holds."""
+MOST_DEEP = 50
+"""Mappings and lists within each other."""
 
 
 def load_yaml(path: Path) -> DictConfig:
     """The keys of a YAML file.
 
     Raises:
-        ConfigError: it is not YAML, has no keys, or has a reference `${…}` that cannot be read.
+        ConfigError: it is not YAML, is too large, has no keys, or has a reference `${…}` that cannot be read.
         OSError: it cannot be read.
     """
     try:
+        _require_small(path)
         loaded = OmegaConf.load(path)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{NOT_TEXT}: byte {error.start} is no UTF-8") from error
@@ -37,6 +49,66 @@ def load_yaml(path: Path) -> DictConfig:
     if not isinstance(loaded, DictConfig):
         raise ConfigError(NO_KEYS)
     return loaded
+
+
+def load_frozen(path: Path) -> DictConfig:
+    """The same of a file that tdpp wrote, in which nothing refers to anything else.
+
+    Whoever can write to it could otherwise have the reader's own environment put into what the reader publishes.
+
+    Raises:
+        ConfigError: as `load_yaml`, or it has a reference.
+    """
+    loaded = load_yaml(path)
+    for key in _references(OmegaConf.to_container(loaded)):
+        raise ConfigError(f"{key} refers to something else (${{…}}), which no file has that tdpp wrote")
+    return loaded
+
+
+def _references(value: Any, of: str = "") -> Iterator[str]:
+    """The keys whose values are references: `${` behind no odd number of backslashes, which would escape it."""
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _references(part, f"{of}.{key}" if of else str(key))
+    elif isinstance(value, str) and re.search(r"(?<!\\)(\\\\)*\$\{", value):
+        yield of
+
+
+def _require_small(path: Path) -> None:
+    """Raises ConfigError for a file that would take more memory or time than any configuration is worth."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError("not a regular file")
+    if found.st_size > MOST_BYTES:
+        raise ConfigError(f"it has {found.st_size} bytes, more than the {MOST_BYTES} of any configuration")
+    with path.open(encoding="utf-8") as file, suppress(YAMLError):  # reading it tells where
+        _require_few(yaml.parse(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def _require_few(events: Iterable[yaml.Event]) -> None:
+    """Counts values with their aliases written out, event by event, for to build them could already be too much."""
+    known: dict[str | None, int] = {}
+    """Values in what an anchor names."""
+    begun: list[tuple[str | None, int]] = [(None, 0)]
+    """The mappings and lists that are open, outermost first: their anchors, and their values so far."""
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            begun.append((event.anchor, 1))
+            if len(begun) > MOST_DEEP:
+                raise ConfigError(f"more than {MOST_DEEP} mappings and lists lie within each other")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, values = begun.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            anchor, values = event.anchor, known.get(event.anchor, MOST_VALUES)  # an open one contains itself
+        elif isinstance(event, yaml.ScalarEvent):
+            anchor, values = event.anchor, 1
+        else:
+            continue
+        known[anchor] = values
+        begun[-1] = (begun[-1][0], begun[-1][1] + values)
+        if begun[-1][1] > MOST_VALUES:
+            raise ConfigError(f"with its aliases (*name) written out it has more than {MOST_VALUES} values")
 
 
 def yaml_fault(error: YAMLError) -> str:

@@ -1,0 +1,67 @@
+"""Files of others cost no memory, no time and no secrets."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose, config_text, read_experiment
+from conf.errors import ConfigError
+from conf.yaml_file import load_yaml
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(BOMB, "with its aliases .* written out it has more than 200000 values", id="alias-bomb"),
+        pytest.param("a: " + "[" * 60 + "]" * 60, "more than 50 mappings and lists", id="deep"),
+        pytest.param("a: " + "[" * 100_000 + "]" * 100_000, "more than 50 mappings and lists", id="very-deep"),
+        pytest.param("a: &a [*a]\n", "more than 200000 values", id="within-itself"),
+        pytest.param("a: " + "x" * 2**24, "bytes, more than", id="long"),
+    ],
+)
+def test_a_file_that_would_fill_the_memory_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    with pytest.raises(ConfigError, match=message):
+        load_yaml(path)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_utime - before.ru_utime < 5
+    assert after.ru_maxrss - before.ru_maxrss < 300 * 2**10
+
+
+def test_aliases_within_reason_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a: &a {b: 1}\nc: *a\n")
+    assert load_yaml(path).c.b == 1
+
+
+@pytest.mark.parametrize("key", ["name: demo", "prefix: "])
+def test_a_frozen_configuration_reads_nobodys_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("MY_SECRET", "precious")
+    text = config_text(compose(["experiment=demo"]))
+    assert key in text
+    path = tmp_path / "config.yaml"
+    path.write_text(text.replace(key, key.split(":")[0] + ": ${oc.env:MY_SECRET} #", 1))
+    with pytest.raises(
+        ConfigError, match=r"refers to something else \(\$\{…\}\), which no file has that tdpp wrote"
+    ) as told:
+        read_experiment(path)
+    assert "precious" not in str(told.value)
+
+
+def test_what_only_looks_like_a_reference_is_read_as_it_was_written(tmp_path: Path) -> None:
+    experiment = compose(["experiment=demo", r"data.prefix='a\${oc.env:HOME}b'"])
+    path = tmp_path / "config.yaml"
+    path.write_text(config_text(experiment))
+    assert read_experiment(path) == experiment
+    assert "${oc.env:HOME}" in experiment.data.prefix
