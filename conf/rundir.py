@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from conf import run_folders
 from conf.errors import RunFolderError
 
 SCHEDULE = "schedule.json"
@@ -63,19 +64,6 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _entries(folder: Path) -> list[Path]:
-    """What is in a folder; nothing if it is none, or is gone by now."""
-    try:
-        return list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _folders(runs: Path) -> Iterator[Path]:
-    """Where runs may be; what else is there, too."""
-    return (path for name in _entries(runs) if name.name != "by_job" for path in _entries(name))
-
-
 def _digest(identity: str) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:8]
 
@@ -117,25 +105,20 @@ class RunDir:
 
     @classmethod
     def is_one(cls, path: Path) -> bool:
-        return (path / "config.yaml").is_file() and (path / "plan.json").is_file()
+        return run_folders.is_run(path)
 
     @classmethod
     def all(cls, runs: Path) -> Iterator[RunDir]:
         """Every run below `runs`, oldest first; others may be made and deleted meanwhile."""
-        found = []
-        for path in _folders(runs):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                # The time in a name has seconds; within one, whichever was planned first.
-                found.append((path.name.split("-")[:2], (path / "plan.json").stat().st_mtime_ns, path))
-        for _, _, path in sorted(found):
-            if cls.is_one(path):
+        for path in run_folders.by_time(run_folders.folders(runs)):
+            if run_folders.is_run(path):
                 yield cls(path.absolute())
 
     @classmethod
-    def broken(cls, runs: Path) -> Iterator[RunDir]:
+    def begun(cls, runs: Path) -> Iterator[RunDir]:
         """Folders that `create` has made, but that are no run: not yet, not any more, or they never became one."""
-        for path in sorted(_folders(runs), key=lambda path: path.name):
-            if (path / "nodes").is_dir() and not cls.is_one(path):
+        for path in run_folders.by_time(run_folders.folders(runs)):
+            if run_folders.is_begun(path):
                 yield cls(path.absolute())
 
     @classmethod
@@ -143,38 +126,15 @@ class RunDir:
         """Runs of that name whose folders have the hash of `identity`, latest first."""
         pattern = re.compile(rf"\d{{8}}-\d{{6}}-{_digest(identity)}(\.(?P<attempt>\d+))?")
         found = []
-        for path in _entries(runs / name):
+        for path in run_folders.entries(runs / name):
             if (match := pattern.fullmatch(path.name)) and cls.is_one(path):
                 found.append((path.name[:15], int(match["attempt"] or 0), path))
         return [cls(path.absolute()) for _, _, path in sorted(found, reverse=True)]
 
     @classmethod
     def find(cls, runs: Path, wanted: str | None) -> RunDir:
-        """A run by its folder, its name (`tiny`, `tiny/2026…`, `2026…`), a job id, or, for None, the latest.
-
-        Raises:
-            RunFolderError: there is none, or a name fits several.
-        """
-        if wanted is not None and cls.is_one(Path(wanted)):
-            return cls(Path(wanted).resolve())
-        # squeue shows the components of a heterogeneous job as 4711+0 and 4711+1.
-        job = wanted and re.sub(r"^(\d+)\+\d+$", r"\1", wanted)
-        if job and cls.is_one(runs / "by_job" / job):
-            return cls((runs / "by_job" / job).resolve())
-        known = list(cls.all(runs))
-        if not known:
-            raise RunFolderError(f"there are no runs in {runs.absolute()}; start one with 'tdpp launch'")
-        if wanted is None:
-            return known[-1]
-        named = [run for run in known if run.path.parent.name == wanted]
-        exact = [run for run in known if wanted in (run.path.name, run.name)]
-        if len(exact) > 1:
-            names = ", ".join(run.name for run in exact)
-            raise RunFolderError(f"{wanted!r} fits several runs: {names}; give one of these")
-        if exact or named:
-            return (exact or named)[-1]
-        names = ", ".join(run.name for run in known[-3:])
-        raise RunFolderError(f"no run {wanted!r} in {runs.absolute()}; the latest are: {names}")
+        """The run that a user means by `wanted`; raises RunFolderError as `run_folders.find` does."""
+        return cls(run_folders.find(runs, wanted))
 
     def keep_secret(self) -> None:
         """Gives the run what its ranks know each other by, unless it has it; nobody but its owner can read it."""
@@ -189,7 +149,7 @@ class RunDir:
         Raises:
             RunFolderError: it cannot be made.
         """
-        link = self.runs / "by_job" / job
+        link = self.runs / run_folders.BY_JOB / job
         fresh = link.with_name(f".{job}.{os.getpid()}")
         try:
             _shared(link.parent)
@@ -237,6 +197,11 @@ class RunDir:
     @property
     def jobs(self) -> Path:
         return self.path / "jobs.json"
+
+    @property
+    def launch_lock(self) -> Path:
+        """Held by who launches the run, as long as that takes."""
+        return self.path / "launch.lock"
 
     @property
     def submitit(self) -> Path:

@@ -86,6 +86,8 @@ class NodeAgent:
         from submitit import JobEnvironment
 
         job = JobEnvironment()
+        if self.run.read_json(self.run.jobs)["submission"] > self.submission:  # its launch was killed, and resumed
+            raise LaunchError(f"{self.run.name} was submitted again, and this job is of an earlier submission")
         told = Told()
         processes.die_with_parent()
         slurm = SlurmJob.here(self.run, self.nodes, job.global_rank) if job.cluster == "slurm" else None

@@ -16,6 +16,7 @@ def agent_logs(run: RunDir, plan: Mapping[str, Any], jobs: Iterable[Mapping[str,
     the whole job's, while tasks are counted through. On this machine its errors are in a file of their own.
     """
     names = [node["name"] for node in plan["nodes"]]
+    jobs = [job for job in jobs if job["id"] is not None]
     found: dict[str, list[Path]] = {name: [] for name in names}
     for job in jobs:
         components = len({plan["nodes"][node_rank]["group"] for node_rank in job["nodes"]})

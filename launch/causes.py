@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from launch.evidence import FULL_DISK, disk_is_full, first_line
 from launch.observe import Node, Observation, RankError
 
-LOST = frozenset({"never-started", "agent-lost"})
+LOST = frozenset({"launch-cut-off", "never-started", "agent-lost"})
 """Rules by which a run is lost; by all others it has failed."""
 JOB_RULES = {
     "CANCELLED": "cancelled",
@@ -113,6 +113,9 @@ def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str,
     if job is not None and job.state is not None:
         when = "before it had started" if node.state == "absent" else "and left no result"
         return JOB_RULES.get(job.state.state, "job-ended"), f"node {node.name} is gone, {when}: {job}"
+    if node.state == "absent" and job is None and seen.cut_off:
+        reason = f"node {node.name} was never started: the launch was cut off before it had submitted everything"
+        return "launch-cut-off", reason
     if node.state == "absent":
         return "never-started", f"node {node.name} was never started, and nothing is left to start it"
     return "agent-lost", f"the agent of node {node.name} (process {node.pid}) is gone and left no result"

@@ -8,6 +8,7 @@ from typing import Any
 
 from conf.errors import RunFolderError
 from conf.rundir import RunDir
+from launch.launching import is_launching
 from launch.start import Start
 from megatron_ext.plan import check
 from megatron_ext.plan_check import PlanFault
@@ -32,6 +33,8 @@ class Glance:
     plan: dict[str, Any]
     submitted: dict[str, Any]
     """jobs.json."""
+    launching: bool | None
+    """Whether the jobs that are missing in it may still come: the run is being launched. None if that is not known."""
     states: dict[str, Any]
     """nodes/<node>.json by the node's name, None where there is none."""
 
@@ -43,6 +46,11 @@ class Glance:
     def first(self) -> Start:
         """The first start since the last submission."""
         return Start(self.submitted["submission"], 0)
+
+    @property
+    def launched(self) -> set[int]:
+        """Ranks of the nodes whose jobs are known."""
+        return _launched(self.submitted)
 
     @property
     def on_slurm(self) -> bool:
@@ -62,12 +70,18 @@ class Glance:
         cut = any(state and state["stopped"] for state in self.states.values()) and not self.run.stop_request.exists()
         if not self.on_slurm or (self.settled and not cut):
             return ()
-        return tuple(job["id"] for job in self.submitted["jobs"])
+        return tuple(job["id"] for job in self.submitted["jobs"] if job["id"] is not None)
+
+    @property
+    def unrecorded(self) -> bool:
+        """Whether a job may be in Slurm's queue whose id nobody wrote down: its launch was cut off just then."""
+        return self.on_slurm and not self.settled and any(job["id"] is None for job in self.submitted["jobs"])
 
 
 def glance(run: RunDir) -> Glance:
     """Raises RunFolderError if a file of the run is not what it should be."""
-    plan, submitted = run.read_object(run.plan, _PLAN), run.read_object(run.jobs, _JOBS)
+    plan = run.read_object(run.plan, _PLAN)
+    submitted = _submitted(run)
     if plan is None or submitted is None:
         lacking = run.plan if plan is None else run.jobs
         raise RunFolderError(f"{run.path} is not a run: {lacking.name} is not there")
@@ -75,7 +89,19 @@ def glance(run: RunDir) -> Glance:
         check(plan, whole=False)
     except PlanFault as fault:
         raise RunFolderError(f"{run.plan}: {fault}") from fault
-    return Glance(run=run, plan=plan, submitted=submitted, states=states_of(run, plan))
+    launching: bool | None = False
+    if len(_launched(submitted)) < len(plan["nodes"]):
+        launching = is_launching(run)
+        submitted = _submitted(run) or submitted  # a launch that is over by now has named all jobs
+    return Glance(run=run, plan=plan, submitted=submitted, launching=launching, states=states_of(run, plan))
+
+
+def _submitted(run: RunDir) -> dict[str, Any] | None:
+    return run.read_object(run.jobs, _JOBS)
+
+
+def _launched(submitted: Mapping[str, Any]) -> set[int]:
+    return {node for job in submitted["jobs"] if job["id"] is not None for node in job["nodes"]}
 
 
 def states_of(run: RunDir, plan: Mapping[str, Any]) -> dict[str, Any]:

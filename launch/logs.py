@@ -13,13 +13,12 @@ from typing import Any
 
 from conf.rundir import RunDir
 from conf.visible import visible
-from launch import slurm_commands
 from launch.agent_logs import agent_logs
 from launch.arguments import add_run, chosen_run
 from launch.errors import LaunchError
 from launch.follow import LINE_S, LOOK_S, Log
 from launch.glance import glance
-from launch.observe import complete
+from launch.observe import answers_to, complete
 from launch.watch import SLURM_S
 
 _BLOCK = 64 * 1024
@@ -121,18 +120,18 @@ class _End:
             return False
         self._next_look = now + LOOK_S
         look = glance(self._run)
-        if not look.asks:
+        if not look.asks and not look.unrecorded:
             return look.settled or complete(look, {}).over
         if now < self._next_ask:
             return False
         self._next_ask = now + SLURM_S
-        try:
-            return complete(look, slurm_commands.job_states(look.asks)).over
-        except LaunchError as error:  # the log goes on, whether or not Slurm answers
-            if not self._told:
-                print(f"tdpp: the end of {self._run.name} cannot be seen for now: {error}", file=sys.stderr, flush=True)
-            self._told = True
-            return False
+        answers = answers_to([look])
+        if not isinstance(answers, LaunchError):
+            return complete(look, answers).over
+        if not self._told:  # the log goes on, whether or not Slurm answers
+            print(f"tdpp: the end of {self._run.name} cannot be seen for now: {answers}", file=sys.stderr, flush=True)
+        self._told = True
+        return False
 
 
 def _count(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,13 +30,14 @@ ERR_TAIL_BYTES = 128 * 1024
 GPU_TAIL_BYTES = 16 * 1024
 """Of nodes/<node>.gpu: the last three readings of 16 GPUs, and more."""
 SUBMISSION_S = 120.0
-"""A run whose jobs are not known after this time was cut off while it was submitted."""
+"""A launch is cut off if it has not told of its jobs after this time, where nothing tells whether it goes on."""
 START_S = 5.0
 """A run without a process counts as lost after this time; before, it is still being started."""
 
 
 Answers = Mapping[str, JobState] | LaunchError
-"""The states of jobs by their ids, or why Slurm does not tell them."""
+"""The states of jobs by their ids, and of those whose ids nobody wrote down by their comments; or why Slurm does not
+tell them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +130,8 @@ class Observation:
     """Slurm's, where it was asked."""
     silence: str | None
     """Why Slurm, which was asked, told nothing."""
+    cut_off: bool
+    """Whether its launch ended before all of it was submitted."""
     start: Start
     """The newest one, or the one that is waited for."""
     saved: int | None
@@ -180,10 +183,28 @@ def observe_all(runs: Iterable[RunDir]) -> list[Observation]:
 
 def answers_to(looks: Iterable[Glance]) -> Answers:
     """What Slurm says of the jobs that runs have to ask about."""
+    looks = list(looks)
     try:
-        return slurm_commands.job_states([job for look in looks for job in look.asks])
+        unrecorded = _unrecorded([look for look in looks if look.unrecorded])
+        states = slurm_commands.job_states([*(job for look in looks for job in look.asks), *unrecorded.values()])
     except LaunchError as error:
         return error
+    return states | {comment: states[job] for comment, job in unrecorded.items() if job in states}
+
+
+def _unrecorded(looks: Sequence[Glance]) -> dict[str, str]:
+    """Jobs in the queue whose ids nobody wrote down, by their comments; a run has at most one.
+
+    Without a file of submitit's a job's agents have nothing to do, and end: its launch was killed before it made that.
+    """
+    queue = slurm_commands.by_comment({owner_of(look.run) for look in looks}) if looks else {}
+    found = {}
+    for look in looks:
+        comment = slurm_commands.comment_of(look.submitted["token"])
+        for job in set(queue.get(comment, ())) - set(look.asks):
+            if (look.run.submitit / f"{job}_submitted.pkl").exists():
+                found[comment] = job
+    return found
 
 
 def complete(before: Glance, answers: Answers, now: float | None = None) -> Observation:
@@ -201,20 +222,27 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
     if before.asks or not before.settled:
         # Processes and jobs first: what ends in between is then seen by what it left, not taken for lost.
         if before.on_slurm:
-            jobs = _jobs(submitted["jobs"], names, answers)
-        elif _is_here(run, submitted["jobs"]):
+            jobs = tuple(_jobs(submitted, names, answers))
+        elif is_here(run, submitted["jobs"]):
             living = processes.find(submitted["token"])
         states = states_of(run, plan)
     start = _newest(before, states, jobs)
+    patience = SUBMISSION_S if before.on_slurm else SILENCE_S if living is None else START_S
+    young = now - submitted_unix < patience
+    request = run.read_object(run.stop_request, ("unix",))
+    launched = {names[rank] for rank in before.launched}.union(*(job.nodes for job in jobs))
+    going = young and not request if before.launching is None else before.launching
+    submitting = going and len(launched) < len(names)
     nodes = []
     for name in names:
         state = states[name]
         current = state if state is not None and Start.parse(state["start"]) == start else None
         job = next((job for job in jobs if name in job.nodes), None)
         if before.on_slurm:
-            nodes.append(_slurm_node(name, current, job, _submitting(submitted["jobs"], now, submitted_unix), now))
+            nodes.append(_slurm_node(name, current, job, submitting, now))
         else:
-            nodes.append(_node(name, current, living, now, submitted_unix))
+            starting = submitting or bool(living) or (name in launched and young)
+            nodes.append(_node(name, current, living, starting, now, submitted_unix))
     if jobs and start.restarts == 0:  # what was said then may stand there still
         unseen = _unseen(run, plan, submitted["jobs"], jobs)
         nodes = [_with_unseen(node, unseen.get(node.name), submitted_unix) for node in nodes]
@@ -224,7 +252,6 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
     errors = [_error(content) for content in told if content is not None and _of(content, start)]
     log = read_text_log(run.node_out(names[-1])) if "engine" in plan else read_log(run.metrics)
     quiet = errors or not log or now - log[-1].unix > STILL_S
-    request = run.read_object(run.stop_request, ("unix",))
     disk = os.statvfs(run.path)
     return Observation(
         plan=plan,
@@ -234,6 +261,7 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
         free_bytes=disk.f_bavail * disk.f_frsize,
         jobs=jobs,
         silence=str(answers) if jobs and isinstance(answers, LaunchError) else None,
+        cut_off=not submitting and any(node.state == "absent" and node.name not in launched for node in nodes),
         start=start,
         saved=_saved(run) if start > Start(0, 0) or any(node.stopped for node in nodes) else None,
         nodes=tuple(_with_memory(run, node, errors) for node in nodes),
@@ -261,16 +289,17 @@ def _gpus(run: RunDir, plan: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[N
     )
 
 
-def _jobs(submitted: list[dict[str, Any]], names: list[str], answers: Answers) -> tuple[Job, ...]:
-    def state(job: str) -> JobState | None:
+def _jobs(submitted: dict[str, Any], names: list[str], answers: Answers) -> Iterator[Job]:
+    """Those that were written down, and one of which only its comment tells."""
+    for job in submitted["jobs"]:
+        state: JobState | None
         if isinstance(answers, LaunchError):
-            return JobState(id=job, state="UNKNOWN", detail="Slurm does not answer")
-        return answers.get(job)
-
-    return tuple(
-        Job(id=job["id"], nodes=tuple(names[rank] for rank in job["nodes"]), state=state(job["id"]))
-        for job in submitted
-    )
+            state = JobState(id=job["id"] or "?", state="UNKNOWN", detail="Slurm does not answer")
+        else:
+            state = answers.get(job["id"] or slurm_commands.comment_of(submitted["token"]))
+        known = job["id"] or (state.id if state else None)
+        if known is not None:
+            yield Job(id=known, nodes=tuple(names[rank] for rank in job["nodes"]), state=state)
 
 
 def _unseen(
@@ -278,8 +307,9 @@ def _unseen(
 ) -> dict[str, Unseen]:
     """By node, of those that do not see the run's folder, as far as that is known."""
     found: dict[str, Unseen] = {}
-    for entry, job in zip(submitted, jobs, strict=True):
-        hosts = job.state.hosts if job.state else ()
+    known = {entry["id"]: entry for entry in submitted}
+    for job in (job for job in jobs if job.id in known):
+        entry, hosts = known[job.id], job.state.hosts if job.state else ()
         found |= {**unlaunched(run, job.id, job.nodes, job.state), **not_started(run, plan, entry, hosts)}
     return found
 
@@ -314,11 +344,6 @@ def _starts(states: dict[str, Any]) -> dict[str, Start]:
     return {name: Start.parse(state["start"]) for name, state in states.items() if state is not None}
 
 
-def _submitting(jobs: list[dict[str, Any]], now: float, submitted_unix: float) -> bool:
-    """Whether the run's jobs may still be on their way to Slurm."""
-    return not jobs and now - submitted_unix < SUBMISSION_S
-
-
 def _with_memory(run: RunDir, node: Node, errors: Iterable[RankError]) -> Node:
     died = any(error.node == node.name and error.type == "Killed" for error in errors)
     if not died and not (node.ended and node.exit_code):
@@ -338,7 +363,7 @@ def _saved(run: RunDir) -> int | None:
         return None
 
 
-def _is_here(run: RunDir, jobs: list[dict[str, Any]]) -> bool:
+def is_here(run: RunDir, jobs: list[dict[str, Any]]) -> bool:
     """Whether the run's processes are on this machine and this user sees them, so that they can be looked for.
 
     A run may have been resumed on another machine than it was first started on.
@@ -348,11 +373,10 @@ def _is_here(run: RunDir, jobs: list[dict[str, Any]]) -> bool:
     return bool(host == socket.gethostname() and has_rights_of(owner_of(run)))
 
 
-def _node(name: str, state: Any, living: set[int] | None, now: float, submitted_unix: float) -> Node:
+def _node(name: str, state: Any, living: set[int] | None, starting: bool, now: float, submitted_unix: float) -> Node:
     """`living` are the run's processes if they can be seen; otherwise signs of life must do."""
     if state is None:
-        patience = START_S if living is not None else SILENCE_S
-        return Node(name=name, alive=bool(living) or now - submitted_unix < patience, seen_unix=submitted_unix)
+        return Node(name=name, alive=starting, seen_unix=submitted_unix)
     alive = state["pid"] in living if living is not None else now - state["beat_unix"] < SILENCE_S
     node = _told(name, state, alive)
     halted = living is not None and node.alive and processes.is_stopped(state["pid"])
@@ -370,7 +394,7 @@ def _slurm_node(name: str, state: Any, job: Job | None, submitting: bool, now: f
     node that never came is thought of last: its job may have been cancelled because another node failed.
     """
     alive = submitting if job is None else not job.over
-    if job is not None and job.state is None and state is not None:
+    if (job is None or job.state is None) and state is not None:
         alive = now - state["beat_unix"] < SILENCE_S
     if state is None:
         return Node(name=name, alive=alive, seen_unix=now, job=job.id if job else None)

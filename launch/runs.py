@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,19 +14,20 @@ from typing import Any, TypeVar
 from conf.errors import RunFolderError
 from conf.rundir import RunDir
 from launch.arguments import add_runs_dir, add_watch, parsed, runs_folder
+from launch.cut_off import is_young, verdict_without_plan
 from launch.errors import LaunchError
 from launch.findings import Findings
 from launch.glance import Glance, glance
 from launch.observe import SUBMISSION_S, Answers, Observation, answers_to, complete
 from launch.pace import median_ms
-from launch.status_text import as_json
+from launch.status_text import as_json, judged_as_json
 from launch.table import plain
-from launch.verdict import State, decide
+from launch.verdict import State, Verdict, decide
 from launch.watch import View, watch
 
 COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")
 NOTE = "note"
-"""A further column, where a run could not be judged."""
+"""A further column, where a run has no plan, or could not be judged."""
 UNKNOWN = str(State.unknown)
 T = TypeVar("T")
 
@@ -39,8 +38,10 @@ class Listed:
 
     run: RunDir
     seen: Observation | None = None
-    trouble: str = ""
-    """Why it cannot be judged, where it was not seen."""
+    """None of a run that has no plan, or cannot be judged."""
+    verdict: Verdict | None = None
+    note: str = ""
+    """Of a run that was not seen: why."""
     may_change: bool = False
     """Whether it may be seen at the next look."""
 
@@ -79,15 +80,16 @@ def listed(runs: Path) -> list[Listed]:
     first = [(run, _attempt(run, partial(glance, run))) for run in RunDir.all(runs)]
     answers = answers_to(look for _, look in first if isinstance(look, Glance))
     found = [look if isinstance(look, Listed) else _completed(run, look, answers) for run, look in first if look]
-    return sorted([*(run for run in found if run), *_damaged(runs)], key=lambda run: run.run.path.name.split("-")[:2])
+    return sorted([*(run for run in found if run), *_begun(runs)], key=lambda run: run.run.path.name.split("-")[:2])
 
 
 def _completed(run: RunDir, look: Glance, answers: Answers) -> Listed | None:
     def judged() -> Listed:
         seen = complete(look, answers)
-        if decide(seen).state is State.unknown:
-            return Listed(run=run, trouble=decide(seen).reason, may_change=True)
-        return Listed(run=run, seen=seen)
+        verdict = decide(seen)
+        if verdict.state is State.unknown:
+            return Listed(run=run, note=verdict.reason, may_change=True)
+        return Listed(run=run, seen=seen, verdict=verdict)
 
     return _attempt(run, judged)
 
@@ -97,21 +99,26 @@ def _attempt(run: RunDir, look: Callable[[], T]) -> T | Listed | None:
     try:
         return look()
     except (OSError, RunFolderError) as error:
-        return Listed(run=run, trouble=str(error)) if RunDir.is_one(run.path) else None
+        return Listed(run=run, note=str(error)) if RunDir.is_one(run.path) else None
 
 
-def _damaged(runs: Path) -> Iterator[Listed]:
-    """Run folders that are no runs, and that nobody is just making or deleting."""
-    for run in RunDir.broken(runs):
-        with suppress(FileNotFoundError):
-            if time.time() - run.path.stat().st_mtime > SUBMISSION_S:
-                lacking = " and ".join(path.name for path in (run.config, run.plan) if not path.is_file())
-                yield Listed(run=run, trouble=f"{lacking} not there: cut off while it was submitted, or damaged")
+def _begun(runs: Path) -> Iterator[Listed]:
+    """Run folders without a plan, but for those that somebody is just deleting."""
+    for run in RunDir.begun(runs):
+        try:
+            verdict = verdict_without_plan(run)
+        except (OSError, RunFolderError) as error:
+            if run.path.is_dir() and not is_young(run, SUBMISSION_S):
+                yield Listed(run=run, note=str(error))
+            continue
+        if verdict is not None:
+            going = verdict.state is State.starting
+            yield Listed(run=run, verdict=verdict, note=verdict.reason, may_change=going)
 
 
 def _view(runs: Sequence[Listed], as_objects: bool) -> View:
-    unknown = any(run.seen is None for run in runs)
-    columns, rows = (*COLUMNS, *[NOTE] * unknown), [_row(run) for run in runs]
+    unknown = any(run.verdict is None for run in runs)
+    columns, rows = (*COLUMNS, *[NOTE] * any(run.note for run in runs)), [_row(run) for run in runs]
     text = json.dumps([_object(run) for run in runs]) if as_objects else plain(columns, rows)
     screen = None
     if sys.stdout.isatty() and not as_objects:
@@ -130,14 +137,16 @@ def _view(runs: Sequence[Listed], as_objects: bool) -> View:
 
 def _row(run: Listed) -> list[str]:
     if run.seen is None:
-        return [run.run.name, UNKNOWN, "-", "-", "-", run.trouble]
+        return [run.run.name, str(run.verdict.state) if run.verdict else UNKNOWN, "-", "-", "-", run.note]
     return run_row(run.run.name, run.seen)
 
 
 def _object(run: Listed) -> dict[str, Any]:
+    if run.verdict is None:
+        return {"run": run.run.name, "path": str(run.run.path), "state": None, "reason": run.note}
     if run.seen is None:
-        return {"run": run.run.name, "path": str(run.run.path), "state": None, "reason": run.trouble}
-    return as_json(Findings(run=run.run, seen=run.seen, verdict=decide(run.seen)))
+        return judged_as_json(run.run, run.verdict)
+    return as_json(Findings(run=run.run, seen=run.seen, verdict=run.verdict))
 
 
 def run_row(name: str, seen: Observation) -> list[str]:

@@ -64,6 +64,8 @@ def submission_of(
 def start(experiment: Experiment, run: RunDir, submission: Submission, make_agent: MakeAgent) -> None:
     """Submits the run's jobs; jobs.json and sbatch/ then name and hold them. Returns at once.
 
+    If the run is stopped meanwhile, none of them is left.
+
     Slurm is asked about all of them first, so that nothing is submitted if one cannot be.
 
     Raises:
@@ -99,12 +101,19 @@ def ask(submission: Submission, request: JobRequest, folder: Path) -> None:
 
 def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submission, make_agent: MakeAgent) -> None:
     jobs: list[dict[str, Any]] = []
+
+    def write(*entries: dict[str, Any]) -> None:
+        run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": list(entries)})
+
     for request in requests:
+        if run.stop_request.exists():
+            return
         text = sbatch_text(submission, request, after=jobs[0]["id"] if jobs else None)
         write_atomic(run.sbatch / f"{request.role}.sh", text)
-        job = _submit(run, text, make_agent(request))
-        jobs.append({"id": job, "role": request.role, "nodes": list(request.nodes)})
-        run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": jobs})
+        entry = {"role": request.role, "nodes": list(request.nodes)}
+        write(*jobs, {"id": None, **entry})  # first: if this process is killed now, the job's comment tells its id
+        jobs.append({"id": _submit(run, text, make_agent(request)), **entry})
+        write(*jobs)
     for submitted in jobs:  # now that none of them can be refused: links to a run that is taken back would stay
         run.link_job(submitted["id"])
 

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launch.errors import LaunchError
@@ -105,6 +105,7 @@ def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, Jo
 
 
 SQUEUE_FORMAT = "--format=%i|%T|%r|%L|%N"
+QUEUED_FORMAT = "--format=%i|%k"
 
 
 def _accounting(ids: Sequence[str], timeout_s: float) -> str:
@@ -169,11 +170,18 @@ def _whole(parts: Sequence[JobState]) -> JobState:
 
 def submitted(comment: str, owner: int) -> list[str]:
     """Ids of a user's jobs in the queue that carry a run's comment: also those that nobody wrote down."""
-    whose = "--me" if owner == os.geteuid() else f"--user={owner}"  # which takes only ids that have a name
-    text = _ask(["squeue", whose, "--noheader", "--format=%i|%k"])
-    # Another job's comment may hold anything, also line breaks.
-    pairs = (line.strip().partition("|") for line in text.splitlines())
-    return list(dict.fromkeys(job.partition("+")[0] for job, _, found in pairs if found == comment))
+    return by_comment([owner]).get(comment, [])
+
+
+def by_comment(owners: Collection[int]) -> dict[str, list[str]]:
+    """Ids of the jobs in the queue of some users, by the comments that they carry."""
+    whose = "--me" if set(owners) == {os.geteuid()} else f"--user={','.join(map(str, owners))}"  # ids that have names
+    # A comment may hold anything, also line breaks.
+    pairs = (line.strip().partition("|") for line in _ask(["squeue", whose, "--noheader", QUEUED_FORMAT]).splitlines())
+    found: dict[str, dict[str, None]] = {}
+    for job, _, comment in pairs:
+        found.setdefault(comment, {})[job.partition("+")[0]] = None
+    return {comment: list(ids) for comment, ids in found.items()}
 
 
 def comment_of(token: str) -> str:

@@ -84,7 +84,7 @@ class SlurmJob:
     def _read_jobs(self) -> None:
         if time.monotonic() - self._read < READ_S:
             return
-        jobs = self._jobs()
+        jobs = self._submitted()
         self._job_of = {self._names[node]: job["id"] for job in jobs for node in job["nodes"]}
         if self.restarts == 0:  # what was said then may stand there still
             self._unseen = {name: why for job in jobs for name, why in not_started(self._run, self._plan, job).items()}
@@ -92,7 +92,7 @@ class SlurmJob:
 
     def _ask(self) -> None:
         self._asked = time.monotonic()
-        self._about = {job["id"] for job in self._jobs() if job["id"] != self.id}
+        self._about = {job["id"] for job in self._submitted() if job["id"] != self.id}
         try:
             self._states = slurm_commands.job_states(self._about, ANSWER_S)
         except LaunchError as error:
@@ -110,7 +110,7 @@ class SlurmJob:
 
     def waiting(self) -> list[str]:
         """The run's other jobs that may wait in the queue for this one; none if another task speaks for this job."""
-        jobs = {job["id"] for job in self._jobs()}
+        jobs = {job["id"] for job in self._submitted()}
         if self.id not in jobs or not self._speaks():  # resumed meanwhile, these would be other jobs
             return []
         over = {job for job, state in (self._states or {}).items() if state.over}
@@ -131,6 +131,5 @@ class SlurmJob:
             return False
         return bool(state["state"] == "ended" and state["exit_code"] == 0)
 
-    def _jobs(self) -> list[dict[str, Any]]:
-        jobs: list[dict[str, Any]] = self._run.read_json(self._run.jobs)["jobs"]
-        return jobs
+    def _submitted(self) -> list[dict[str, Any]]:
+        return [job for job in self._run.read_json(self._run.jobs)["jobs"] if job["id"] is not None]

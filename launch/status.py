@@ -7,10 +7,13 @@ import json
 import sys
 from collections.abc import Sequence
 
+from conf.rundir import RunDir
 from launch.arguments import add_run, add_watch, chosen_run, parsed
+from launch.cut_off import verdict_without_plan
 from launch.findings import Findings, findings
 from launch.observe import observe
-from launch.status_text import as_json, as_text
+from launch.status_text import as_json, as_text, judged_as_json
+from launch.verdict import State, Verdict
 from launch.watch import View, watch
 
 
@@ -23,6 +26,9 @@ def main(argv: Sequence[str]) -> int:
     run = chosen_run(arguments)
 
     def look() -> View:
+        verdict = verdict_without_plan(run)
+        if verdict is not None:
+            return _view_without_plan(run, verdict, arguments.json)
         return _view(findings(run, observe(run)), arguments.json)
 
     if arguments.watch is not None:
@@ -30,6 +36,16 @@ def main(argv: Sequence[str]) -> int:
     view = look()
     view.show()
     return view.exit_code
+
+
+def _view_without_plan(run: RunDir, verdict: Verdict, as_object: bool) -> View:
+    text = f"{run.name}: {verdict.state}, {verdict.reason}"
+    return View(
+        plain=json.dumps(judged_as_json(run, verdict)) if as_object else text,
+        key=verdict,
+        over=verdict.state is not State.starting,
+        exit_code=verdict.exit_code,
+    )
 
 
 def _view(found: Findings, as_object: bool) -> View:

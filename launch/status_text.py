@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from conf.rundir import RunDir
 from launch.complaints import Complaint
 from launch.findings import STDERR_BYTES, Findings
 from launch.pace import median_ms
+from launch.verdict import Verdict
 
 SHOWN = 5
 """Groups of lines of stderr; the first ones."""
@@ -50,9 +52,8 @@ def _shortened(text: str) -> str:
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
 
 
-def as_json(found: Findings) -> dict[str, Any]:
-    run, seen, verdict = found.run, found.seen, found.verdict
-    last = seen.log[-1] if seen.log else None
+def judged_as_json(run: RunDir, verdict: Verdict) -> dict[str, Any]:
+    """All that there is to say of a run without a plan."""
     return {
         "run": run.name,
         "path": str(run.path),
@@ -61,6 +62,13 @@ def as_json(found: Findings) -> dict[str, Any]:
         "exit_code": verdict.exit_code,
         "reason": verdict.reason,
         "evidence": list(verdict.evidence),
+    }
+
+
+def as_json(found: Findings) -> dict[str, Any]:
+    seen = found.seen
+    last = seen.log[-1] if seen.log else None
+    return judged_as_json(found.run, found.verdict) | {
         "iteration": last.iteration if last else 0,
         "iterations": seen.iterations,
         "loss": last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,  # JSON has no NaN

@@ -7,22 +7,28 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from conf.rundir import RunDir
 from conf.visible import visible
 from launch import processes, slurm_commands
 from launch.arguments import add_run, chosen_run
 from launch.consent import agreed, can_be_asked
+from launch.cut_off import verdict_on, verdict_without_plan
 from launch.errors import LaunchError
-from launch.observe import observe
+from launch.launching import is_launching, launcher
+from launch.observe import is_here, observe
 from launch.owner import check_may_stop, owner_of
 from launch.provenance import user_name
-from launch.verdict import decide
+from launch.verdict import State
 from launch.worker import GRACE_S
 
 SUBMISSION_S = 3.0
 """A submission that was under way when the run was stopped has shown its processes by then."""
+LAUNCH_S = slurm_commands.TIMEOUT_S + 10.0
+"""A launch that is under way has seen the request by then, unless it is held up: it looks between two submissions."""
+LOOK_S = 0.1
 STOP_S = GRACE_S + 4
 """Running jobs have ended by themselves by then: their agents see the request, and end their workers."""
 
@@ -32,7 +38,7 @@ def stop(run: RunDir) -> str:
     as long as Slurm takes to end a job (its KillWait).
 
     The agents end their workers in order, and record it; what does not end that way is killed. An agent that has
-    not started yet finds the request when it does.
+    not started yet finds the request when it does, and so does a launch that is under way.
 
     Raises:
         LaunchError: it is another user's, or a process or a job cannot be ended.
@@ -42,15 +48,25 @@ def stop(run: RunDir) -> str:
         run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
     except OSError as error:  # a full disk; one that is mounted read-only, or that root may not write
         print(f"{run.path}: {error.strerror}: the run is ended without a note that it was asked to", file=sys.stderr)
-    jobs = run.read_json(run.jobs)
-    if jobs["executor"] == "slurm":
-        return _stop_jobs(slurm_commands.comment_of(jobs["token"]), owner_of(run))
-    return _stop_processes(run, jobs["token"], submitting=not jobs["jobs"])
+    until = time.monotonic() + LAUNCH_S
+    while is_launching(run) and time.monotonic() < until:
+        time.sleep(LOOK_S)
+    submitted = run.read_json(run.jobs)
+    if submitted is None:
+        return "nothing of it had been started"
+    if submitted["executor"] == "slurm":
+        return _stop_jobs(slurm_commands.comment_of(submitted["token"]), owner_of(run), submitted["jobs"])
+    if is_here(run, submitted["jobs"]):
+        return _stop_processes(run, submitted["token"], submitting=not submitted["jobs"])
+    return _leave_to_its_agents(run)
 
 
-def _stop_jobs(comment: str, owner: int) -> str:
+def _stop_jobs(comment: str, owner: int, jobs: Sequence[Mapping[str, Any]]) -> str:
     """Found by their comment: also those of a submission that was cut off before it wrote them down."""
-    ids = slurm_commands.submitted(comment, owner)
+    known = {job["id"] for job in jobs}
+    until = time.monotonic() + (SUBMISSION_S if None in known else 0.0)
+    while not set(ids := slurm_commands.submitted(comment, owner)) - known and time.monotonic() < until:
+        time.sleep(slurm_commands.QUEUE_S)
     slurm_commands.cancel(ids, only_pending=True)  # what waits for a running one must not start now
     until = time.monotonic() + STOP_S
     # Agents see the request, end their workers and tell; only what is still there after a while is cancelled.
@@ -69,8 +85,18 @@ def _stop_processes(run: RunDir, token: str, submitting: bool) -> str:
     return f"{len(found)} processes ended"
 
 
+def _leave_to_its_agents(run: RunDir) -> str:
+    """On another machine: they see the request, and end their workers."""
+    until = time.monotonic() + STOP_S
+    while not observe(run).over and time.monotonic() < until:
+        time.sleep(LOOK_S)
+    return "its agents, on another machine, were asked to end it"
+
+
 def is_over(run: RunDir) -> bool:
     """Whether nothing of a run is left that could be stopped."""
+    if (verdict := verdict_without_plan(run)) is not None:
+        return verdict.state is not State.starting
     if not observe(run).over:  # its jobs may not be in the queue yet, or be another user's
         return False
     jobs = run.read_json(run.jobs)
@@ -94,7 +120,7 @@ def confirm(run: RunDir) -> None:
     """
     if not can_be_asked():
         raise LaunchError(f"without RUN this would stop the latest run, {run.name}: name it, or add --yes")
-    if not agreed(f"the latest run is {run.name} ({decide(observe(run)).state}); stop it?"):
+    if not agreed(f"the latest run is {run.name} ({verdict_on(run).state}); stop it?"):
         raise LaunchError(f"not confirmed: {run.name} goes on")
 
 
@@ -105,11 +131,20 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     run = chosen_run(arguments)
     if is_over(run):
-        print(f"{run.name} has ended already: {decide(observe(run)).state}; nothing to stop")
+        verdict = verdict_on(run)
+        print(visible(f"{run.name} has ended already: {verdict.state}, {verdict.reason}; nothing to stop"))
         return 0
     if arguments.run is None and not arguments.yes:
         confirm(run)
     ended = stop(run)
-    verdict = decide(observe(run))
+    verdict = verdict_on(run)
     print(visible(f"{run.name}: {verdict.state}, {verdict.reason}; {ended}"))
+    if not is_over(run):
+        raise LaunchError(f"{run.name} was asked to stop, but has not ended yet; {_who_ends_it(run)}")
     return 0
+
+
+def _who_ends_it(run: RunDir) -> str:
+    if is_launching(run):
+        return f"its launch goes on: {launcher(run)}"
+    return "'tdpp status' shows what is left of it; stop it again on the machine that it runs on"

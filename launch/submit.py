@@ -20,7 +20,9 @@ from launch import local, megatron_lm, processes, profilers, slurm
 from launch.agent import NodeAgent
 from launch.container import run_container
 from launch.container_setup import check_program
+from launch.cut_off import verdict_without_plan
 from launch.errors import LaunchError
+from launch.launching import launching
 from launch.observe import observe
 from launch.owner import check_may_resume
 from launch.plan import make_plan
@@ -87,18 +89,19 @@ def start(
     run = RunDir.create(Path(experiment.runs_dir), experiment.name, identity(experiment), datetime.now())
     token = secrets.token_hex(16)
     try:
-        plan = make_plan(experiment, run.name)
-        with _unwritable_told(run):
-            write_atomic(run.config, config)
-            if experiment.parallel.schedule_file is not None:
-                write_atomic(run.schedule, read_schedule(experiment.parallel.schedule_file))
-            write_atomic(run.overrides, "".join(f"{override}\n" for override in overrides))
-            write_atomic(run.diff, source.diff)
-            run.write_json(run.provenance, provenance(source))
-            kind = str(experiment.executor.kind)
-            run.write_json(run.jobs, {"token": token, "executor": kind, "submission": 0, "jobs": []})
-            run.write_json(run.plan, plan)
-        _start(experiment, run, plan, worker, behind, for_itself=for_itself)
+        with launching(run):
+            plan = make_plan(experiment, run.name)
+            with _unwritable_told(run):
+                write_atomic(run.config, config)
+                if experiment.parallel.schedule_file is not None:
+                    write_atomic(run.schedule, read_schedule(experiment.parallel.schedule_file))
+                write_atomic(run.overrides, "".join(f"{override}\n" for override in overrides))
+                write_atomic(run.diff, source.diff)
+                run.write_json(run.provenance, provenance(source))
+                kind = str(experiment.executor.kind)
+                run.write_json(run.jobs, {"token": token, "executor": kind, "submission": 0, "jobs": []})
+                run.write_json(run.plan, plan)  # last: what has no plan was never started
+            _start(experiment, run, plan, worker, behind, for_itself=for_itself)
     except BaseException:
         shutil.rmtree(run.path)
         with contextlib.suppress(OSError):  # other runs of the name are there
@@ -125,13 +128,21 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
         TdppError: it cannot be, or has nothing left to do; it is then as it was.
     """
     check_may_resume(run)
-    experiment = read_experiment(run.config)
+    if (verdict := verdict_without_plan(run)) is not None:
+        raise LaunchError(f"resume={run.name}: {verdict.reason}; there is nothing to go on with, so launch it anew")
+    with launching(run):
+        _resume(run, read_experiment(run.config), worker)
+
+
+def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
     seen = observe(run)
     verdict = decide(seen)
     if verdict.state is State.unknown:
         raise LaunchError(f"resume={run.name}: it may still be running: {verdict.reason}")
     if not seen.over:
-        raise LaunchError(f"resume={run.name}: it is still {verdict.state} ({verdict.reason}); 'tdpp stop' ends it")
+        raise LaunchError(
+            f"resume={run.name}: it has not ended yet: {verdict.state}, {verdict.reason}; 'tdpp stop' ends it"
+        )
     plan = run.read_json(run.plan)
     if not resumable(plan):
         raise LaunchError(

@@ -40,8 +40,8 @@ def drop_key(run: RunDir) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[RunDir], object], str]] = {
-    "no plan": (lambda run: run.plan.unlink(), "plan.json not there: cut off while it was submitted, or damaged"),
-    "no configuration": (lambda run: run.config.unlink(), "config.yaml not there: cut off"),
+    "no plan": (lambda run: run.plan.unlink(), "is damaged: plan.json not there, although it was started"),
+    "no configuration": (lambda run: run.config.unlink(), "is damaged: config.yaml not there"),
     "no jobs": (lambda run: run.jobs.unlink(), "is not a run: jobs.json is not there"),
     "plan cut short": (lambda run: run.plan.write_text('{"version": 1, "nod'), "plan.json is not JSON: "),
     "plan of something else": (lambda run: run.plan.write_text("{}"), "it lacks version, run, tensor"),

@@ -16,6 +16,7 @@ from launch import processes, stop
 from launch.follow import follow
 from launch.observe import observe
 from launch.verdict import State, judge
+from tests.launch.launchers import launched_by_another
 from tests.launch.live import (
     ENVIRONMENT,
     FOREVER,
@@ -65,7 +66,8 @@ def test_a_submission_to_slurm_that_is_under_way_is_not_over(runs: Path) -> None
     follow(run)
     run.node_state("local-0").unlink()
     run.write_json(run.jobs, {**run.read_json(run.jobs), "executor": "slurm", "jobs": []})
-    assert not stop.is_over(run)
+    with launched_by_another(run):
+        assert not stop.is_over(run)
 
 
 def test_stop_leaves_a_run_alone_that_has_ended(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

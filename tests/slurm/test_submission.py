@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,30 @@ def test_a_stop_in_the_middle_of_a_submission_leaves_no_job_behind(
         run = submitted(tmp_path / "runs", *FOREVER)
         assert [job.id for job in slurm.jobs()] == [other]
         assert judge(run).state is State.stopped
+
+
+def test_a_launch_that_is_killed_while_it_submits_is_settled_by_stop(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the slave's sbatch is on its way; nobody writes down what it says."""
+    kill = f"mkdir {tmp_path}/first || kill -9 $PPID"
+    with monkeypatch.context() as patch:
+        before_it_submits(slurm, kill, tmp_path / "bin", patch)
+        launcher = os.fork()
+        if launcher == 0:
+            submitted(tmp_path / "runs", *FOREVER)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1]) == -signal.SIGKILL
+    run = RunDir.find(tmp_path / "runs", None)
+    master, slave = run.read_json(run.jobs)["jobs"]
+    assert slave["id"] is None
+    wait_for(lambda: len(slurm.jobs()) == 2)
+    verdict = judge(run)
+    assert (verdict.state, verdict.rule) == (State.lost, "launch-cut-off"), "submitit's file of the slave is not there"
+    assert f"job {master['id']} is " in "".join(verdict.evidence)
+    assert stop.main([str(run.path)]) == 0
+    assert not slurm.jobs()
+    assert judge(run).state is State.stopped
 
 
 def test_inside_an_allocation_nothing_is_submitted(
