@@ -61,6 +61,12 @@ def groups() -> set[str]:
     return {file.parent.name for file in OWN.glob(f"*/*{SUFFIX}")}
 
 
+def choices(group: str, command: Sequence[str]) -> list[str]:
+    """The names of a group's files, in tdpp's own folder and those that a command line adds."""
+    folders, _ = _config_dirs(command)
+    return sorted({file.stem for folder in (OWN, *folders) for file in (folder / group).glob(f"*{SUFFIX}")})
+
+
 @contextmanager
 def found_files(command: Sequence[str]) -> Iterator[Words]:
     """The words of a command line, for as long as Hydra reads the files that they lead to.

@@ -23,6 +23,7 @@ from conf.rundir import RunDir, write_atomic
 from conf.schema import ExecutorKind, Experiment
 from conf.visible import visible
 from launch.commit import Outcomes, confirm, settle, start_all
+from launch.completion import hydra_option
 from launch.errors import LaunchError
 from launch.follow import follow, interruptible
 from launch.outcomes import tell_single, tell_sweep
@@ -32,6 +33,8 @@ from launch.verdict import judge
 from launch.worker import WORKER
 
 RESUME = "resume="
+COMPLETION = ("-sc", "--shell-completion")
+"""Hydra's own."""
 SWEEP_RECORD = "multirun.yaml"
 """As Hydra calls it."""
 CONFIG_FOLDER = Path(conf.__file__).resolve().parent
@@ -77,6 +80,8 @@ def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> 
     """
     if any(argument.startswith(RESUME) for argument in argv):
         return _resume(argv, worker)
+    if any(argument in COMPLETION for argument in argv):
+        return hydra_option(argv)
     session = Session()
     try:
         with interruptible():

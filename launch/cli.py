@@ -35,6 +35,7 @@ COMMANDS = {
     "profile": ("launch.profile", "measure what models and messages take on a cluster's GPUs"),
     "report": ("reports.cli", "show runs as a page"),
     "data": ("data_prep.cli", "turn text into indexed data, and inspect it"),
+    "completion": ("launch.completion", "let a shell complete commands, groups, keys, values and runs"),
 }
 """By name: the module with the command's `main`, and what the command does."""
 
@@ -75,6 +76,12 @@ def _run(argv: Sequence[str]) -> int:
         from launch.table import print_table
 
         return int(module.main(rest, show=print_table, measure=_measure, draw=_draw_search))
+    if verb == "completion":
+        from fasop.asked import WORDS as OF_SEARCH
+        from launch.profile_words import WORDS as OF_PROFILE
+
+        own = {"search": [*OF_SEARCH, "runs_dir"], "profile": [*OF_PROFILE], "launch": ["resume"]}
+        return int(module.main(rest, commands=list(COMMANDS), own=own))
     if verb == "report":
         from launch.findings import all_findings
 
