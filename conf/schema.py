@@ -317,7 +317,8 @@ class Train:
     """Train on while a copy in the node's memory is written."""
     comm_timeout_s: int = 60
     """A rank that waits longer than this for a message of another one fails; on a GPU, one of whose passes takes longer
-    with the wait for its message. Indexing data, and reading and writing checkpoints, may take longer."""
+    with the wait for its message. Making the weights, indexing data, and reading and writing checkpoints may take up to
+    two hours."""
 
     def __post_init__(self) -> None:
         ranges.check("train", self)

@@ -162,7 +162,8 @@ def all_gather(own: Tensor, whole: Tensor, group: Optional[dist.ProcessGroup], w
 
 
 class Gate:
-    """Where ranks wait for all others while some of them read or write files, which may take longer than any message.
+    """Where ranks wait for all others while some of them make their weights, or read or write files, which may take
+    longer than any message.
 
     It goes through the store where they met. A rank that dies meanwhile is not missed here: its node ends the others.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -54,6 +54,10 @@ class Engine:
         self._samples = samples
         self._recorder = recorder
         self._device = torch.device(plan.device)
+        pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
+        peers = neighbours(pipeline, place.stage, plan.chunks, groups)
+        # Before anything takes its time: ranks wait here for each other, and no longer than for any message.
+        warm_up(groups, peers, place.stage, plan.pipeline, self._device)
         self.tensor = TensorGroup(plan.tensor, place.tp, groups.tensor, plan.sequence_parallel, recorder)
         self._stages = [Stage(plan, chunk * plan.pipeline + place.stage, self.tensor) for chunk in range(plan.chunks)]
         named = [pair for stage in self._stages for pair in stage.parameters_by_name()]
@@ -80,23 +84,18 @@ class Engine:
         if splits or (self.flat.fused and not plan.train.compile):
             for stage in self._stages:
                 stage.put_off(later)
-        pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
         outside = self.tensor.positions(plan.model.sequence_length)
-        shape = (plan.micro_batch_size, outside.stop - outside.start, plan.model.hidden)
-        peers = neighbours(pipeline, place.stage, plan.chunks, groups)
-        warm_up(groups, peers, place.stage, plan.pipeline, self._device)
+        self._shape = (plan.micro_batch_size, outside.stop - outside.start, plan.model.hidden)
         self._loss = partial(vocab_cross_entropy, vocab_size=plan.model.vocab_size, tensor=self.tensor)
         self._executor = Executor(
             self._stages,
             peers,
-            torch.empty(shape, dtype=dtype, device=self._device),
+            torch.empty(self._shape, dtype=dtype, device=self._device),
             later,
             recorder,
             self._loss,
             Pace(self._device, plan.train.comm_timeout_s),
         )
-        if plan.train.compile or (self._device.type == "cuda" and plan.pipeline > 1):
-            self._pass_once(shape, dtype)
 
     def step(self, iteration: int) -> StepResult:
         """Trains on the global batch of `iteration` (from 1).
@@ -128,22 +127,27 @@ class Engine:
             raise _not_finite(iteration, "gradient's norm", norm)
         return StepResult(mean, norm, scale, skipped)
 
-    def _pass_once(self, shape: Tuple[int, ...], dtype: torch.dtype) -> None:
-        """Runs each chunk once without messages, so that its gradients are zero.
+    def pass_once(self) -> None:
+        """Where the first pass takes long, runs each chunk once with gradients that are zero.
+
+        Stages exchange nothing, but the ranks of a tensor group do: all call it when all have their weights.
 
         torch.compile works at the first call, for minutes: in the first iteration one stage after another would, while
         the others wait for its message. CUDA loads kernels at their first call, and waits there for all that the GPU
         has begun, a receive among it.
         """
+        plan, shape = self._plan, self._shape
+        if not (plan.train.compile or (self._device.type == "cuda" and plan.pipeline > 1)):
+            return
         self._reducer.begin(2)  # it is told of one
         for stage in self._stages:
             if stage.first:
-                x = torch.zeros(shape[0], self._plan.model.sequence_length, dtype=torch.int64, device=self._device)
+                x = torch.zeros(shape[0], plan.model.sequence_length, dtype=torch.int64, device=self._device)
             else:
-                x = torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=True)
+                x = torch.zeros(shape, dtype=DTYPES[plan.train.precision], device=self._device, requires_grad=True)
             left = stage(x)
             if stage.last:
-                labels = torch.zeros(shape[0], self._plan.model.sequence_length, dtype=torch.int64, device=self._device)
+                labels = torch.zeros(shape[0], plan.model.sequence_length, dtype=torch.int64, device=self._device)
                 left = self._loss(left, labels)
             torch.autograd.backward([left], [torch.zeros_like(left)])
 

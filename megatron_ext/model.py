@@ -14,17 +14,24 @@ together (`checkpoint.place_of`, `checkpoint_meta.part_names`).
 from __future__ import annotations
 
 import math
+import os
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
+from megatron_ext.drawing import draw
 from megatron_ext.linear import WeightGradients, linear
 from megatron_ext.plan import ModelConfig, Plan
 from megatron_ext.tensor_parallel import TensorGroup, shard_of, vocab_embedding
+
+MOST_THREADS = 8
+"""That draw a stage's weights, where a rank has as many cores."""
 
 
 class Embedding(nn.Module):
@@ -57,11 +64,11 @@ class TransformerLayer(nn.Module):
         self.heads = config.heads // tensor.size
         width, inner = config.hidden // tensor.size, 4 * config.hidden // tensor.size
         self.attention_norm = nn.LayerNorm(config.hidden)
-        self.qkv = nn.Linear(config.hidden, 3 * width)
-        self.attention_out = nn.Linear(width, config.hidden)
+        self.qkv = _linear(config.hidden, 3 * width)
+        self.attention_out = _linear(width, config.hidden)
         self.mlp_norm = nn.LayerNorm(config.hidden)
-        self.mlp_in = nn.Linear(config.hidden, inner)
-        self.mlp_out = nn.Linear(inner, config.hidden)
+        self.mlp_in = _linear(config.hidden, inner)
+        self.mlp_out = _linear(inner, config.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] -> the same."""
@@ -92,6 +99,12 @@ class TransformerLayer(nn.Module):
         if self.tensor.size == 1:
             return linear(x, layer.weight, layer.bias, self.later)
         return self.tensor.leave(linear(x, layer.weight, None, self.later)) + layer.bias
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    """Without weights: torch would draw some that are not used."""
+    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
+    return layer
 
 
 def _again(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -173,25 +186,33 @@ class Stage(nn.Module):
         holder = self.embedding if self.first else self.head
         return None if holder is None else holder.word
 
-    @torch.no_grad()
     def _initialise(self, plan: Plan, tensor: TensorGroup) -> None:
         """Normal(0, 0.02), the layers' output projections scaled by 1/sqrt(2 layers) (GPT-2, section 2.3)."""
         scaled = 0.02 / math.sqrt(2 * plan.model.layers)
-        for name, parameter in self.parameters_by_name():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-                continue
+
+        def fill(named: Tuple[str, nn.Parameter]) -> None:
+            name, weight = named[0], named[1].detach()
+            if weight.dim() == 1:
+                weight.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+                return
             shard = shard_of(name)
-            shape = list(parameter.shape)
+            whole = list(weight.shape)
             if shard is not None:
-                shape[shard.dim] *= tensor.size
+                whole[shard.dim] *= tensor.size
             # The vocabulary's padding, which depends on the tensor size, must not shift the numbers drawn.
-            drawn = [plan.model.vocab_size, *shape[1:]] if name.endswith("word") else shape
-            source = torch.Generator().manual_seed(_seed(plan.train.seed, name))
+            filled = plan.model.vocab_size if name.endswith("word") else whole[0]
             std = scaled if "_out." in name else 0.02
-            whole = torch.zeros(shape)
-            whole[: drawn[0]] = torch.empty(drawn).normal_(0.0, std, generator=source)
-            parameter.copy_(whole if shard is None else shard.part(whole, tensor.size, tensor.rank))
+            source = torch.Generator().manual_seed(_seed(plan.train.seed, name))
+            draw(weight, whole, filled, shard, tensor.size, tensor.rank, std, source)
+
+        # Each parameter has a generator of its own, and torch draws in one thread.
+        threads = len(os.sched_getaffinity(0)) // max(len(node.ranks) for node in plan.nodes)
+        if threads > 1:
+            with ThreadPoolExecutor(min(threads, MOST_THREADS)) as pool:
+                list(pool.map(fill, self.parameters_by_name()))
+        else:
+            for named in self.parameters_by_name():
+                fill(named)
 
 
 def _seed(seed: int, name: str) -> int:

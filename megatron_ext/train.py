@@ -66,6 +66,8 @@ def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device:
     start = BEGINNING if found is None else found.position
     samples = _samples(plan, place, start, gate)
     engine = Engine(plan, place, groups, samples, recorder)
+    gate.wait("model", "waiting for the models of all ranks")
+    engine.pass_once()
     if found is not None:
         checkpoint.check_order(found, samples.order)
         checkpoint.load(found, plan, engine)
