@@ -37,6 +37,11 @@ def is_begun(path: Path) -> bool:
         return False
 
 
+def run_around(path: Path) -> Path | None:
+    """The run that a path leads into."""
+    return next((folder for folder in path.resolve().parents if is_run(folder)), None)
+
+
 def is_closed(path: Path) -> bool:
     """Whether it is a folder that this user may not read."""
     try:
@@ -116,13 +121,14 @@ def _at(path: Path) -> Path | None:
     """The run at a path, around it or, the latest, in it."""
     try:
         resolved = path.resolve(strict=True)
+    except PermissionError as error:
+        raise RunFolderError(f"{path}: you may not look there ({error.strerror}: {error.filename})") from error
     except OSError:  # it is no path, but a name
         return None
     if _is_either(resolved):
         return resolved
-    around = next((folder for folder in resolved.parents if is_run(folder)), None)
-    if around is not None:
-        return around
+    if (run := run_around(resolved)) is not None:
+        return run
     if is_closed(resolved):
         raise RunFolderError(f"{path}: you may not read this folder, which belongs to {_owner(resolved)}")
     inside = [one for one in (*entries(resolved), *folders(resolved)) if _is_either(one)]

@@ -19,7 +19,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "run",
         metavar="RUN",
         nargs="?",
-        help="a run folder, its name (tiny, or 20260131-120000-0123abcd), or a job id; default: the latest run",
+        help="a run folder or a path in it; a name (tiny, or 20260131-120000-0123abcd); a folder of runs (runs/tiny): "
+        "its latest; a job id; or latest; default: the latest run",
     )
     add_runs_dir(parser)
 

@@ -13,11 +13,11 @@ from typing import TypeVar
 from conf.rundir import RunDir, write_atomic
 from conf.words import option, whole
 from reports import picture, run_page, statistics, timeline_page
-from reports.errors import NeitherError, ReportError
+from reports.errors import NeitherError, unwritable
 from reports.exports import Export, write_exports
 from reports.megatron_log import Sizes
 from reports.page import refreshing
-from reports.sources import Found, Source
+from reports.sources import Found, Source, placed
 from reports.sweep import Compared, all_of, compare
 from reports.verdict import Findings, Verdict
 
@@ -55,27 +55,29 @@ def main(argv: list[str], judge: Judge | None = None) -> int:
     wanted: list[str | None] = [one for given in arguments.runs for one in all_of(given)] or [None]
     told = set[str]()
     sources = _those_that_are(lambda one: Source.find(arguments.runs_dir, one, sizes), wanted, told)
+    if arguments.output is not None:
+        sources = placed(sources, arguments.output)
     if arguments.watch:
-        watch(sources, judge, told)
+        watch(sources, judge, told, arguments.output)
     rounds = write_all(sources, judge, told)
     for written in rounds:
         for path in written.pages if not arguments.watch else ():
             print(path)
         for path in write_exports(exports, written.found, written.pages[1], browser):
             print(path)
-    for path in compared(rounds):
+    for path in compared(rounds, arguments.output):
         if not arguments.watch:
             print(path)
     return 0
 
 
-def watch(sources: Sequence[Source], judge: Judge | None, told: set[str]) -> None:
+def watch(sources: Sequence[Source], judge: Judge | None, told: set[str], output: Path | None) -> None:
     """Writes the pages, which then load themselves anew, again and again until nothing more will come."""
     waits, shown = REFRESH_S, False
     while True:
         began = time.monotonic()
         rounds = write_all(sources, judge, told, refresh_s=waits)
-        pages = [*(path for written in rounds for path in written.pages), *compared(rounds, refresh_s=waits)]
+        pages = [*(path for written in rounds for path in written.pages), *compared(rounds, output, refresh_s=waits)]
         for path in pages if not shown else ():
             print(path, flush=True)
         if all(written.over for written in rounds):
@@ -108,12 +110,12 @@ def _those_that_are(make: Callable[[Given], Made], given: Sequence[Given], told:
     return made
 
 
-def compared(rounds: Sequence[Written], refresh_s: int | None = None) -> list[Path]:
-    """Writes the comparison, if there are several to compare; returns where."""
+def compared(rounds: Sequence[Written], output: Path | None, refresh_s: int | None = None) -> list[Path]:
+    """Writes the comparison, if there are several to compare, into a folder or where the runs are; returns where."""
     if len(rounds) == 1:
         return []
     runs = [Compared(record=one.found.record, verdict=one.verdict, page=one.pages[0]) for one in rounds]
-    return [compare(runs, refresh_s)]
+    return [compare(runs, output, refresh_s)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -124,14 +126,20 @@ def _parser() -> argparse.ArgumentParser:
         "runs",
         nargs="*",
         metavar="RUN",
-        help="run folder, name or job id; a folder of runs; or a log of Megatron-LM, or the folder with the .out files "
-        "of a job's nodes; without any, the latest run; several are also compared",
+        help="run folder, name, job id or latest; a folder of runs: all of them; or a log of Megatron-LM, or the "
+        "folder with the .out files of a job's nodes; without any, the latest run; several are also compared",
     )
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
     parser.add_argument(
         "--watch",
         action="store_true",
         help="write the pages again and again until the run is over; open ones load themselves anew",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="write there, not into the run's folder; of several runs, each into a folder of its own there",
     )
     parser.add_argument("--trace", action="store_true", help="also a trace for Perfetto, trace.json.gz")
     parser.add_argument("--csv", action="store_true", help="also tables, events.csv and metrics.csv")
@@ -164,10 +172,10 @@ def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | 
         (all_ranks, timeline_page.render(known, timeline, figures, found.prediction)),
     )
     try:
-        source.report.mkdir(exist_ok=True)
+        source.report.mkdir(parents=True, exist_ok=True)
         for path, content in contents:
             write_atomic(path, content if refresh_s is None else refreshing(content, refresh_s))
     except OSError as error:
-        raise ReportError(f"{source.report}: cannot be written ({error.strerror})") from error
+        raise unwritable(source.report, error) from error
     verdict = findings.verdict if findings else None
     return Written(found=found, pages=(index, all_ranks), verdict=verdict, over=over)

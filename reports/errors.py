@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from conf.errors import TdppError
 
 
@@ -16,3 +18,8 @@ class NeitherError(ReportError):
         """`brief` is for those that are left out among others."""
         super().__init__(message)
         self.brief = brief or message
+
+
+def unwritable(path: Path, error: OSError) -> ReportError:
+    """Of a page that is to be written, with the way out: who may only read a run may still want its report."""
+    return ReportError(f"{path}: cannot be written ({error.strerror}); write the report elsewhere with --output FOLDER")

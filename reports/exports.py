@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conf.rundir import write_atomic
 from reports import picture
-from reports.errors import ReportError
+from reports.errors import unwritable
 from reports.sources import Found
 from reports.tables import events_csv, metrics_csv
 from reports.trace import chrome_trace
@@ -46,5 +46,5 @@ def _written(path: Path, content: str | bytes) -> Path:
     try:
         write_atomic(path, content)
     except OSError as error:
-        raise ReportError(f"{path}: cannot be written ({error.strerror})") from error
+        raise unwritable(path, error) from error
     return path

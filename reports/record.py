@@ -202,7 +202,7 @@ def read(run: RunDir) -> Record:
     """
     content = run.read_json(run.plan)
     if content is None:
-        raise ReportError(f"{run.path} has no plan.json, so it is not a run")
+        raise ReportError(f"{run.path} has no plan.json: its launch is under way, or was cut off before it wrote one")
     plan = Plan.parse(content)
     notes: list[str] = []
     upstream = _upstream(run, plan, notes) if plan.engine == "megatron_lm" else None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from conf import run_folders
 from conf.errors import RunFolderError, TdppError
 from conf.rundir import RunDir
 from fasop.predict import Prediction
@@ -56,13 +59,16 @@ class Source:
             NeitherError: the folder has neither.
             ReportError: the file or folder is not there; there are sizes for a run, which knows its own.
         """
-        if wanted is not None and megatron_log.is_log(log := Path(wanted)):
+        log = Path(wanted or "")
+        if wanted is not None and run_folders.run_around(log) is None and megatron_log.is_log(log):
             report = log / "report" if log.is_dir() else log.with_suffix(".report")
             return cls(run=None, log=log, sizes=sizes, report=report)
         try:
             run = RunDir.find(runs, wanted)
         except RunFolderError as error:
             raise _neither(wanted, error) from error
+        if wanted is not None and Path(wanted).resolve() == run.runs:
+            raise _several_names(wanted)
         if sizes != Sizes():
             raise ReportError(f"{run.name} is a run, which knows its sizes: leave out --tensor, --data and --pipeline")
         return cls(run=run, log=run.path, sizes=sizes, report=run.report)
@@ -91,13 +97,29 @@ class Source:
         )
 
 
+def placed(sources: Sequence[Source], folder: Path) -> list[Source]:
+    """The same with their pages in one folder; of several, each in a folder of its own there."""
+    if len(sources) == 1:
+        return [replace(sources[0], report=folder)]
+    taken = set[str]()
+    found = []
+    for source in sources:
+        name = source.log.stem if source.run is None else source.run.name
+        free = next(one for number in itertools.count() if (one := f"{name}.{number}" if number else name) not in taken)
+        taken.add(free)
+        found.append(replace(source, report=folder / free))
+    return found
+
+
+def _several_names(wanted: str) -> NeitherError:
+    inside = sorted({run.path.parent.name for run in RunDir.all(Path(wanted))})
+    return NeitherError(f"{wanted} has runs of several names: give one of its folders {', '.join(inside)}")
+
+
 def _neither(wanted: str | None, error: RunFolderError) -> TdppError:
     """What to say of something that is no run and no log; of a path it is where to look, of a name which runs exist."""
     path = Path(wanted or "")
     if wanted is not None and path.is_dir():
-        inside = sorted({run.path.parent.name for run in RunDir.all(path)})
-        if inside:
-            return NeitherError(f"{wanted} has runs of several names: give one of its folders {', '.join(inside)}")
         return NeitherError(f"{wanted} has no plan.json of a run, no runs, and no .out files of a job's nodes")
     if wanted is not None and not path.exists() and (len(path.parts) > 1 or path.suffix):
         return ReportError(f"{wanted} is not there, and {error}")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from conf import run_folders
 from conf.rundir import RunDir, write_atomic
 from reports import sweep_page
 from reports.comparison import outcome
-from reports.errors import ReportError
+from reports.errors import unwritable
 from reports.page import refreshing
 from reports.record import Record
 from reports.verdict import Verdict
@@ -31,26 +32,26 @@ class Compared:
 def all_of(wanted: str) -> list[str]:
     """The runs in a folder of runs, such as `runs/tiny`, oldest first; else what was given."""
     folder = Path(wanted)
-    if RunDir.is_one(folder) or not folder.is_dir():
-        return [wanted]
-    return [str(path) for path in sorted(folder.iterdir()) if RunDir.is_one(path)] or [wanted]
+    inside = [] if RunDir.is_one(folder) else run_folders.entries(folder)
+    return [str(path) for path in sorted(inside) if RunDir.is_one(path)] or [wanted]
 
 
-def compare(runs: Sequence[Compared], refresh_s: int | None = None) -> Path:
-    """Writes the comparison into the deepest folder that all the runs lie in.
+def compare(runs: Sequence[Compared], output: Path | None, refresh_s: int | None = None) -> Path:
+    """Writes the comparison.
 
     Args:
+        output: where to; None for the deepest folder that all the runs lie in.
         refresh_s: after how many seconds the page loads itself anew.
 
     Raises:
         ReportError: it cannot be written there.
     """
-    folder = Path(os.path.commonpath([one.page.absolute().parents[1] for one in runs]))
-    links = [quote(os.path.relpath(one.page.absolute(), folder)) for one in runs]
+    folder = output or Path(os.path.commonpath([one.page.absolute().parents[1] for one in runs]))
+    links = [quote(os.path.relpath(one.page.absolute(), folder.absolute())) for one in runs]
     outcomes = [outcome(one.record, one.verdict, link) for one, link in zip(runs, links, strict=True)]
     content = sweep_page.render(outcomes)
     try:
         write_atomic(folder / PAGE, content if refresh_s is None else refreshing(content, refresh_s))
     except OSError as error:
-        raise ReportError(f"{folder / PAGE}: cannot be written ({error.strerror})") from error
+        raise unwritable(folder / PAGE, error) from error
     return folder / PAGE

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +33,11 @@ def ordinary_user() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
+
+
+@contextmanager
+def open_to_others() -> Iterator[Path]:
+    """An empty folder that other users can reach and read; those of pytest are closed to them."""
+    with tempfile.TemporaryDirectory(prefix="tdpp-open-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)

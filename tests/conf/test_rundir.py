@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import shutil
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from threading import Event, Thread
@@ -15,6 +16,7 @@ import pytest
 
 from conf.errors import RunFolderError
 from conf.rundir import RunDir, write_atomic
+from tests.ordinary_user import open_to_others, ordinary_user
 
 NOW = datetime(2024, 5, 6, 7, 8, 9)
 
@@ -83,8 +85,23 @@ def test_a_new_run_has_its_folders_and_is_absolute(tmp_path: Path, monkeypatch: 
         lambda run: run.path.name,
         lambda run: "4711",
         lambda run: "4711+1",
+        lambda run: f"{run.path}/",
+        lambda run: str(run.nodes),
+        lambda run: str(run.plan),
+        lambda run: os.path.relpath(run.runs / "by_job" / "4711"),
     ],
-    ids=["folder", "relative folder", "name/time-hash", "time-hash", "job id", "component of a heterogeneous job"],
+    ids=[
+        "folder",
+        "relative folder",
+        "name/time-hash",
+        "time-hash",
+        "job id",
+        "component of a heterogeneous job",
+        "folder with a slash",
+        "folder in it",
+        "file in it",
+        "link of its job",
+    ],
 )
 def test_a_run_is_found_by(tmp_path: Path, wanted) -> None:
     run = made(tmp_path, "tiny", job="4711")
@@ -103,6 +120,74 @@ def test_nothing_finds_the_latest_of_all(tmp_path: Path) -> None:
     latest = made(tmp_path, "a", "a", datetime(2024, 7, 1), job="1")
     made(tmp_path, "z", "a", datetime(2024, 6, 1), job="2")
     assert RunDir.find(tmp_path, None) == latest
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        lambda runs: "tiny",
+        lambda runs: str(runs / "tiny"),
+        lambda runs: f"{os.path.relpath(runs)}/tiny/",
+        lambda runs: str(runs),
+        lambda runs: "latest",
+        lambda runs: None,
+    ],
+    ids=["name", "folder of a name", "relative folder", "folder of all", "latest", "nothing"],
+)
+def test_of_several_runs_the_latest_is_meant(tmp_path: Path, wanted) -> None:
+    made(tmp_path, "small", "c", datetime(2024, 5, 1))
+    made(tmp_path, "tiny")
+    latest = made(tmp_path, "tiny", "b", datetime(2024, 6, 1))
+    assert RunDir.find(tmp_path, wanted(tmp_path)) == latest
+
+
+def test_a_run_called_latest_is_found_by_its_name(tmp_path: Path) -> None:
+    run = made(tmp_path, "latest")
+    made(tmp_path, "tiny", now=datetime(2025, 1, 1))
+    assert RunDir.find(tmp_path, "latest") == run
+
+
+def test_a_folder_of_another_kind_does_not_hide_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made(tmp_path / "runs", "tiny")
+    (tmp_path / "tiny" / "corpus").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert RunDir.find(Path("runs"), "tiny") == run
+
+
+def test_a_run_whose_job_has_no_link_yet_is_found_by_its_job(tmp_path: Path) -> None:
+    run = made(tmp_path, "tiny")
+    run.write_json(run.jobs, {"jobs": [{"id": "4711"}, {"id": None}]})
+    made(tmp_path, "other", now=datetime(2025, 1, 1)).jobs.write_text("{")
+    assert RunDir.find(tmp_path, "4711") == run
+
+
+def test_a_launch_that_was_cut_off_is_the_latest_too(tmp_path: Path) -> None:
+    made(tmp_path, "tiny")
+    cut_off = RunDir.create(tmp_path, "tiny", "b", datetime(2025, 1, 1))
+    assert RunDir.find(tmp_path, None) == cut_off
+    assert RunDir.find(tmp_path, cut_off.name) == cut_off
+    assert cut_off not in RunDir.all(tmp_path)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    with open_to_others() as folder:
+        yield folder
+
+
+def test_a_closed_run_says_whose_it_is_and_hides_no_other(open_folder: Path) -> None:
+    closed, latest = made(open_folder, "tiny"), made(open_folder, "tiny", "b", datetime(2024, 6, 1))
+    closed_name = made(open_folder, "closed", now=datetime(2025, 1, 1)).path.parent
+    for folder in (closed.path, closed_name):
+        folder.chmod(0)
+    with ordinary_user():
+        assert list(RunDir.all(open_folder)) == [latest]
+        assert RunDir.find(open_folder, "tiny") == latest
+        for path in (closed.path, closed_name):
+            with pytest.raises(RunFolderError, match=f"{path}: you may not read this folder, which belongs to"):
+                RunDir.find(open_folder, str(path))
+        with pytest.raises(RunFolderError, match=rf"you may not look there \(Permission denied: {closed_name}"):
+            RunDir.find(open_folder, f"{closed_name}/1-1")
 
 
 def test_all_runs_come_once_each_oldest_first(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.errors import RunFolderError
 from conf.rundir import RunDir
 from launch import cli
 from launch.follow import follow
@@ -80,6 +81,39 @@ def test_a_run_is_found_by_its_job(finished: RunDir, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert cli.main(["status", job, "--runs-dir", str(finished.runs)]) == 0
     assert capsys.readouterr().out.startswith(f"{finished.name}: succeeded")
+
+
+@pytest.mark.parametrize("way", ["folder", "path in it", "name", "name and time", "folder of runs", "job", "latest"])
+@pytest.mark.parametrize("verb", ["status", "logs", "stop", "launch", "report", "search"])
+def test_every_verb_means_the_same_by_run(
+    finished: RunDir, way: str, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds the run, whatever it then does with it."""
+    found: list[RunDir] = []
+    find = RunDir.find
+
+    def noted(runs: Path, wanted: str | None) -> RunDir:
+        found.append(find(runs, wanted))
+        raise RunFolderError("that will do")
+
+    monkeypatch.chdir(finished.runs.parent)
+    monkeypatch.setattr(RunDir, "find", noted)
+    run = {
+        "folder": str(finished.path),
+        "path in it": f"runs/{finished.name}/nodes/local-0.json",
+        "name": "tiny",
+        "name and time": finished.name,
+        "folder of runs": "runs/tiny",
+        "job": finished.read_json(finished.jobs)["jobs"][0]["id"],
+        "latest": "latest",
+    }[way]
+    given = {"launch": f"resume={run}", "search": f"validate={run}"}.get(verb, run)
+    assert cli.main([verb, given]) == 1
+    everything = list(RunDir.all(finished.runs))
+    if way == "folder of runs" and verb == "report":
+        assert found == everything, "the only verb that takes several"
+    else:
+        assert found == [everything[-1] if way in ("name", "folder of runs", "latest") else finished]
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "stop"])

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from conf.errors import RunFolderError
 from reports.cli import main
 from reports.errors import ReportError
+from tests.ordinary_user import open_to_others, ordinary_user
 from tests.reports.synthetic import Shape, make_run
 
 LOG = (
@@ -420,3 +422,54 @@ def test_the_command_line_can_be_imported_without_torch_or_pandas():
     code = "import sys, reports.cli; print(sorted({'torch', 'pandas', 'plotly', 'launch'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_a_report_may_be_written_elsewhere(run: Path, tmp_path: Path, capsys):
+    output = tmp_path / "my" / "pages"
+    assert main([str(run), "--output", str(output), "--csv"]) == 0
+    written = [output / name for name in ("index.html", "timeline.html", "events.csv", "metrics.csv")]
+    assert capsys.readouterr().out.splitlines() == [str(path) for path in written]
+    assert sorted(output.iterdir()) == sorted(written)
+    assert not (run / "report").exists()
+
+
+def test_reports_of_several_written_elsewhere_are_beside_their_comparison(run: Path, tmp_path: Path, capsys):
+    other = run.with_name("20260102-000000-bbbb")
+    make_run(other, SHAPE)
+    logs = [tmp_path / folder / "n0.log" for folder in "ab"]
+    for log in logs:
+        log.parent.mkdir()
+        log.write_text(LOG)
+    output = tmp_path / "pages"
+    assert main([str(run.parent), *map(str, logs), "--output", str(output)]) == 0
+    folders = [f"tiny/{run.name}", f"tiny/{other.name}", "n0", "n0.1"]
+    pages = [output / folder / name for folder in folders for name in ("index.html", "timeline.html")]
+    assert capsys.readouterr().out.splitlines() == [str(path) for path in (*pages, output / "comparison.html")]
+    comparison = (output / "comparison.html").read_text()
+    assert all(f'href="{folder}/index.html"' in comparison for folder in folders)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "pages", "runs"]
+    assert [path.name for path in logs[0].parent.iterdir()] == ["n0.log"]
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    with open_to_others() as folder:
+        yield folder
+
+
+def test_who_may_only_read_a_run_is_told_how_to_have_its_report(open_folder: Path):
+    runs, mine = open_folder / "runs", open_folder / "mine"
+    run = runs / "tiny/20260101-000000-aaaa"
+    for one in (run, run.with_name("20260102-000000-bbbb")):
+        make_run(one, SHAPE)
+    mine.mkdir()
+    mine.chmod(0o777)
+    with ordinary_user():
+        with pytest.raises(ReportError, match=r"/report: cannot be written \(Permission denied\); .* --output FOLDER"):
+            main([str(run)])
+        with pytest.raises(ReportError, match=r"/runs: cannot be written \(Permission denied\); .* --output FOLDER"):
+            main([str(run), "--output", str(runs)])
+        assert main([str(run), "--output", str(mine / "one")]) == 0
+        assert main([str(run.parent), "--output", str(mine / "all")]) == 0
+    assert (mine / "one/index.html").exists()
+    assert (mine / "all/comparison.html").exists()
