@@ -3,7 +3,8 @@
     python -m megatron_ext.hf export CHECKPOINT OUT     CHECKPOINT: a run folder, its checkpoints folder or one of these
     python -m megatron_ext.hf import FROM CHECKPOINT    which train.load then takes
 
-OUT and FROM are a folder with config.json and model.safetensors, or a file of that format alone. Only weights cross.
+OUT and FROM are a folder with config.json and model.safetensors, or a file of that format alone; FROM may also have
+its weights in shards, beside model.safetensors.index.json. Only weights cross.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from torch import Tensor
 
-from megatron_ext import safetensors
+from megatron_ext import hf_files, safetensors
 from megatron_ext.checkpoint import WEIGHTS
 from megatron_ext.checkpoint_meta import Checkpoint, Meta, part_file, part_names
 from megatron_ext.errors import EngineError
@@ -108,12 +109,14 @@ def import_(source: Path, folder: Path, heads: Optional[int]) -> Checkpoint:
         EngineError: `source` is not a GPT-2 that this engine computes, or `folder` is there or cannot be written.
             Nothing is then left of it.
     """
-    config = _config(source)
-    path = source / "model.safetensors" if source.is_dir() else source
-    found = {
-        name[len(PREFIX) :] if name.startswith(PREFIX) else name: tensor
-        for name, tensor in safetensors.read(path).items()
-    }
+    config = _config(source.parent if source.name == hf_files.INDEX else source)
+    path, tensors = hf_files.read(source)
+    found: Dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = name[len(PREFIX) :] if name.startswith(PREFIX) else name
+        if plain in found:
+            raise EngineError(f"{path}: the tensor {plain} is there twice, with {PREFIX!r} before its name and without")
+        found[plain] = tensor
     model = _model(path, found, config, heads)
     if folder.exists():
         raise EngineError(f"{folder}: is there already; give a new folder")
@@ -122,8 +125,8 @@ def import_(source: Path, folder: Path, heads: Optional[int]) -> Checkpoint:
     try:
         try:
             partial.mkdir(parents=True)
-            for part, tensors in _parts(path, found, model["layers"]):
-                safetensors.write(part_file(partial, part), tensors, {})
+            for part, own in _parts(path, found, model["layers"]):
+                safetensors.write(part_file(partial, part), own, {})
             (partial / "meta.json").write_text(meta.as_json(), encoding="utf-8")
             partial.rename(folder)
         finally:
@@ -231,7 +234,9 @@ def main(argv: List[str]) -> int:
     out.add_argument("checkpoint", type=Path, help="a run folder, its checkpoints folder, or one of the folders in it")
     out.add_argument("out", type=Path)
     back = commands.add_parser("import", help="weights to a new checkpoint folder, for train.load")
-    back.add_argument("source", type=Path, help="a folder with model.safetensors and config.json, or such a file")
+    back.add_argument(
+        "source", type=Path, help="a folder with config.json and the weights in one file or in shards, or such a file"
+    )
     back.add_argument("checkpoint", type=Path)
     back.add_argument("--heads", type=int, help="attention heads, where no config.json tells them")
     arguments = parser.parse_args(argv)

@@ -224,3 +224,131 @@ def test_the_command_tells_what_is_wrong_in_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {tmp_path}: no checkpoint there; give a run folder")
     assert done.stdout == ""
+
+
+def shards(exported: Path, folder: Path, count: int = 3) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, str]]:
+    """Writes the model as transformers saves a large one; the tensors of each shard, and the index's weight_map."""
+    tensors = safetensors.read(exported / "model.safetensors")
+    files: dict[str, dict[str, torch.Tensor]] = {}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        files.setdefault(f"model-{number % count + 1:05d}-of-{count:05d}.safetensors", {})[name] = tensor
+    places = {name: file for file, own in files.items() for name in own}
+    folder.mkdir()
+    (folder / "config.json").write_text((exported / "config.json").read_text())
+    for file, own in files.items():
+        safetensors.write(folder / file, own, {"format": "pt"})
+    index(folder, places)
+    return files, places
+
+
+def index(folder: Path, places: object) -> None:
+    content = {"metadata": {"total_size": 7}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("source", ["", "model.safetensors.index.json"], ids=["folder", "index"])
+def test_shards_are_imported_as_one_file_is(exported: Path, tmp_path: Path, source: str) -> None:
+    shards(exported, tmp_path / "sharded")
+    assert hf.main(["import", str(tmp_path / "sharded" / source), str(tmp_path / "made")]) == 0
+    assert hf.main(["import", str(exported), str(tmp_path / "whole")]) == 0
+    for path in sorted((tmp_path / "whole").iterdir()):
+        assert (tmp_path / "made" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_shards_may_be_links_as_in_hugging_faces_cache(exported: Path, tmp_path: Path) -> None:
+    files, _ = shards(exported, tmp_path / "sharded")
+    (tmp_path / "blobs").mkdir()
+    for file in files:
+        (tmp_path / "sharded" / file).rename(tmp_path / "blobs" / file)
+        (tmp_path / "sharded" / file).symlink_to(Path("..") / "blobs" / file)
+    assert hf.main(["import", str(tmp_path / "sharded"), str(tmp_path / "made")]) == 0
+
+
+def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the import says, which leaves nothing."""
+    made = folder.parent / "made"
+    assert hf.main(["import", str(folder), str(made)]) == 1
+    assert not made.exists()
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {folder}")
+    assert told.count("\n") == 1
+    return told
+
+
+def test_missing_shards_are_named_together(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, _ = shards(exported, tmp_path / "sharded")
+    first, second, _ = files
+    for file in (first, second):
+        (tmp_path / "sharded" / file).unlink()
+    assert f"2 of its 3 shards are not there: {first}, {second}" in refused(tmp_path / "sharded", capsys)
+
+
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/etc/passwd", "a/../../b", "", ".", "..", "a\0b", 7, None, []]
+)
+def test_a_shards_name_stays_in_the_folder(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: object
+) -> None:
+    _, places = shards(exported, tmp_path / "sharded")
+    tensor = next(iter(places))
+    index(tmp_path / "sharded", {**places, tensor: name})
+    told = refused(tmp_path / "sharded", capsys)
+    assert f"the shard of tensor {tensor} is {name!r}, which is no file in its folder" in told
+
+
+def test_a_tensor_is_in_one_shard(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "sharded"
+    files, places = shards(exported, folder)
+    first, second, _ = files
+    name = next(iter(files[first]))
+    safetensors.write(folder / second, {**files[second], name: files[first][name]}, {})
+    assert f"the tensor {name} is in two shards, {first} and {second}" in refused(folder, capsys)
+    safetensors.write(folder / first, {n: t for n, t in files[first].items() if n != name}, {})
+    assert f"the tensor {name} is in {second}, but the index says that it is in {first}" in refused(folder, capsys)
+    index(folder, {tensor: file for tensor, file in places.items() if tensor != name})
+    assert f"the tensor {name} is in {second}, but the index does not list it" in refused(folder, capsys)
+    safetensors.write(folder / second, files[second], {})
+    index(folder, places)
+    assert f"the tensor {name} should be in {first}, which does not have it" in refused(folder, capsys)
+
+
+def test_an_index_that_names_a_tensor_twice_is_refused(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards(exported, tmp_path / "sharded")
+    path = tmp_path / "sharded" / "model.safetensors.index.json"
+    path.write_text('{"weight_map": {"wte.weight": "a.safetensors", "wte.weight": "b.safetensors"}}')
+    told = "wte.weight is there twice: 'a.safetensors' and 'b.safetensors'"
+    assert told in refused(tmp_path / "sharded", capsys)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "7", "{}", '{"weight_map": {}}', '{"weight_map": [1]}', "[" * 100_000])
+def test_an_index_that_is_none_is_refused(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    shards(exported, tmp_path / "sharded")
+    (tmp_path / "sharded" / "model.safetensors.index.json").write_text(content)
+    assert "model.safetensors.index.json: " in refused(tmp_path / "sharded", capsys)
+
+
+def test_a_folder_without_weights_says_what_it_has(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "config.json").write_text((exported / "config.json").read_text())
+    (folder / "pytorch_model.bin").touch()
+    wanted = "expected model.safetensors or model.safetensors.index.json, found config.json, pytorch_model.bin"
+    assert wanted in refused(folder, capsys)
+
+
+def test_a_tensor_under_both_of_its_names_is_refused(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "twice"
+    folder.mkdir()
+    (folder / "config.json").write_text((exported / "config.json").read_text())
+    tensors = safetensors.read(exported / "model.safetensors")
+    tensors["ln_f.bias"] = tensors["transformer.ln_f.bias"] + 1
+    safetensors.write(folder / "model.safetensors", tensors, {})
+    assert "the tensor ln_f.bias is there twice" in refused(folder, capsys)
