@@ -73,3 +73,16 @@ def _least_sum(fixed: Floats, layer: Floats, least: Integers, layers: int, micro
     cost[partitions.sum(axis=1) < layers] = np.inf
     best: Integers = partitions[np.argmin(cost)].astype(np.int64)
     return best
+
+
+def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
+    """Where the search for partitions begins: the best of what others do, if it fits, and the smallest largest stage.
+
+    So the partition that is found is never worse than theirs.
+    """
+    ways = (balanced, minmax(pipelines, layers), even(pipelines, layers), amp(pipelines, layers))
+    every, together = np.arange(len(pipelines)), np.tile(np.arange(len(pipelines)), len(ways))
+    partitions, lines = np.concatenate(ways, axis=1), pipelines.take(together)
+    seconds = np.where(lines.fits(partitions), lines.iteration(partitions), np.inf).reshape(len(ways), -1)
+    best: Integers = np.stack(ways)[np.argmin(seconds, axis=0), :, every].T
+    return best

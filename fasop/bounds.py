@@ -17,6 +17,40 @@ from fasop.partition import both_passes, by_stage, largest_stage, least_largest
 from fasop.pipelines import Linear, Pipelines
 from fasop.placement import Integers
 
+TINY = 1e-30
+"""Seconds that are none, but may divide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """Passes that a stage still has after its first gradient left for the stage before: how many, [chunks, stages].
+
+    Not counted are those of `zb_h1` whose gradient nobody waits for.
+    """
+
+    forward: Floats
+    backward: Floats
+
+
+def passes_left(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> Left:
+    """Of the first micro-batch's gradient, which has come from the end of the model: with several chunks, the gradient
+    that leaves the stage's first chunk.
+
+    With 1F1B and `zb_h1`, stage s of P has run P - s forward passes by then, and with `zb_h1` its weight gradients lag
+    s micro-batches behind. With `interleaved` (`fasop.steps`) the first group of micro-batches has gone back through
+    all other chunks, and forward passes are 2 (P - 1 - s) + 2 (chunks - 1) P + 1 ahead.
+    """
+    number, count = np.arange(float(stages)), micro_batches
+    if schedule is Schedule.interleaved:
+        chunk, group = np.arange(float(chunks)).reshape(-1, 1), stages * chunks
+        ahead = 2 * (stages - 1 - number) + 2 * (chunks - 1) * stages + 1
+        done = ahead // group * stages + np.clip(ahead % group - chunk * stages, 0, stages)
+        back = np.where(chunk == 0, 1, min(stages, count)) + 0 * number
+        return Left(forward=np.maximum(0.0, count - done), backward=count - back)
+    ahead = np.ones(stages) if schedule is Schedule.gpipe else np.minimum(count, stages - number)
+    owed = np.minimum(number, count - 1) / 2 if schedule is Schedule.zb_h1 else 0 * number
+    return Left(forward=(count - ahead)[np.newaxis], backward=(count - 1 - owed)[np.newaxis])
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Chains:
@@ -27,22 +61,13 @@ class _Chains:
     way: Linear
     """Its passes for a micro-batch that only goes through it, there and back. Of several chunks the first one counts,
     which may have no layer."""
-    trip: Floats
-    """[pipelines]: the first micro-batch's way through all parts and back, with hops."""
-    left: Linear | None
-    """A stage's passes from the first gradient that leaves it until the last one; None: not counted."""
-
-
-def passes_bound(pipelines: Pipelines, layers: int) -> Floats:
-    """[pipelines]: a bound that takes hardly any time to work out: without hops, and as if the stages whose layers are
-    fastest came first. `fasop.floor` has the proof; what a stage takes without layers counts as parts of layers.
-    """
-    count, every = pipelines.micro_batches, both_passes(pipelines)
-    share = 1 - 1 / count if pipelines.schedule in (Schedule.gpipe, Schedule.one_f_one_b) else 1.0
-    reach = share ** np.arange(pipelines.stages) @ (1 / np.sort(every.layer, axis=0))
-    longest = count * (layers + (every.fixed / every.layer).sum(axis=0)) / reach
-    least: Floats = longest + pipelines.optimizer.fixed.min(axis=0) + _freed(pipelines)
-    return least
+    trip: Linear
+    """Its passes for the first micro-batch, in all its chunks."""
+    hops: Floats
+    """[pipelines]: the messages of that micro-batch, through all parts and back."""
+    left: Linear
+    """Its passes from the first gradient that leaves it until the last one. Of several chunks, a layer of that one
+    counts which has the shortest passes left."""
 
 
 def _freed(pipelines: Pipelines) -> Floats:
@@ -53,52 +78,59 @@ def _freed(pipelines: Pipelines) -> Floats:
 
 
 def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats:
-    """[pipelines]: the largest of three bounds; `balanced` is from `bottleneck`.
+    """[pipelines]: the largest of five bounds; `balanced` is from `bottleneck`.
 
-    For the largest stage: it steps its optimizer and computes for all micro-batches.
+    For the largest stage: it steps its optimizer and computes for all micro-batches, and then either its gradient goes
+    back to the first stage, or it sums its gradients.
 
-    For any stage: the first micro-batch goes through all parts and back, and then the stage has passes left.
+    For any stage, and for the mean over the stages: the first micro-batch goes through all parts and back, and then the
+    stage has passes left (`_trip_bound`).
 
     For the mean over the stages: see `_mean_bound`.
     """
-    chains, stepped = _chains(pipelines, layers), pipelines.optimizer.fixed
+    chains, stepped = _chains(pipelines), pipelines.optimizer.fixed
     first_sums = pipelines.least_exposed[0] + pipelines.embedding
-    busiest = pipelines.micro_batches * largest_stage(pipelines, balanced) + stepped.min(axis=0) + _freed(pipelines)
-    longest = np.maximum(_mean_bound(chains, pipelines.hop, layers), chains.trip)
-    if chains.left is not None:
-        most = least_largest(chains.left, pipelines.capacity, layers)
-        longest = np.maximum(longest, chains.trip + chains.left.of(most).max(axis=0))
+    back = pipelines.micro_batches * largest_stage(pipelines, balanced) + stepped.min(axis=0) + _freed(pipelines)
+    busiest = np.maximum(back, _summing_bound(pipelines, layers))
+    longest = np.maximum(_mean_bound(chains, pipelines.hop, layers), _trip_bound(chains, pipelines.capacity, layers))
     least: Floats = np.maximum(busiest, longest + stepped[0] + first_sums)
     return least
 
 
-def _chains(pipelines: Pipelines, layers: int) -> _Chains:
-    """With 1F1B and `zb_h1`, stage s of P has run P - s forward passes when the first gradient leaves it, and with
-    `zb_h1` its weight gradients lag s micro-batches behind.
-    """
+def _summing_bound(pipelines: Pipelines, layers: int) -> Floats:
+    """[pipelines]: the largest stage's optimizer step, passes and sums, which is least where those are balanced."""
+    both, sums, step = both_passes(pipelines), pipelines.unhidden(layers).sums, pipelines.optimizer
+    whole = Linear(
+        fixed=step.fixed + pipelines.micro_batches * both.fixed + sums.fixed + layers * np.minimum(0.0, sums.layer),
+        layer=step.layer + pipelines.micro_batches * both.layer + np.maximum(0.0, sums.layer),
+    )
+    whole.fixed[0] += pipelines.embedding
+    whole.fixed[-1] += pipelines.embedding if pipelines.stages > 1 else 0
+    least: Floats = whole.of(least_largest(whole, pipelines.capacity, layers)).max(axis=0)
+    return least
+
+
+def _chains(pipelines: Pipelines) -> _Chains:
     schedule, stages, count = pipelines.schedule, pipelines.stages, pipelines.micro_batches
     split, hop = schedule is Schedule.zb_h1, pipelines.hop
     forward, backward, number = pipelines.forward, pipelines.backward, np.arange(float(stages)).reshape(-1, 1)
-    trip = _weighted(1, forward, 0.5 if split else 1, backward)
-    left = None
-    if schedule is not Schedule.interleaved and count > 1:
-        ahead = np.zeros_like(number) if schedule is Schedule.gpipe else np.maximum(0, count - stages + number)
-        whole = count - 1 - (np.minimum(number, count - 1) / 2 if split else 0 * number)
-        left = _weighted(ahead, forward, whole, backward)
+    chunks = pipelines.parts_count // stages
     owed = np.where(number > 0, np.minimum(number + 1, count) / 2, 0) if split else 0 * number
-    crossed = slice(0, stages)
+    half = 0.5 if split else 1.0
+    way = _weighted(1.0, forward, half, backward)
+    whole = [by_stage(passes, stages) for passes in (forward, backward)]
+    left = passes_left(schedule, stages, chunks, count)
+    ahead, back = (passes.reshape(-1, 1) for passes in (left.forward, left.backward))
+    of_parts = _weighted(ahead, forward, back, backward)
     return _Chains(
-        own=_weighted(count, by_stage(forward, stages), count - owed, by_stage(backward, stages)),
-        way=Linear(
-            fixed=trip.fixed[crossed],
-            layer=trip.layer[crossed] if pipelines.parts_count == stages else 0 * hop,
+        own=_weighted(count, whole[0], count - owed, whole[1]),
+        way=Linear(fixed=way.fixed[:stages], layer=way.layer[:stages] if chunks == 1 else 0 * hop),
+        trip=_weighted(1.0, whole[0], half, whole[1]),
+        hops=2 * (chunks * hop.sum(axis=0) - hop[-1]),
+        left=Linear(
+            fixed=of_parts.fixed.reshape(chunks, stages, -1).sum(axis=0),
+            layer=of_parts.layer.reshape(chunks, stages, -1).min(axis=0),
         ),
-        trip=(
-            trip.fixed.sum(axis=0)
-            + layers * trip.layer.min(axis=0)
-            + 2 * (pipelines.parts_count // stages * hop.sum(axis=0) - hop[-1])
-        ),
-        left=left,
     )
 
 
@@ -107,6 +139,40 @@ def _weighted(forwards: Floats | float, forward: Linear, backwards: Floats | flo
         fixed=forwards * forward.fixed + backwards * backward.fixed,
         layer=forwards * forward.layer + backwards * backward.layer,
     )
+
+
+def _trip_bound(chains: _Chains, capacity: Integers, layers: int) -> Floats:
+    """[pipelines]: the longer of two.
+
+    With all layers where the trip is shortest, and the largest stage's passes left, which is least where those are
+    balanced, in whole layers.
+
+    For the mean over the stages, with any weights: a constant and a price for each stage's layers. No partition pays
+    less than `layers` times the lowest price; the weights make the prices equal where they can (`level`).
+    """
+    trip, left = chains.trip, chains.left
+    begun = chains.hops + trip.fixed.sum(axis=0)
+    price = level(trip.layer, left.layer)
+    weights = np.maximum(0.0, price - trip.layer) / np.maximum(left.layer, TINY)
+    weights /= np.maximum(weights.sum(axis=0), TINY)
+    lowest = (trip.layer + weights * left.layer).min(axis=0)
+    longest: Floats = layers * lowest + (weights * left.fixed).sum(axis=0)
+    if left.layer.all():
+        most = least_largest(left, capacity, layers)
+        longest = np.maximum(longest, layers * trip.layer.min(axis=0) + left.of(most).max(axis=0))
+    least: Floats = begun + longest
+    return least
+
+
+def level(trip: Floats, left: Floats) -> Floats:
+    """[pipelines], of [stages, pipelines]: the least price of a layer, `trip` and the largest of `left`, if layers have
+    parts: those stages have any whose trip is shortest, and each has as much left.
+    """
+    cheapest = np.argsort(trip, axis=0, kind="stable")
+    share = 1 / np.maximum(np.take_along_axis(left, cheapest, axis=0), TINY)
+    paid = np.cumsum(share * np.take_along_axis(trip, cheapest, axis=0), axis=0)
+    least: Floats = ((1 + paid) / np.cumsum(share, axis=0)).min(axis=0)
+    return least
 
 
 def _mean_bound(chains: _Chains, hop: Floats, layers: int) -> Floats:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from conf.schema import Parallel, Recompute
+from conf.schema import Parallel, Recompute, Schedule
+from fasop import orders
 from fasop.choices import Choices
 from fasop.costs import measured_tensor_sizes
 from fasop.dominance import distinct, never_worse
 from fasop.errors import SearchError
+from fasop.fast import Floats
+from fasop.floor import Floors, Way
 from fasop.hardware import NodeKind, gpus_of
-from fasop.on_nodes import Nodes, on_nodes
-from fasop.orders import MOST, orders
+from fasop.on_nodes import Nodes, on_nodes, times_on
 from fasop.partition import feasible
 from fasop.pipelines import Pipelines
 from fasop.placement import Integers
@@ -44,20 +47,82 @@ class Candidates:
         return replace(self, orders=self.orders[columns], pipelines=self.pipelines.take(columns))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Space:
-    groups: Sequence[Candidates]
-    """All that fit into memory with some partition."""
-    too_large: int
-    """How many do not fit with any."""
+    """Every way to cut a training over all of some nodes: sizes with a schedule, by number.
+
+    Only what is asked for is built. `floors` keeps what many sets of the same nodes have in common.
+    """
+
+    def __init__(
+        self, training: Training, kinds: Sequence[NodeKind], choices: Choices, floors: Floors | None = None
+    ) -> None:
+        self.kinds = [kind for kind in kinds if kind.group.count]
+        self._training, self._choices = training, choices
+        self._sized = [*sizes(training, self.kinds, choices)]
+        self._cuts: list[tuple[int, Schedule, int]] = []
+        floors, least = floors or Floors(self.kinds), []
+        for schedule, chunks in choices.ways:
+            some = [number for number, one in enumerate(self._sized) if self._runs(one, schedule, chunks)]
+            self._cuts += [(number, schedule, chunks) for number in some]
+            plans = [self._sized[number] for number in some]
+            ways = [Way(schedule, chunks, recompute) for recompute in choices.recompute]
+            least.append(np.min([floors.of(plans, way, self.kinds) for way in ways], axis=0))
+        self.floors: Floats = np.concatenate(least)
+        """Seconds below which no plan of each number is, on whatever order of the nodes."""
+
+    def _runs(self, one: Training, schedule: Schedule, chunks: int) -> bool:
+        return self._choices.runs(one.parallel, schedule, chunks, one.model, one.engine)
+
+    def __len__(self) -> int:
+        return len(self._cuts)
 
     @property
-    def candidates(self) -> int:
-        return sum(len(group.orders) for group in self.groups)
+    def nodes(self) -> list[int]:
+        """How many of each kind."""
+        return [kind.group.count for kind in self.kinds]
+
+    @cached_property
+    def few(self) -> bool:
+        """Whether all node orders are among the first."""
+        return orders.few(self.nodes)
+
+    @cached_property
+    def first(self) -> list[Nodes]:
+        """The node orders that are looked at in any case."""
+        if self.few:
+            return self.laid(orders.orders(self.nodes))
+        fastest = self._fastest()
+        found = orders.starts([self.nodes[kind] for kind in fastest])
+        return self.laid(np.array(fastest)[found])
+
+    def _fastest(self) -> list[int]:
+        """The kinds, by the time of a layer."""
+        times = [times_on(kind, self._sized[0]).layer for kind in self.kinds]
+        return sorted(range(len(times)), key=lambda kind: times[kind].forward + times[kind].backward)
+
+    def laid(self, every: Integers) -> list[Nodes]:
+        """Node orders, those together that have the same numbers of GPUs in each place."""
+        shapes = np.array([kind.gpus for kind in self.kinds])[every]
+        _, number = np.unique(shapes, axis=0, return_inverse=True)
+        return [Nodes(self.kinds, every[number.reshape(-1) == i]) for i in range(number.max() + 1)]
+
+    def built(self, number: int, nodes: Sequence[Nodes]) -> list[Candidates]:
+        """All options in these orders that fit into memory with some partition, and are worth a look."""
+        place, schedule, chunks = self._cuts[number]
+        sized = self._sized[place]
+        parallel = replace(sized.parallel, schedule=schedule, chunks=chunks)
+        variants = [replace(sized, parallel=variant) for variant in self._choices.variants(parallel)]
+        wanted = [one for one in variants if _shares_sequence(one)]
+        return [group for some in nodes for group in fitting(wanted, some)]
+
+    @property
+    def groups(self) -> Iterator[Candidates]:
+        """All that fit, in the first orders."""
+        return (group for number in range(len(self)) for group in self.built(number, self.first))
 
 
 def space(training: Training, kinds: Sequence[NodeKind], choices: Choices | None = None) -> Space:
-    """The candidates for all nodes of these kinds.
+    """All nodes of these kinds.
 
     `training` gives the model and the global batch, and without `choices` also the schedule and all that is no size.
 
@@ -65,30 +130,18 @@ def space(training: Training, kinds: Sequence[NodeKind], choices: Choices | None
         SearchError: no sizes are possible, or nothing fits into memory, with what would help.
     """
     choices = choices or Choices.of(training.parallel)
-    found = any_space(training, kinds, choices)
-    if not found.groups and any(
-        one.parallel.micro_batches > MOST_MICRO_BATCHES for one in sizes(training, kinds, choices, math.inf)
-    ):
+    found = Space(training, kinds, choices)
+    if _fits(found):
+        return found
+    if any(one.parallel.micro_batches > MOST_MICRO_BATCHES for one in sizes(training, kinds, choices, math.inf)):
         raise SearchError(_too_many_micro_batches(training.parallel.global_batch_size, gpus_of(kinds)))
-    if not found.groups and not found.too_large:
+    if not len(found):
         raise SearchError(_no_sizes(training, kinds, choices))
-    if not found.groups:
-        raise SearchError(_nothing_fits(training, kinds, choices))
-    return found
+    raise SearchError(_nothing_fits(training, kinds, choices))
 
 
-def any_space(
-    training: Training,
-    kinds: Sequence[NodeKind],
-    choices: Choices,
-    worth: Callable[[Training], bool] = lambda _: True,
-    most_orders: int = MOST,
-) -> Space:
-    """As `space`, of the sizes and options that are worth it; there may be no candidates."""
-    built = _built(training, kinds, choices, worth, most_orders)
-    groups = [group for group in map(_fitting, built) if len(group.orders)]
-    every = sum(len(group.orders) for group in built)
-    return Space(groups=groups, too_large=every - sum(len(group.orders) for group in groups))
+def _fits(space: Space) -> bool:
+    return any(True for _ in space.groups)
 
 
 def sizes(
@@ -134,25 +187,9 @@ def tensor_sizes(training: Training, kinds: Sequence[NodeKind]) -> list[int]:
 
 
 def divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
-
-
-def _built(
-    training: Training,
-    kinds: Sequence[NodeKind],
-    choices: Choices,
-    worth: Callable[[Training], bool],
-    most_orders: int,
-) -> list[Candidates]:
-    every = orders([kind.group.count for kind in kinds], most_orders)
-    shapes = [Nodes(kinds, shaped) for shaped in _by_shape(every, kinds)]
-    built = []
-    for sized in sizes(training, kinds, choices):
-        for parallel in choices.schedules(sized.parallel, training.model, training.engine):
-            variants = [replace(sized, parallel=variant) for variant in choices.variants(parallel)]
-            wanted = [one for one in variants if _shares_sequence(one) and worth(one)]
-            built += [group for shaped in shapes for group in _variants(wanted, shaped)]
-    return built
+    """In increasing order."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
 
 def _shares_sequence(training: Training) -> bool:
@@ -160,13 +197,15 @@ def _shares_sequence(training: Training) -> bool:
     return not parallel.sequence_parallel or training.model.sequence_length % parallel.tensor == 0
 
 
-def _variants(variants: Sequence[Training], nodes: Nodes) -> list[Candidates]:
-    """Those of the options of a plan, without what an earlier one of them is never worse than, and without twins."""
+def fitting(variants: Sequence[Training], nodes: Nodes) -> list[Candidates]:
+    """The options of a plan in those orders in which they fit into memory; without what an earlier option is never
+    worse than, and without twins.
+    """
     groups: list[Candidates] = []
     lines: list[Pipelines] = []
     for one in variants:
         line = on_nodes(one, nodes)
-        useful = np.ones(len(line), bool)
+        useful = feasible(line, one.model.layers)
         for earlier in lines:
             useful &= ~never_worse(earlier, line, one.model.layers)
         lines.append(line)
@@ -176,21 +215,9 @@ def _variants(variants: Sequence[Training], nodes: Nodes) -> list[Candidates]:
     return groups
 
 
-def _by_shape(every: Integers, kinds: Sequence[NodeKind]) -> list[Integers]:
-    """The orders, sorted by the numbers of GPUs of the nodes in each place."""
-    shapes = np.array([kind.gpus for kind in kinds])[every]
-    _, number = np.unique(shapes, axis=0, return_inverse=True)
-    return [every[number.reshape(-1) == i] for i in range(number.max() + 1)]
-
-
 def _without_twins(group: Candidates) -> Candidates:
     first = distinct(group.pipelines)
     return group if len(first) == len(group.pipelines) else group.take(first)
-
-
-def _fitting(group: Candidates) -> Candidates:
-    fits = feasible(group.pipelines, group.layers)
-    return group if fits.all() else group.take(np.nonzero(fits)[0])
 
 
 def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> str:
@@ -282,4 +309,4 @@ def _savers(choices: Choices) -> list[str]:
 
 
 def _fit(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> bool:
-    return bool(any_space(training, kinds, choices).groups)
+    return _fits(Space(training, kinds, choices))

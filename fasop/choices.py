@@ -56,20 +56,30 @@ class Choices:
         """Whether the sizes of a plan are to be tried."""
         return all(getattr(parallel, key) in values for key, values in self.sizes.items())
 
-    def schedules(self, sized: Parallel, model: Model, engine: Engine) -> Iterator[Parallel]:
-        """A plan's sizes with each schedule that such a pipeline can run.
+    @property
+    def ways(self) -> Iterator[tuple[Schedule, int]]:
+        """Every schedule, with each number of chunks that it can have."""
+        for schedule in self.schedule:
+            yield from ((schedule, chunks) for chunks in (self.chunks if schedule is Schedule.interleaved else (1,)))
+
+    def runs(self, sized: Parallel, schedule: Schedule, chunks: int, model: Model, engine: Engine) -> bool:
+        """Whether such a pipeline can run a schedule, and needs to be tried with it.
 
         Every chunk of an interleaved schedule can have a layer. Megatron-LM needs as many micro-batches as stages.
         A single stage takes as long with every schedule; with 1F1B it holds one micro-batch at a time, as few as any.
         """
-        alone = sized.pipeline == 1 and Schedule.one_f_one_b in self.schedule
-        for schedule in (Schedule.one_f_one_b,) if alone else self.schedule:
-            if schedule is not Schedule.interleaved:
-                yield _with(sized, schedule=schedule, chunks=1)
-            elif sized.pipeline > 1 and (engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline):
-                for chunks in self.chunks:
-                    if sized.pipeline * chunks <= model.layers:
-                        yield _with(sized, schedule=schedule, chunks=chunks)
+        if sized.pipeline == 1 and Schedule.one_f_one_b in self.schedule:
+            return schedule is Schedule.one_f_one_b
+        if schedule is not Schedule.interleaved:
+            return True
+        groups = engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline
+        return groups and sized.pipeline > 1 and sized.pipeline * chunks <= model.layers
+
+    def schedules(self, sized: Parallel, model: Model, engine: Engine) -> Iterator[Parallel]:
+        """A plan's sizes with each schedule that such a pipeline can run."""
+        for schedule, chunks in self.ways:
+            if self.runs(sized, schedule, chunks, model, engine):
+                yield _with(sized, schedule=schedule, chunks=chunks)
 
     def variants(self, sized: Parallel) -> Iterator[Parallel]:
         """A plan's sizes and schedule with each option that changes anything; those that save memory come last."""

@@ -6,7 +6,7 @@ plans that are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 
 from conf.partition import NodeOrder, Partition
 from conf.schema import Parallel, Recompute, Schedule
-from fasop.baselines import amp, even, minmax
-from fasop.bounds import passes_bound, quick_bound
 from fasop.candidates import Candidates, Space
+from fasop.climb import Bounded, Found, begun, climbed, searched
 from fasop.costs import Basis
 from fasop.fast import Floats
 from fasop.hardware import NodeKind
-from fasop.partition import bottleneck, shortest
 from fasop.pipelines import Parts, Pipelines
 from fasop.placement import Integers
 from fasop.progress import Told, nobody
 from fasop.training import Training
 
-BATCH = 32
-"""Candidates of which partitions are searched together; what they give may leave out the next ones."""
+FIRST, BATCH = 4, 32
+"""Candidates of which partitions are searched together, at first and at most; what they give may leave out others."""
+NEAR = 1.03
+"""Times the fastest plan on some nodes: sizes that are as fast in their first orders are worth climbing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +63,14 @@ class Plan:
 class Seen:
     """What a search has gone through."""
 
-    candidates: int
-    """Sizes, options and node orders that differ and fit into memory."""
-    too_large: int
-    """How many do not fit with any partition."""
+    sizes: int
+    """On all sets of nodes, with every schedule."""
     searched: int
-    """Those of which partitions were searched; the bounds left out the others."""
+    """Of them, with their options and node orders, those of which partitions were searched; bounds left out others."""
+    climbed: int
+    """Sizes on sets of nodes with too many orders, whose best order was searched from the first ones."""
+    least: float
+    """Seconds below which no plan is, proved; infinite if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class Keep(Protocol):
 
 
 class Best:
-    """So many plans that take the shortest time."""
+    """So many plans that take the shortest time, of each sizes, options and node order one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -102,7 +104,10 @@ class Best:
         return np.asarray(bounds <= slowest)
 
     def add(self, plans: Sequence[Plan]) -> None:
-        self.plans = sorted([*self.plans, *plans], key=by_time)[: self._most]
+        best: dict[Parallel, Plan] = {}
+        for plan in sorted([*self.plans, *plans], key=by_time):
+            best.setdefault(replace(plan.parallel, partition=None), plan)
+        self.plans = [*best.values()][: self._most]
 
 
 def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
@@ -115,114 +120,118 @@ def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
 
 
 def search(space: Space, most: int) -> Result:
-    """The `most` best plans of the candidates of `space`."""
+    """The `most` best plans on the nodes of `space`."""
     best = Best(most)
-    seen = explore([space], best)
-    return found(best.plans, seen)
+    return Result(**vars(explore([space], best)), plans=best.plans)
 
 
-def found(plans: Sequence[Plan], seen: Seen) -> Result:
-    return Result(plans=plans, candidates=seen.candidates, too_large=seen.too_large, searched=seen.searched)
+def explore(spaces: Sequence[Space], keep: Keep, told: Told = nobody) -> Seen:
+    """Hands every plan to `keep` that it may want: first on the nodes on which the fastest plan could be."""
+    walks = []
+    for space in sorted(spaces, key=lambda one: one.floors.min(initial=np.inf)):
+        walks.append(_Walk(space, keep))
+        walks[-1].go()
+        told(len(walks) / len(spaces))
+    return Seen(
+        sizes=sum(map(len, spaces)),
+        searched=sum(walk.searched for walk in walks),
+        climbed=sum(walk.climbed for walk in walks),
+        least=min((walk.least for walk in walks), default=np.inf),
+    )
 
 
-def explore(spaces: Iterable[Space], keep: Keep, count: int = 1, told: Told = nobody) -> Seen:
-    """Hands every plan to `keep` that it may want.
+class _Walk:
+    """Through all sizes of a space, the most promising first."""
 
-    The spaces, `count` of them, are taken one after another, so that no more than one need be in memory.
-    """
-    candidates = too_large = searched = 0
-    for number, space in enumerate(spaces):
-        for done, more in enumerate(_explored(space, keep)):
-            searched += more
-            told((number + (done + 1) / len(space.groups)) / count)
-        candidates += space.candidates
-        too_large += space.too_large
-    return Seen(candidates=candidates, too_large=too_large, searched=searched)
+    def __init__(self, space: Space, keep: Keep) -> None:
+        self._space, self._keep = space, keep
+        self._proved = space.floors.copy()
+        self.searched = self.climbed = 0
 
+    @property
+    def least(self) -> float:
+        return float(self._proved.min(initial=np.inf))
 
-def _explored(space: Space, keep: Keep) -> Iterator[int]:
-    """For each group, the most promising first: of how many candidates the partitions were searched."""
-    groups = space.groups
-    loose = [passes_bound(group.pipelines, group.layers) for group in groups]
-    by_bound = sorted(range(len(groups)), key=lambda i: (loose[i].min(), i))
-    leads = _leads(groups, loose, by_bound, keep)
-    for number in [*leads, *(i for i in by_bound if i not in leads)]:
-        group = groups[number]
-        if keep.worth(group.kinds, loose[number]).any():
-            yield _searched(group, leads.get(number) or _bounded(group), keep)
-        else:
-            yield 0
+    def go(self) -> None:
+        known, fastest = self._leads(), np.inf
+        first: dict[int, Found] = {}
+        for number in [*known, *(number for number in self._by_floor() if number not in known)]:
+            if not self._worth(self._space.floors[number]):
+                continue
+            groups = known.pop(number, None) or self._bounded(number)
+            bound = min((one.proved.min() for one in groups), default=np.inf)
+            if self._space.few:
+                self._proved[number] = max(self._proved[number], bound)
+            if self._space.few or bound >= fastest:
+                for one in groups:
+                    self._look_at(one)
+            elif (found := begun(groups)) is not None:
+                first[number], fastest = found, min(fastest, found.seconds)
+                self._add(found)
+        for number in sorted(first, key=lambda number: first[number].seconds):
+            if first[number].seconds <= NEAR * fastest and self._worth(self._space.floors[number]):
+                self._climb(number, first[number])
 
+    def _by_floor(self) -> list[int]:
+        """The sizes that are worth it before any plan of them is known."""
+        floors = self._space.floors
+        worth = self._keep.worth(self._space.kinds, floors)
+        return [number for number in np.argsort(floors, kind="stable").tolist() if worth[number]]
 
-@dataclass(frozen=True, kw_only=True)
-class _Bounded:
-    """What is known of a group before any partition of it is searched."""
+    def _worth(self, seconds: float) -> bool:
+        return bool(self._keep.worth(self._space.kinds, np.array([seconds]))[0])
 
-    balanced: Integers
-    """The partitions from `bottleneck`."""
-    proved: Floats
-    """The bounds."""
+    def _bounded(self, number: int) -> list[Bounded]:
+        return [Bounded.of(group) for group in self._space.built(number, self._space.first)]
 
+    def _leads(self) -> dict[int, list[Bounded]]:
+        """The sizes that may have the best plan of all, those first of which the balanced partition is fastest.
 
-def _bounded(group: Candidates) -> _Bounded:
-    balanced = bottleneck(group.pipelines, group.layers)
-    return _Bounded(balanced=balanced, proved=quick_bound(group.pipelines, group.layers, balanced))
+        A good plan that is found early leaves out most others. Floors do not tell of it: those of few stages are low,
+        and far from what any plan reaches. Of each option only the order with the lowest bound is simulated.
+        """
+        seconds: dict[int, float] = {}
+        known: dict[int, list[Bounded]] = {}
+        fastest = np.inf
+        for number in self._by_floor():
+            if self._space.floors[number] > fastest:
+                break
+            known[number] = self._bounded(number)
+            for one in known[number]:
+                first = np.array([np.argmin(one.proved)])
+                if one.proved[first[0]] <= fastest:
+                    taken = float(one.group.pipelines.take(first).iteration(one.balanced[:, first])[0])
+                    seconds[number] = min(seconds.get(number, np.inf), taken)
+                    fastest = min(fastest, taken)
+        return {number: known[number] for number in sorted(known, key=lambda i: seconds.get(i, np.inf))}
 
+    def _look_at(self, one: Bounded) -> None:
+        """At the candidates that may be kept, those with the lowest bounds first."""
+        promising, size, begin = np.argsort(one.proved, kind="stable"), FIRST, 0
+        while begin < len(promising):
+            batch = promising[begin : begin + size]
+            batch = batch[self._keep.worth(self._space.kinds, one.proved[batch])]
+            if not len(batch):
+                break
+            some = one.take(batch)
+            partitions, seconds = searched(some)
+            self._keep_those(some, partitions, seconds)
+            self.searched += len(batch)
+            begin, size = begin + size, min(2 * size, BATCH)
 
-def _leads(
-    groups: Sequence[Candidates], loose: Sequence[Floats], by_bound: Sequence[int], keep: Keep
-) -> dict[int, _Bounded]:
-    """The groups that may have the best plan of all, those first of which the balanced partition is fastest.
+    def _climb(self, number: int, found: Found) -> None:
+        self.climbed += 1
+        for one in climbed(self._space, number, found):
+            self._add(one)
 
-    A good plan that is found early leaves out most others. The lowest bounds do not tell of it: pipelines of few stages
-    have low ones that they are far from. Of a group only the candidate with the lowest bound is simulated.
-    """
-    seconds: dict[int, float] = {}
-    known: dict[int, _Bounded] = {}
-    fastest = np.inf
-    for number in by_bound:
-        group = groups[number]
-        if loose[number].min() > fastest:
-            break
-        if not keep.worth(group.kinds, loose[number]).any():
-            continue
-        known[number] = _bounded(group)
-        first = np.array([np.argmin(known[number].proved)])
-        if known[number].proved[first[0]] <= fastest:
-            seconds[number] = float(group.pipelines.take(first).iteration(known[number].balanced[:, first])[0])
-            fastest = min(fastest, seconds[number])
-    return {number: known[number] for number in sorted(known, key=lambda i: seconds.get(i, np.inf))}
+    def _add(self, found: Found) -> None:
+        self.searched += 1
+        self._keep_those(found.one, found.partition, np.array([found.seconds]))
 
-
-def _searched(group: Candidates, known: _Bounded, keep: Keep) -> int:
-    proved = known.proved
-    promising, searched = np.argsort(proved, kind="stable"), 0
-    for begin in range(0, len(promising), BATCH):
-        batch = promising[begin : begin + BATCH]
-        batch = batch[keep.worth(group.kinds, proved[batch])]
-        if not len(batch):
-            break
-        chosen = group.take(batch)
-        begun = start(chosen.pipelines, chosen.layers, known.balanced[:, batch])
-        partitions, seconds = shortest(chosen.pipelines, chosen.layers, begun)
-        kept = np.nonzero(keep.worth(group.kinds, seconds))[0]
+    def _keep_those(self, some: Bounded, partitions: Integers, seconds: Floats) -> None:
+        kept = np.nonzero(self._keep.worth(self._space.kinds, seconds))[0]
         if len(kept):
-            keep.add(_plans(chosen.take(kept), partitions[:, kept], proved[batch[kept]]))
-        searched += len(batch)
-    return searched
-
-
-def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
-    """Where the search for partitions begins: the best of what others do, if it fits, and the smallest largest stage.
-
-    So the partition that is found is never worse than theirs.
-    """
-    ways = (balanced, minmax(pipelines, layers), even(pipelines, layers), amp(pipelines, layers))
-    every, together = np.arange(len(pipelines)), np.tile(np.arange(len(pipelines)), len(ways))
-    partitions, lines = np.concatenate(ways, axis=1), pipelines.take(together)
-    seconds = np.where(lines.fits(partitions), lines.iteration(partitions), np.inf).reshape(len(ways), -1)
-    best: Integers = np.stack(ways)[np.argmin(seconds, axis=0), :, every].T
-    return best
+            self._keep.add(_plans(some.group.take(kept), partitions[:, kept], some.proved[kept]))
 
 
 def _plans(group: Candidates, partitions: Integers, proved: Floats) -> list[Plan]:

@@ -14,7 +14,7 @@ import pytest
 
 from conf.compose import compose
 from fasop.asked import Asked, First, parse
-from fasop.candidates import any_space
+from fasop.candidates import Space
 from fasop.clusters import clusters
 from fasop.errors import SearchError
 from fasop.floor import floor
@@ -45,7 +45,7 @@ def test_a_front_is_what_looking_at_every_plan_finds() -> None:
     """The bounds and the floor leave out nothing that belongs to it."""
     inputs = few()
     every = Best(100_000)
-    explore([any_space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
+    explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
     plans = told(every.plans)
     best = [
         (time, cost)
@@ -66,7 +66,7 @@ def test_no_plan_beats_the_floor(name: str) -> None:
     table = np.array([p for p in itertools.product(range(9), repeat=4) if sum(p) == 8]).T
     stages = 2 if name == "interleaved" else 4
     choices, compared = replace(inputs.choices, pipeline=(stages,), sharded_optimizer=(False,)), 0
-    for group in any_space(inputs.training, some, choices).groups:
+    for group in Space(inputs.training, some, choices).groups:
         for order in ([0, 1], [1, 0]):
             lines = pipelines(group.training, some, np.array([order])).take(np.zeros(table.shape[1], int))
             assert floor(group.training, some) <= lines.iteration(table).min()

@@ -11,14 +11,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conf.compose import compose
 from conf.schema import Experiment, Schedule
 from fasop.asked import Asked
-from fasop.baselines import minmax
-from fasop.candidates import Space, any_space, sizes, space
+from fasop.baselines import minmax, start
+from fasop.candidates import Space, sizes, space
 from fasop.clusters import MOST as MOST_CLUSTERS
 from fasop.clusters import clusters, step
 from fasop.dominance import never_worse
@@ -26,11 +24,10 @@ from fasop.errors import SearchError
 from fasop.hardware import NodeKind
 from fasop.inputs import Inputs, read
 from fasop.on_nodes import pipelines
-from fasop.orders import MOST, count, orders, searched
 from fasop.partition import bottleneck, improved
 from fasop.placement import place
 from fasop.proof import prove
-from fasop.search import Best, Result, explore, search, start
+from fasop.search import Best, Result, explore, search
 from fasop.sought import best_layers, best_plans
 from fasop.table import plan_yaml
 from fasop.training import Training
@@ -62,21 +59,6 @@ def few(whole: Sequence[NodeKind], *counts: int) -> Sequence[NodeKind]:
     return [replace(k, group=replace(k.group, count=n)) for k, n in zip(whole, counts, strict=True)]
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any))
-def test_every_order_comes_once(numbers: list[int]) -> None:
-    whole = [kind for kind, number in enumerate(numbers) for _ in range(number)]
-    rows = [tuple(row) for row in orders(numbers).tolist()]
-    assert rows == sorted(set(itertools.permutations(whole)))
-    assert len(rows) == count(numbers)
-
-
-def test_too_many_orders_are_searched_in_blocks_and_that_is_told() -> None:
-    numbers = [256] * 4
-    assert count(numbers) > MOST
-    assert orders(numbers).shape == (24, 1024)
-    assert searched(numbers).startswith("the 24 node orders that keep nodes of a group together, of about 10^6")
-
-
 def test_the_best_plans_are_those_that_trying_all_finds() -> None:
     """With small clusters and all partitions of a small model."""
     one = read(["model=xl", "model.layers=4", "cluster=a100x1_a10x7", "parallel.global_batch_size=8"])
@@ -98,7 +80,8 @@ def test_the_best_plans_are_those_that_trying_all_finds() -> None:
 @pytest.mark.parametrize("most", [1, 3, 10])
 def test_bounds_leave_out_nothing_that_belongs_to_the_best(most: int) -> None:
     whole = found(MIXED, 10_000, counts=[1, 3])
-    assert whole.searched == whole.candidates
+    every = space(Training.of(MIXED), nodes(MIXED, [1, 3]))
+    assert whole.searched == sum(len(group.orders) for group in every.groups)
     some = found(MIXED, most, counts=[1, 3])
     assert [plan.total for plan in some.plans] == [plan.total for plan in whole.plans[:most]]
 
@@ -171,8 +154,8 @@ def test_what_fits_nowhere_says_what_would_do() -> None:
     percent, times = re.findall(r"(\d+) % of this memory on every GPU; or (\d+) times as many nodes", text)[0]
     (a10,) = few(one.kinds, 1)
     larger = replace(a10, gpu=replace(a10.gpu, memory_gib=22.2 * int(percent) / 100))
-    assert space(one.training, [larger]).groups
-    assert space(one.training, few(one.kinds, int(times))).groups
+    assert [*space(one.training, [larger]).groups]
+    assert [*space(one.training, few(one.kinds, int(times))).groups]
 
 
 def test_a_batch_that_no_replicas_divide_is_told_with_near_ones() -> None:
@@ -216,7 +199,9 @@ def test_an_option_that_is_never_worse_is_so_for_every_partition(name: str) -> N
     compared = 0
     stages = 2 if name == "interleaved" else 4
     for sized in sizes(one.training, some, replace(one.choices, pipeline=(stages,))):
-        (parallel,) = one.choices.schedules(sized.parallel, one.training.model, one.training.engine)
+        ((schedule, chunks),) = one.choices.ways
+        assert one.choices.runs(sized.parallel, schedule, chunks, one.training.model, one.training.engine)
+        parallel = replace(sized.parallel, schedule=schedule, chunks=chunks)
         variants = [
             pipelines(replace(sized, parallel=variant), some, np.array([[0, 1]]))
             for variant in one.choices.variants(parallel)
@@ -305,7 +290,7 @@ def test_nodes_that_only_slow_others_down_are_left_out() -> None:
     slow = ["cluster.groups.gpu2.inter_gbit_per_s=0.01", "cluster.groups.gpu2.count=2"]
     inputs = read(["experiment=seed_a100x1_a10x7", *MEGATRON, *slow, *PLAIN])
     best = Best(1)
-    explore([any_space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], best)
+    explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], best)
     whole = search(space(inputs.training, inputs.kinds, inputs.choices), 1).plans[0]
     plan = best.plans[0]
     assert plan.total < whole.total
@@ -328,10 +313,28 @@ def test_of_many_nodes_the_sets_differ_by_several() -> None:
     assert math.prod(-(-256 // step([256] * 4)) + 1 for _ in range(4)) <= MOST_CLUSTERS + 1
 
 
-def test_of_too_many_groups_no_sets_are_searched() -> None:
+def test_of_too_many_groups_those_sets_are_searched_that_leave_out_the_worst_or_some_of_one() -> None:
     assert step([1] * 9) == 1
-    with pytest.raises(SearchError, match=r"has 10 groups, of which 1023 sets .* put nodes that are alike into one"):
-        step([1] * 10)
+    assert step([1] * 10) is None
+    (kind,) = kinds(A10X8)
+    groups = [
+        replace(
+            kind,
+            name=f"g{number}",
+            gpu=replace(kind.gpu, fp16_tflops=100.0 + number),
+            group=replace(kind.group, count=2, price_per_hour=1.0 + number),
+        )
+        for number in range(12)
+    ]
+    sets = [{one.name: one.group.count for one in some} for some in clusters(groups)]
+    assert len({tuple(some.items()) for some in sets}) == len(sets) <= MOST_CLUSTERS
+    assert sets[0] == {kind.name: 2 for kind in groups}
+    assert {kind.name: 2 for kind in groups[6:]} in sets
+    assert {**{kind.name: 2 for kind in groups[7:]}, "g6": 1} in sets
+    assert {kind.name: 2 for kind in groups[:5]} in sets
+    for number, one in enumerate(groups):
+        assert {kind.name: 2 for kind in groups if kind is not one} in sets
+        assert {kind.name: 2 - (place == number) for place, kind in enumerate(groups)} in sets
 
 
 def test_a_plan_is_read_as_it_was_written_whatever_its_nodes_are_called() -> None:
