@@ -2,7 +2,8 @@
 
 A rank puts its records into memory that it shares with the process that forked it, without any system call. That
 process appends them to the rank's file a few times a second, and once more when the rank is gone, whether it was
-killed, ran out of memory, or ended by an exception or `os._exit`. A slow disk does not hold up a rank.
+killed, ran out of memory, or ended by an exception or `os._exit`. A slow disk holds up a rank only when its buffer is
+full.
 """
 
 from __future__ import annotations
@@ -119,9 +120,7 @@ class EventFile:
                 written += os.pwrite(self._file, content[written:], self._end + written)
         except OSError as error:
             if not self._lost:
-                print(
-                    f"{self._path}: cannot be written: {error.strerror}; events are lost", file=sys.stderr, flush=True
-                )
+                _say(f"{self._path}: cannot be written: {error.strerror}; events are lost")
         written -= written % RECORD.size
         self._end += written
         return written
@@ -142,8 +141,10 @@ class EventFiles:
     def start(self) -> None:
         """After the last fork: a process with several threads had better not fork. Signals are not the thread's."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._thread.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def finish(self) -> None:
         """Writes all that is left, when the ranks are gone."""

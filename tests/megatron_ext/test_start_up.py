@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from megatron_ext import drawing, model
 from megatron_ext.drawing import draw
-from megatron_ext.engine import Engine
 from megatron_ext.model import Stage
 from megatron_ext.tensor_parallel import Shard, TensorGroup
 from tests.megatron_ext.engine_run import EngineRun
-from tests.megatron_ext.test_worker import ended, pids, wait_for
+from tests.megatron_ext.test_worker import ended
 
 SHARDS = (None, Shard(0, 1), Shard(0, 3), Shard(1, 1))
 TWO = ("parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-2")
@@ -141,23 +140,3 @@ def test_a_rank_that_dies_meanwhile_is_told_at_once(
     assert time.monotonic() - start < 30
     causes = [(error["rank"], error["type"]) for error in run.errors() if not error["symptom"]]
     assert causes == [(rank, "Killed")]
-
-
-def test_messages_of_a_training_run_keep_their_patience(
-    engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = Engine.step
-
-    def stops(self: Engine, iteration: int) -> object:
-        if iteration == 2 and self._place.rank == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return step(self, iteration)
-
-    monkeypatch.setattr(Engine, "step", stops)
-    run = engine_run(*TWO, "train.comm_timeout_s=2")
-    worker = run.start()
-    wait_for(lambda: len(pids(run)) == 2)
-    start = time.monotonic()
-    assert ended(worker) == 1
-    assert time.monotonic() - start < 60
-    assert any(error["type"] == "PeerLost" for error in run.errors())
