@@ -31,9 +31,10 @@ from fasop.hardware import NodeKind
 from fasop.inputs import read
 from fasop.partition import bottleneck, exhaustive, improved
 from fasop.pipelines import Pipelines
+from fasop.predict import stage_times
 from fasop.proof import prove
 from fasop.search import Plan, search
-from fasop.simulate import StageTimes, pipeline_time, simulate
+from fasop.simulate import pipeline_time, simulate
 from megatron_ext.schedule import as_json, schedule
 
 MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.precision=fp16")
@@ -64,14 +65,9 @@ def public_procedure(groups: Sequence[Candidates]) -> float:
 
 def replayed(one: Pipelines, split: np.ndarray) -> float:
     """The pipeline part, by the simulator that replays an engine's schedule."""
-    forward, backward = one.forward.of(split)[:, 0], one.backward.of(split)[:, 0]
-    hops = one.hop[:, 0]
-    times = [
-        StageTimes(forward=[f], backward=[b], send_forward=hop, send_backward=hops[stage - 1])
-        for stage, (f, b, hop) in enumerate(zip(forward, backward, hops, strict=True))
-    ]
     lists = schedule(str(one.schedule), one.stages, 1, one.micro_batches)
-    return pipeline_time(simulate(as_json(lists, 1, one.micro_batches), times))
+    times = stage_times(one, split[:, 0].tolist())
+    return pipeline_time(simulate(as_json(lists, 1, one.micro_batches), times, blocking=one.blocking))
 
 
 def rounds(action: Callable[[], Found]) -> tuple[Found, list[float]]:

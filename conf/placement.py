@@ -30,6 +30,8 @@ class Placed:
     """The nodes of each stage, sorted."""
     hops: Sequence[Sequence[Use]]
     """From each stage to the next one, and from the last to the first; the way back is the same."""
+    one_way_out: Sequence[bool]
+    """Of each stage, whether its messages to both neighbours leave one node, or go to the only other stage."""
     sums: Sequence[Sequence[Use]]
     """Gradients of each stage, over its replicas."""
     embedding: Sequence[Use]
@@ -45,9 +47,20 @@ def placed(gpus_per_node: Sequence[int], tensor: int, data: int, pipeline: int) 
     return Placed(
         stages=[sorted(set(nodes)) for nodes in stage_nodes],
         hops=[_transfers(zip(here, there, strict=True)) for here, there in pairwise([*stage_nodes, stage_nodes[0]])],
+        one_way_out=[pipeline == 2 or _one_way_out(stage_nodes, stage) for stage in range(pipeline)],
         sums=_rings(stage_nodes, tensor),
         embedding=_transfers(zip(stage_nodes[0], stage_nodes[-1], strict=True), both_ways=True),
     )
+
+
+def _one_way_out(stage_nodes: Sequence[Sequence[int]], stage: int) -> bool:
+    """Whether ranks of one node send to the stage's both neighbours out of it."""
+    here, following = stage_nodes[stage], stage_nodes[(stage + 1) % len(stage_nodes)]
+    ahead, back = (
+        {node for node, other in zip(here, there, strict=True) if node != other}
+        for there in (following, stage_nodes[stage - 1])
+    )
+    return bool(ahead & back)
 
 
 def _transfers(pairs: Iterable[tuple[int, int]], *, both_ways: bool = False) -> list[Use]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from fasop.fast import Floats, Times
+    from fasop.fast import Floats, Times, Traffic
 
 
 class Turn(IntEnum):
@@ -95,7 +95,7 @@ def _from(low: int, parity: int) -> int:
 
 
 def ends(micro_batches: int, times: Times) -> Floats:
-    """[stages, pipelines]: when each stage has done its last pass."""
+    """[stages, pipelines]: when each stage has done its last pass, where no message waits for a link."""
     now = times.start.copy()
     stages = plan(len(now), micro_batches)
     views = _views(stages, times, now)
@@ -104,6 +104,42 @@ def ends(micro_batches: int, times: Times) -> Floats:
         np.add(sender, takes, out=sent)
         np.maximum(waiting, message, out=waiting)
         np.add(passing, duration, out=passing)
+    return now
+
+
+def queued_ends(micro_batches: int, times: Times, traffic: Traffic) -> Floats:
+    """The same where messages may wait until their link has sent the one before.
+
+    Links are those of the senders' last messages: while all do forward passes forward, afterwards in every second step
+    those of the even stages' gradients and the odd ones' activations, in the others the other way round.
+    """
+    now = times.start.copy()
+    count, columns = now.shape
+    stages = plan(count, micro_batches)
+    views = _views(stages, times, now)
+    busy = _by_turn(traffic.forward, traffic.backward)
+    shared = traffic.one_way_out[1:-1]  # the first and the last stage have one neighbour alone
+    one = np.full((count, columns), -np.inf)
+    free = (one, one, one) if shared.all() else (one.copy(), one.copy(), one)
+    both = 1 + np.nonzero(shared)[0] if shared.any() and not shared.all() else None
+    links = []
+    for turn, _, _, sending, _ in stages.steps:
+        number = sending.start % 2 if turn is Turn.NONE else int(turn)
+        links.append((number, free[number][sending], busy[turn][sending]))
+    ahead = True
+    for number in stages.order:
+        if ahead and stages.steps[number].turn is not Turn.ALL:
+            free[0][1::2], free[1][::2], ahead = one[1::2], one[::2], False
+        sender, takes, sent, message, waiting, passing, duration = views[number]
+        mine, link, occupied = links[number]
+        np.maximum(sender, link, out=sent)
+        np.add(sent, occupied, out=link)
+        np.add(sent, takes, out=sent)
+        np.maximum(waiting, message, out=waiting)
+        np.add(passing, duration, out=passing)
+        if both is not None:
+            for other in free:
+                other[both] = free[mine][both]
     return now
 
 
@@ -158,6 +194,12 @@ def _tables(stages: int, micro_batches: int) -> tuple[NDArray[np.bool_], NDArray
     return by_turn[[step.turn for step in whole.steps]][order], passing[order]
 
 
+def _by_turn(ahead: Floats, back: Floats) -> tuple[Floats, ...]:
+    """Of the messages that the others sent, from what those forward and backward take."""
+    even = (np.arange(len(ahead)) % 2 == 0)[:, np.newaxis]
+    return np.where(even, back, ahead), np.where(even, ahead, back), ahead, back
+
+
 def _views(whole: Plan, times: Times, now: Floats) -> list[tuple[Floats, ...]]:
     """For each step, parts of arrays: the times of senders, how long their messages take, where it is noted when those
     are there, the same in the order of who waits, the times of those; and of all that do a pass, and how long it takes.
@@ -167,7 +209,7 @@ def _views(whole: Plan, times: Times, now: Floats) -> list[tuple[Floats, ...]]:
     even, columns = (np.arange(len(now)) % 2 == 0)[:, np.newaxis], now.shape[1]
     forward, backward, ahead, back = times[:4]
     durations = (np.where(even, forward, backward), np.where(even, backward, forward), forward, backward)
-    messages = (np.where(even, back, ahead), np.where(even, ahead, back), ahead, back)
+    messages = _by_turn(ahead, back)
     noted = np.empty_like(now)
     views: list[tuple[Floats, ...]] = []
     for turn, passing, waiting, sending, pairs in whole.steps:

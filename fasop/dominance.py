@@ -25,6 +25,8 @@ def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.boo
     if one.shares is not None and other.shares is not None:
         better &= (one.shares <= other.shares).all(axis=(0, 1)) | (one.shares * layers <= 1).all(axis=(0, 1))
     better &= (one.hop <= other.hop).all(axis=0)
+    if one.busy is not None and other.busy is not None:
+        better &= (one.busy <= other.busy).all(axis=0)
     for mine, theirs in zip(_stage_times(one), _stage_times(other), strict=True):
         better &= (mine.fixed <= theirs.fixed).all(axis=0)
         better &= (mine.of(np.array(layers)) <= theirs.of(np.array(layers))).all(axis=0)
@@ -65,6 +67,7 @@ def distinct(lines: Pipelines) -> Integers:
     rows += [] if lines.shares is None else [*lines.shares]
     if lines.hidden is not None:
         rows += [lines.hidden.time.fixed, lines.hidden.time.layer, lines.hidden.last]
+    rows += [lines.busy] if lines.busy is not None else []
     numbers = np.concatenate([*rows, lines.embedding[np.newaxis], lines.basis[np.newaxis]])
     first = {column.tobytes(): number for number, column in reversed([*enumerate(numbers.T)])}
     return np.sort([*first.values()])

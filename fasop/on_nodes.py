@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conf import links, overlap, sizes
 from conf.links import Link
@@ -48,6 +49,9 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
         forward=_passes(most[:3], parallel.chunks),
         backward=backward,
         hop=where.hops.takes(np.array(float(training.message_bytes))),
+        busy=training.message_bytes * where.hops.s_per_byte,
+        one_way_out=where.one_way_out,
+        blocking=training.blocks,
         sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
         optimizer=_by_parameters(training, optimizer),
         embedding=_embedding(where.embedding, training),
@@ -104,6 +108,8 @@ class Laid:
 
     stages: Uses
     hops: Link[Floats]
+    one_way_out: NDArray[np.bool_]
+    """[stages]"""
     sums: Link[Floats]
     embedding: Link[Floats]
 
@@ -124,6 +130,7 @@ class Nodes:
             laid = Laid(
                 stages=where.stages,
                 hops=self._slowest(where.hops, [kind.factors.messages for kind in self.kinds]),
+                one_way_out=where.one_way_out,
                 sums=self._slowest(where.sums, [kind.factors.gradients for kind in self.kinds]),
                 embedding=self._slowest(where.embedding, [kind.factors.embedding for kind in self.kinds]),
             )

@@ -138,12 +138,13 @@ def improved(pipelines: Pipelines, partitions: Integers) -> tuple[Integers, Floa
         batch = max(1, CELLS // (parts * len(pairs)))
         for begin in range(0, len(active), batch):
             here = np.arange(begin, min(begin + batch, len(active)))
-            ranked, promising = _ranked(pipelines.take(active[here]), found[:, active[here]], pairs)
+            now = active[here]
+            ranked, promising = _ranked(pipelines.take(now), found[:, now], times[now], pairs)
             for places in (slice(0, first), slice(first, None)):
                 left = np.nonzero(~gained[here])[0]
                 columns = active[here[left]]
                 tried = pairs[ranked[left, places]], promising[left, places]
-                moved, taken = _tried(pipelines.take(columns), found[:, columns], *tried)
+                moved, taken = _tried(pipelines.take(columns), found[:, columns], *tried, times[columns])
                 better = taken < times[columns]
                 found[:, columns[better]], times[columns[better]] = moved[:, better], taken[better]
                 gained[here[left[better]]] = True
@@ -151,9 +152,14 @@ def improved(pipelines: Pipelines, partitions: Integers) -> tuple[Integers, Floa
     return found, times
 
 
-def _ranked(pipelines: Pipelines, partitions: Integers, pairs: Integers) -> tuple[Integers, NDArray[np.bool_]]:
-    """[pipelines, pairs]: the moves from the most to the least promising, and whether each could gain and fits."""
-    slopes = pipelines.slopes(partitions).T
+def _ranked(
+    pipelines: Pipelines, partitions: Integers, seconds: Floats, pairs: Integers
+) -> tuple[Integers, NDArray[np.bool_]]:
+    """[pipelines, pairs]: the moves from the most to the least promising, and whether each could gain and fits.
+
+    `seconds` are what the partitions take.
+    """
+    slopes = pipelines.slopes(partitions, seconds).T
     source, target = pairs.T
     gain = slopes[:, source] - slopes[:, target]
     there, stages = target % pipelines.stages, pipelines.stages
@@ -165,11 +171,12 @@ def _ranked(pipelines: Pipelines, partitions: Integers, pairs: Integers) -> tupl
 
 
 def _tried(
-    pipelines: Pipelines, partitions: Integers, pairs: Integers, promising: NDArray[np.bool_]
+    pipelines: Pipelines, partitions: Integers, pairs: Integers, promising: NDArray[np.bool_], limits: Floats
 ) -> tuple[Integers, Floats]:
     """The best neighbour of each partition, and its seconds; infinite where no move is promising.
 
-    `pairs` are [pipelines, moves, 2], from which part to which.
+    `pairs` are [pipelines, moves, 2], from which part to which. Where no neighbour is below the limit it may be any of
+    them, and its seconds too few, but not below the limit.
     """
     every = np.arange(len(pipelines))
     if not promising.any():
@@ -181,7 +188,7 @@ def _tried(
     near[target, many] += 1
     seconds = np.full(promising.shape, np.inf)
     lines = pipelines.take(owner)
-    seconds[owner, move] = np.where(lines.fits(near), lines.iteration(near), np.inf)
+    seconds[owner, move] = np.where(lines.fits(near), lines.iteration(near, limits[owner]), np.inf)
     best = np.argmin(seconds, axis=1)
     moved = partitions.copy()
     source, target = pairs[every, best].T

@@ -7,13 +7,15 @@ rows of their own: [parts, pipelines], where part c * stages + s is chunk c of s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema import Schedule
-from fasop.fast import Floats, Times, ends, longest
+from fasop import blocking
+from fasop.fast import Floats, Times, Traffic, ends, longest
 from fasop.placement import Integers
 
 FULL = 1 + 1e-9
@@ -106,6 +108,12 @@ class Pipelines:
     at all moments that may be the fullest."""
     hidden: Hidden | None = None
     """None: gradients are summed after the last backward pass."""
+    busy: Floats | None = None
+    """[stages, pipelines]: for how much of `hop` the link is occupied; None: all of it."""
+    one_way_out: NDArray[np.bool_] | None = None
+    """[stages]: whether messages to both neighbours leave by one link; None: only of two stages."""
+    blocking: bool = False
+    """Whether stages wait until what they send has arrived."""
 
     def __len__(self) -> int:
         return len(self.basis)
@@ -133,7 +141,13 @@ class Pipelines:
             shares=None if self.shares is None else self.shares[..., columns],
             basis=self.basis[columns],
             hidden=None if self.hidden is None else self.hidden.take(columns),
+            busy=None if self.busy is None else self.busy[:, columns],
         )
+
+    @property
+    def occupied(self) -> Floats:
+        """[stages, pipelines]: for how long a message occupies its link."""
+        return self.hop if self.busy is None else np.minimum(self.busy, self.hop)
 
     def held(self, layers: Layers) -> Layers:
         """[stages, pipelines]: the layers of each stage, in all its chunks."""
@@ -150,22 +164,24 @@ class Pipelines:
             fitting &= np.all(taken <= FULL, axis=(0, 1))
         return fitting
 
-    def iteration(self, layers: Layers) -> Floats:
-        """[pipelines]: seconds of an iteration, once the first one is over; see `parts`."""
-        return self.parts(layers).total
+    def iteration(self, layers: Layers, limit: Floats | None = None) -> Floats:
+        """[pipelines]: seconds of an iteration, once the first one is over; see `parts`.
+
+        What is not below its `limit` may be told too low, but not below the limit.
+        """
+        times, exposed = self._times(layers), self.exposed(self.held(layers))
+        matters = None if limit is None else lambda done: self._summed(done + exposed)[1] < limit
+        return self._summed(self._done(times, matters) + exposed)[1]
 
     def parts(self, layers: Layers) -> Parts:
         """An iteration, from the moment at which all ranks know the norm of the gradient, where they wait for each
         other, to the same moment of the next one: each stage steps its optimizer, goes through the schedule, sums
         its gradients; then first and last stage sum the embedding's.
         """
-        times, held = self._times(layers), self.held(layers)
-        done = ends(self.schedule, self.micro_batches, times)
-        summed = done + self.exposed(held)
-        shared = np.maximum(summed[0], summed[-1]) + self.embedding
-        all_summed = summed.max(axis=0)
-        total = np.maximum(all_summed, shared)
+        times = self._times(layers)
+        done = self._done(times)
         last = done.max(axis=0)
+        all_summed, total = self._summed(done + self.exposed(self.held(layers)))
         return Parts(
             total=total,
             pipeline=last,
@@ -173,6 +189,18 @@ class Pipelines:
             embedding=total - all_summed,
             optimizer=times.start.max(axis=0),
         )
+
+    def _summed(self, own: Floats) -> tuple[Floats, Floats]:
+        """[pipelines]: when all stages have summed their gradients, which they have at `own` [stages, pipelines]; and
+        when the embedding's are summed, too."""
+        all_summed = own.max(axis=0)
+        return all_summed, np.maximum(all_summed, np.maximum(own[0], own[-1]) + self.embedding)
+
+    def _done(self, times: Times, matters: Callable[[Floats], NDArray[np.bool_]] | None = None) -> Floats:
+        """[stages, pipelines]: when the schedule is over, as `fasop.fast.ends` says."""
+        if self.blocking:
+            return blocking.ends(self.micro_batches, times)
+        return ends(self.schedule, self.micro_batches, times, self._traffic(times), matters)
 
     def exposed(self, held: Layers) -> Floats:
         """[stages, pipelines]: seconds from a stage's last backward pass until its gradients are summed."""
@@ -196,12 +224,12 @@ class Pipelines:
         slopes: Floats = np.where(left == whole, self.sums.layer, beyond)
         return slopes
 
-    def slopes(self, layers: Layers) -> Floats:
+    def slopes(self, layers: Layers, known: Floats | None = None) -> Floats:
         """[parts, pipelines]: seconds that the longest path of the iteration gains with a layer of each part."""
-        return self.longest(layers)[0]
+        return self.longest(layers, known)[0]
 
-    def longest(self, layers: Layers) -> tuple[Floats, Floats]:
-        """`slopes`, and [pipelines] the iteration's seconds.
+    def longest(self, layers: Layers, known: Floats | None = None) -> tuple[Floats, Floats]:
+        """`slopes`, and [pipelines] the iteration's seconds, which may be `known`.
 
         Every path takes a time that is linear in the layers, and the iteration the longest of them; so with any other
         partition it takes at least its time with this one, plus these slopes times the difference. That holds where
@@ -211,7 +239,11 @@ class Pipelines:
         after = self.exposed(held)
         after[0] += self.embedding
         after[-1] += self.embedding if self.stages > 1 else 0
-        path = longest(self.schedule, self.micro_batches, self._times(layers), after)
+        times = self._times(layers)
+        if self.blocking:
+            path = blocking.longest(self.micro_batches, times, after)
+        else:
+            path = longest(self.schedule, self.micro_batches, times, after, self._traffic(times), known)
         by_stage = path.start * self.optimizer.layer + path.end * self._exposed_slopes(held)
         slopes: Floats = (
             path.forward * self.forward.layer
@@ -228,6 +260,12 @@ class Pipelines:
         exposed = self.exposed(amount)
         slopes = (exposed[1:] - exposed[0]) / amount[1:]
         return replace(self, sums=Linear(fixed=exposed[0], layer=slopes.min(axis=0)), hidden=None)
+
+    def _traffic(self, times: Times) -> Traffic:
+        whole = Traffic.whole(times)
+        out = whole.one_way_out if self.one_way_out is None else self.one_way_out
+        busy = self.occupied
+        return Traffic(forward=busy, backward=np.roll(busy, 1, axis=0), one_way_out=out)
 
     def _times(self, layers: Layers) -> Times:
         return Times(

@@ -36,6 +36,8 @@ class Placement:
     """The nodes of each stage; `between` and `sharing` mean nothing."""
     hops: Uses
     """From each stage to the next one, and from the last to the first; the way back is the same."""
+    one_way_out: NDArray[np.bool_]
+    """[stages]: whether messages to both neighbours leave by one link."""
     sums: Uses
     """Gradients of each stage, over its replicas."""
     embedding: Uses
@@ -49,6 +51,7 @@ def place(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline: int)
     return Placement(
         stages=_uses([[Use(node, 0, 1) for node in nodes] for nodes in found.stages]),
         hops=_uses(found.hops),
+        one_way_out=np.array(found.one_way_out),
         sums=_uses(found.sums),
         embedding=_uses([found.embedding]),
     )

@@ -22,7 +22,7 @@ from fasop.memory import GIB, StageMemory, chunks_in_flight, stage_memory
 from fasop.on_nodes import handing_out, pipelines
 from fasop.pipelines import Linear, Pipelines
 from fasop.placement import place
-from fasop.simulate import RECEIVES, Event, StageTimes, simulate
+from fasop.simulate import Event, StageTimes, simulate
 from fasop.training import Training
 from megatron_ext import schedule_check
 from megatron_ext.errors import EngineError
@@ -52,6 +52,8 @@ class Taken:
     """The step and, with a sharded optimizer, handing out its results."""
     weights: Sequence[float]
     """Handing them out alone."""
+    blocking: bool = False
+    """Whether stages wait until what they send has arrived."""
 
     @classmethod
     def of(cls, lines: Pipelines, handing: Linear, layers: Sequence[int]) -> Taken:
@@ -63,6 +65,7 @@ class Taken:
             embedding=float(lines.embedding[0]),
             optimizer=lines.optimizer.of(whole)[:, 0].tolist(),
             weights=handing.of(whole)[:, 0].tolist(),
+            blocking=lines.blocking,
         )
 
 
@@ -73,7 +76,7 @@ class Terms:
     forward: float
     backward: float
     messages: float
-    """Waits for a message that is under way."""
+    """Waits for a message that is under way, or that its link has not begun with."""
     bubble: float
     """Waits for other stages: for a message that is not sent yet, and until all have their gradients."""
     gradients: float
@@ -129,7 +132,7 @@ class Prediction:
     @property
     def waiting(self) -> list[float]:
         """Of each event the part in which its stage waits for others."""
-        return [waiting(event, self.taken.times, self.taken.embedding) for event in self.events]
+        return [waiting(event, self.taken.embedding) for event in self.events]
 
 
 def predict(
@@ -196,7 +199,7 @@ def predict_plan(
                 layers=layers[number :: parallel.pipeline],
                 groups=tuple(dict.fromkeys(kind.name for kind in on[number])),
                 gpus=tuple(dict.fromkeys(kind.gpu.name for kind in on[number])),
-                terms=terms([event for event in events if event.stage == number], taken.times, taken.embedding),
+                terms=terms([event for event in events if event.stage == number], taken.embedding),
                 times=taken.times[number],
                 memory=stage_memory(training, number, _kept(parallel, layers, number)),
                 limit_gib=min(kind.gpu.memory_gib for kind in on[number]),
@@ -223,12 +226,16 @@ def stage_times(lines: Pipelines, layers: Sequence[int]) -> list[StageTimes]:
     """What the stages of the one pipeline take for a micro-batch; `layers` are by virtual stage."""
     stages, column = lines.stages, np.array([layers]).T
     forward, backward = (passes.of(column)[:, 0].tolist() for passes in (lines.forward, lines.backward))
+    busy = lines.occupied
     return [
         StageTimes(
             forward=forward[stage::stages],
             backward=backward[stage::stages],
             send_forward=float(lines.hop[stage, 0]),
             send_backward=float(lines.hop[stage - 1, 0]),
+            busy_forward=float(busy[stage, 0]),
+            busy_backward=float(busy[stage - 1, 0]),
+            one_way_out=lines.one_way_out is not None and bool(lines.one_way_out[stage]),
         )
         for stage in range(stages)
     ]
@@ -244,7 +251,8 @@ def replay(schedule: Mapping[str, Any], taken: Taken) -> tuple[float, list[Event
         SearchError: the schedule never ends.
     """
     first = min(taken.optimizer)
-    computed = simulate(schedule, taken.times, [step - first for step in taken.optimizer])
+    begin = [step - first for step in taken.optimizer]
+    computed = simulate(schedule, taken.times, begin, blocking=taken.blocking)
     stages = len(taken.optimizer)
     done = [max(event.end for event in computed if event.stage == stage) for stage in range(stages)]
     summed = [end + takes for end, takes in zip(done, taken.gradients, strict=True)]
@@ -271,24 +279,23 @@ def replay(schedule: Mapping[str, Any], taken: Taken) -> tuple[float, list[Event
     return known + first, events
 
 
-def waiting(event: Event, times: Sequence[StageTimes], embedding: float) -> float:
-    """The part of an event in which its stage waits for others; arguments as of `terms`."""
+def waiting(event: Event, embedding: float) -> float:
+    """The part of an event in which its stage waits for others; `embedding` is what summing its gradients takes."""
     took = event.end - event.start
-    if event.kind in RECEIVES:
-        sender = times[(event.stage + RECEIVES[event.kind][1]) % len(times)]
-        return max(0.0, took - (sender.send_forward if event.kind == "forward-recv" else sender.send_backward))
+    if event.sent is not None:
+        return max(0.0, event.sent - event.start)
     if event.kind == EMBEDDING:
         return max(0.0, took - embedding)
     return took if event.kind == NORM else 0.0
 
 
-def terms(events: Sequence[Event], times: Sequence[StageTimes], embedding: float) -> Terms:
-    """Of the events of one stage; `times` are by stage, `embedding` is what summing its gradients takes."""
+def terms(events: Sequence[Event], embedding: float) -> Terms:
+    """Of the events of one stage; `embedding` is what summing its gradients takes."""
     spent = dict.fromkeys((field.name for field in fields(Terms)), 0.0)
     for event in events:
-        took, waited = event.end - event.start, waiting(event, times, embedding)
+        took, waited = event.end - event.start, waiting(event, embedding)
         spent["bubble"] += waited
-        if event.kind in RECEIVES:
+        if event.sent is not None:
             spent["messages"] += took - waited
         elif event.kind == "forward-compute":
             spent["forward"] += took

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conf.schema import Engine, EngineKind, Experiment, Model, Parallel, Precision
+from conf.schema import Engine, EngineKind, Experiment, Model, Parallel, Precision, Schedule
 from conf.sizes import BYTES, activation_bytes
 
 
@@ -37,6 +37,11 @@ class Training:
     def overlaps(self) -> bool:
         """Whether gradients are summed while the backward pass of earlier layers goes on."""
         return not self.megatron_lm or "--overlap-grad-reduce" in self.engine.arguments
+
+    @property
+    def blocks(self) -> bool:
+        """Whether stages wait until what they send has arrived: Megatron-LM does, but for interleaved stages."""
+        return self.megatron_lm and self.parallel.schedule is Schedule.one_f_one_b
 
     @property
     def gradient_bytes(self) -> int:

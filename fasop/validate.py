@@ -18,6 +18,8 @@ from fasop.predict import Prediction, Taken, replay
 from fasop.simulate import StageTimes
 
 TERMS = ("forward", "backward", "messages", "gradients", "embedding", "optimizer")
+MESSAGES = ("send_forward", "send_backward", "busy_forward", "busy_backward")
+"""Of `StageTimes`."""
 SMALL_S = 1e-6
 """What is predicted to take less has no factor: any measurement would be many times as much."""
 
@@ -114,20 +116,28 @@ def compare(measured: Measured, prediction: Prediction) -> Comparison:
 
 def _as_measured(predicted: Taken, measured: Measured) -> Taken:
     optimizer = [stage.optimizer for stage in measured.stages]
-    return Taken(
-        times=[
-            StageTimes(
-                forward=stage.forward,
-                backward=stage.backward,
-                send_forward=times.send_forward if stage.send_forward is None else stage.send_forward,
-                send_backward=times.send_backward if stage.send_backward is None else stage.send_backward,
-            )
-            for times, stage in zip(predicted.times, measured.stages, strict=True)
-        ],
+    return replace(
+        predicted,
+        times=[_with(times, stage) for times, stage in zip(predicted.times, measured.stages, strict=True)],
         gradients=[stage.gradients for stage in measured.stages],
         embedding=measured.embedding,
         optimizer=optimizer,
         weights=list(map(min, predicted.weights, optimizer)),
+    )
+
+
+def _with(times: StageTimes, measured: MeasuredStage) -> StageTimes:
+    """As measured. How long messages occupied links was not: as predicted, or for as long as they took."""
+    ahead = times.send_forward if measured.send_forward is None else measured.send_forward
+    back = times.send_backward if measured.send_backward is None else measured.send_backward
+    return replace(
+        times,
+        forward=measured.forward,
+        backward=measured.backward,
+        send_forward=ahead,
+        send_backward=back,
+        busy_forward=min(ahead, times.sends("forward-send")[1]),
+        busy_backward=min(back, times.sends("backward-send")[1]),
     )
 
 
@@ -137,7 +147,7 @@ def _put(base: Taken, known: Taken, names: Iterable[str]) -> Taken:
         if name in ("gradients", "embedding", "optimizer"):
             base = replace(base, **{name: getattr(known, name)})
         else:
-            keys = ("send_forward", "send_backward") if name == "messages" else (name,)
+            keys = MESSAGES if name == "messages" else (name,)
             pairs = zip(base.times, known.times, strict=True)
             base = replace(base, times=[replace(a, **{key: getattr(b, key) for key in keys}) for a, b in pairs])
     return base

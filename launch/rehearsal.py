@@ -71,6 +71,7 @@ def _rank(
     parameters += sizes.embedding_parameters(model, parallel.tensor) if is_first else 0
     parameters += sizes.head_parameters(model, parallel.tensor, own_word=not is_first) if is_last else 0
     message = sizes.activation_bytes(model, parallel.micro_batch_size, experiment.train.precision)
+    ahead, back = (_slowest(groups, placed.hops[hop]) for hop in (stage, stage - 1))
     summed = overlap.exposed_s(
         _slowest(groups, placed.sums[stage]).all_reduce(parallel.data),
         model,
@@ -85,8 +86,11 @@ def _rank(
     return {
         "forward_ns": forward,
         "backward_ns": backward,
-        "send_forward_ns": _ns(_slowest(groups, placed.hops[stage]).takes(message) * 1e3),
-        "send_backward_ns": _ns(_slowest(groups, placed.hops[stage - 1]).takes(message) * 1e3),
+        "send_forward_ns": _ns(ahead.takes(message) * 1e3),
+        "send_backward_ns": _ns(back.takes(message) * 1e3),
+        "busy_forward_ns": _ns(message * ahead.s_per_byte * 1e3),
+        "busy_backward_ns": _ns(message * back.s_per_byte * 1e3),
+        "one_way_out": placed.one_way_out[stage],
         "grads_all_reduce_ns": _ns(summed * 1e3),
         "embedding_all_reduce_ns": _ns(shared * 1e3) if is_first != is_last else 0,
         "optimizer_ns": _ns(parameters * optimizer_s * 1e3),

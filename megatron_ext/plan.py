@@ -115,6 +115,11 @@ class RankTimes:
     backward_ns: List[int]
     send_forward_ns: int
     send_backward_ns: int
+    busy_forward_ns: int
+    """For how much of `send_forward_ns` the link takes no other message."""
+    busy_backward_ns: int
+    one_way_out: bool
+    """Whether messages to both neighbours leave by one link."""
     grads_all_reduce_ns: int
     embedding_all_reduce_ns: int
     optimizer_ns: int

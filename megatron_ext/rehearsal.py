@@ -2,16 +2,17 @@
 computing.
 
 Every rank has a logical clock. What it would compute takes the time that plan.json gives; each message and each
-collective carries the sender's logical time, so that the receiver's clock cannot be earlier than it. With the clock
-`virtual` nothing sleeps: exact at any load. With `anchored` every rank also waits until its logical time has really
-come, so that the run lasts as long as the real one would; sleeping too long once does not add up, for the
-logical clock goes on from where it should be. Events are logical times in both.
+collective carries the sender's logical time, so that the receiver's clock cannot be earlier than it. A message waits
+until the link that it leaves by has sent the one before. With the clock `virtual` nothing sleeps: exact at any load.
+With `anchored` every rank also waits until its logical time has really come, so that the run lasts as long as the real
+one would; sleeping too long once does not add up, for the logical clock goes on from where it should be. Events are
+logical times in both.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Optional
+from typing import Dict, Optional
 
 import torch
 import torch.distributed as dist
@@ -59,6 +60,8 @@ class Rehearsal:
         receives, sends = (Kind.RECV_FORWARD, Kind.RECV_BACKWARD), (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
         self._inboxes = {kind: Inbox(peer, stamp, "time", True) for kind, peer in peers.items() if kind in receives}
         self._outboxes = {kind: Outbox(peer, "time") for kind, peer in peers.items() if kind in sends}
+        self._free: Dict[Optional[Kind], int] = {}
+        """By link, when it has sent all that it was given."""
         self.clock: str = plan.rehearsal.clock
         self.now_ns = _common_start()
 
@@ -105,7 +108,10 @@ class Rehearsal:
         outbox = self._outboxes[kind]
         forward = kind is Kind.SEND_FORWARD
         takes = self._times.send_forward_ns if forward else self._times.send_backward_ns
-        outbox.put(torch.tensor([self.now_ns + takes]))
+        link = None if self._times.one_way_out else kind
+        begin = max(self.now_ns, self._free.get(link, 0))
+        self._free[link] = begin + (self._times.busy_forward_ns if forward else self._times.busy_backward_ns)
+        outbox.put(torch.tensor([begin + takes]))
         self._recorder.record(kind.value, self.now_ns, self.now_ns, micro_batch, outbox.peer.rank, chunk)
 
     def _together(self, name: str, group: Optional[dist.ProcessGroup], duration: int) -> None:

@@ -6,11 +6,13 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.schema import Schedule
-from fasop.fast import KNOWN, Times, ends
+from fasop import blocking
+from fasop.fast import KNOWN, Times, Traffic, ends
+from fasop.fast import longest as longest_path
 from fasop.simulate import StageTimes, simulate
 from megatron_ext.schedule import as_json, schedule
 
@@ -40,6 +42,70 @@ def test_every_stage_ends_when_the_replay_says(
         for event in simulate(lists, stage_times):
             replayed[event.stage] = event.end
         assert found[:, number].tolist() == replayed
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(KNOWN), st.integers(1, 9), st.integers(1, 12), st.integers(2, 3), st.integers(0, 2**32 - 1))
+def test_links_that_are_occupied_for_a_part_of_a_message_are_free_when_the_replay_says(
+    name: Schedule, stages: int, micro_batches: int, chunks: int, seed: int
+) -> None:
+    """Messages that never queue, that sometimes do and that always do, by links that stages have one or two of."""
+    stages, chunks = (max(2, stages), chunks) if name is Schedule.interleaved else (stages, 1)
+    random, parts, many = np.random.default_rng(seed), stages * chunks, 4
+    longest = 10.0 ** random.integers(-2, 2, many)
+    passes, hops = random.random((2, parts, many)), longest * random.random((2, stages, many))
+    busy, begin = hops * random.random((2, stages, many)), random.random((stages, many))
+    out = random.random(stages) < random.choice([0.0, 0.5, 1.0]) if stages != 2 else np.ones(2, bool)
+    times, traffic = Times(*passes, *hops, begin), Traffic(*busy, out)
+    after = random.random((stages, many))
+    found, why = ends(name, micro_batches, times, traffic), longest_path(name, micro_batches, times, after, traffic)
+    lists = as_json(schedule(name, stages, chunks, micro_batches), chunks, micro_batches)
+    for number in range(many):
+        stage_times = [
+            StageTimes(
+                forward=passes[0, s::stages, number].tolist(),
+                backward=passes[1, s::stages, number].tolist(),
+                send_forward=hops[0, s, number],
+                send_backward=hops[1, s, number],
+                busy_forward=busy[0, s, number],
+                busy_backward=busy[1, s, number],
+                one_way_out=bool(out[s]),
+            )
+            for s in range(stages)
+        ]
+        replayed = [0.0] * stages
+        for event in simulate(lists, stage_times, begin[:, number].tolist()):
+            replayed[event.stage] = event.end
+        assert found[:, number].tolist() == replayed
+    assert why.total == pytest.approx((found + after).max(axis=0), rel=1e-11)
+    slower = times._replace(forward=times.forward + random.random((parts, many)))
+    path = why.total + (why.forward * (slower.forward - times.forward)).sum(axis=0)
+    assert ((ends(name, micro_batches, slower, traffic) + after).max(axis=0) >= path * (1 - 1e-11)).all()
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_stages_that_wait_for_what_they_send_end_when_the_replay_says(
+    stages: int, micro_batches: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    times = Times(*random.random((5, stages, 2)))
+    after = random.random((stages, 2))
+    found, why = blocking.ends(micro_batches, times), blocking.longest(micro_batches, times, after)
+    lists = as_json(schedule("one_f_one_b", stages, 1, micro_batches), 1, micro_batches)
+    for number in range(2):
+        forward, backward, ahead, back, begin = (kind[:, number].tolist() for kind in times)
+        stage_times = [
+            StageTimes(forward=[f], backward=[b], send_forward=a, send_backward=z)
+            for f, b, a, z in zip(forward, backward, ahead, back, strict=True)
+        ]
+        replayed = [0.0] * stages
+        for event in simulate(lists, stage_times, begin, blocking=True):
+            replayed[event.stage] = event.end
+        assert found[:, number].tolist() == replayed
+    assert why.total.tolist() == (found + after).max(axis=0).tolist()
+    slower = times._replace(backward=times.backward + random.random((stages, 2)))
+    path = why.total + (why.backward * (slower.backward - times.backward)).sum(axis=0)
+    assert ((blocking.ends(micro_batches, slower) + after).max(axis=0) >= path * (1 - 1e-11)).all()
 
 
 @given(st.integers(1, 6), st.integers(1, 8), st.lists(TIMES, min_size=6, max_size=6))

@@ -25,7 +25,7 @@ POSITIVE = st.floats(0.1, 10, allow_nan=False)
 
 @st.composite
 def lines(draw: st.DrawFn, most_stages: int = 5, layers: int = 7, *, hides: bool = False) -> Pipelines:
-    """Two pipelines of any times, with any schedule, with room for any number of layers or for few.
+    """Two pipelines of any times, with any schedule and engine, with room for any number of layers or for few.
 
     With `hides`, the last backward pass may hide some of the sums.
     """
@@ -50,12 +50,16 @@ def lines(draw: st.DrawFn, most_stages: int = 5, layers: int = 7, *, hides: bool
 
     shared = numbers(TIME)[0] if stages > 1 else np.zeros(2)
     capacity = numbers(st.integers(0, layers)).astype(int) if draw(st.booleans()) else np.full((stages, 2), layers)
+    hop = numbers(TIME)
     return Pipelines(
         schedule=schedule,
         micro_batches=draw(st.integers(1, 8)),
         forward=passes(),
         backward=passes(),
-        hop=numbers(TIME),
+        hop=hop,
+        busy=hop * numbers(st.floats(0, 1)) if draw(st.booleans()) else None,
+        one_way_out=np.array(draw(st.lists(st.booleans(), min_size=stages, max_size=stages))),
+        blocking=schedule is Schedule.one_f_one_b and draw(st.booleans()),
         sums=linear(TIME),
         optimizer=linear(TIME),
         embedding=shared,
@@ -185,7 +189,7 @@ def test_the_largest_stage_is_not_what_decides() -> None:
 
 
 def test_hops_change_the_best_partition() -> None:
-    one = built(mixed(*MEGATRON), [0] + [1] * 7)
+    one = built(mixed("train.precision=fp16"), [0] + [1] * 7)
     free = Pipelines(**{**vars(one), "hop": 0 * one.hop})
     found, _ = improved(free, bottleneck(free, 48))
     mine, seconds = improved(one, bottleneck(one, 48))

@@ -97,6 +97,32 @@ def test_as_many_ranks_share_a_link_as_send_over_it(
     assert uses.sharing[uses.between == 1].max() == sharing
 
 
+@pytest.mark.parametrize(
+    ("nodes", "sizes", "out"),
+    [
+        ((4, 4, 4), (1, 4, 3), [True] * 3),
+        ((4, 4, 4, 4), (1, 2, 8), [False] * 8),
+        ((4,), (1, 1, 4), [False] * 4),
+        ((4,), (1, 2, 2), [True] * 2),
+        ((1, 4, 2), (1, 1, 7), [True, False, False, False, False, False, False]),
+        ((3, 3, 3), (1, 1, 9), [False] * 9),
+        ((1, 1, 1), (1, 1, 3), [True] * 3),
+    ],
+    ids=["a-stage-a-node", "two-stages-a-node", "one-node", "two-stages", "alone-on-its-node", "middle", "one-gpu"],
+)
+def test_a_stage_alone_on_its_nodes_sends_to_both_neighbours_by_one_link(
+    nodes: tuple[int, ...], sizes: tuple[int, int, int], out: list[bool]
+) -> None:
+    """As do two stages, that have only each other."""
+    assert place(nodes, *sizes).one_way_out.tolist() == out
+
+
+def test_the_latency_of_a_message_does_not_occupy_its_link() -> None:
+    one = built(experiment(), [0] * 8)
+    assert one.busy is not None
+    assert one.hop - one.busy == pytest.approx(20e-6)
+
+
 def test_stages_in_one_node_do_not_leave_it() -> None:
     hops = built(experiment(), [0, 0], data=1, pipeline=8, global_batch_size=8).hop[:, 0]
     inside, outside = hops[0], hops[3]

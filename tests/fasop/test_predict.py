@@ -11,11 +11,13 @@ from conf.schema import Experiment
 from fasop.candidates import space
 from fasop.errors import SearchError
 from fasop.inputs import read
-from fasop.predict import GRADIENTS, NORM, OPTIMIZER, predict, predict_plan
+from fasop.predict import GRADIENTS, NORM, OPTIMIZER, predict, predict_plan, replay
 from fasop.search import search
 from megatron_ext.schedule import as_json, schedule
 from tests.fasop.plans import MEGATRON, built, column, experiment, mixed
 
+SLOW = ("cluster.groups.gpu2.inter_gbit_per_s=0.5",)
+"""A message of GPT-2 XL in 16 bit takes 0.21 s, where four ranks share a node's link."""
 CHUNKED = ("parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=0-4-4-4-4-4-4-0-2-4-4-4-4-4-2-0")
 SCHEDULES = {
     "gpipe": ("parallel.schedule=gpipe",),
@@ -44,7 +46,40 @@ def test_every_plan_of_a_search_can_be_predicted_alone() -> None:
         assert all(stage.memory_gib <= stage.limit_gib for stage in alone.stages)
 
 
-@pytest.mark.parametrize("overrides", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("engine", [("train.precision=fp16",), MEGATRON], ids=["tdpp", "megatron-lm"])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved"])
+def test_on_a_slow_network_one_plan_takes_what_the_search_says(name: str, engine: tuple[str, ...]) -> None:
+    """Where messages wait for their links, or stages for their messages."""
+    one = mixed(*SCHEDULES[name], *engine, *SLOW)
+    searched = built(one, [0] + [1] * 7).iteration(column(*one.partition.layers))[0]
+    assert predict(one).iteration_s == pytest.approx(searched, rel=1e-12)
+    assert predict(one).iteration_s > predict(mixed(*SCHEDULES[name], *engine)).iteration_s
+
+
+def test_more_micro_batches_take_a_slow_link_as_much_longer_as_it_needs_for_them() -> None:
+    few, many = (
+        predict(experiment("parallel.schedule=gpipe", "train.precision=fp16", *SLOW, f"parallel.global_batch_size={n}"))
+        for n in (4 * 4, 4 * 32)
+    )
+    one = few.stages[0].times.busy_forward
+    assert one == pytest.approx(0.21, rel=0.01)
+    assert many.iteration_s - few.iteration_s >= 2 * 28 * one
+
+
+def test_megatron_lm_waits_for_what_it_sends_but_for_interleaved_stages() -> None:
+    plain, interleaved = (predict(mixed(*SCHEDULES[name], *MEGATRON)) for name in ("1f1b", "interleaved"))
+    assert [plain.taken.blocking, interleaved.taken.blocking] == [True, False]
+    sends = [e for e in plain.events if e.kind == "forward-send" and e.stage == 1 and e.micro_batch < 6]
+    assert all(e.end - e.start >= plain.stages[1].times.send_forward * (1 - 1e-9) for e in sends)
+    freely = replay(plain.schedule, replace(plain.taken, blocking=False))[0]
+    assert freely < plain.iteration_s
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [*SCHEDULES.values(), (*SLOW, "parallel.schedule=gpipe"), (*SLOW, *MEGATRON)],
+    ids=[*SCHEDULES, "slow-network", "megatron-lm"],
+)
 def test_the_terms_of_a_stage_are_all_of_the_iteration(overrides: tuple[str, ...]) -> None:
     one = mixed(*overrides)
     found = predict(one)

@@ -110,9 +110,19 @@ def test_the_seeds_run_of_32_ranks_takes_what_the_simulator_says(rehearse: Calla
     ],
     ids=["gpipe", "one_f_one_b", "zb_h1", "interleaved"],
 )
-def test_every_schedule_runs_as_simulated(rehearse: Callable[..., EngineRun], overrides: tuple[str, ...]) -> None:
-    run = rehearse(*A10X8, "parallel.micro_batch_size=1", "parallel.node_order=gpu2", *overrides)
+@pytest.mark.parametrize("links", ["fast", "slow"])
+def test_every_schedule_runs_as_simulated(
+    rehearse: Callable[..., EngineRun], overrides: tuple[str, ...], links: str
+) -> None:
+    """Over slow links messages wait for each other."""
+    slow = ("cluster.groups.gpu2.gpus_per_node=1", "cluster.groups.gpu2.inter_gbit_per_s=0.2")
+    nodes = ("parallel.node_order=gpu2*4", *slow) if links == "slow" else ("parallel.node_order=gpu2",)
+    given = (*A10X8, "parallel.micro_batch_size=1", *nodes, *overrides)
+    run = rehearse(*given)
     assert measured(run) == pytest.approx(simulated(run), rel=1e-6)
+    assert run.metrics()[-1]["elapsed_ms"] == pytest.approx(
+        predict(compose(["model=xl", "train=gpt2", *given])).iteration_s * 1e3, rel=1e-6
+    )
 
 
 def test_a_schedule_from_a_file_runs_as_simulated_from_that_file(rehearse: Callable[..., EngineRun]) -> None:
