@@ -22,6 +22,7 @@ from omegaconf.errors import (
 from conf.config_files import Words, found_files
 from conf.errors import ConfigError
 from conf.hydra_errors import COMPOSING, message, unknown_key
+from conf.references import require_shapes
 from conf.schema import Experiment
 from conf.yaml_file import load_frozen
 
@@ -50,7 +51,9 @@ def to_object(cfg: DictConfig, kind: type[T], part: str | None = None) -> T:
         ConfigError: a value is missing, an interpolation leads nowhere, or a rule is broken.
     """
     try:
-        made = OmegaConf.to_object(cfg if part is None else cfg[part])
+        node = cfg if part is None else cfg[part]
+        require_shapes(node, kind, part or "")
+        made = OmegaConf.to_object(node)
     except MissingMandatoryValue as error:
         key = error.full_key
         raise ConfigError(f"{key} has no value: give {key}=…, or choose a file that sets it") from error

@@ -55,6 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, has seen enough; the rest of stdout goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
+    except OSError as error:
+        from conf.rundir import is_full
+
+        if not is_full(error):
+            raise
+        where = error.filename or "what the output goes to"
+        print(f"tdpp: error: {where}: {error.strerror}; free some space there", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return code
 
 

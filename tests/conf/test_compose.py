@@ -229,3 +229,26 @@ def test_what_is_frozen_for_a_run_is_what_it_was_whatever_is_in_it(texts: list[s
         config = Path(folder) / "config.yaml"
         config.write_text(config_text(experiment), encoding="utf-8")
         assert read_experiment(config) == experiment
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "cluster.environment=${model.name}",
+            "cluster.environment=tiny refers to one value, but .* is a group of keys",
+        ),
+        ("cluster.groups=${name}", "cluster.groups=tiny refers to one value, but cluster.groups is a group of keys"),
+        ("data.blend=${model.name}", "data.blend=tiny refers to one value, but data.blend is a list"),
+        ("cluster.gpus.cpu=${name}", "cluster.gpus.cpu=tiny refers to one value"),
+    ],
+)
+def test_a_reference_to_one_value_stands_for_no_group_of_keys(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose([override])
+
+
+def test_a_group_of_keys_may_stand_for_another() -> None:
+    given = ["cluster.groups.local.gpus_per_node=2", "+cluster.groups.b=${cluster.groups.local}"]
+    groups = compose([*given, "parallel.data=2", "parallel.pipeline=2"]).cluster.groups
+    assert groups["b"] == groups["local"]

@@ -78,3 +78,22 @@ def test_a_reader_that_closes_early_is_no_fault(tmp_path: Path) -> None:
     assert told.returncode == 0
     assert (tmp_path / "err").read_text() == ""
     assert (tmp_path / "code").read_text() in ("141\n", "0\n")  # 0 if the reader was still there
+
+
+@pytest.mark.parametrize("command", [["--help"], ["runs"], ["launch", "--help"], ["search", "--help"]], ids=" ".join)
+def test_output_that_finds_no_room_is_one_message(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "launch.cli", *command],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "tdpp: error: what the output goes to: No space left on device; free some space there\n",
+    )
