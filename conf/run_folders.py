@@ -58,6 +58,12 @@ def folders(runs: Path) -> Iterator[Path]:
     return (path for name in entries(runs) if name.name != BY_JOB for path in entries(name))
 
 
+def closed_in(runs: Path) -> list[Path]:
+    """Folders of runs, or of a name, that this user may not read."""
+    names = [path for path in entries(runs) if path.name != BY_JOB]
+    return [path for path in names if is_closed(path)] + [path for path in folders(runs) if is_closed(path)]
+
+
 def entries(folder: Path) -> list[Path]:
     """What is in a folder; nothing if it is none, is gone by now, or may not be read."""
     try:

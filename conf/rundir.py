@@ -20,6 +20,8 @@ from typing import Any
 from conf import run_folders
 from conf.errors import RunFolderError
 
+STAMP = "%Y%m%d-%H%M%S"
+"""How the name of a run's folder begins: when it was made, in local time."""
 SCHEDULE = "schedule.json"
 """What plan.json calls the copy of `parallel.schedule_file` in the run's folder."""
 
@@ -82,7 +84,7 @@ class RunDir:
             RunFolderError: the folder cannot be made.
         """
         digest = _digest(identity)
-        stamp = now.strftime("%Y%m%d-%H%M%S")
+        stamp = now.strftime(STAMP)
         try:
             runs.mkdir(parents=True, exist_ok=True)
             _shared(runs / name)
@@ -115,11 +117,10 @@ class RunDir:
                 yield cls(path.absolute())
 
     @classmethod
-    def begun(cls, runs: Path) -> Iterator[RunDir]:
-        """Folders that `create` has made, but that are no run: not yet, not any more, or they never became one."""
-        for path in run_folders.by_time(run_folders.folders(runs)):
-            if run_folders.is_begun(path):
-                yield cls(path.absolute())
+    def everything(cls, runs: Path) -> list[RunDir]:
+        """The same with the folders that are no run: not yet, not any more, or they never became one."""
+        found = run_folders.by_time(run_folders.folders(runs))
+        return [cls(path.absolute()) for path in found if run_folders.is_run(path) or run_folders.is_begun(path)]
 
     @classmethod
     def alike(cls, runs: Path, name: str, identity: str) -> list[RunDir]:
@@ -165,6 +166,14 @@ class RunDir:
     def name(self) -> str:
         """`<name>/<time>-<hash>`, unique below the runs folder."""
         return f"{self.path.parent.name}/{self.path.name}"
+
+    @property
+    def launched_unix(self) -> float:
+        """When the folder was made, by its name; a folder of another name has the time of its plan."""
+        try:
+            return datetime.strptime("-".join(self.path.name.split("-")[:2]), STAMP).timestamp()
+        except (ValueError, OverflowError, OSError):
+            return self.plan.stat().st_mtime
 
     @property
     def runs(self) -> Path:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from conf.rank_ranges import rank_ranges
 from launch.evidence import FULL_DISK, disk_is_full, first_line
 from launch.observe import Node, Observation, RankError
 
@@ -40,11 +42,8 @@ class Cause:
 
 def causes(seen: Observation) -> list[Cause]:
     """By time; nothing that followed from the end of a node or of a job, or from a request to stop, is one."""
-    found = [
-        Cause(error.unix, *_rank_failure(error, seen))
-        for error in seen.errors
-        if not error.symptom and _ended_with_its_node(error, seen) is False
-    ]
+    until = math.inf if seen.stop_unix is None else seen.stop_unix
+    found = list(_rank_failures(seen, until))
     told_of = {error.node for error in seen.errors}
     for node in seen.nodes:
         failure = _node_failure(node, seen, node.name in told_of)
@@ -54,16 +53,33 @@ def causes(seen: Observation) -> list[Cause]:
         if not node.ended and disk_is_full(seen):
             rule, reason = "disk-full", f"{FULL_DISK}, and so {reason}"
         found.append(Cause(node.seen_unix, rule, reason))
-    until = math.inf if seen.stop_unix is None else seen.stop_unix
     return sorted((cause for cause in found if cause.unix <= until), key=lambda cause: cause.unix)
 
 
+def _rank_failures(seen: Observation, until: float) -> Iterator[Cause]:
+    """What several ranks say in the same words is one cause: that of the first of them, with the others' numbers."""
+    alike: dict[tuple[str, str], list[RankError]] = {}
+    for error in seen.errors:
+        if error.unix <= until and not error.symptom and _ended_with_its_node(error, seen) is False:
+            alike.setdefault(_rank_failure(error, seen), []).append(error)
+    for (rule, words), (first, *others) in alike.items():
+        yield Cause(first.unix, rule, f"{first.place} {words}{_also(others, len(seen.plan['ranks']))}")
+
+
+def _also(others: Sequence[RankError], of: int) -> str:
+    if not others:
+        return ""
+    if len(others) > 1 and len(others) == of - 1:
+        return f" (also all {len(others)} other ranks)"
+    return f" (also rank{'s' * (len(others) > 1)} {rank_ranges(error.rank for error in others)})"
+
+
 def _rank_failure(error: RankError, seen: Observation) -> tuple[str, str]:
-    reason = f"{error.place} {what(error)}"
+    """Without the rank's place."""
     node = next(node for node in seen.nodes if node.name == error.node)
     if error.type == "Killed" and not error.message.startswith(_ENDING):
-        return _with_memory("rank-failed", reason, node)
-    return "rank-failed", reason
+        return _with_memory("rank-failed", what(error), node)
+    return "rank-failed", what(error)
 
 
 def _with_memory(rule: str, reason: str, node: Node) -> tuple[str, str]:

@@ -80,6 +80,13 @@ def first_line(text: str) -> str:
 
 
 def ago(seconds: float) -> str:
+    return f"{span(seconds)} ago"
+
+
+def span(seconds: float) -> str:
+    """In the unit that suits it."""
     if seconds < 120:
-        return f"{seconds:.0f} s ago"
-    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from conf.gpu_lines import entries
@@ -115,10 +116,21 @@ class RankError(RankPlace):
     symptom: bool
 
 
+class Kind(StrEnum):
+    """What a run is: training, here or on a cluster, or no more than the times that it would take."""
+
+    local = "local"
+    slurm = "slurm"
+    rehearsal = "rehearsal"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Observation:
     """A run at one moment."""
 
+    kind: Kind
+    launched_unix: float
+    """For the first time."""
     plan: dict[str, Any]
     runs_dir: str
     now_unix: float
@@ -158,6 +170,15 @@ class Observation:
         """
         undecided = any(node.stopped and not node.reason and _lives(self.job_of(node)) for node in self.nodes)
         return all(node.ended or not node.alive for node in self.nodes) and not undecided
+
+    @property
+    def took_s(self) -> float | None:
+        """From the begin of its newest start to its end, or until now; None before that."""
+        began = [node for node in self.nodes if node.started_unix is not None]
+        if not began:
+            return None
+        end = max(node.seen_unix for node in began) if self.over else self.now_unix
+        return max(0.0, end - min(node.started_unix or 0.0 for node in began))
 
     @property
     def iterations(self) -> int:
@@ -254,6 +275,8 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
     quiet = errors or not log or now - log[-1].unix > STILL_S
     disk = os.statvfs(run.path)
     return Observation(
+        kind=Kind.rehearsal if plan["rehearsal"] else Kind.slurm if before.on_slurm else Kind.local,
+        launched_unix=run.launched_unix,
         plan=plan,
         runs_dir=str(run.runs),
         now_unix=now,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from launch.observe import observe_all
-from launch.runs import COLUMNS, run_row
+from launch.runs_table import COLUMNS, run_row
 from launch.sweep import Outcome
 from launch.table import print_table
 from launch.verdict import decide, judge

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from conf import run_folders
 from conf.errors import RunFolderError
 from conf.rundir import RunDir
 from launch.arguments import add_runs_dir, add_watch, parsed, runs_folder
@@ -19,16 +20,16 @@ from launch.errors import LaunchError
 from launch.findings import Findings
 from launch.glance import Glance, glance
 from launch.observe import SUBMISSION_S, Answers, Observation, answers_to, complete
-from launch.pace import median_ms
+from launch.runs_filter import Filter, add_filter, filter_of
+from launch.runs_table import COLUMNS, MORE_COLUMNS, more_cells, run_row
 from launch.status_text import as_json, judged_as_json
 from launch.table import plain
 from launch.verdict import State, Verdict, decide
 from launch.watch import View, watch
 
-COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")
 NOTE = "note"
 """A further column, where a run has no plan, or could not be judged."""
-UNKNOWN = str(State.unknown)
+EVERY = Filter()
 T = TypeVar("T")
 
 
@@ -46,20 +47,28 @@ class Listed:
     """Whether it may be seen at the next look."""
 
     @property
+    def state(self) -> State:
+        return State.unknown if self.verdict is None else self.verdict.state
+
+    @property
     def over(self) -> bool:
         return not self.may_change if self.seen is None else self.seen.over
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tdpp runs", description="List the runs, oldest first, with their verdicts.")
+    add_filter(parser)
     add_runs_dir(parser)
     parser.add_argument("--json", action="store_true", help="a JSON list, an object for each run as in 'tdpp status'")
     add_watch(parser, "until all are over")
     arguments = parsed(parser, argv)
-    folder = runs_folder(arguments)
+    folder, wanted = runs_folder(arguments), filter_of(arguments)
+    if closed := run_folders.closed_in(folder):
+        count = f"{len(closed)} folder{'s' * (len(closed) > 1)} in {folder} cannot be read, and"
+        print(f"{count} {'are' if len(closed) > 1 else 'is'} not listed", file=sys.stderr)
 
     def look() -> View:
-        return _view(listed(folder), arguments.json)
+        return _view(listed(folder, wanted), arguments.json)
 
     if arguments.watch is None:
         view = look()
@@ -72,15 +81,23 @@ def main(argv: Sequence[str]) -> int:
     return code
 
 
-def listed(runs: Path) -> list[Listed]:
-    """Every run, oldest first, without those that are deleted meanwhile.
+def listed(runs: Path, wanted: Filter = EVERY) -> list[Listed]:
+    """The runs that are wanted, oldest first, without those that are deleted meanwhile.
 
-    Slurm is asked once, about the jobs of all runs that are not over.
+    Slurm is asked once, about the jobs of all that are not over.
+
+    Raises:
+        RunFolderError: no run is meant by a word of the filter.
     """
-    first = [(run, _attempt(run, partial(glance, run))) for run in RunDir.all(runs)]
+    chosen = wanted.chosen(runs, RunDir.everything(runs))
+    first = [(run, _attempt(run, partial(glance, run))) if RunDir.is_one(run.path) else (run, None) for run in chosen]
     answers = answers_to(look for _, look in first if isinstance(look, Glance))
-    found = [look if isinstance(look, Listed) else _completed(run, look, answers) for run, look in first if look]
-    return sorted([*(run for run in found if run), *_begun(runs)], key=lambda run: run.run.path.name.split("-")[:2])
+    found = []
+    for run, look in first:
+        one = _completed(run, look, answers) if isinstance(look, Glance) else look or _begun(run)
+        if one is not None and wanted.passes(one.seen, one.state):
+            found.append(one)
+    return found[-(wanted.limit or len(found)) :]
 
 
 def _completed(run: RunDir, look: Glance, answers: Answers) -> Listed | None:
@@ -102,23 +119,20 @@ def _attempt(run: RunDir, look: Callable[[], T]) -> T | Listed | None:
         return Listed(run=run, note=str(error)) if RunDir.is_one(run.path) else None
 
 
-def _begun(runs: Path) -> Iterator[Listed]:
-    """Run folders without a plan, but for those that somebody is just deleting."""
-    for run in RunDir.begun(runs):
-        try:
-            verdict = verdict_without_plan(run)
-        except (OSError, RunFolderError) as error:
-            if run.path.is_dir() and not is_young(run, SUBMISSION_S):
-                yield Listed(run=run, note=str(error))
-            continue
-        if verdict is not None:
-            going = verdict.state is State.starting
-            yield Listed(run=run, verdict=verdict, note=verdict.reason, may_change=going)
+def _begun(run: RunDir) -> Listed | None:
+    """A folder without a plan; None for one that somebody is just deleting."""
+    try:
+        verdict = verdict_without_plan(run)
+    except (OSError, RunFolderError) as error:
+        return Listed(run=run, note=str(error)) if run.path.is_dir() and not is_young(run, SUBMISSION_S) else None
+    if verdict is None:
+        return None
+    return Listed(run=run, verdict=verdict, note=verdict.reason, may_change=verdict.state is State.starting)
 
 
 def _view(runs: Sequence[Listed], as_objects: bool) -> View:
     unknown = any(run.verdict is None for run in runs)
-    columns, rows = (*COLUMNS, *[NOTE] * any(run.note for run in runs)), [_row(run) for run in runs]
+    columns, rows = (*COLUMNS, *MORE_COLUMNS, *[NOTE] * any(run.note for run in runs)), [_row(run) for run in runs]
     text = json.dumps([_object(run) for run in runs]) if as_objects else plain(columns, rows)
     screen = None
     if sys.stdout.isatty() and not as_objects:
@@ -127,7 +141,7 @@ def _view(runs: Sequence[Listed], as_objects: bool) -> View:
         screen = runs_screen(columns, rows)
     return View(
         plain=text,
-        key=rows,
+        key=[row[: len(COLUMNS)] for row in rows],  # ages change, and nothing else has
         over=all(run.over for run in runs),
         exit_code=LaunchError.exit_code * unknown,
         on_slurm=any(run.may_change or (run.seen and run.seen.jobs) for run in runs),
@@ -137,8 +151,8 @@ def _view(runs: Sequence[Listed], as_objects: bool) -> View:
 
 def _row(run: Listed) -> list[str]:
     if run.seen is None:
-        return [run.run.name, str(run.verdict.state) if run.verdict else UNKNOWN, "-", "-", "-", run.note]
-    return run_row(run.run.name, run.seen)
+        return [run.run.name, str(run.state), *["-"] * (len(COLUMNS) + len(MORE_COLUMNS) - 2), run.note]
+    return [*run_row(run.run.name, run.seen), *more_cells(run.seen)]
 
 
 def _object(run: Listed) -> dict[str, Any]:
@@ -147,15 +161,3 @@ def _object(run: Listed) -> dict[str, Any]:
     if run.seen is None:
         return judged_as_json(run.run, run.verdict)
     return as_json(Findings(run=run.run, seen=run.seen, verdict=run.verdict))
-
-
-def run_row(name: str, seen: Observation) -> list[str]:
-    """The cells of `COLUMNS` for a run."""
-    last = seen.log[-1] if seen.log else None
-    return [
-        name,
-        str(decide(seen).state),
-        f"{last.iteration if last else 0}/{seen.iterations}",
-        f"{last.loss:.4f}" if last and last.loss is not None else "-",
-        f"{median_ms(seen):.1f}" if last else "-",
-    ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
@@ -13,6 +15,7 @@ from rich.text import Text
 
 from conf.visible import visible
 from launch.findings import Findings
+from launch.runs_table import COLUMNS
 from launch.status_text import SHOWN, STDERR_NOTE, complaint_lines, evidence
 from launch.verdict import EXIT_CODES, State
 
@@ -21,6 +24,7 @@ _BAD = "bold red"
 _NAMED = 6
 """So many nodes of a state are named."""
 _GPUS = "GPUs of "
+_INDENT = 4
 
 
 def colour(state: State) -> str:
@@ -80,9 +84,28 @@ def _some(names: Sequence[str]) -> str:
 
 
 def runs_screen(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """`rows` begin with a name and a verdict, or another word where there is none."""
+    """`rows` begin with a name and a verdict. What a terminal has no room for stands beneath each of them."""
+    lines = [[visible(cell) for cell in row] + [""] * (len(columns) - len(row)) for row in rows]
     table = Table(*columns, box=SIMPLE_HEAD)
-    for name, verdict, *cells in rows:
-        style = colour(State(verdict)) if verdict in list(State) else _BAD
-        table.add_row(Text(visible(name)), Text(verdict, style), *(Text(visible(cell)) for cell in cells))
-    return table
+    for name, verdict, *cells in lines:
+        table.add_row(Text(name), Text(verdict, colour(State(verdict))), *map(Text, cells))
+    console = Console()
+    if Measurement.get(console, console.options.update(max_width=sys.maxsize), table).maximum <= console.width:
+        return table
+    count = len(COLUMNS)
+    first = [columns[:count], *(line[:count] for line in lines)]
+    widths = [max(map(len, cells)) for cells in zip(*first, strict=True)]
+    found: list[RenderableType] = [_aligned(columns[:count], widths, "bold", "bold")]
+    for line in lines:
+        more = [f"{column} {cell}" for column, cell in zip(columns[count:], line[count:], strict=True) if cell]
+        found += [
+            _aligned(line[:count], widths, "", colour(State(line[1]))),
+            Padding(Text(", ".join(more), "dim"), (0, 0, 0, _INDENT)),
+        ]
+    return Group(*found)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], style: str, second: str) -> Text:
+    """A line of cells, the second of which has a style of its own."""
+    parts = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    return Text("  ").join(Text(part, second if number == 1 else style) for number, part in enumerate(parts))

@@ -11,6 +11,7 @@ from conf.rundir import RunDir
 from launch.complaints import Complaint
 from launch.findings import STDERR_BYTES, Findings
 from launch.pace import median_ms
+from launch.plan_line import short_plan
 from launch.verdict import Verdict
 
 SHOWN = 5
@@ -69,6 +70,10 @@ def as_json(found: Findings) -> dict[str, Any]:
     seen = found.seen
     last = seen.log[-1] if seen.log else None
     return judged_as_json(found.run, found.verdict) | {
+        "kind": seen.kind,
+        "launched_unix": seen.launched_unix,
+        "took_s": seen.took_s,
+        "plan": short_plan(seen.plan),
         "iteration": last.iteration if last else 0,
         "iterations": seen.iterations,
         "loss": last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,  # JSON has no NaN

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple
 from html import escape
 
+from conf.rank_ranges import rank_ranges
 from fasop.predict import Prediction
 from reports.course_section import course_section
 from reports.events import Timeline
@@ -16,7 +17,7 @@ from reports.gpus import GpuReport
 from reports.memory_section import memory_section
 from reports.page import Names, emulated, missing, page, table
 from reports.plan_section import plan_section
-from reports.record import Plan, Record
+from reports.record import Plan, RankFailure, Record
 from reports.reproduce_section import configuration_section, reproduce_section
 from reports.stages_section import stages_section
 from reports.statistics import Statistics
@@ -64,9 +65,18 @@ def render(
 def _failures(record: Record) -> str:
     if not record.failures:
         return ""
+    alike: dict[tuple[bool, str, str], list[RankFailure]] = {}
+    for one in record.failures:
+        alike.setdefault((one.symptom, one.type, one.message), []).append(one)
     rows = [
-        (str(one.rank), Names([one.node]), "follows from another" if one.symptom else "cause", one.type, one.message)
-        for one in record.failures
+        (
+            rank_ranges(one.rank for one in ranks),
+            Names(dict.fromkeys(one.node for one in ranks)),
+            "follows from another" if symptom else "cause",
+            type_,
+            message,
+        )
+        for (symptom, type_, message), ranks in alike.items()
     ]
     return f"<section><h2>Failed ranks</h2>{table(('rank', 'node', 'kind', 'error', 'message'), rows)}</section>"
 

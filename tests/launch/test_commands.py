@@ -16,6 +16,7 @@ from launch import cli
 from launch.follow import follow
 from launch.glance import Glance
 from launch.observe import Observation, complete
+from launch.runs_table import COLUMNS, MORE_COLUMNS
 from launch.slurm_commands import JobState
 from launch.table import narrow, plain, print_table
 from tests.launch.live import TWO_NODES, start
@@ -141,13 +142,13 @@ def test_a_folder_of_runs_that_is_none_is_no_empty_table(
 
 def test_a_folder_without_runs_is_an_empty_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["runs", "--runs-dir", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.split() == ["run", "verdict", "iteration", "loss", "ms/iteration"]
+    assert capsys.readouterr().out.split() == list(COLUMNS + MORE_COLUMNS)
 
 
 def test_runs_lists_every_run_in_a_line(finished: RunDir, failed: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["runs", "--runs-dir", str(finished.runs)]) == 0
     heading, *rows = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["run", "verdict", "iteration", "loss", "ms/iteration"]
+    assert heading.split() == list(COLUMNS + MORE_COLUMNS)
     told = {row.split()[0]: row.split()[1] for row in rows}
     assert told == {finished.name: "succeeded", failed.name: "failed"}
 

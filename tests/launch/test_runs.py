@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from conf.compose import compose
 from conf.rundir import RunDir
 from launch import cli
 from launch.observe import SUBMISSION_S
+from launch.plan import make_plan
 from launch.runs import listed
-from tests.launch.test_verdict import OK, Case
+from launch.slurm_commands import JobState
+from tests.launch.live import TWO_NODES
+from tests.launch.test_verdict import NOW, OK, Case, Node, ended
+from tests.ordinary_user import open_to_others, ordinary_user
+
+HEADING = ["run", "verdict", "iteration", "loss", "ms/iteration", "kind", "age", "took", "plan"]
 
 
 def made(runs: Path, name: str, age: float = 2 * SUBMISSION_S) -> RunDir:
@@ -63,7 +71,7 @@ def test_a_damaged_run_is_a_line_with_its_reason_among_the_others(
     damage(broken)
     aged(broken, 2 * SUBMISSION_S)
     heading, *rows = table(tmp_path, capsys, code=1)
-    assert heading.split() == ["run", "verdict", "iteration", "loss", "ms/iteration", "note"]
+    assert heading.split() == [*HEADING, "note"]
     assert [row.split()[:2] for row in rows] == [
         ["tiny/20260101-000000-a", "succeeded"],
         ["tiny/20260102-000000-b", "unknown"],
@@ -87,7 +95,8 @@ def test_the_exit_code_and_a_message_say_that_a_run_could_not_be_judged(
 
 def test_a_run_that_is_just_being_made_is_not_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path, "a", age=0).plan.unlink()
-    assert table(tmp_path, capsys, code=0) == ["run  verdict  iteration  loss  ms/iteration"]
+    (heading,) = table(tmp_path, capsys, code=0)
+    assert heading.split() == HEADING
 
 
 def test_folders_that_are_no_runs_are_not_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,3 +143,159 @@ def test_the_jobs_of_all_runs_are_asked_about_at_once(tmp_path: Path, monkeypatc
     for asked in (squeue, sacct):
         assert all(str(100 + number) in asked for number in range(30))
         assert not any(str(200 + number) in asked for number in range(30))
+
+
+DAY = 86400
+
+
+def launched(runs: Path, name: str, ago: float, case: Case) -> RunDir:
+    """A run whose folder was made so many seconds before now."""
+    stamp = datetime.fromtimestamp(NOW - ago).strftime("%Y%m%d-%H%M%S")
+    return case.make(runs / name / f"{stamp}-{len(name):08x}")
+
+
+def rehearsed(run: RunDir) -> RunDir:
+    """All of it ran on one node."""
+    settings = [*TWO_NODES, "train.iterations=50", "executor.rehearse=virtual"]
+    run.write_json(run.plan, make_plan(compose(settings), run.name))
+    run.node_state("local-0").rename(run.node_state("rehearsal-0"))
+    return run
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> dict[str, RunDir]:
+    """Runs of every kind, the oldest first."""
+    done = [Node("ended", 0, ended=NOW - 5, started=NOW - 605)] * 2
+    going = [Node(started=NOW - 7300), Node(started=NOW - 7200)]
+    return {
+        "old": launched(tmp_path, "tiny", 3 * DAY, Case([ended(1), ended(1)])),
+        "rehearsed": rehearsed(launched(tmp_path, "xl", 5 * 3600, Case(done, last=50, loss=None))),
+        "queued": on_slurm(launched(tmp_path, "seed_a10", 4 * 3600, Case(going, last=20)), "12"),
+        "new": launched(tmp_path, "tiny", 700, Case(done, last=50)),
+    }
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: NOW)
+    monkeypatch.setattr("launch.slurm_commands.job_states", lambda ids, *_: dict.fromkeys(ids, RUNNING))
+
+
+RUNNING = JobState(id="12", state="RUNNING")
+
+
+@pytest.mark.usefixtures("now")
+def test_a_line_tells_kind_age_duration_and_plan(
+    tmp_path: Path, several: dict[str, RunDir], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, *rows = table(tmp_path, capsys, code=0)
+    told = {name: row.split("  ") for name, row in zip(several, rows, strict=True)}
+    cells = {name: [cell.strip() for cell in parts if cell.strip()][5:] for name, parts in told.items()}
+    plan = "tp1 dp2 pp2, 1-3, batch 2/16, "
+    assert cells == {
+        "old": ["local", "3 days", cells["old"][2], plan + "local*2"],
+        "rehearsed": ["rehearsal", "5 h", "10 min", plan + "local*2"],
+        "queued": ["slurm", "4 h", "2 h", plan + "local*2"],
+        "new": ["local", "12 min", "10 min", plan + "local*2"],
+    }
+
+
+@pytest.mark.usefixtures("now")
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([], ["old", "rehearsed", "queued", "new"]),
+        (["tiny"], ["old", "new"]),
+        (["tiny", "xl"], ["old", "rehearsed", "new"]),
+        (["s*_a?0"], ["queued"]),
+        (["xl/*"], ["rehearsed"]),
+        (["{runs}/tiny"], ["old", "new"]),
+        (["{runs}"], ["old", "rehearsed", "queued", "new"]),
+        (["{new}/nodes"], ["new"]),
+        (["latest"], ["new"]),
+        (["12"], ["queued"]),
+        (["--kind", "rehearsal"], ["rehearsed"]),
+        (["--kind=local,slurm"], ["old", "queued", "new"]),
+        (["--verdict", "failed"], ["old"]),
+        (["--verdict", "failed,stalled"], ["old"]),
+        (["--verdict", "not finite"], []),
+        (["--verdict", "not_finite,running"], ["queued"]),
+        (["--limit", "2"], ["queued", "new"]),
+        (["--limit", "9"], ["old", "rehearsed", "queued", "new"]),
+        (["tiny", "--limit", "1"], ["new"]),
+        (["--limit", "1", "--verdict", "failed"], ["old"]),
+        (["--limit", "1", "--kind", "rehearsal"], ["rehearsed"]),
+        (["--limit=1", "--kind=local", "--verdict=succeeded", "tiny"], ["new"]),
+    ],
+    ids=" ".join,
+)
+def test_runs_can_be_chosen(
+    tmp_path: Path, several: dict[str, RunDir], given: list[str], found: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.format(runs=tmp_path, new=several["new"].path) for word in given]
+    assert cli.main(["runs", "--runs-dir", str(tmp_path), "--json", *words]) == 0
+    told = [run["run"] for run in json.loads(capsys.readouterr().out)]
+    assert told == [several[name].name for name in found]
+
+
+@pytest.mark.usefixtures("now")
+def test_only_the_runs_within_the_limit_are_looked_into(
+    tmp_path: Path, several: dict[str, RunDir], capsys: pytest.CaptureFixture[str]
+) -> None:
+    several["old"].jobs.unlink()
+    assert len(table(tmp_path, capsys, code=1)) == 5
+    assert cli.main(["runs", "--runs-dir", str(tmp_path), "--limit", "3"]) == 0
+
+
+def test_as_json_every_figure_has_its_unit(tmp_path: Path, several: dict[str, RunDir], now: None, capsys) -> None:
+    assert cli.main(["runs", "--runs-dir", str(tmp_path), "--json", "xl"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["kind"], told["launched_unix"], told["took_s"]) == ("rehearsal", NOW - 5 * 3600, 600)
+    assert told["plan"] == "tp1 dp2 pp2, 1-3, batch 2/16, local*2"
+
+
+@pytest.mark.parametrize(
+    ("given", "told", "code"),
+    [
+        (["nope"], "no run 'nope' in ", 1),
+        (["tin?y"], "no run 'tin?y' in ", 1),
+        (["--verdict", "fialed"], "must be one or several of starting, running, succeeded, failing, failed", 2),
+        (["--kind", "pbs"], "must be one or several of local, slurm, rehearsal", 2),
+        (["--limit", "0"], "must be a whole number, 1 or more", 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_means_no_run_is_told(
+    tmp_path: Path, given: list[str], told: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path, "a")
+    try:
+        done = cli.main(["runs", "--runs-dir", str(tmp_path), *given])
+    except SystemExit as ended:
+        done = ended.code
+    assert done == code
+    assert told in capsys.readouterr().err
+
+
+def test_a_watch_prints_nothing_anew_because_time_goes_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched(tmp_path, "tiny", 60, Case(last=20))
+    later = iter(range(0, 10_000, 200))
+    over = iter([False] * 3 + [True] * 99)
+    monkeypatch.setattr("time.time", lambda: NOW + next(later) / 100)
+    monkeypatch.setattr("launch.runs.Listed.over", property(lambda _: next(over)))
+    assert cli.main(["runs", "--watch=0.01", "--runs-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("tiny/") == 1
+
+
+def test_folders_of_others_that_are_closed_are_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_to_others() as runs:
+        first = made(runs, "20260101-000000-a")
+        for closed in (made(runs, "20260102-000000-b"), made(runs / "x", "c")):
+            closed.path.chmod(0)
+        with ordinary_user():
+            assert cli.main(["runs", "--runs-dir", str(runs)]) == 0
+    captured = capsys.readouterr()
+    assert [line.split()[0] for line in captured.out.splitlines()] == ["run", first.name]
+    assert captured.err == f"1 folder in {runs} cannot be read, and is not listed\n"

@@ -17,7 +17,7 @@ from conf.rundir import RunDir
 from launch.observe import SILENCE_S, observe
 from launch.pace import median_ms
 from launch.plan import make_plan
-from launch.runs import run_row
+from launch.runs_table import run_row
 from launch.verdict import EXIT_CODES, State, decide, judge
 from tests.launch.live import TWO_NODES
 
@@ -352,11 +352,44 @@ def test_a_slow_runs_pace_sets_its_own_limit(tmp_path: Path) -> None:
 
 
 def test_the_evidence_counts_symptoms_and_names_later_causes(tmp_path: Path) -> None:
-    errors = [Error(0, NOW - 9), Error(3, NOW - 8), Error(1, NOW - 7, symptom=True), Error(2, NOW - 7, symptom=True)]
+    errors = [
+        Error(0, NOW - 9),
+        Error(3, NOW - 8, message="bang"),
+        Error(1, NOW - 7, symptom=True),
+        Error(2, NOW - 7, symptom=True),
+    ]
     verdict = judge(Case([ended(1), ended(1)], errors, last=20).make(tmp_path / "run"), NOW)
     assert "2 ranks failed only because another one was lost" in verdict.evidence
     assert any(line.startswith("later: rank 3 ") for line in verdict.evidence)
     assert "iteration: 20 of 50, loss 4.0000, 200.0 ms per iteration (median), logged 1 s ago" in verdict.evidence
+
+
+@pytest.mark.parametrize(
+    ("messages", "told", "later"),
+    [
+        (["boom"] * 4, "boom (also all 3 other ranks)", []),
+        (["boom", None, "boom", "boom"], "boom (also ranks 2-3)", []),
+        (["boom", "boom", None, None], "boom (also rank 1)", []),
+        (["boom", "bang", "boom", "bang"], "boom (also rank 2)", ["bang (also rank 3)"]),
+        (["boom", "bang", "clash", None], "boom", ["bang", "clash"]),
+    ],
+    ids=["all", "neighbours", "two", "two of each", "different"],
+)
+def test_what_several_ranks_say_is_told_once_with_the_ranks(
+    tmp_path: Path, messages: list[str | None], told: str, later: list[str]
+) -> None:
+    errors = [Error(rank, NOW - 9 + rank, message=text) for rank, text in enumerate(messages) if text is not None]
+    verdict = judge(Case([ended(1), ended(1)], errors, last=20).make(tmp_path / "run"), NOW)
+    assert verdict.reason == f"rank 0 (stage 0, dp 0, tp 0, node local-0) failed with RuntimeError: {told}"
+    later_lines = [line for line in verdict.evidence if line.startswith("later: rank ")]
+    assert [line.partition("RuntimeError: ")[2] for line in later_lines] == later
+
+
+def test_the_first_of_several_ranks_that_say_the_same_is_named(tmp_path: Path) -> None:
+    errors = [Error(0, NOW - 7), Error(1, NOW - 6), Error(3, NOW - 8)]
+    verdict = judge(Case([ended(1), ended(1)], errors, last=20).make(tmp_path / "run"), NOW)
+    assert verdict.reason.startswith("rank 3 (stage 1, dp 1, tp 0, node local-1) failed")
+    assert verdict.reason.endswith("boom (also ranks 0-1)")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -16,7 +17,7 @@ from launch.screen import compact
 from launch.stop import stop
 from launch.watch import View, watch
 from tests.launch.live import ENVIRONMENT, FOREVER, TDPP, TWO_NODES, start, tdpp, wait_until_running
-from tests.launch.test_verdict import Case
+from tests.launch.test_verdict import OK, Case
 
 
 def view(text: str, key: object, over: bool = False, exit_code: int = 0) -> View:
@@ -80,10 +81,10 @@ def test_ctrl_c_ends_a_watch_quietly_and_not_the_run(runs: Path, command: list[s
     stop(run)
 
 
-def on_a_terminal(*arguments: str, cwd: Path) -> tuple[int, str]:
-    """`tdpp` with a terminal of 100 columns: its exit code, and what it wrote there."""
+def on_a_terminal(*arguments: str, cwd: Path, columns: int = 100) -> tuple[int, str]:
+    """`tdpp` with a terminal: its exit code, and what it wrote there."""
     main, terminal = pty.openpty()
-    environment = ENVIRONMENT | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    environment = ENVIRONMENT | {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40"}
     process = subprocess.Popen([*TDPP, *arguments], cwd=cwd, env=environment, stdout=terminal, stderr=terminal)
     os.close(terminal)
     written = b""
@@ -115,6 +116,19 @@ def test_runs_are_listed_in_colour_on_a_terminal_whatever_their_names(tmp_path: 
     assert code == 0
     assert "[red]x/" in written
     assert "\x1b[1;32msucceeded" in written
+
+
+@pytest.mark.parametrize("columns", [80, 200], ids=["narrow", "wide"])
+def test_no_cell_of_a_run_is_cut_on_any_terminal(tmp_path: Path, columns: int) -> None:
+    Case([OK, OK], last=50).make(tmp_path / "runs" / "a_name_of_some_length" / "20260101-000000-a")
+    code, written = on_a_terminal("runs", cwd=tmp_path, columns=columns)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", written).splitlines()
+    (at,) = [number for number, line in enumerate(lines) if "a_name_of_some_length/20260101-000000-a" in line]
+    assert code == 0
+    told = " ".join(" ".join(lines[at : at + 4]).split())
+    assert "succeeded 50/50" in told
+    assert ("kind local, age" in told) == (columns == 80)
+    assert told.endswith("tp1 dp2 pp2, 1-3, batch 2/16, local*2")
 
 
 def test_nodes_of_which_the_same_is_said_share_a_line() -> None:

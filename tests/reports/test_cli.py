@@ -424,6 +424,18 @@ def test_the_command_line_can_be_imported_without_torch_or_pandas():
     assert found.stdout == "[]\n"
 
 
+def test_what_several_ranks_say_is_a_line_with_their_numbers(tmp_path: Path):
+    run = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(run, Shape(pipeline=4, data=1, micro_batches=2, iterations=4))
+    for rank in range(4):
+        error = {"type": "OSError", "message": "gone" if rank == 2 else "no such file", "symptom": False, "unix": rank}
+        (run / f"errors/rank-{rank:05d}.json").write_text(json.dumps(error))
+    summary = report(run)[0].split("Failed ranks")[1]
+    rows = [line.split() for line in summary.splitlines() if "OSError" in line]
+    assert [(row[0], row[-1]) for row in rows] == [("0-1,", "file"), ("2", "gone")]
+    assert rows[0][1] == "3"
+
+
 def test_a_report_may_be_written_elsewhere(run: Path, tmp_path: Path, capsys):
     output = tmp_path / "my" / "pages"
     assert main([str(run), "--output", str(output), "--csv"]) == 0
