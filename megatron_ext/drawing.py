@@ -43,6 +43,8 @@ def draw(
 
     The numbers are those that `torch.empty(filled, columns).normal_(0.0, std, generator=generator)` has there.
     """
+    if share.is_meta:  # a model that is only looked at has shapes and no values
+        return
     columns = whole[1]
     if filled * columns % BLOCK:  # torch then draws the last 16 numbers anew
         matrix = torch.zeros(whole)
