@@ -47,8 +47,8 @@ def draw(
         return
     columns = whole[1]
     if filled * columns % BLOCK:  # torch then draws the last 16 numbers anew
-        matrix = torch.zeros(whole)
-        matrix[:filled] = torch.empty(filled, columns).normal_(0.0, std, generator=generator)
+        matrix = torch.zeros(whole, device=share.device)
+        matrix[:filled] = torch.empty(filled, columns, device=share.device).normal_(0.0, std, generator=generator)
         share.copy_(matrix if shard is None else shard.part(matrix, size, rank))
         return
     held = _rows(whole[0], shard, size, rank)
@@ -59,7 +59,7 @@ def draw(
     end = min(filled, held[-1].last)
     unit = BLOCK // math.gcd(columns, BLOCK)
     step = max(unit, PIECE // columns // unit * unit)
-    scratch = torch.empty(step, columns)
+    scratch = torch.empty(step, columns, device=share.device)
     for first in range(0, end, step):
         last = min(first + step, filled)
         parts = [rows for rows in held if rows.first < last and rows.last > first]
