@@ -103,7 +103,7 @@ class TransformerLayer(nn.Module):
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
     """Without weights: torch would draw some that are not used."""
-    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
+    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, device=torch.empty(0).device)  # type: ignore[no-untyped-call]
     return layer
 
 
