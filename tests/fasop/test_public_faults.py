@@ -42,7 +42,7 @@ CAUGHT_BY = {
     "every stage holds as many micro-batches": "test_memory.test_later_stages_hold_fewer_micro_batches",
     "the last node of a stage is skipped": "test_pipelines.test_every_node_of_a_stage_counts",
     "memory is filtered afterwards, without a margin": "test_pipelines.test_a_stages_memory_is_its_own_gpus",
-    "orders are rotations": "test_search.test_every_order_comes_once",
+    "orders are rotations": "test_orders.test_every_order_comes_once",
     "larger micro-batches are guessed, silently": "test_costs.test_a_micro_batch_that_was_not_measured_says_so",
     "files of the user are deleted": "test_public_faults.test_a_search_leaves_all_files_alone",
     "the measured run is 10 % off": "test_predict.test_the_seeds_measured_run_is_predicted_within_5_percent",

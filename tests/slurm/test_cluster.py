@@ -176,7 +176,10 @@ def test_a_node_without_power_has_no_processes_and_comes_back(slurm: Cluster, tm
     wait_for_account(slurm, output.stem, "NODE_FAIL")
     slurm.start_node("gpu2-003")
     slurm.set_node("gpu2-003", "resume")
-    assert slurm.run("srun", "--nodelist=gpu2-003", "echo", "back").stdout == "back\n"
+    # A job that starts before the node has answered is lost with it; on a busy machine that takes seconds.
+    wait_for(lambda: slurm.states()["gpu2-003"] == "idle", 30)
+    done = slurm.run("srun", "--nodelist=gpu2-003", "echo", "back")
+    assert done.stdout == "back\n", done.stderr
 
 
 def test_a_node_that_is_cut_off_hears_nobody_until_it_is_mended(isolated: Cluster):
