@@ -108,39 +108,50 @@ def ends(micro_batches: int, times: Times) -> Floats:
 
 
 def queued_ends(micro_batches: int, times: Times, traffic: Traffic) -> Floats:
-    """The same where messages may wait until their link has sent the one before.
-
-    Links are those of the senders' last messages: while all do forward passes forward, afterwards in every second step
-    those of the even stages' gradients and the odd ones' activations, in the others the other way round.
-    """
+    """The same where messages may wait until their link has sent the one before."""
     now = times.start.copy()
-    count, columns = now.shape
-    stages = plan(count, micro_batches)
-    views = _views(stages, times, now)
-    busy = _by_turn(traffic.forward, traffic.backward)
-    shared = traffic.one_way_out[1:-1]  # the first and the last stage have one neighbour alone
-    one = np.full((count, columns), -np.inf)
-    free = (one, one, one) if shared.all() else (one.copy(), one.copy(), one)
-    both = 1 + np.nonzero(shared)[0] if shared.any() and not shared.all() else None
-    links = []
-    for turn, _, _, sending, _ in stages.steps:
-        number = sending.start % 2 if turn is Turn.NONE else int(turn)
-        links.append((number, free[number][sending], busy[turn][sending]))
-    ahead = True
+    stages = plan(len(now), micro_batches)
+    views, links = _views(stages, times, now), _Links(stages, traffic, now.shape)
     for number in stages.order:
-        if ahead and stages.steps[number].turn is not Turn.ALL:
-            free[0][1::2], free[1][::2], ahead = one[1::2], one[::2], False
         sender, takes, sent, message, waiting, passing, duration = views[number]
-        mine, link, occupied = links[number]
-        np.maximum(sender, link, out=sent)
-        np.add(sent, occupied, out=link)
+        links.begin(number, sender, sent)
         np.add(sent, takes, out=sent)
         np.maximum(waiting, message, out=waiting)
         np.add(passing, duration, out=passing)
-        if both is not None:
-            for other in free:
-                other[both] = free[mine][both]
     return now
+
+
+class _Links:
+    """Until when links are occupied.
+
+    A step's messages are those that its senders made last: while all do forward passes activations, and afterwards in
+    every second step the even stages' gradients and the odd ones' activations, in the others the other way round.
+    """
+
+    def __init__(self, whole: Plan, traffic: Traffic, shape: tuple[int, ...]) -> None:
+        busy = _by_turn(traffic.forward, traffic.backward)
+        shared = traffic.one_way_out[1:-1]  # the first and the last stage have one neighbour alone
+        one = np.full(shape, -np.inf)
+        self._free = (one, one, one) if shared.all() else (one.copy(), one.copy(), one)
+        """By turn, those of all stages."""
+        self._both = 1 + np.nonzero(shared)[0] if shared.any() and not shared.all() else None
+        self._filling = True
+        self._parts = []
+        for turn, _, _, sending, _ in whole.steps:
+            mine = sending.start % 2 if turn is Turn.NONE else int(turn)
+            self._parts.append((turn, mine, self._free[mine][sending], busy[turn][sending]))
+
+    def begin(self, number: int, made: Floats, out: Floats) -> None:
+        """When the links of a step's messages begin with them."""
+        turn, mine, free, busy = self._parts[number]
+        if self._filling and turn is not Turn.ALL:
+            even, odd, every = self._free
+            even[1::2], odd[::2], self._filling = every[1::2], every[::2], False
+        np.maximum(made, free, out=out)
+        np.add(out, busy, out=free)
+        if self._both is not None:
+            for other in self._free:
+                other[self._both] = self._free[mine][self._both]
 
 
 class Path(NamedTuple):
@@ -153,45 +164,71 @@ class Path(NamedTuple):
     """[pipelines]: the stage that it begins with."""
 
 
-def path(micro_batches: int, times: Times, after: Floats) -> tuple[Path, Floats]:
+def path(micro_batches: int, times: Times, after: Floats, traffic: Traffic | None = None) -> tuple[Path, Floats]:
     """Why the last stage ends so late, if `after` [stages, pipelines] comes after each one's last pass; and `ends`,
-    with that.
+    with that. Without `traffic` no message waits for a link.
     """
     now = times.start.copy()
     stages, (count, columns) = plan(len(now), micro_batches), now.shape
     views = _views(stages, times, now)
+    links = None if traffic is None else _Links(stages, traffic, now.shape)
     waited = np.zeros((len(stages.order), count, columns), bool)
-    for noted, number in zip(waited, stages.order, strict=True):
+    queued = waited if links is None else np.zeros_like(waited)
+    for step, number in enumerate(stages.order):
         sender, takes, sent, message, waiting, passing, duration = views[number]
-        np.add(sender, takes, out=sent)
-        np.greater(message, waiting, out=noted[stages.steps[number].waiting].reshape(waiting.shape))
+        if links is None:
+            np.add(sender, takes, out=sent)
+        else:
+            links.begin(number, sender, sent)
+            np.greater(sent, sender, out=queued[step, stages.steps[number].sending])
+            np.add(sent, takes, out=sent)
+        np.greater(message, waiting, out=waited[step, stages.steps[number].waiting].reshape(waiting.shape))
         np.maximum(waiting, message, out=waiting)
         np.add(passing, duration, out=passing)
     now += after
-    forwards, passing_in = _tables(count, micro_batches)
+    forwards, passing_in, sends = _tables(count, micro_batches)
     # A forward pass waits for the stage before, a backward pass for the one behind.
     moves = waited * np.where(forwards, np.int8(-1), np.int8(1))[:, :, np.newaxis]
     every, at = np.arange(columns), np.argmax(now, axis=0)
     visited = np.empty((len(moves), columns), np.int64)
-    for step in range(len(moves) - 1, -1, -1):
-        visited[step] = at
-        at = at + moves[step][at, every]
+    passed = np.ones_like(visited, bool)
+    if traffic is None:
+        for step in range(len(moves) - 1, -1, -1):
+            visited[step] = at
+            at = at + moves[step][at, every]
+    else:
+        sends = np.where(traffic.one_way_out, sends > 0, sends)
+        behind = np.zeros(columns, sends.dtype)
+        """Whose link, forward or backward, the path follows to the message before."""
+        for step in range(len(moves) - 1, -1, -1):
+            walking = behind == 0
+            visited[step], passed[step] = at, walking
+            move = np.where(walking, moves[step][at, every], 0)
+            at = at + move
+            link = sends[step][at]
+            here = np.where(walking, move != 0, link == behind)
+            behind = np.where(here, link * queued[step][at, every], behind)
     rows, cells = np.arange(len(moves))[:, np.newaxis], visited * columns + every
-    on, forward = passing_in[rows, visited], forwards[rows, visited]
+    on, forward = passing_in[rows, visited] & passed, forwards[rows, visited]
     ahead, back = (np.bincount(cells[on & which], minlength=now.size) for which in (forward, ~forward))
     return Path(ahead.reshape(now.shape).astype(float), back.reshape(now.shape).astype(float), at), now
 
 
 @lru_cache(maxsize=256)
-def _tables(stages: int, micro_batches: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """[steps, stages]: whether a pass of a stage is a forward one, and whether the stage does any."""
+def _tables(stages: int, micro_batches: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int8]]:
+    """[steps, stages]: whether a pass of a stage is a forward one, and whether the stage does any; and which message of
+    a stage is waited for: 0 none, 1 activations, 2 gradients.
+    """
     whole = plan(stages, micro_batches)
-    passing = np.zeros((len(whole.steps), stages), bool)
-    for row, step in zip(passing, whole.steps, strict=True):
-        row[step.passing] = True
+    passing, sending = np.zeros((2, len(whole.steps), stages), bool)
+    for doing, giving, step in zip(passing, sending, whole.steps, strict=True):
+        doing[step.passing] = giving[step.sending] = True
     even, order = np.arange(stages) % 2 == 0, np.array(whole.order)
     by_turn = np.array([even, ~even, np.ones(stages, bool), np.zeros(stages, bool)])
-    return by_turn[[step.turn for step in whole.steps]][order], passing[order]
+    activations = np.array([~even, even, np.ones(stages, bool), np.zeros(stages, bool)])
+    turns = [step.turn for step in whole.steps]
+    sends = sending * np.where(activations[turns], np.int8(1), np.int8(2))
+    return by_turn[turns][order], passing[order], sends[order]
 
 
 def _by_turn(ahead: Floats, back: Floats) -> tuple[Floats, ...]:

@@ -227,7 +227,11 @@ def longest(
             taken = known[some]
         some = some[taken > found.total[some] * (1 + ROUNDING)]
     if some.size:
-        waiting = _longest(schedule, micro_batches, times.take(some), after[:, some], traffic.take(some))
+        own = times.take(some), after[:, some], traffic.take(some)
+        if schedule is Schedule.one_f_one_b:
+            waiting = _alternating(micro_batches, *own)
+        else:
+            waiting = _longest(schedule, micro_batches, *own)
         for whole, part in zip(found, waiting, strict=True):
             whole[..., some] = part
     return found
@@ -284,8 +288,8 @@ def _longest(schedule: Schedule, micro_batches: int, times: Times, after: Floats
     return Longest(forward=passes[0], backward=passes[1], start=here, end=end, total=now.max(axis=0))
 
 
-def _alternating(micro_batches: int, times: Times, after: Floats) -> Longest:
-    path, now = alternating.path(micro_batches, times, after)
+def _alternating(micro_batches: int, times: Times, after: Floats, traffic: Traffic | None = None) -> Longest:
+    path, now = alternating.path(micro_batches, times, after, traffic)
     every, start, end = np.arange(now.shape[1]), np.zeros_like(now), np.zeros_like(now)
     start[path.start, every] = end[np.argmax(now, axis=0), every] = 1
     return Longest(forward=path.forward, backward=path.backward, start=start, end=end, total=now.max(axis=0))

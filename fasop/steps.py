@@ -52,13 +52,11 @@ class Action(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def steps(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> Steps:
-    """The steps of an iteration, in their order. `fasop.alternating` has faster ones of 1F1B where links are free."""
+    """The steps of an iteration, in their order. Those of 1F1B are in `fasop.alternating`."""
     if schedule is Schedule.gpipe:
         return Steps(tuple(_gpipe(stages, micro_batches)), 2 * (stages + 1))
     if schedule is Schedule.interleaved:
         return _clocked([_interleaved(s, stages, chunks, micro_batches) for s in range(stages)], chunks)
-    if schedule is Schedule.one_f_one_b:
-        return _clocked([_one_f_one_b(s, stages, micro_batches) for s in range(stages)], chunks)
     assert schedule is Schedule.zb_h1
     return _clocked([_zb_h1(s, stages, micro_batches) for s in range(stages)], chunks)
 
@@ -93,13 +91,6 @@ def _read(count: int, kind: Pass, part: int) -> int:
 def _written(count: int, kind: Pass, part: int) -> int:
     """What the following part, or the one before, reads."""
     return part + 1 if kind is Pass.FORWARD else count + 1 + part
-
-
-def _one_f_one_b(stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """Narayanan et al. 2021, section 2.2.1."""
-    forward = [Action(Pass.FORWARD, m, 0) for m in range(micro_batches)]
-    backward = [Action(Pass.BACKWARD, m, 0) for m in range(micro_batches)]
-    return _alternating(forward, backward, stages - 1 - stage)
 
 
 def _interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> list[Action]:
