@@ -195,7 +195,10 @@ class _Blocking(_Replay):
         for here in (stage, other):
             for left in range(count - 1, -1, -1):
                 kind, m, chunk = self.actions[here][len(self.events[here])]
-                self.done(here, kind, m, chunk, self.now[here] if left else end, begin)
+                if left:  # both end with the exchange
+                    self.done(here, kind, m, chunk, self.now[here])
+                else:
+                    self.done(here, kind, m, chunk, end, begin)
         self.ready.append(other)
         return True
 

@@ -91,6 +91,14 @@ def test_the_terms_of_a_stage_are_all_of_the_iteration(overrides: tuple[str, ...
         assert (stage.terms.embedding > 0) == (number in (0, 7))
 
 
+@pytest.mark.parametrize("overrides", [(), SLOW, MEGATRON, (*SLOW, *MEGATRON)], ids=["tdpp", "slow", "mlm", "slow-mlm"])
+def test_no_stage_waits_for_longer_than_an_event_lasts(overrides: tuple[str, ...]) -> None:
+    """Of an exchange with a neighbour the wait counts once."""
+    found = predict(mixed(*overrides))
+    for event, waited in zip(found.events, found.waiting, strict=True):
+        assert 0 <= waited <= event.end - event.start
+
+
 @pytest.mark.parametrize("overrides", SCHEDULES.values(), ids=SCHEDULES)
 def test_events_of_a_stage_follow_each_other_without_a_gap(overrides: tuple[str, ...]) -> None:
     found = predict(mixed(*overrides))
