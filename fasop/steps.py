@@ -134,7 +134,12 @@ class _Done(NamedTuple):
 
 
 def _clocked(actions: Sequence[Sequence[Action]], chunks: int) -> Steps:
-    """Every action in the first step in which its stage and its message allow it."""
+    """Every action in the first step in which its stage and its message allow it, of those that are for it.
+
+    Forward passes of a stage are for every second step, backward passes for those between, so that every second stage
+    does the same in the same step, from the first one on. A pass for which nobody waits shares the step of the one
+    before it.
+    """
     stages, count = len(actions), len(actions) * chunks
     done: set[tuple[int, int]] = set()
     left = [0] * stages
@@ -145,18 +150,25 @@ def _clocked(actions: Sequence[Sequence[Action]], chunks: int) -> Steps:
             if left[stage] == len(own):
                 continue
             kind, m, chunk = own[left[stage]]
+            if kind is not Pass.WEIGHT and (len(clock) + stage) % 2 != (kind is not Pass.FORWARD):
+                continue
             part = chunk * stages + stage
             read = (_read(count, kind, part), m)
             if kind is Pass.WEIGHT or read in done or part == (0 if kind is Pass.FORWARD else count - 1):
                 now.setdefault(kind, []).append(_Done(stage, part, read, (_written(count, kind, part), m)))
-        assert now, "the schedule never ends"
+                following = own[left[stage] + 1 : left[stage] + 2]
+                if kind is Pass.INPUT and following and following[0].kind is Pass.WEIGHT:
+                    now.setdefault(Pass.WEIGHT, []).append(_Done(stage, part, read, read))
+        assert now or not clock or clock[-1], "the schedule never ends"
         for kind, passes in now.items():
             done.update(one.written for one in passes if kind is not Pass.WEIGHT)
             for one in passes:
                 left[one.stage] += 1
         clock.append(now)
     depth = _depth(clock)
-    found = (step for now in clock for kind, passes in sorted(now.items()) for step in _runs(kind, passes, depth))
+    found = (
+        step for now in clock for kind, passes in sorted(now.items()) for step in _runs(kind, passes, depth, count)
+    )
     return Steps(tuple(found), 2 * (count + 1) * depth)
 
 
@@ -176,10 +188,21 @@ def _depth(clock: Sequence[dict[Pass, list[_Done]]]) -> int:
     return depth
 
 
-def _runs(kind: Pass, passes: Sequence[_Done], depth: int) -> Iterator[Step]:
-    """As few slices as it takes, in the order of the stages."""
+def _slot(message: tuple[int, int], depth: int, count: int) -> int:
+    """Where a message lies: micro-batches that stages two apart send in the same step, one more or one less, in the
+    same place of their channels.
+    """
+    channel, m = message
+    shift = channel // 2 if channel <= count else -(channel // 2)
+    return channel * depth + (m + shift) % depth
+
+
+def _runs(kind: Pass, passes: Sequence[_Done], depth: int, count: int) -> Iterator[Step]:
+    """As few slices as it takes, in the order of the stages. What nobody waits for has no messages."""
     rows = [
-        (one.stage, one.part, *(channel * depth + m % depth for channel, m in (one.read, one.written)))
+        (one.stage, one.part, one.stage, one.stage)
+        if kind is Pass.WEIGHT
+        else (one.stage, one.part, _slot(one.read, depth, count), _slot(one.written, depth, count))
         for one in passes
     ]
     while rows:

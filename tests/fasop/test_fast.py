@@ -14,6 +14,7 @@ from fasop import blocking
 from fasop.fast import KNOWN, Times, Traffic, ends
 from fasop.fast import longest as longest_path
 from fasop.simulate import StageTimes, simulate
+from fasop.steps import steps
 from megatron_ext.schedule import as_json, schedule
 
 TIMES = st.floats(0, 100, allow_nan=False)
@@ -119,6 +120,13 @@ def test_a_stage_that_begins_later_is_as_one_whose_first_pass_is_longer(
     on_time = ends(Schedule.one_f_one_b, micro_batches, Times(one, one, one, one, 0 * start))
     behind = ends(Schedule.one_f_one_b, micro_batches, Times(one, one, one, one, start))
     assert behind[0] == pytest.approx(on_time[0] + late[0])
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(16, 32), (32, 16), (12, 40), (7, 9)])
+@pytest.mark.parametrize(("name", "slices"), [(Schedule.one_f_one_b, 4), (Schedule.zb_h1, 6)])
+def test_stages_two_apart_share_their_slices(name: Schedule, slices: int, stages: int, micro_batches: int) -> None:
+    """So a simulation takes a few operations for each step of the pipeline, however many stages it has."""
+    assert len(steps(name, stages, 1, micro_batches).steps) <= slices * (stages + micro_batches)
 
 
 def test_thousands_of_pipelines_take_less_than_a_second() -> None:
