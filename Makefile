@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint browser slurm clean
+.PHONY: demo test lint browser slurm constraints clean
 
 demo: .venv/train.installed
 	$(BIN)/tdpp data prepare --source stdlib --output data/stdlib
@@ -37,10 +37,40 @@ slurm:
 	  && command -v slurmdbd && command -v munged && command -v mariadbd && command -v ip; } >/dev/null \
 	  || $(call install,slurm-wlm slurmdbd munge mariadb-server iproute2,the tests on Slurm)
 
+# Only what constraints.txt lists is installed, also to build what has no wheel, and every file must have one of its
+# hashes. pip comes first, as older versions do not take hashes from constraints.
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu takes torch, and nothing else, from that index.
+TORCH_INDEX ?=
+PIP = $(BIN)/python -m pip --disable-pip-version-check install
+CHECKED = $(PIP) --build-constraint constraints.txt -c constraints.txt --require-hashes
+
+# $(call needed,EXTRAS): prints the requirements of the project with these extras.
+needed = $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+  extras = project["optional-dependencies"]; wanted = "$(1)".split(","); \
+  print(*project["dependencies"], *(line for extra in wanted for line in extras[extra]), sep="\n")'
+
 .venv/%.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > .venv/pip.txt
+	$(PIP) --require-hashes -r .venv/pip.txt
+	$(if $(TORCH_INDEX),$(CHECKED) --no-deps --index-url $(TORCH_INDEX) torch)
+	$(call needed,$*) > .venv/needed.txt
+	$(CHECKED) -r .venv/needed.txt
+	PYTHONWARNINGS=ignore $(PIP) --build-constraint constraints.txt --no-deps -e .
 	touch $@
+
+# Run after a change of the dependencies; UPGRADE=--upgrade moves all versions. torch's CPU builds have hashes of their own.
+TORCH_CPU := https://download.pytorch.org/whl/cpu
+constraints: .venv/dev.installed
+	mkdir -p build
+	$(CHECKED) uv
+	printf '%s\n' pip setuptools uv | $(BIN)/uv pip compile pyproject.toml - --all-extras --universal --generate-hashes \
+	  --custom-compile-command 'make constraints' --no-annotate --quiet $(UPGRADE) --output-file constraints.txt
+	version=$$(sed -nE 's/^torch==([^ ]+) .*/\1/p' constraints.txt) && curl -fsS $(TORCH_CPU)/torch/ \
+	  | sed -nE "s/.*torch-$$version%2Bcpu-.*linux.*#sha256=([0-9a-f]{64})\".*/    --hash=sha256:\1 \\\\/p" \
+	  | sort > build/torch-cpu.txt
+	test -s build/torch-cpu.txt
+	grep -vxFf constraints.txt build/torch-cpu.txt | sed -i '/^torch==/r /dev/stdin' constraints.txt
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

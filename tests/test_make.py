@@ -1,9 +1,11 @@
-"""What `make test` does to the machine before it runs a test."""
+"""What `make` does to the machine before it runs anything: which packages it installs."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,51 @@ def test_root_reads_which_packages_are_installed_before_they_are(target: str, pa
 def test_others_read_what_to_install_for_the_tests_that_are_skipped(target: str, packages: str, path: Path) -> None:
     (said,) = make(target, path, uid=1000)
     assert said.endswith(f"are skipped; to run them, install Debian's packages {packages}")
+
+
+def pinned() -> dict[str, list[str]]:
+    """By normalised name, the hashes in constraints.txt."""
+    entries = re.findall(r"^([\w.-]+)==[^\n]+\\\n((?: +--hash=.*\n)+)", PINNED, re.MULTILINE)
+    return {normalised(name): re.findall(r"=sha256:([0-9a-f]{64})\b", hashes) for name, hashes in entries}
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+PINNED = (ROOT / "constraints.txt").read_text()
+
+
+def test_every_package_has_one_version_and_the_hashes_of_its_files() -> None:
+    lines = [normalised(name) for name in re.findall(r"^([\w.-]+)", PINNED, re.MULTILINE)]
+    assert lines and lines == sorted(set(lines))
+    assert set(pinned()) == set(lines)
+    assert all(hashes and len(hashes) == len(set(hashes)) for hashes in pinned().values())
+
+
+def test_all_that_the_project_asks_for_is_pinned_and_what_installs_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"], "pip"]
+    wanted += [line for extra in project["project"]["optional-dependencies"].values() for line in extra]
+    names = {normalised(re.split(r"[<>=!~\[; ]", line)[0]) for line in wanted}
+    assert names <= set(pinned())
+
+
+@pytest.mark.parametrize("extras", ["train", "dev", "train,megatron"])
+@pytest.mark.parametrize("index", ["", "https://host/simple"])
+def test_nothing_is_installed_without_a_look_at_its_hash(extras: str, index: str) -> None:
+    assert MAKE is not None
+    command = [MAKE, "-n", "-B", "-C", str(ROOT), f".venv/{extras}.installed", f"TORCH_INDEX={index}"]
+    planned = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    installs = [line for line in planned.splitlines() if " install " in line]
+    *others, itself = installs
+    assert all("--require-hashes" in line for line in others)
+    assert "--build-constraint constraints.txt --no-deps -e ." in itself
+    assert [line for line in others if "--index-url" in line] == [
+        line for line in others if index and line.endswith(f" --no-deps --index-url {index} torch")
+    ]
+
+
+def test_no_page_advises_to_search_several_indexes() -> None:
+    pages = [ROOT / "README.md", ROOT / "Makefile", *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+    assert [page.name for page in pages if re.search(r"extra.index|find.links", page.read_text(), re.IGNORECASE)] == []

@@ -1,6 +1,6 @@
 """Where megatron-core is installed, our files and maps are held against its own; elsewhere golden files stand for it.
 
-pip install -c constraints.txt -e '.[dev,megatron]'
+make .venv/dev,megatron.installed
 """
 
 from __future__ import annotations
