@@ -8,7 +8,6 @@ which the first bucket is complete and the end of the pass; and never more than 
 
 from __future__ import annotations
 
-from conf.links import Link
 from conf.schema import Model, Schedule
 from conf.sizes import embedding_parameters, layer_parameters
 
@@ -40,18 +39,3 @@ def last_bucket_parameters(model: Model, tensor: int, *, first: bool) -> float:
     if first:
         return embedding_parameters(model, tensor)
     return layer_parameters(model, tensor) / buckets_per_layer(model, tensor)
-
-
-def exposed_s(
-    ring: Link[float], model: Model, tensor: int, *, layers: int, parameters: int, backward_s: float, first: bool
-) -> float:
-    """Seconds that a stage's all-reduce goes on after its last backward pass, of which a layer takes `backward_s` to
-    complete its gradients.
-
-    `ring` is what a whole all-reduce takes by its bytes.
-    """
-    buckets = 1 + layers * buckets_per_layer(model, tensor)
-    whole = buckets * ring.latency_s + SUM_BYTES * parameters * ring.s_per_byte
-    hidden = (layers - first_bucket_layers(model, tensor)) * backward_s
-    last = ring.takes(SUM_BYTES * last_bucket_parameters(model, tensor, first=first))
-    return min(whole, max(whole - hidden, last))

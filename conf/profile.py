@@ -134,23 +134,6 @@ class LayerProfile:
         """The number formats in which a model of this shape was measured."""
         return [precision for precision in Precision if self.points(model, precision)]
 
-    def of(self, model: Model, tensor: int, micro_batch_size: int, precision: Precision) -> ModelCosts:
-        """The costs for exactly these: nothing is guessed from others.
-
-        Raises:
-            ConfigError: the profile has none.
-        """
-        for costs in self.points(model, precision):
-            if (costs.tensor, costs.micro_batch_size) == (tensor, micro_batch_size):
-                return costs
-        shape = Shape.of(model)
-        raise ConfigError(
-            f"the profile of {self.gpu} has no costs for model={model.name} (hidden {shape.hidden}, heads "
-            f"{shape.heads}, {shape.sequence_length} tokens, vocabulary {shape.vocab_size}) parallel.tensor={tensor} "
-            f"parallel.micro_batch_size={micro_batch_size} train.precision={precision}; it has: "
-            f"{'; '.join(map(str, self.costs))}; 'tdpp profile' measures others"
-        )
-
 
 def profile_path(name: str) -> Path:
     return path_of(name, FOLDER)

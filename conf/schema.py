@@ -426,7 +426,7 @@ class Experiment:
         rules.compiled_layers_put_nothing_off(self)
         containers.environment(self)
         megatron_lm.can_run(self)
-        rules.rehearsal_knows_the_time(self)
+        rules.a_rehearsal_is_on_this_machine(self)
         rules.time_is_left_to_train(self)
 
     @property

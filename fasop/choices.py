@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from conf.megatron_lm import SCHEDULES
-from conf.schema import Engine, EngineKind, Executor, Model, Parallel, Recompute, Rehearse, Schedule, Train
+from conf.schema import Engine, EngineKind, Model, Parallel, Recompute, Schedule, Train
 from conf.words import NoValue, Reader, flag, one_of, read, several, whole
 from fasop.errors import SearchError
 from fasop.fast import KNOWN
@@ -100,7 +100,7 @@ def _that_matter(values: Sequence[bool], matters: bool) -> Sequence[bool]:
     return values if matters or False not in values else (False,)
 
 
-def runnable(engine: Engine, train: Train, executor: Executor) -> Choices:
+def runnable(engine: Engine, train: Train) -> Choices:
     """All that can be run with these parts of a configuration (conf/rules.py), and that is predicted."""
     megatron_lm = engine.kind is EngineKind.megatron_lm
     schedules = tuple(
@@ -108,8 +108,6 @@ def runnable(engine: Engine, train: Train, executor: Executor) -> Choices:
         for schedule in KNOWN
         if not (megatron_lm and schedule not in SCHEDULES) and not (train.compile and schedule is Schedule.zb_h1)
     )
-    if executor.rehearse is not Rehearse.none:
-        return Choices(schedule=schedules)
     both = (False, True)
     return Choices(schedule=schedules, recompute=tuple(Recompute), sharded_optimizer=both, sequence_parallel=both)
 
@@ -128,8 +126,8 @@ def tried(allowed: Choices, given: Mapping[str, tuple[Any, ...]], engine: Engine
         for value in given.get(key, ()):
             if value not in can:
                 raise SearchError(
-                    f"parallel.{key}={_text(value)} cannot be searched with this engine, train.compile and "
-                    f"executor.rehearse; use one of: {', '.join(map(_text, can))}"
+                    f"parallel.{key}={_text(value)} cannot be searched with this engine and "
+                    f"train.compile; use one of: {', '.join(map(_text, can))}"
                 )
     worth = replace(
         allowed,

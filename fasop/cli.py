@@ -94,11 +94,11 @@ def main(argv: Sequence[str], *, show: Show, measure: Measure, draw: Draw) -> in
 def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     """The best plans for the nodes of the cluster."""
     from fasop.calibration import read_calibration
-    from fasop.costs import why_not_measured
+    from fasop.doubts import doubts
     from fasop.inputs import read
     from fasop.prices import Run
     from fasop.sought import best_plans, front
-    from fasop.table import COLUMNS, csv_text, front_columns, front_rows, plan_yaml, rows, warnings
+    from fasop.table import COLUMNS, csv_text, front_columns, front_rows, plan_yaml, rows
 
     inputs = read([*(FRONT if asked.pareto else ()), *asked.overrides])
     if asked.tokens is not None:
@@ -119,13 +119,8 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
         show(front_columns(inputs.run), front_rows(plans, inputs.run))
     else:
         show(COLUMNS, rows(plans))
-    for warning in warnings(plans):
-        print(f"({warning})", file=sys.stderr)
-    for kind in inputs.kinds:
-        if kind.profile is not None and kind.profile.gpu != kind.gpu.name:
-            print(f"(profile {kind.gpu.profile!r} is of {kind.profile.gpu}, not of {kind.gpu.name})", file=sys.stderr)
-        if (why := why_not_measured(kind.gpu, kind.profile, inputs.training)) is not None:
-            print(f"({why})", file=sys.stderr)
+    for doubt in doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}):
+        print(f"({doubt})", file=sys.stderr)
     print(sought.told, file=sys.stderr)
     if asked.explain is not None:
         tell(asked.explain, plans[asked.explain - 1], show)

@@ -124,7 +124,7 @@ def _profiled(gpu: Gpu, points: Sequence[ModelCosts], of_format: Basis, training
         sizes = ", ".join(map(str, sorted({p.tensor for p in points})))
         raise SearchError(
             f"the profile {gpu.profile!r} of {gpu.name} has no costs for model={points[0].model} "
-            f"parallel.tensor={parallel.tensor}; it has tensor sizes {sizes}; search those, or measure this one with "
+            f"parallel.tensor={parallel.tensor}; it has tensor sizes {sizes}; use those, or measure this one with "
             "'tdpp profile'"
         )
     sizes_known = sorted(known)

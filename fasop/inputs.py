@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from conf.compose import compose_unchecked, to_object
 from conf.errors import ConfigError
-from conf.schema import Cluster, Engine, Executor, Model, Parallel, Train
+from conf.schema import Cluster, Engine, Model, Parallel, Train
 from fasop.asked import WORDS
 from fasop.choices import Choices, runnable, split, tried
 from fasop.errors import SearchError
@@ -64,7 +64,7 @@ def read(overrides: Sequence[str]) -> Inputs:
         to_object(cfg, Train, "train"),
         to_object(cfg, Engine, "engine"),
     )
-    allowed = runnable(engine, train, to_object(cfg, Executor, "executor"))
+    allowed = runnable(engine, train)
     choices = tried(allowed, given, engine, parallel.sequence_parallel)
     plain = replace(
         parallel,

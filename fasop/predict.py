@@ -147,21 +147,22 @@ def predict(
         SearchError: a profile has no costs for the tensor size, the schedule is none of the plan's, or the calibration
             is of other nodes.
     """
+    training, kinds = planned(experiment)
+    return predict_plan(training, kinds if calibration is None else calibration.applied(kinds), schedule)
+
+
+def planned(experiment: Experiment) -> tuple[Training, Sequence[NodeKind]]:
+    """The plan of an experiment, with its partition and its node order, and the nodes that it takes.
+
+    Raises:
+        ConfigError: a profile cannot be read.
+    """
     counts = dict(zip(experiment.node_order.groups, experiment.ranks_per_node(), strict=True))
     groups = {
         name: replace(experiment.cluster.groups[name], gpus_per_node=gpus) for name, gpus in sorted(counts.items())
     }
-    kinds = node_kinds(replace(experiment.cluster, groups=groups))
-    return predict_plan(
-        replace(
-            Training.of(experiment),
-            parallel=replace(
-                experiment.parallel, partition=str(experiment.partition), node_order=str(experiment.node_order)
-            ),
-        ),
-        kinds if calibration is None else calibration.applied(kinds),
-        schedule,
-    )
+    parallel = replace(experiment.parallel, partition=str(experiment.partition), node_order=str(experiment.node_order))
+    return replace(Training.of(experiment), parallel=parallel), node_kinds(replace(experiment.cluster, groups=groups))
 
 
 def predict_plan(
@@ -172,14 +173,8 @@ def predict_plan(
     Raises:
         SearchError: a profile has no costs for the tensor size, or the schedule is none of the plan's.
     """
-    parallel = training.parallel
-    assert parallel.partition is not None
-    assert parallel.node_order is not None
-    names = [kind.name for kind in kinds]
-    order = [names.index(name) for name in NodeOrder.parse(parallel.node_order).groups]
-    layers = Partition.parse(parallel.partition).layers
-    lines = pipelines(training, kinds, np.array([order]))
-    taken = Taken.of(lines, handing_out(training, kinds, np.array([order])), layers)
+    parallel, (order, layers) = training.parallel, _laid(training, kinds)
+    taken, basis = what_is_taken(training, kinds)
     if schedule is None:
         lists = make_schedule(str(parallel.schedule), parallel.pipeline, parallel.chunks, parallel.micro_batches)
         schedule = as_json(lists, parallel.chunks, parallel.micro_batches)
@@ -207,10 +202,31 @@ def predict_plan(
             for number in range(parallel.pipeline)
         ],
         events=events,
-        basis=Basis(int(lines.basis[0])),
+        basis=basis,
         taken=taken,
         schedule=schedule,
     )
+
+
+def what_is_taken(training: Training, kinds: Sequence[NodeKind]) -> tuple[Taken, Basis]:
+    """By the stages of the plan `training.parallel`, and the worst of what that rests on.
+
+    Raises:
+        SearchError: a profile has no costs for the tensor size.
+    """
+    order, layers = _laid(training, kinds)
+    lines = pipelines(training, kinds, np.array([order]))
+    return Taken.of(lines, handing_out(training, kinds, np.array([order])), layers), Basis(int(lines.basis[0]))
+
+
+def _laid(training: Training, kinds: Sequence[NodeKind]) -> tuple[list[int], tuple[int, ...]]:
+    """The kinds of a plan's nodes, in their order, and its layers by virtual stage."""
+    parallel = training.parallel
+    assert parallel.partition is not None
+    assert parallel.node_order is not None
+    names = [kind.name for kind in kinds]
+    order = [names.index(name) for name in NodeOrder.parse(parallel.node_order).groups]
+    return order, Partition.parse(parallel.partition).layers
 
 
 def _kept(parallel: Parallel, layers: Sequence[int], stage: int) -> float | None:

@@ -7,7 +7,6 @@ import io
 from collections.abc import Iterator, Sequence
 
 from conf.schema import Parallel, Recompute
-from fasop.costs import Basis
 from fasop.prices import Run, cost_of_step, price_per_hour, step_cost
 from fasop.search import Plan
 
@@ -158,23 +157,3 @@ def plan_yaml(plan: Plan, command: str) -> str:
             "",
         ]
     )
-
-
-def warnings(plans: Sequence[Plan]) -> list[str]:
-    """What a reader of the table must know about its times."""
-    bases = {plan.basis for plan in plans}
-    told = {
-        Basis.OTHER_FORMAT: "other format: measured in fp16 for bf16, or the other way round; peak rates are the same",
-        Basis.EXTRAPOLATED: "extrapolated: beyond the micro-batch sizes of the profile, in proportion; an upper bound",
-        Basis.NOT_MEASURED: "not measured: what the GPUs' peak rates allow; real runs take longer",
-    }
-    kinds = {node.name: node for plan in plans for node in plan.nodes}
-    profiles = {kind.gpu.profile: kind.profile for kind in kinds.values() if kind.profile is not None}
-    return [
-        *(text for basis, text in told.items() if basis in bases),
-        *(
-            f"profile {name!r}: {doubt}"
-            for name, one in profiles.items()
-            for doubt in one.doubts(plans[0].training.model)
-        ),
-    ]

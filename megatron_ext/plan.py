@@ -123,6 +123,8 @@ class RankTimes:
     grads_all_reduce_ns: int
     embedding_all_reduce_ns: int
     optimizer_ns: int
+    params_all_gather_ns: int
+    """Handing out the weights of a sharded optimizer; 0 without one."""
 
 
 @dataclass(frozen=True)

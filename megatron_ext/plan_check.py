@@ -91,7 +91,7 @@ _RANGES: Dict[str, Range] = {
         f"rehearsal.ranks.{key}_ns": _NOT_NEGATIVE
         for key in (
             *("forward", "backward", "send_forward", "send_backward", "grads_all_reduce", "embedding_all_reduce"),
-            "optimizer",
+            *("optimizer", "params_all_gather"),
         )
     },
 }

@@ -86,6 +86,8 @@ class Rehearsal:
         start = self.now_ns
         self._together("grad-norm-all-reduce", self._groups.model, 0)
         self._pass(self._times.optimizer_ns)
+        if self._times.params_all_gather_ns:
+            self._together("params-all-gather", self._groups.data, self._times.params_all_gather_ns)
         self._recorder.record("optimizer", start, self.now_ns)
         return StepResult(loss=None, grad_norm=None, loss_scale=1.0, skipped=False)
 

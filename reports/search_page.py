@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from fasop.doubts import doubts
 from fasop.predict import Prediction, predict_plan
 from fasop.prices import Run, cost_of_step, price_per_hour
 from fasop.search import Plan
 from fasop.sought import best_layers
-from fasop.table import options, warnings
+from fasop.table import options
 from reports.axes import Axis, Item, dots, parallel
 from reports.events import legend_order
 from reports.memory_section import memory_parts
@@ -75,7 +76,8 @@ def _answer(command: str, plans: Sequence[Plan], run: Run) -> str:
     cost = run.cost(plan)
     paid = "" if cost is None else f" and ${cost:,.2f}"
     whole = f"; {run.iterations:,} iterations take {_span(run.days(plan))}{paid}" if run.known else ""
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in warnings([plan]))
+    told = doubts(plan.training, _kinds(plan), {plan.basis})
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in told)
     return (
         f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'
         f'<p class="reason">{plan.total * 1e3:,.1f} ms an iteration, {tokens:,.0f} tokens/s{whole}.</p>'

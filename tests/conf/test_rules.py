@@ -308,14 +308,6 @@ def test_a_group_name_can_be_written_in_a_node_order() -> None:
             "train.compile=true does not go with parallel.schedule=zb_h1",
         ),
         (
-            ["executor.rehearse=virtual", "parallel.recompute=full"],
-            "does not know what parallel.recompute would change",
-        ),
-        (
-            ["executor.rehearse=virtual", "parallel.sharded_optimizer=true", "parallel.sequence_parallel=true"],
-            "parallel.sharded_optimizer and parallel.sequence_parallel would change",
-        ),
-        (
             ["experiment=seed_a10x8", "executor.rehearse=virtual"],
             "executor.rehearse=virtual goes through the plan on this machine, but executor.kind=slurm",
         ),
@@ -334,8 +326,6 @@ def test_a_group_name_can_be_written_in_a_node_order() -> None:
     ],
     ids=[
         "compiled-zero-bubble",
-        "rehearsed-recompute",
-        "rehearsed-sharding",
         "rehearsed-on-slurm",
         "no-time-to-train",
         "no-time-to-meet",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import torch
 
 from conf.compose import compose
 from conf.links import Link
-from conf.overlap import BUCKET_BYTES, SUM_BYTES, exposed_s
+from conf.overlap import BUCKET_BYTES, SUM_BYTES
+from conf.profile import Cost, LayerProfile, ModelCosts, Shape
 from conf.schema import Experiment
-from conf.sizes import embedding_parameters, layer_parameters
+from conf.sizes import layer_parameters
+from fasop.predict import planned, what_is_taken
 from launch.plan import make_plan
 from megatron_ext import engine
 from megatron_ext.flat import FlatWeights
@@ -28,7 +31,7 @@ BACKWARD_S = 1.0
 
 def three_stages(hidden: int) -> Experiment:
     sizes = (f"model.hidden={hidden}", "model.layers=7", "parallel.pipeline=3", "parallel.partition=1-5-1")
-    return compose(["model=tiny", *sizes, "parallel.data=1", "parallel.global_batch_size=2"])
+    return compose(["model=tiny", *sizes, "parallel.data=2", "parallel.global_batch_size=4"])
 
 
 def replayed(plan: Plan, stage: int, link: Link[float]) -> float:
@@ -49,6 +52,26 @@ def replayed(plan: Plan, stage: int, link: Link[float]) -> float:
     return free - max(ready.values())
 
 
+def _exposed(one: Experiment, ring: Link[float]) -> list[float]:
+    """By stage, as predicted where a layer goes backward in BACKWARD_S, and a whole all-reduce takes `ring`."""
+    training, (kind,) = planned(one)
+    unit = Cost(forward=1, backward=1)
+    costs = ModelCosts(
+        model="m",
+        tensor=1,
+        micro_batch_size=training.parallel.micro_batch_size,
+        precision=training.precision,
+        embedding=unit,
+        layer=Cost(forward=1, backward=BACKWARD_S * 1e3),
+        head=unit,
+    )
+    profile = LayerProfile(gpu="G", source="test", models={"m": Shape.of(one.model)}, costs=[costs])
+    latency_us, gbit_per_s = ring.latency_s / 2 * 1e6, 8e-9 / ring.s_per_byte  # of two ranks
+    group = replace(kind.group, intra_latency_us=latency_us, intra_gbit_per_s=gbit_per_s)
+    taken, _ = what_is_taken(training, [replace(kind, profile=profile, group=group)])
+    return [*taken.gradients]
+
+
 def layer_parameters_of(plan: Plan) -> int:
     return 12 * plan.model.hidden**2 + 13 * plan.model.hidden
 
@@ -65,16 +88,7 @@ def test_what_is_left_is_what_a_replay_of_the_buckets_leaves(
     plan = Plan.read(tmp_path / "plan.json")
     layer = layer_parameters(one.model, 1)
     link = Link(latency_s=0.01 * share, s_per_byte=0.99 * share * BACKWARD_S / (SUM_BYTES * layer))
-    layers = one.partition.layers[stage]
-    mine = exposed_s(
-        link,
-        one.model,
-        1,
-        layers=layers,
-        parameters=layers * layer + (embedding_parameters(one.model, 1) if stage == 0 else 0),
-        backward_s=BACKWARD_S,
-        first=stage == 0,
-    )
+    mine = _exposed(one, link)[stage]
     assert mine == pytest.approx(replayed(plan, stage, link), abs=0.25 * max(share, BACKWARD_S))
 
 

@@ -255,11 +255,11 @@ def test_published_costs_are_imported_with_the_ratio_that_was_given(folder: Path
     assert profile.main([f"import={folder}/gpt_A10", *KNOWN]) == 0
     xl: Model = compose(["experiment=seed_a10x8"]).model
     old = read_profile("old")
-    cost = old.of(xl, 2, 1, Precision.fp16)
-    assert (cost.layer.forward, cost.layer.backward) == (1.645, 2.632)
-    assert old.of(xl, 1, 1, Precision.fp16).head.forward == 2.118
+    one, two = old.points(xl, Precision.fp16)
+    assert (one.tensor, one.head.forward, two.tensor) == (1, 2.118, 2)
+    assert (two.layer.forward, two.layer.backward) == (1.645, 2.632)
     assert "backward = 1.6 x forward, as told to the import" in old.source
-    assert old.of(xl, 1, 1, Precision.fp16).layer.forward_spread is None
+    assert one.layer.forward_spread is None
 
 
 def test_a_doubt_about_a_figure_is_a_warning_and_the_profile_is_written(

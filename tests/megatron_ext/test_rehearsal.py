@@ -6,19 +6,25 @@ import json
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.errors import ConfigError
 from conf.log_lines import iteration_line
 from conf.rundir import RunDir
+from fasop.asked import Asked
+from fasop.choices import runnable
+from fasop.inputs import read
 from fasop.predict import predict
 from fasop.simulate import pipeline_time, rehearsed_times, simulate
+from fasop.sought import best_plans
+from fasop.table import plan_yaml
 from launch.observe import read_log
 from launch.plan import make_plan
+from launch.rehearsal import doubts
 from megatron_ext.plan import Plan
 from megatron_ext.schedule import as_json, schedule
 from megatron_ext.timeline import NAMES
@@ -179,17 +185,53 @@ def test_the_anchored_clock_really_lasts_that_long(rehearse: Callable[..., Engin
     assert log[-1]["unix"] - log[0]["unix"] > 0.95 * simulated(run) / 1e9
 
 
-def test_a_gpu_without_a_profile_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"cluster\.gpus\.cpu\.profile is null"):
-        make_plan(compose(["executor.rehearse=virtual", "cluster.gpus.cpu.profile=null"]), "test/run")
+def test_what_is_no_measurement_is_told_and_what_is_one_is_not() -> None:
+    """A roofline, and a micro-batch that the profile lacks: both as a search tells them."""
+    seeds = ("experiment=seed_a10x8", *A10X8, "executor.rehearse=virtual")
+    assert doubts(compose([*seeds])) == []
+    (larger,) = doubts(compose([*seeds, "parallel.micro_batch_size=2"]))
+    assert larger.startswith("extrapolated: beyond the micro-batch sizes of the profile")
+    told = doubts(compose([*seeds, "cluster.gpus.a10.profile=null"]))
+    assert [line.split(":")[0] for line in told] == ["not measured", "A10 has no profile"]
 
 
-def test_costs_that_the_profile_has_not_are_not_guessed() -> None:
-    with pytest.raises(ConfigError, match=r"no costs for model=xl .*micro_batch_size=2 .*; it has: model=xl"):
-        make_plan(
-            compose(["experiment=seed_a10x8", *A10X8, "executor.rehearse=virtual", "parallel.micro_batch_size=2"]),
-            "test/run",
-        )
+SEARCHED = {
+    "gpipe": ("gpipe", "full", "true", "false", "train.precision=fp16"),
+    "one_f_one_b": ("one_f_one_b", "selective", "false", "true", "cluster.gpus.a10.profile=null"),
+    "zb_h1": ("zb_h1", "none", "true", "false", "train.precision=bf16"),
+    "interleaved": ("interleaved", "full", "false", "true", "train.precision=fp32"),
+}
+"""Schedule, recomputation, sharded optimizer, sharing the sequence, and what the times rest on."""
+OPTIONS = ("schedule", "recompute", "sharded_optimizer", "sequence_parallel")
+
+
+def test_every_option_that_can_be_searched_is_rehearsed_below() -> None:
+    one = compose(["executor.rehearse=virtual"])
+    can = runnable(one.engine, one.train)
+    for number, key in enumerate(OPTIONS):
+        values = {str(value).lower() for value in getattr(can, key)}
+        assert values == {options[number] for options in SEARCHED.values()}
+
+
+@pytest.mark.parametrize("options", SEARCHED.values(), ids=SEARCHED)
+def test_the_plan_that_a_search_recommends_takes_what_it_says(
+    rehearse: Callable[..., EngineRun], tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """On two kinds of nodes."""
+    *chosen, basis = options
+    sharded = chosen[OPTIONS.index("sharded_optimizer")] == "true"
+    words = [
+        *("cluster=a100x1_a10x7", "model=xl", "model.layers=24", "train=gpt2", "parallel.global_batch_size=16"),
+        *("cluster.groups.hgx.gpus_per_node=2", "cluster.groups.gpu2.gpus_per_node=2", "cluster.groups.gpu2.count=1"),
+        *("executor=local", "container=none", "executor.rehearse=virtual", basis),
+    ]
+    sizes = ("parallel.pipeline=2", f"parallel.data={2 if sharded else 1}", f"parallel.tensor={1 if sharded else 2}")
+    given = [f"parallel.{key}={value}" for key, value in zip(OPTIONS, chosen, strict=True)]
+    plan = best_plans(read([*words, *sizes, *given]), Asked()).plans[0]
+    (tmp_path / "best.yaml").write_text(plan_yaml(plan, "tdpp search"))
+    run = rehearse(*words, f"parallel={tmp_path}/best.yaml")
+    assert [str(getattr(run.plan, key)).lower() for key in OPTIONS] == chosen
+    assert run.metrics()[-1]["elapsed_ms"] == pytest.approx(plan.total * 1e3, rel=1e-6)
 
 
 @pytest.mark.parametrize("overrides", [SMALL, CHUNKS], ids=["one_f_one_b", "interleaved"])
