@@ -24,6 +24,7 @@ from conf.errors import ConfigError
 from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.references import require_shapes
 from conf.schema import Experiment
+from conf.word_rules import check_words
 from conf.yaml_file import load_frozen
 
 T = TypeVar("T")
@@ -125,8 +126,8 @@ def compose_unchecked(words: Sequence[str] = (), config_name: str = "config") ->
 def _composed(words: Sequence[str], config_name: str) -> DictConfig:
     register()
     with command_line(words) as found, initialize_config_module("conf", version_base="1.3"):
-        if options := [word for word in found.overrides if word.startswith("-")]:
-            raise ConfigError(f"{' '.join(options)}: only 'tdpp launch' has such an option")
+        if options := [word for word in found.overrides if word.startswith("-") or "hydra." in word.partition("=")[0]]:
+            raise ConfigError(f"{' '.join(options)}: only 'tdpp launch' takes such a word")
         return hydra_compose(config_name, found.all)
 
 
@@ -137,6 +138,7 @@ def command_line(words: Sequence[str]) -> Iterator[Words]:
     Raises:
         ConfigError: it cannot compose them.
     """
+    check_words(words)
     with found_files(words) as found:
         try:
             yield found

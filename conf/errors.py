@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from conf.visible import shortened
+
 
 class TdppError(Exception):
     """A problem told in one message: the key, its value, the rule, the way out.
@@ -11,6 +13,10 @@ class TdppError(Exception):
     """
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        """What the message quotes may be as long as a file: it is shortened."""
+        super().__init__(shortened(message))
 
 
 class ConfigError(TdppError):

@@ -60,6 +60,8 @@ def _message(error: Exception, words: Words) -> str:
             return files
         case OSError() if files := _unreadable(words, error.strerror or NO_KEYS):
             return files
+        case OSError() if error.filename is not None:  # of a folder, or made of a word that is too long for a name
+            return f"{error.filename}: {error.strerror}"
         case ValueError() | TypeError() | AssertionError() if _raised_by_hydra(error):
             return _no_name(words.overrides) or f"{' '.join(words.overrides)}: Hydra cannot read this: {error}"
         case _:
@@ -75,7 +77,7 @@ def meant(key: str) -> str:
     """The keys that an unknown one may stand for, in words; empty if there is none like it."""
     parts = key.split(".")
     parent, leaf = parts[:-1], parts[-1]
-    keys = [_same_entries(pattern, parts) for pattern in _keys()]
+    keys = [_same_entries(pattern, parts) for pattern in known_keys()]
     like = [known for known in keys if known[:-1] == parent and get_close_matches(leaf, known[-1:], cutoff=0.7)]
     elsewhere = [known for known in keys if known[-1] == leaf]  # lr is train.lr
     near = like or elsewhere if parent else elsewhere or like
@@ -93,7 +95,7 @@ def _same_entries(pattern: Sequence[str], parts: Sequence[str]) -> list[str]:
 
 
 @cache
-def _keys() -> Sequence[tuple[str, ...]]:
+def known_keys() -> Sequence[tuple[str, ...]]:
     """The parts of every key of the schema, with `*` for the entries of dictionaries, and every group."""
     return [*_fields(schema.Experiment), *((group,) for group in sorted(groups()))]
 

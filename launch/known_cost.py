@@ -5,10 +5,12 @@ A file holds seconds of a forward pass: of the embedding, of each layer, of the 
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import statistics
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from conf.schema import Model
 from launch.errors import LaunchError
 from launch.link_fit import rounded
 from launch.profile_words import Import
+from megatron_ext.files import read_regular, why
 
 
 def imported(asked: Import, model: Model) -> LayerProfile:
@@ -51,9 +54,11 @@ def imported(asked: Import, model: Model) -> LayerProfile:
 
 def _costs(path: Path, tensor: int, asked: Import, model: Model) -> ModelCosts:
     try:
-        seconds = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise LaunchError(f"{path}: cannot be read as an array of numpy's: {error}") from error
+        content = read_regular(path)
+        seconds = np.load(io.BytesIO(content), allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError) as error:
+        # a damaged header may ask for any type and size
+        raise LaunchError(f"{path}: cannot be read as an array of numpy's: {why(error)}") from error
     if seconds.dtype.kind not in "fiu" or seconds.shape != (model.layers + 2,):
         raise LaunchError(
             f"{path} has {seconds.dtype} of shape {seconds.shape}, but model={model.name} of {model.layers} layers "

@@ -29,6 +29,7 @@ from launch.plan import make_plan
 from launch.provenance import PROJECT, Source, provenance, read_source
 from launch.verdict import State, decide
 from launch.worker import WORKER, ModuleWorker, Worker
+from megatron_ext.files import read_regular, why
 
 Preflight = Callable[[Experiment], None]
 """Raises a TdppError if the experiment cannot run, for example because its data are not there."""
@@ -113,11 +114,11 @@ def start(
 def read_schedule(path: str) -> str:
     """The content of `parallel.schedule_file`; the engine checks it."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_regular(Path(path)).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(
-            f"parallel.schedule_file={path}: cannot be read as text ({error}); give the path of a schedule, such as "
-            "'python -m megatron_ext.schedule' prints, or null"
+            f"parallel.schedule_file={path}: cannot be read as text ({why(error)}); give the path of a schedule, such "
+            "as 'python -m megatron_ext.schedule' prints, or null"
         ) from error
 
 

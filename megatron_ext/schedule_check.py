@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Deque, Dict, List, Tuple
 
 from megatron_ext.errors import EngineError
+from megatron_ext.files import read_regular, why
 from megatron_ext.plan import Plan
 from megatron_ext.schedule import VERSION, Action, Actions, Kind, exists, schedule
 
@@ -32,9 +33,9 @@ def read(path: Path, stages: int, chunks: int, micro_batches: int) -> List[Actio
         EngineError: the file is no schedule, is one for other sizes, or does not run to its end.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EngineError(f"{path}: cannot be read as a schedule: {error}") from error
+        content = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:  # the last one of lists within lists
+        raise EngineError(f"{path}: cannot be read as a schedule: {why(error)}") from error
     try:
         return parsed(content, stages, chunks, micro_batches)
     except EngineError as error:

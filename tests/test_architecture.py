@@ -28,7 +28,7 @@ ROOMS = {
         *(f"megatron_ext.{module}" for module in ("indexed_dataset", "index_maps", "blend", "errors")),
     ],
     "fasop": ["conf", "megatron_ext.schedule", "megatron_ext.schedule_check", "megatron_ext.errors"],
-    "launch": ["conf", "fasop", *PLAN],
+    "launch": ["conf", "fasop", *PLAN, "megatron_ext.files"],
     "reports": ["conf", "fasop", *PLAN],
 }
 """What a room may import of the others: whole rooms, or single modules."""

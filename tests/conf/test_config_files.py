@@ -82,7 +82,7 @@ def compose_text(file: str) -> str:
         (["--config-dir=nope"], r"--config-dir nope: there is no such folder"),
         (["--config-dir"], r"--config-dir '': there is no such folder"),
         (["--config-dir", "own/parallel/mine.yaml"], "mine.yaml: there is no such folder"),
-        (["--multirun"], "--multirun: only 'tdpp launch' has such an option"),
+        (["--multirun"], "--multirun: only 'tdpp launch' takes such a word"),
     ],
     ids=["file", "one-of-two", "folder", "nothing", "file-for-folder", "option"],
 )

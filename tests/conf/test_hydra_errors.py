@@ -60,6 +60,58 @@ def test_a_word_that_cannot_be_is_one_line(word: str, told: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        *(
+            (word, "tdpp sets Hydra's own configuration itself; leave it out")
+            for word in (
+                *(
+                    "hydra.run.dir=new",
+                    "hydra.sweep.dir=new",
+                    "hydra.output_subdir=new",
+                    "+hydra.x=1",
+                    "~hydra",
+                    "hydra=a",
+                ),
+                *(
+                    "hydra.verbose=5",
+                    "hydra/launcher=basic",
+                    "hydra.callbacks.a._target_=os.getcwd",
+                    "hydra.sweeper._target_=a",
+                ),
+                *("hydra/output=default", "++hydra.job.chdir=true", "hydra.searchpath=[a]", "hydra@a=b"),
+            )
+        ),
+        (f"train.seed={'9' * 4400}", "a number of 4400 digits, but one has at most 4000"),
+        (f"+data.x=[-{'1' + '0' * 100_000}]", "a number of 100001 digits"),
+        (f"name={'[' * 3000}", "more than 50 lists and dictionaries within each other"),
+        (f"name={'{a:' * 60}{'}' * 60}", "more than 50 lists and dictionaries within each other"),
+        ("name=\udcff", "name=\\udcff: this is not UTF-8"),
+    ],
+    ids=lambda value: value[:30].encode(errors="replace").decode() if "=" in value[:20] else "",
+)
+def test_a_word_that_hydra_must_not_see_is_one_short_line(word: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)) as caught:
+        compose([word])
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_what_is_of_the_sweeper_is_for_launch() -> None:
+    with pytest.raises(ConfigError, match=r"^hydra.sweeper.max_batch_size=1: only 'tdpp launch' takes such a word"):
+        compose(["hydra.sweeper.max_batch_size=1"])
+    with command_line(["hydra.sweeper.max_batch_size=1"]) as found:
+        assert found.overrides == ("hydra.sweeper.max_batch_size=1",)
+
+
+@pytest.mark.parametrize("length", [999, 100_000])
+def test_a_message_is_readable_however_long_what_it_quotes(length: int) -> None:
+    with pytest.raises(ConfigError, match=r"is not a key; 'tdpp|File name too long") as caught:
+        compose([f"a{'x' * length}=1"])
+    assert len(str(caught.value)) < 1200
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         (

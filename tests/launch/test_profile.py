@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -285,16 +286,22 @@ def test_a_doubt_about_a_figure_is_a_warning_and_the_profile_is_written(
     ("words", "message"),
     [
         (["import=nope/gpt_A10"], r"there are no files gpt_A10_<tensor size>\.npy in nope; it has no \.npy files"),
-        (["import=gpt_A100"], r"no files gpt_A100_<.*; there are: import=gpt_A10"),
+        (["import=gpt_A100"], r"no files gpt_A100_<.*; there are: import=.*gpt_A10"),
         (["import=gpt_A10", "model=small"], r"shape \(50,\), but model=small of 24 layers takes 26 numbers"),
+        (["import=damaged_A10"], r"damaged_A10_1\.npy: cannot be read as an array"),
+        (["import=pipe_A10"], r"pipe_A10_1\.npy: cannot be read as an array of numpy's: not a regular file"),
         (["import=text_A10"], r"text_A10_1\.npy: cannot be read as an array"),
         (["import=slip_A10"], r"slip_A10_1\.npy: number 7 \(from 0, the embedding\) is -0\.01 s; a time is above 0"),
     ],
-    ids=["no-folder", "no-files", "another-model", "no-array", "one-negative-layer"],
+    ids=["no-folder", "no-files", "another-model", "damaged", "pipe", "no-array", "one-negative-layer"],
 )
 def test_what_cannot_be_imported_is_one_message(folder: Path, words: list[str], message: str) -> None:
     published(folder, 1)
     (folder / "text_A10_1.npy").write_text("no array")
+    os.mkfifo(folder / "pipe_A10_1.npy")
+    np.save(folder / "damaged_A10_1.npy", np.ones(50))
+    damaged = (folder / "damaged_A10_1.npy").read_bytes().replace(b"(50,)", b"(50 (")
+    (folder / "damaged_A10_1.npy").write_bytes(damaged)
     np.save(folder / "slip_A10_1.npy", np.where(np.arange(50) == 7, -0.01, 0.01))
     with pytest.raises(TdppError, match=message):
         profile.main([*KNOWN, *words])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -263,6 +264,27 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name in ("cut.json", "none.json"):
         with pytest.raises(EngineError, match=f"{name}: cannot be read as a schedule"):
             read(tmp_path / name, 1, 1, 2)
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "large", "deep", "long"])
+def test_what_is_no_file_to_read_whole_is_refused_at_once(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "mine.json"
+    match what:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "large":
+            with path.open("wb") as file:
+                file.truncate(2**40)
+        case "deep":
+            path.write_text("[" * 100_000)
+        case "long":
+            path.write_text("9" * 5000)
+    with pytest.raises(EngineError, match=f"^{re.escape(str(path))}: cannot be read as a schedule: "):
+        read(path, 1, 1, 2)
 
 
 def test_the_command_prints_a_schedule_without_torch(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""What no word of a command line may be, before Hydra reads it: it would not end well, or not in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+
+from conf.errors import ConfigError
+
+MOST_DIGITS = 4000
+"""Of a number: Python reads none of more than 4300."""
+MOST_DEEP = 50
+"""Lists and dictionaries within each other: Hydra's grammar calls itself for each."""
+_OF_HYDRA = re.compile(r"[+~]*hydra(?:[./@][^=]*)?(?:=|$)")
+_OF_SWEEPER = re.compile(r"[+~]*hydra\.sweeper\.(?:params(?:\.[^=]*)?|max_batch_size)(?:=|$)")
+_OPENED = dict.fromkeys("[{(", 1) | dict.fromkeys("]})", -1)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raises ConfigError for the first one that cannot be."""
+    for word in words:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise ConfigError(
+                f"{word.encode(errors='backslashreplace').decode()}: this is not UTF-8; write it in UTF-8"
+            )
+        if _OF_HYDRA.match(word) and not _OF_SWEEPER.match(word):
+            raise ConfigError(
+                f"{word}: tdpp sets Hydra's own configuration itself; leave it out (a run has a folder of its own, "
+                "<runs_dir>/<name>). Of hydra only hydra.sweeper.params and hydra.sweeper.max_batch_size can be given"
+            )
+        if digits := re.search(rf"[0-9_]{{{MOST_DIGITS + 1},}}", word):
+            raise ConfigError(
+                f"{word}: a number of {len(digits[0])} digits, but one has at most {MOST_DIGITS}; give a smaller one"
+            )
+        if max(accumulate(_OPENED.get(letter, 0) for letter in word), default=0) > MOST_DEEP:
+            raise ConfigError(
+                f"{word}: more than {MOST_DEEP} lists and dictionaries within each other; no key takes that"
+            )
