@@ -133,6 +133,11 @@ def container(container: Container) -> None:
             mountable(kind, path, "container.mounts")
 
 
+def has_digest(container: Container) -> bool:
+    """Whether the configuration says which image it must be, not only where it lies."""
+    return container.image is not None and "@sha256:" in container.image
+
+
 def mountable(kind: ContainerKind, path: Path, asked_by: str) -> None:
     """A path can be mounted. `asked_by` is what names it: a key, perhaps with its value."""
     pattern, words = _UNMOUNTABLE[kind]

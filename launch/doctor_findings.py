@@ -66,6 +66,10 @@ class NodeFindings:
     disk: int | None
     shared_memory: int | None
     """Bytes free: where the run folder is, and in /dev/shm."""
+    address: str | None = None
+    """On which ranks listen there."""
+    interface: str | None = None
+    """That has this address."""
     problem: str | None = None
     """Why its ranks could not meet others."""
     unreached: Mapping[str, str]
@@ -99,6 +103,8 @@ def _node(run: RunDir, node: Mapping[str, Any], content: Mapping[str, Any]) -> N
         },
         disk=content["disk"],
         shared_memory=content["shared_memory"],
+        address=content["address"][0] if "address" in content else None,
+        interface=content.get("interface"),
         problem=content.get("problem"),
         unreached=content.get("unreached", {}),
         ranks=tuple(_rank(rank, found, codes.get(str(rank))) for rank, found in told if found is not None),

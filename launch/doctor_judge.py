@@ -14,6 +14,7 @@ from launch.checks import Check, Fault, Level, check
 from launch.doctor_devices import GIB, devices
 from launch.doctor_findings import ALONE, NodeFindings, RankFindings
 from launch.doctor_links import links
+from launch.doctor_ports import open_ports, reached
 from launch.unseen import Unseen
 
 LEAST_PYTHON = (3, 8)
@@ -106,27 +107,9 @@ def _shared(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Iterator[C
     yield _data(case, group, nodes)
     yield _disk(case, group, nodes)
     if len(case.groups) > 1:
-        yield _ports(case, group, nodes)
-
-
-def _ports(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
-    """Where ranks met all the same, by another network, it is not what runs need."""
-    works = all(rank.all_reduce_ms is not None for node in case.nodes for rank in node.ranks)
-    faults = []
-    for node in nodes:
-        whys: dict[str, list[str]] = {}
-        for name, why in node.unreached.items():
-            whys.setdefault(why, []).append(name)
-        faults += [
-            Fault(
-                level=Level.warning if works else Level.error,
-                node=node.name,
-                text=f"does not reach {', '.join(names)} ({why})",
-            )
-            for why, names in whys.items()
-        ]
-    advice = "nodes must know each other's host names, and reach any TCP port of each other's"
-    return check(group, "ports", faults, "every other node can be reached", advice)
+        works = all(rank.all_reduce_ms is not None for node in case.nodes for rank in node.ranks)
+        yield reached(group, nodes, works)
+    yield from open_ports(case.experiment, group, nodes)
 
 
 def _data(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+from conf import containers
 from conf.errors import TdppError
 from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment
 from launch import megatron_lm, slurm, slurm_commands
@@ -19,6 +21,7 @@ from launch.container import run_container
 from launch.container_setup import check_program
 from launch.doctor_judge import checkpoint_bytes, size_text
 from launch.jobs import job_requests
+from launch.owner import other_writers
 from launch.plan import make_plan
 from launch.provenance import PROJECT
 from launch.submit import Preflight, check_supported
@@ -79,9 +82,21 @@ def _runs(experiment: Experiment) -> Check:
         )
     elif free < needed:
         level, told = Level.error, f"{told}, and a checkpoint takes {size_text(needed)}; choose another runs_dir"
+    elif folder.exists() and (others := _who_may_remove(folder)):
+        level, told = (
+            Level.warning,
+            f"{told}, and {others} may write there: whoever can may rename or remove runs; chmod +t {folder} leaves "
+            "each run to its owner",
+        )
     else:
         level = Level.ok
     return Check(level=level, where=HERE, what="runs_dir", text=told)
+
+
+def _who_may_remove(folder: Path) -> str | None:
+    """Who beside its owner may rename and remove what others have in a folder; None if nobody."""
+    mode = folder.stat().st_mode
+    return None if mode & stat.S_ISVTX else other_writers(mode)
 
 
 def file_system(path: Path, mounts: str) -> str:
@@ -113,7 +128,15 @@ def _container(experiment: Experiment) -> Check:
         if isinstance(container.image, Path) and not container.image.is_file():
             raise TdppError(f"container.image={experiment.container.image}: there is no such file")
 
-    return _passes("container", look, lambda: f"{experiment.container.kind}, {experiment.container.image}")
+    told = f"{experiment.container.kind}, {experiment.container.image}"
+    found = _passes("container", look, lambda: told)
+    if found.level is Level.ok and not containers.has_digest(experiment.container):
+        text = (
+            f"{told}: without a digest the image is what the tag leads to on the day it is fetched; add it to "
+            "container.image (registry/name@sha256:…)"
+        )
+        return Check(level=Level.warning, where=HERE, what="container", text=text)
+    return found
 
 
 def _ask_slurm(experiment: Experiment) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import stat
 
 from conf.rundir import RunDir
 from launch.errors import LaunchError
@@ -41,6 +42,13 @@ def check_may_resume(run: RunDir) -> None:
         f"resume={run.name}: the run belongs to {name_of(owner)}, and its jobs would be those of user "
         f"{name_of(user)}; {way_out}"
     )
+
+
+def other_writers(mode: int) -> str | None:
+    """Who may write to a file or folder beside its owner, by its mode; None if nobody may."""
+    if mode & stat.S_IWOTH:
+        return "everybody"
+    return "its group" if mode & stat.S_IWGRP else None
 
 
 def name_of(user: int) -> str:

@@ -19,7 +19,8 @@ from threading import Thread
 from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from megatron_ext import notes
+from megatron_ext import interface, notes
+from megatron_ext.errors import EngineError
 from megatron_ext.notes import Note
 from megatron_ext.plan import Plan
 
@@ -81,20 +82,18 @@ def main(argv: List[str]) -> int:
 
 def _examine(plan: Plan, node_rank: int, note: Note, told: _Told) -> None:
     others = {other.name: notes.of_node(plan, other.name) for rank, other in enumerate(plan.nodes) if rank != node_rank}
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        listener.listen(1024)  # a connection is made without anybody accepting it
+    with _Listener(len(plan.nodes)) as listener:
         try:
             from megatron_ext.doctor_rank import Ranks
         except (ImportError, OSError) as error:  # OSError: a library of torch's that cannot be loaded
-            note.tell(problem=f"torch cannot be used: {error}", address=_address(listener), ready=True)
+            note.tell(problem=f"torch cannot be used: {error}", **listener.told, ready=True)
             _reach(note, others, plan, told)
             note.tell(exit_codes={})
             return
         with Ranks(plan, node_rank) as ranks:
             told.wait(ranks.alone_done, ALONE_S, FINISH_S)
-            problem = ranks.problem()
-            note.tell(problem=problem, address=_address(listener), ready=True)
+            problem = ranks.problem() or listener.problem
+            note.tell(problem=problem, **listener.told, ready=True)
             _reach(note, others, plan, told)
             if told.stop is None:
                 ranks.go(_hindrance(plan, [notes.of_node(plan, node.name) for node in plan.nodes]))
@@ -190,9 +189,33 @@ def _free(folder: Path) -> Optional[int]:
     return state.f_bavail * state.f_frsize
 
 
-def _address(listener: socket.socket) -> List[Any]:
-    """As others are to call it: by the host's name, as ranks do."""
-    return [socket.gethostname(), listener.getsockname()[1]]
+class _Listener:
+    """A port that the other nodes connect to, on the address that ranks listen on; closed with the block."""
+
+    def __init__(self, nodes: int) -> None:
+        self.told: Dict[str, Any] = {}
+        """What the note says of it: `address`, which others connect to, and its `interface`."""
+        self.problem: Optional[str] = None
+        """Why there is none."""
+        self._socket: Optional[socket.socket] = None
+        try:
+            host = interface.meeting_address(nodes)
+        except EngineError as error:
+            self.problem = str(error)
+            return
+        try:
+            self._socket = interface.listen(host, 0)  # a connection is made without anybody accepting it
+        except OSError as error:
+            self.problem = f"ranks cannot listen on {host}, which this node's name stands for: {error.strerror}"
+            return
+        self.told = {"address": [host, self._socket.getsockname()[1]], "interface": interface.name_of(host)}
+
+    def __enter__(self) -> _Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket is not None:
+            self._socket.close()
 
 
 if __name__ == "__main__":

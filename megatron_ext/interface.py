@@ -1,4 +1,4 @@
-"""The address under which the other nodes of a run reach this one."""
+"""The address under which the other nodes of a run reach this one, and the only one on which it listens."""
 
 from __future__ import annotations
 
@@ -15,6 +15,26 @@ from megatron_ext.errors import EngineError
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment: the interfaces that the ranks' own messages use."""
 _SIOCGIFADDR = 0x8915
+_LOOPBACK = "127.0.0.1"
+
+
+def meeting_address(nodes: int) -> str:
+    """Where this node listens in a run of so many nodes: one node alone needs nobody else.
+
+    Raises:
+        EngineError: as of `own_address`.
+    """
+    return _LOOPBACK if nodes == 1 else own_address()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listens on that address alone; port 0 is any free one.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=4096)
 
 
 def own_address() -> str:
@@ -35,6 +55,15 @@ def own_address() -> str:
                 )
             return address
     return _of_the_name() or _of_the_default_route()
+
+
+def name_of(address: str) -> Optional[str]:
+    """Of the interface that has this IPv4 address; None where none has it."""
+    for _, interface in socket.if_nameindex():
+        with suppress(OSError):
+            if _address(interface) == address:
+                return interface
+    return None
 
 
 def _addresses(wanted: str) -> Iterator[str]:

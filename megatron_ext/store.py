@@ -26,6 +26,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Union
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from megatron_ext import interface
 from megatron_ext.errors import EngineError
 
 SECRET = "secret"
@@ -71,7 +72,7 @@ class Server:
     """Keeps the keys, in a thread of its own, until it is closed or this process ends."""
 
     def __init__(self, host: str, port: int, secret: bytes) -> None:
-        """Listens on that address alone; port 0 is any free one.
+        """Listens as `interface.listen` does.
 
         Raises:
             OSError: it cannot listen there.
@@ -81,9 +82,8 @@ class Server:
         self._waiting: Dict[str, Set[asyncio.Future[None]]] = {}
         self._writers: Set[asyncio.StreamWriter] = set()
         self._open = True
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         _allow_many_files()
-        self._socket = socket.create_server((host, port), family=family, backlog=4096)
+        self._socket = interface.listen(host, port)
         self.host: str = self._socket.getsockname()[0]
         self.port: int = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()

@@ -264,7 +264,7 @@ def open_store(plan: Plan) -> Server:
     Raises:
         EngineError: it cannot listen there.
     """
-    host = "127.0.0.1" if len(plan.nodes) == 1 else interface.own_address()
+    host = interface.meeting_address(len(plan.nodes))
     try:
         store = Server(host, plan.master_port or 0, read_secret(plan.folder))
     except OSError as error:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from conf.compose import compose
 from conf.errors import TdppError
 from conf.rundir import RunDir
 from launch import doctor, processes
-from launch.doctor_login import SLURM_COMMANDS, file_system
+from launch.doctor_login import SLURM_COMMANDS, file_system, login_checks
 from tests.launch.live import ENVIRONMENT, TDPP, TWO_NODES, no_data_needed, token
 from tests.megatron_ext.engine_run import make_corpus
 
@@ -88,6 +89,30 @@ def test_a_runs_dir_where_nothing_can_be_made_is_told_before_anything_is_started
     assert code == 1
     assert found["here", "runs_dir"][1].endswith(f"you may not write in {tmp_path}/file; choose another folder")
     assert {where for where, _ in found} == {"here"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "level", "who"),
+    [(0o755, "ok", None), (0o775, "warning", "its group"), (0o777, "warning", "everybody"), (0o1777, "ok", None)],
+)
+def test_a_runs_dir_where_others_may_remove_runs_is_told(
+    mode: int, level: str, who: str | None, here: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(mode)
+    experiment = compose([*here, f"runs_dir={tmp_path}/shared"])
+    found = {check.what: check for check in login_checks(experiment, no_data_needed)}["runs_dir"]
+    assert found.level == level
+    assert (f"and {who} may write there" in found.text) == (who is not None)
+
+
+@pytest.mark.parametrize(("digest", "level"), [("", "warning"), (f"@sha256:{'0' * 64}", "ok")])
+def test_an_image_without_a_digest_is_told(digest: str, level: str, here: list[str], tmp_path: Path) -> None:
+    overrides = ["executor=slurm", "container=enroot", f"container.image=ubuntu:24.04{digest}"]
+    experiment = compose([*here, *overrides])
+    found = {check.what: check for check in login_checks(experiment, no_data_needed)}["container"]
+    assert found.level == level
+    assert found.text.startswith(f"enroot, ubuntu:24.04{digest}")
 
 
 def test_a_dry_run_shows_the_short_job_and_writes_nothing(

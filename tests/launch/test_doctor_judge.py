@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
+from conf.schema import Engine, EngineKind
 from launch.checks import Check, Level
 from launch.doctor_findings import Link, NodeFindings, RankFindings
 from launch.doctor_judge import Case, checkpoint_bytes, judge, size_text
@@ -51,6 +52,8 @@ def node(number: int, **changes: Any) -> NodeFindings:
         files={"/data/my.bin": 1000, "/data/my.idx": 100},
         disk=500 * GIB,
         shared_memory=64 * GIB,
+        address=f"10.1.0.{10 + number}",
+        interface="ib0",
         unreached={},
         ranks=tuple(rank(4 * number + index) for index in range(4)),
     )
@@ -86,6 +89,11 @@ def test_a_line_tells_of_each_check_of_each_group_when_all_is_well() -> None:
         ("gpu2", "data"): f"{SEED.data.prefix}: 1.07 KiB, readable",
         ("gpu2", "disk"): "500.0 GiB free in runs_dir; a checkpoint takes 17.4 GiB",
         ("gpu2", "ports"): "every other node can be reached",
+        (
+            "gpu2",
+            "open ports",
+        ): "ranks listen on free ports of 10.1.0.11 (ib0), 10.1.0.12 (ib0) and on 5 more nodes; gloo "
+        "and NCCL let in whoever reaches these",
         ("all nodes", "all-reduce"): "right on all 32 ranks, 1 MiB in 4.1 ms",
         ("all nodes", "clocks"): "at most 2.000 ms off hgx-0's, known to 15 us",
         ("gpu2", "links in a node"): "100 Gbit/s, 8 us (slowest of 21: gpu2-0); configured 128 Gbit/s, 10 us; "
@@ -188,7 +196,13 @@ OTHER_SOFTWARE = node(3, ranks=tuple(rank(number, torch="2.13.0") for number in 
             node(3, unreached={"hgx-0": "timed out", "gpu2-0": "timed out"}),
             ("gpu2", "ports"),
             Level.warning,
-            "gpu2-2: does not reach hgx-0, gpu2-0 (timed out); nodes must know",
+            "gpu2-2: does not reach hgx-0, gpu2-0 (timed out); nodes must reach any TCP port",
+        ),
+        (
+            node(3, address="8.8.8.8", interface="eth0"),
+            ("gpu2", "open ports"),
+            Level.warning,
+            "gpu2-2: ranks listen on 8.8.8.8 (eth0), a public address; choose an interface of the cluster's own",
         ),
     ],
     ids=[
@@ -208,6 +222,7 @@ OTHER_SOFTWARE = node(3, ranks=tuple(rank(number, torch="2.13.0") for number in 
         "clock",
         "slow-link",
         "ports",
+        "public-address",
     ],
 )
 def test_a_fault_of_one_node_is_told_with_its_name_and_its_weight(
@@ -218,6 +233,22 @@ def test_a_fault_of_one_node_is_told_with_its_name_and_its_weight(
     assert found[place].text.startswith(text)
     everywhere = {("all nodes", "all-reduce"), ("all nodes", "software")}
     assert {check.level for at, check in found.items() if at not in {place, *everywhere}} == {Level.ok}
+
+
+def test_torchruns_store_is_open_to_everybody() -> None:
+    engine = Engine(kind=EngineKind.megatron_lm, checkout="/lm", vocab_file="v.json", merge_file="m.txt")
+    experiment = replace(SEED, engine=engine)
+    found = judged(experiment=experiment)
+    assert found["hgx", "open ports"].level is Level.warning
+    assert found["hgx", "open ports"].text.startswith(
+        "hgx-0: torchrun's store listens on a free port of all interfaces"
+    )
+    assert found["gpu2", "open ports"].level is Level.ok
+
+
+def test_ranks_that_only_their_own_node_reaches_have_no_open_ports() -> None:
+    alone = node(0, address="127.0.0.1", interface="lo")
+    assert ("hgx", "open ports") not in judged((alone,), groups=("hgx",))
 
 
 def test_nodes_with_the_same_fault_are_named_together() -> None:

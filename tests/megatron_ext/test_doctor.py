@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -109,6 +110,33 @@ def test_ranks_that_hang_are_ended_and_how_far_they_came_is_kept(tmp_path: Path)
 def test_a_worker_that_cannot_start_its_ranks_does_not_look_well(tmp_path: Path) -> None:
     """What starts them and waits for them is what does so in a run."""
     assert start(tmp_path, "parallel.data=2", FAIL_START="1").wait(30) == 1
+
+
+def test_a_node_is_reached_on_the_address_of_the_ranks_interface_alone(tmp_path: Path) -> None:
+    process = start(tmp_path, "parallel.data=4", *TWO_NODES, GLOO_SOCKET_IFNAME="lo")
+    try:
+        until = time.monotonic() + 30
+        while "address" not in (found := told(tmp_path, "local-0")) and time.monotonic() < until:
+            time.sleep(0.01)
+        host, port = found["address"]
+        assert (host, found["interface"]) == ("127.0.0.1", "lo")
+        socket.create_connection((host, port), 5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), 5)
+    finally:
+        process.terminate()
+        process.wait(15)
+
+
+def test_an_interface_that_is_not_there_is_a_problem_of_the_node_and_hides_nothing(tmp_path: Path) -> None:
+    process = start(tmp_path, "parallel.data=4", *TWO_NODES, GLOO_SOCKET_IFNAME="ib7")
+    until = time.monotonic() + 30
+    while not told(tmp_path, "local-0").get("ready") and time.monotonic() < until:
+        time.sleep(0.01)
+    process.terminate()
+    process.wait(15)
+    assert told(tmp_path, "local-0")["problem"].startswith("GLOO_SOCKET_IFNAME=ib7: ")
+    assert told(tmp_path, "rank-00001")["torch"]
 
 
 def test_told_to_stop_it_first_finishes_what_its_node_can_tell_alone(tmp_path: Path) -> None:

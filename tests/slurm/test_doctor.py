@@ -58,7 +58,7 @@ def errors(found: Found) -> dict[tuple[str, str], str]:
 def test_a_cluster_without_faults_is_all_well_and_every_check_is_made(slurm: Cluster, examine: Doctor) -> None:
     found = examine()
     assert errors(found) == {}
-    of_a_group = {"nodes", "software", "CPUs", "data", "disk", "ports"}
+    of_a_group = {"nodes", "software", "CPUs", "data", "disk", "ports", "open ports"}
     wanted = {("here", what) for what in ("software", "runs_dir", "data", "slurm")}
     wanted |= {(group, what) for group in ("hgx", "gpu2") for what in of_a_group}
     wanted |= {("all nodes", what) for what in ("all-reduce", "clocks")}
