@@ -63,7 +63,7 @@ def groups() -> set[str]:
 
 def choices(group: str, command: Sequence[str]) -> list[str]:
     """The names of a group's files, in tdpp's own folder and those that a command line adds."""
-    folders, _ = _config_dirs(command)
+    folders, _ = config_dirs(command)
     return sorted({file.stem for folder in (OWN, *folders) for file in (folder / group).glob(f"*{SUFFIX}")})
 
 
@@ -83,7 +83,7 @@ def found_files(command: Sequence[str]) -> Iterator[Words]:
 
 
 def _found(command: Sequence[str], links: Path) -> Words:
-    folders, words = _config_dirs(command)
+    folders, words = config_dirs(command)
     overrides: list[str] = []
     given: dict[str, str] = {}
     for word in words:
@@ -99,7 +99,7 @@ def _found(command: Sequence[str], links: Path) -> Words:
     return Words(overrides=tuple(overrides), folders=found, given=given)
 
 
-def _config_dirs(command: Sequence[str]) -> tuple[list[Path], list[str]]:
+def config_dirs(command: Sequence[str]) -> tuple[list[Path], list[str]]:
     """The folders that are given by `--config-dir`, and all other words."""
     folders, others, words = [], [], iter(command)
     for word in words:

@@ -101,6 +101,8 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     from fasop.table import COLUMNS, csv_text, front_columns, front_rows, plan_yaml, rows
 
     inputs = read([*(FRONT if asked.pareto else ()), *asked.overrides])
+    if inputs.by_default is not None:
+        print(f"({inputs.by_default})", file=sys.stderr)
     if asked.tokens is not None:
         training = inputs.training
         run = Run.of_tokens(asked.tokens, training.parallel.global_batch_size, training.model.sequence_length)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from conf.compose import compose_unchecked, to_object
+from conf.defaults_taken import SEARCHED, defaults_taken
 from conf.errors import ConfigError
 from conf.schema import Cluster, Engine, Model, Parallel, Train
 from fasop.asked import WORDS
@@ -39,6 +40,8 @@ class Inputs:
     choices: Choices
     run: Run
     """The training, whole."""
+    by_default: str | None = None
+    """In words, what of it nobody chose."""
 
 
 def read(overrides: Sequence[str]) -> Inputs:
@@ -78,6 +81,7 @@ def read(overrides: Sequence[str]) -> Inputs:
         kinds=node_kinds(cluster),
         training=training,
         choices=choices,
+        by_default=defaults_taken(overrides, cfg, SEARCHED),
         run=Run(iterations=train.iterations, known=LENGTH in (word.partition("=")[0].lstrip("+") for word in others)),
     )
 

@@ -18,6 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 
 import conf
 from conf.compose import command_line, read_experiment, register, to_experiment
+from conf.config_files import config_dirs
+from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
 from conf.rundir import RunDir, write_atomic
 from conf.schema import ExecutorKind, Experiment
@@ -87,6 +89,8 @@ def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> 
         with interruptible():
             _run_hydra(argv, session)
             wanted = settle(session.combinations, session.outcomes, preflight)
+            for number in sorted(wanted)[:1]:  # of a sweep its first run: all choose values for the same keys
+                _tell_defaults(argv, session.combinations[number].overrides, wanted[number])
             confirm(list(wanted.values()))
             if session.mode is RunMode.MULTIRUN:
                 _record(session.record, list(wanted.values()))
@@ -95,6 +99,12 @@ def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> 
         _tell(session)
         raise
     return _tell(session)
+
+
+def _tell_defaults(argv: Sequence[str], overrides: Sequence[str], experiment: Experiment) -> None:
+    folders = [f"--config-dir={folder}" for folder in config_dirs(argv)[0]]
+    if (told := defaults_taken([*folders, *overrides], experiment, TRAINED)) is not None:
+        print(f"({told})", file=sys.stderr, flush=True)
 
 
 def _tell(session: Session) -> int:

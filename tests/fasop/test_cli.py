@@ -190,6 +190,18 @@ def test_times_that_were_not_measured_say_so(capsys: pytest.CaptureFixture[str])
     assert "(not measured: what the GPUs' peak rates allow; real runs take longer)" in told.err
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [("top=1", "(taken by default: train.precision=fp32)\n"), ("train.precision=fp16", "")],
+    ids=["default", "given"],
+)
+def test_what_was_taken_by_default_is_named_first(word: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *SMALL, word]) == 0
+    found = capsys.readouterr().err
+    assert found.startswith(told)
+    assert found.count("taken by default") == bool(told)
+
+
 @pytest.mark.parametrize(("name", "told"), [("a10", False), ("a100_40gb", True)], ids=["its-own", "another"])
 def test_the_profile_of_another_gpu_is_told(name: str, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", *SMALL, "train.precision=fp16", f"cluster.gpus.a10.profile={name}", "top=1"]) == 0

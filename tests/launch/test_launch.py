@@ -97,6 +97,25 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(
 
 
 @pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], []),
+        (["train.lr=0.002", "parallel.partition=2-2"], []),
+        (
+            ["data.prefix=mine", "train=gpt2", "parallel=single", "--multirun", "train.precision=fp32,bf16"],
+            ["(taken by default: cluster=local model=tiny)"],
+        ),
+    ],
+    ids=["demo", "changed-demo", "own-data"],
+)
+def test_what_was_taken_by_default_is_named_once(
+    words: list[str], told: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch("dry_run=true", *words) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if "by default" in line] == told
+
+
+@pytest.mark.parametrize(
     ("partition", "pipeline", "told"),
     [
         ([1, 3], 2, ["embedding, layer 0", "layers 1-3, norm, head"]),
