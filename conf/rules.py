@@ -5,6 +5,7 @@ Every function returns nothing and raises `ConfigError` when its rule is broken.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -286,11 +287,33 @@ def split(text: str) -> None:
 
 
 def blend(corpora: Sequence[Corpus]) -> None:
+    prefixes = [os.path.abspath(corpus.prefix) for corpus in corpora]  # noqa: PTH100  (takes '..' away, follows no link)
     for number, corpus in enumerate(corpora):
         key = f"data.blend[{number - 1}]" if number else "data"
         ranges.check("data", corpus, key)
-        if corpus.prefix in [other.prefix for other in corpora[:number]]:
+        if prefixes[number] in prefixes[:number]:
             raise ConfigError(f"{key}.prefix={corpus.prefix} is in the blend already; give it the weight of both there")
+
+
+def paths(experiment: Experiment) -> None:
+    """Of what an empty one would mean, nobody can be sure: the current folder, or nothing."""
+    container, data, engine = experiment.container, experiment.data, experiment.engine
+    given = {
+        "runs_dir": experiment.runs_dir,
+        "cluster.scratch": experiment.cluster.scratch,
+        "container.image": container.image,
+        "container.image_dir": container.image_dir,
+        "parallel.schedule_file": experiment.parallel.schedule_file,
+        "train.load": experiment.train.load,
+        "engine.checkout": engine.checkout,
+        "engine.vocab_file": engine.vocab_file,
+        "engine.merge_file": engine.merge_file,
+        "data.prefix": data.prefix,
+        **{f"data.blend[{number}].prefix": corpus.prefix for number, corpus in enumerate(data.blend)},
+    }
+    for key, path in given.items():
+        if path is not None and (not path.strip() or "\0" in path):
+            raise ConfigError(f"{key}={path!r} names no file or folder; give the path of one, or leave the key out")
 
 
 def run_name(name: str) -> None:

@@ -418,6 +418,7 @@ class Experiment:
     def __post_init__(self) -> None:
         ranges.check("", self)
         rules.run_name(self.name)
+        rules.paths(self)
         rules.sweep(self)
         rules.partition_fits(self)
         rules.nodes_exist(self)

@@ -12,8 +12,8 @@ MOST_DIGITS = 4000
 """Of a number: Python reads none of more than 4300."""
 MOST_DEEP = 50
 """Lists and dictionaries within each other: Hydra's grammar calls itself for each."""
-_OF_HYDRA = re.compile(r"[+~]*hydra(?:[./@][^=]*)?(?:=|$)")
-_OF_SWEEPER = re.compile(r"[+~]*hydra\.sweeper\.(?:params(?:\.[^=]*)?|max_batch_size)(?:=|$)")
+_OF_HYDRA = re.compile(r"(?:[+~]*hydra(?:[./@][^=]*)?=|~hydra(?:[./@]|$))")
+_OF_SWEEPER = re.compile(r"[+~]*hydra\.sweeper\.(?:params(?:\.[^=]*)?|max_batch_size)=")
 _OPENED = dict.fromkeys("[{(", 1) | dict.fromkeys("]})", -1)
 
 

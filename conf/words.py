@@ -9,13 +9,18 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from conf.config_files import is_file
 from conf.errors import TdppError
+from conf.visible import shortened, visible
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 T = TypeVar("T")
 Word = TypeVar("Word", bound=StrEnum)
@@ -68,6 +73,17 @@ def option(reader: Reader[T]) -> Reader[T]:
             raise argparse.ArgumentTypeError(f"{text!r} {rule}") from rule
 
     return read_option
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose messages a terminal can show, whatever words they quote."""
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """As argparse does, which drops what finds no room."""
+        (file or sys.stdout).write(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        super().error(visible(shortened(message)))
 
 
 def flag(text: str) -> bool:

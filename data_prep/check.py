@@ -32,7 +32,20 @@ def check_for_training(experiment: Experiment) -> None:
     for number, (corpus, share) in enumerate(zip(corpora, shares, strict=True)):
         key = f"data.blend[{number - 1}].prefix" if number else "data.prefix"
         _check_corpus(experiment, Path(corpus.prefix), key, samples_of(share, samples) if len(corpora) > 1 else samples)
-    _check_vocabularies([Path(corpus.prefix) for corpus in corpora])
+    prefixes = [Path(corpus.prefix) for corpus in corpora]
+    _check_different(prefixes)
+    _check_vocabularies(prefixes)
+
+
+def _check_different(prefixes: Sequence[Path]) -> None:
+    """By links, one corpus may have several paths."""
+    for number, prefix in enumerate(prefixes):
+        for first in prefixes[:number]:
+            if data_file(first, ".bin").samefile(data_file(prefix, ".bin")):
+                raise DataPrepError(
+                    f"data.blend[{number - 1}].prefix={prefix} is the same data as {first}; give it the weight of both "
+                    "there"
+                )
 
 
 def _check_vocabularies(prefixes: Sequence[Path]) -> None:

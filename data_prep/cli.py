@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from conf.words import option, whole
+from conf.words import Parser, option, whole
+from conf.writable import why_not_writable, write_whole
 from data_prep import prepare_cli
 from data_prep.check import check, open_checked
 from data_prep.errors import DataPrepError
@@ -39,9 +40,7 @@ def main(argv: list[str], *, draw: DrawPage | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tdpp data", description="Turn text into the indexed data that Megatron reads."
-    )
+    parser = Parser(prog="tdpp data", description="Turn text into the indexed data that Megatron reads.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     prepare_cli.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
     look = commands.add_parser("inspect", help="tell what indexed data hold")
@@ -90,6 +89,8 @@ def _seed(text: str) -> int:
 def _inspect(arguments: argparse.Namespace, draw: DrawPage | None) -> None:
     prefix: Path = arguments.prefix
     page: Path | None = arguments.page
+    if page is not None and (why := why_not_writable(page)) is not None:
+        raise DataPrepError(f"--page {page}: cannot be written: {why}")
     data = open_checked(prefix)
     if arguments.document is not None:
         print(document_text(data, prefix, arguments.document))
@@ -109,7 +110,7 @@ def _inspect(arguments: argparse.Namespace, draw: DrawPage | None) -> None:
     if page is not None:
         assert draw is not None
         try:
-            page.write_text(draw(str(prefix), facts, figures(data, prefix)), encoding="utf-8")
+            write_whole(page, draw(str(prefix), facts, figures(data, prefix)))
         except OSError as error:
             raise DataPrepError(f"--page {page}: cannot be written ({error.strerror})") from error
         print(f"page: {page}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import conf
 from conf.config_files import path_of
 from conf.rundir import RunDir
-from conf.writable import why_not_kept, why_not_writable
+from conf.writable import why_not_kept, why_not_writable, write_whole
 from fasop.asked import Asked, parse
 from fasop.errors import SearchError
 
@@ -245,6 +245,8 @@ def check_writable(path: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
-        raise SearchError(f"cannot write {path}: {error.strerror}; choose a folder where you may write") from error
+        raise SearchError(
+            f"cannot write {path}: {error.strerror}; choose a folder where you may write and that has room"
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -192,12 +193,19 @@ def _arguments(argv: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _errors_raised() -> Iterator[None]:
-    """Hydra then raises what it would otherwise print and exit with."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
+    """Hydra then raises what it would otherwise print and exit with, or log that it cannot log (--info)."""
+    before, handle = os.environ.get("HYDRA_FULL_ERROR"), logging.Handler.handleError
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    logging.Handler.handleError = _raised  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
+        logging.Handler.handleError = handle  # type: ignore[method-assign]
         del os.environ["HYDRA_FULL_ERROR"]
         if before is not None:
             os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _raised(handler: logging.Handler, record: logging.LogRecord) -> None:
+    """In the place of `logging.Handler.handleError`, which is called where an exception is at hand."""
+    raise

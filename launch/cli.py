@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.errors import TdppError
-from conf.visible import visible
+from conf.visible import shortened, visible
 
 if TYPE_CHECKING:
     from conf.rundir import RunDir
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 NO_READER = 141
 WRONG_USAGE = 2
+OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EROFS)
+"""What is wrong with a path that a user gave, wherever it is noticed."""
 
 COMMANDS = {
     "launch": ("launch.app", "start an experiment, or with -m a sweep of them"),
@@ -43,10 +47,14 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `tdpp <argv>`; returns its exit code (docs/exit-codes.md)."""
     argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold what no encoding has
     os.umask(os.umask(0o022) | 0o022)  # what others could write to, they could have a job of ours run
     try:
-        code = _run(argv)
-        sys.stdout.flush()
+        try:
+            code = _run(argv)
+        finally:
+            sys.stdout.flush()  # here, where a device without room can be reported; also after argparse's --help
     except TdppError as error:
         print(visible(f"tdpp: error: {error}"), file=sys.stderr)
         return error.exit_code
@@ -58,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         from conf.rundir import is_full
 
+        if error.errno in OF_PATHS and error.filename is not None:
+            print(visible(shortened(f"tdpp: error: {error.filename}: {error.strerror}")), file=sys.stderr)
+            return 1
         if not is_full(error):
             raise
         where = error.filename or "what the output goes to"

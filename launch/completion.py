@@ -12,6 +12,7 @@ from pathlib import Path
 
 from conf.errors import TdppError
 from conf.rundir import RunDir
+from conf.words import Parser
 from launch.errors import LaunchError
 
 CONFIGURED = ("launch", "doctor", "search", "profile")
@@ -64,7 +65,7 @@ in ~/.config/fish/config.fish:  tdpp completion fish | source"""
 
 def main(argv: Sequence[str], *, commands: Sequence[str], own: Mapping[str, Sequence[str]]) -> int:
     """Runs `tdpp completion <argv>`; `own` are the words of a command that are no keys, by command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tdpp completion",
         description="Print what lets a shell complete commands, groups, keys, values and runs.",
         epilog=HOW,

@@ -16,7 +16,7 @@ from conf.compose import compose
 from conf.errors import TdppError
 from conf.rundir import RunDir
 from conf.schema import Experiment, Rehearse
-from conf.words import above_0, option
+from conf.words import Parser, above_0, option
 from launch.agent_logs import agent_logs
 from launch.checks import Check, Level
 from launch.complaints import last_words
@@ -66,7 +66,7 @@ def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tdpp doctor",
         description="Check the machines that an experiment would run on, with a short job on them. Takes what "
         "'tdpp launch' takes; dry_run=true prints what would be submitted.",

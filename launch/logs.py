@@ -13,6 +13,7 @@ from typing import Any
 
 from conf.rundir import RunDir
 from conf.visible import visible
+from conf.words import Parser
 from launch.agent_logs import agent_logs
 from launch.arguments import add_run, chosen_run
 from launch.errors import LaunchError
@@ -27,7 +28,7 @@ _NAMED = 16
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="tdpp logs", description="Print what the nodes of a run wrote.")
+    parser = Parser(prog="tdpp logs", description="Print what the nodes of a run wrote.")
     add_run(parser)
     parser.add_argument("--node", help="only this node, such as local-0")
     which = parser.add_mutually_exclusive_group()

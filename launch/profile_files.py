@@ -7,7 +7,7 @@ from dataclasses import replace
 from conf.errors import ConfigError
 from conf.profile import LayerProfile, Links, profile_path, read_profile
 from conf.profile_text import profile_text
-from conf.rundir import write_atomic
+from conf.writable import write_whole
 from launch.errors import LaunchError
 from launch.profile_words import Asked
 
@@ -26,7 +26,7 @@ def write(name: str, profile: LayerProfile, asked: Asked, comment: str) -> Layer
         kept = [line for line in before if line not in profile_text(profile, "")]
         comment = "\n".join([*kept, comment])
     try:
-        write_atomic(path, profile_text(profile, comment))
+        write_whole(path, profile_text(profile, comment))
     except OSError as error:
         raise LaunchError(f"profile={name}: cannot write {path}: {error.strerror}") from error
     return profile

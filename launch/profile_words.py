@@ -10,7 +10,7 @@ from typing import Any
 from conf.profile import profile_path
 from conf.schema import Precision
 from conf.words import Reader, above_0, flag, name_of, one_of, own_words, path, several, whole
-from conf.writable import why_not_kept, why_not_writable
+from conf.writable import why_not_kept
 from launch.errors import LaunchError
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -64,8 +64,7 @@ def check_free(name: str, asked: Asked) -> None:
         LaunchError: it may not.
     """
     path = profile_path(name)
-    beside = path.with_name(f".{path.name}")  # where it is written first
-    if (why := why_not_kept(name, path.parent) or why_not_writable(beside)) is not None:
+    if (why := why_not_kept(name, path.parent)) is not None:
         raise LaunchError(f"profile={name}: {why}")
     if path.exists() and not (asked.overwrite or asked.add):
         raise LaunchError(

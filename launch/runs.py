@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 from conf import run_folders
 from conf.errors import RunFolderError
 from conf.rundir import RunDir
+from conf.words import Parser
 from launch.arguments import add_runs_dir, add_watch, parsed, runs_folder
 from launch.cut_off import is_young, verdict_without_plan
 from launch.errors import LaunchError
@@ -56,7 +56,7 @@ class Listed:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="tdpp runs", description="List the runs, oldest first, with their verdicts.")
+    parser = Parser(prog="tdpp runs", description="List the runs, oldest first, with their verdicts.")
     add_filter(parser)
     add_runs_dir(parser)
     parser.add_argument("--json", action="store_true", help="a JSON list, an object for each run as in 'tdpp status'")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 
 from conf.rundir import RunDir
+from conf.words import Parser
 from launch.arguments import add_run, add_watch, chosen_run, parsed
 from launch.cut_off import verdict_without_plan
 from launch.findings import Findings, findings
@@ -18,7 +18,7 @@ from launch.watch import View, watch
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="tdpp status", description="Judge a run; the exit code tells the verdict.")
+    parser = Parser(prog="tdpp status", description="Judge a run; the exit code tells the verdict.")
     add_run(parser)
     parser.add_argument("--json", action="store_true", help="everything, as one JSON object; a line for each change")
     add_watch(parser, "until it is over")

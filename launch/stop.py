@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import socket
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 from conf.rundir import RunDir
 from conf.visible import visible
+from conf.words import Parser
 from launch import processes, slurm_commands
 from launch.arguments import add_run, chosen_run
 from launch.consent import agreed, can_be_asked
@@ -125,7 +125,7 @@ def confirm(run: RunDir) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="tdpp stop", description="End a run, and everything that belongs to it.")
+    parser = Parser(prog="tdpp stop", description="End a run, and everything that belongs to it.")
     add_run(parser)
     parser.add_argument("--yes", action="store_true", help="without RUN: end the latest run and do not ask")
     arguments = parser.parse_args(argv)

@@ -23,6 +23,7 @@ from megatron_ext import hf_files, safetensors
 from megatron_ext.checkpoint import WEIGHTS
 from megatron_ext.checkpoint_meta import Checkpoint, Meta, part_file, part_names
 from megatron_ext.errors import EngineError
+from megatron_ext.indexed_dataset import replacing
 
 PREFIX = "transformer."
 """Of the names in a model with a head; the published GPT-2 files are without it."""
@@ -96,10 +97,12 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
     if not as_file:
         try:
             out.mkdir(parents=True, exist_ok=True)
-            (out / "config.json").write_text(json.dumps(config_of(checkpoint.meta.model), indent=2) + "\n")
         except OSError as error:
             raise EngineError(f"{out}: cannot be written: {error}") from error
     safetensors.write(out if as_file else out / "model.safetensors", tensors, {"format": "pt"})
+    if not as_file:
+        with replacing(out / "config.json") as file:
+            file.write((json.dumps(config_of(checkpoint.meta.model), indent=2) + "\n").encode())
 
 
 def import_(source: Path, folder: Path, heads: Optional[int]) -> Checkpoint:

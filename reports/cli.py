@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from conf.rundir import RunDir, write_atomic
-from conf.words import option, whole
+from conf.words import Parser, option, whole
 from reports import picture, run_page, statistics, timeline_page
 from reports.errors import NeitherError, unwritable
 from reports.exports import Export, write_exports
@@ -119,7 +119,7 @@ def compared(rounds: Sequence[Written], output: Path | None, refresh_s: int | No
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tdpp report", description="Write the pages of a run or of a Megatron-LM log: summary and timeline."
     )
     parser.add_argument(

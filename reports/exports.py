@@ -37,8 +37,7 @@ def write_exports(wanted: Collection[Export], found: Found, page: Path, browser:
         written.append(_written(folder / "events.csv", events_csv(record, timeline)))
         written.append(_written(folder / "metrics.csv", metrics_csv(record)))
     if Export.png in wanted and browser is not None:
-        written.append(folder / "timeline.png")
-        picture.take(browser, page, written[-1])
+        written.append(_written(folder / "timeline.png", picture.take(browser, page)))
     return written
 
 

@@ -27,14 +27,14 @@ def browser() -> str:
     return found
 
 
-def take(command: str, page: Path, picture: Path) -> None:
-    """Writes the picture as PNG, as the page is when its scripts have drawn it.
+def take(command: str, page: Path) -> bytes:
+    """The picture as PNG, as the page is when its scripts have drawn it.
 
     Raises:
         ReportError: the browser made none.
     """
-    picture.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as profile:
+        picture = Path(profile, "picture.png")
         arguments = [
             command,
             "--headless",
@@ -53,6 +53,7 @@ def take(command: str, page: Path, picture: Path) -> None:
             done = subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired as error:
             raise ReportError(f"{command} took over {LIMIT_S} s for a picture of {page}") from error
-    if done.returncode or not picture.exists():
-        said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise ReportError(f"{command} made no picture of {page} (exit code {done.returncode}): {said[0]}")
+        if done.returncode or not picture.exists():
+            said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+            raise ReportError(f"{command} made no picture of {page} (exit code {done.returncode}): {said[0]}")
+        return picture.read_bytes()

@@ -207,6 +207,18 @@ BROKEN = {
         ["data.prefix=a", "data.blend=[{prefix:b},{prefix:a}]"],
         "data.blend[1].prefix=a is in the blend already",
     ),
+    "a corpus is blended once, however its path is written": (
+        ["data.prefix=a/b", "data.blend=[{prefix:./a//c/../b}]"],
+        "data.blend[0].prefix=./a//c/../b is in the blend already",
+    ),
+    **{
+        f"{key} names something": ([f"{key}=''", *others], f"{key}='' names no file or folder; give the path of one")
+        for key, *others in (
+            *(["runs_dir"], ["train.load"], ["parallel.schedule_file"], ["data.prefix"], ["cluster.scratch"]),
+            ["container.image_dir"],
+        )
+    },
+    "a blank is no folder": (["runs_dir='  '"], "runs_dir='  ' names no file or folder"),
     "every corpus has a place": (["data.blend=[{weight:2}]"], "data.blend[0].prefix has no value"),
     "a name is not a path": (["name=a/b"], "name='a/b' cannot name a run folder"),
     "a name is not an option": (["name='-x'"], "name='-x' cannot name a run folder"),

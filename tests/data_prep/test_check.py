@@ -45,6 +45,14 @@ def test_every_corpus_of_a_blend_is_checked(prefix: Path) -> None:
         check(prefix, "model.vocab_size=257", "data.blend=[{prefix:gone}]")
 
 
+def test_a_corpus_that_a_link_leads_to_is_not_blended_with_itself(prefix: Path, tmp_path: Path) -> None:
+    for ending in (".bin", ".idx"):
+        data_file(tmp_path / "other", ending).symlink_to(data_file(prefix, ending))
+    message = rf"data\.blend\[0\]\.prefix={tmp_path}/other is the same data as {prefix}; give it the weight of both"
+    with pytest.raises(DataPrepError, match=message):
+        check(prefix, "model.vocab_size=257", "data.split='1,0,0'", f"data.blend=[{{prefix:{tmp_path}/other}}]")
+
+
 def test_corpora_of_a_blend_must_be_of_one_vocabulary(corpus: Corpus, tmp_path: Path) -> None:
     library = [path.read_text(encoding="utf-8") for path in corpus.files]
     first, second = train_bpe(library, 260), train_bpe([text[::-1] for text in library], 260)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from conf.errors import TdppError
+from conf.rundir import RunDir
 from launch import cli
 from tests.launch.live import ENVIRONMENT
 
@@ -80,14 +81,22 @@ def test_a_reader_that_closes_early_is_no_fault(tmp_path: Path) -> None:
     assert (tmp_path / "code").read_text() in ("141\n", "0\n")  # 0 if the reader was still there
 
 
-@pytest.mark.parametrize("command", [["--help"], ["runs"], ["launch", "--help"], ["search", "--help"]], ids=" ".join)
-def test_output_that_finds_no_room_is_one_message(command: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["--help"], ["runs"], ["launch", "--help"], ["search", "--help"], ["status", "--help"], ["data", "--help"]),
+        *(["launch", "--info"], ["launch", "--cfg", "hydra"], ["launch", "dry_run=true"], ["completion", "bash"]),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_output_that_finds_no_room_is_one_message(command: list[str], unbuffered: str, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "launch.cli", *command],
             cwd=tmp_path,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, "PYTHONUNBUFFERED": unbuffered},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -97,3 +106,49 @@ def test_output_that_finds_no_room_is_one_message(command: list[str], tmp_path: 
         1,
         "tdpp: error: what the output goes to: No space left on device; free some space there\n",
     )
+
+
+def test_a_name_that_no_encoding_has_is_printed_all_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = "from launch.cli import main; import sys; sys.argv[0] = 'tdpp'; sys.exit(main())"
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii:strict"}
+    told = subprocess.run(
+        [sys.executable, "-c", command, "launch", "dry_run=true", "name='ü'"],
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert told.returncode == 1  # there are no data
+    assert "run \\xfc/<time>-<hash>" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["data", "check", "x" * 5000],
+        ["data", "prepare", "--source", "x" * 5000, "--output", "a"],
+        ["search", f"csv={'x' * 5000}"],
+        ["launch", f"resume={'x' * 5000}"],
+        ["status", "--csv=\x1b]52;c;eA==\x07"],
+        ["data", "check", "x", f"--vocab-size=-{'9' * 5000}"],
+    ],
+    ids=lambda argv: " ".join(argv)[:30].encode("unicode_escape").decode(),
+)
+def test_what_is_too_long_or_no_text_is_one_readable_message(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = cli.main(argv)
+    except SystemExit as error:
+        code = error.code
+    told = capsys.readouterr()
+    assert (code, told.out) in ((1, ""), (2, ""))
+    assert 0 < len(told.err) < 2000
+    assert told.err.replace("\n", "").isprintable()
+
+
+def test_a_link_to_itself_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    with pytest.raises(TdppError, match="there are no runs in"):
+        RunDir.find(Path("runs"), "loop")
