@@ -128,14 +128,29 @@ def container(container: Container) -> None:
         raise ConfigError(
             f"container.image={container.image} is not an image file of {kind}, whose name ends in {IMAGE_SUFFIX[kind]}"
         )
+    if container.digest is not None:
+        _digest(container.digest, kind, from_registry=suffix != IMAGE_SUFFIX[kind])
     for mount in mounts:
         for path in (mount.source, mount.target):
             mountable(kind, path, "container.mounts")
 
 
+def _digest(text: str, kind: ContainerKind, *, from_registry: bool) -> None:
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
+        raise ConfigError(
+            f"container.digest={text!r} is not the SHA-256 of an image file; write sha256: and the 64 "
+            "hexadecimal digits that 'sha256sum FILE' prints"
+        )
+    if kind == "pyxis" and from_registry:
+        raise ConfigError(
+            "container.digest is that of a file, but pyxis takes the image from the registry itself; give the "
+            "registry's digest in container.image (name@sha256:…), or import the image to a .sqsh file and give that"
+        )
+
+
 def has_digest(container: Container) -> bool:
     """Whether the configuration says which image it must be, not only where it lies."""
-    return container.image is not None and "@sha256:" in container.image
+    return container.digest is not None or (container.image is not None and "@sha256:" in container.image)
 
 
 def mountable(kind: ContainerKind, path: Path, asked_by: str) -> None:

@@ -249,6 +249,8 @@ class Container:
     """A file (.sqsh for enroot and pyxis, .sif for apptainer), or nvcr.io/nvidia/pytorch:23.04-py3 of a registry."""
     image_dir: str = "${runs_dir}/../images"
     """A folder that all nodes share: where the file of a registry's image lies. It is made when it is missing."""
+    digest: str | None = None
+    """Of the image's file, sha256:…: a file with another one is not used."""
     mounts: list[str] = field(default_factory=list)
     """Of the host, beside what every run needs: SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro."""
     python: str = "python3"

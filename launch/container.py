@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.containers import IMAGE_SUFFIX, ImageReference, Mount, mountable
-from conf.schema import ContainerKind, Experiment
+from conf.schema import Container, ContainerKind, Experiment
 
 PROGRAM = {ContainerKind.enroot: "enroot", ContainerKind.apptainer: "apptainer", ContainerKind.pyxis: "srun"}
 
@@ -39,6 +39,8 @@ class RunContainer:
     image: ImageReference | Path
     file: Path | None
     """The image's file; None where pyxis takes it from a registry."""
+    digest: str | None
+    """That the file must have, sha256:…; None where the configuration does not say."""
     mounts: tuple[Mount, ...]
     """Outer targets come before those inside them."""
     folder: Path
@@ -105,6 +107,7 @@ def run_container(experiment: Experiment, plan: Mapping[str, Any], run: Path, pr
         kind=config.kind,
         image=image,
         file=image if isinstance(image, Path) else _image_file(config.kind, image, Path(config.image_dir)),
+        digest=config.digest,
         mounts=_in_order([*(Mount(path, path) for path in needed.values()), *asked]),
         folder=project,
         python=config.python,
@@ -113,6 +116,15 @@ def run_container(experiment: Experiment, plan: Mapping[str, Any], run: Path, pr
         scratch=Path(experiment.cluster.scratch),
         run=plan["run"],
     )
+
+
+def found_image(config: Container) -> Path | None:
+    """The file in `container.image_dir` that stands for an image of a registry; None where there can be none."""
+    if config.kind is ContainerKind.none:
+        return None
+    assert config.image is not None
+    image = _image(config.kind, config.image)
+    return None if isinstance(image, Path) else _image_file(config.kind, image, Path(config.image_dir))
 
 
 def container_name(label: str, *told_apart_by: object) -> str:

@@ -25,10 +25,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from conf.containers import ImageReference
 from conf.rundir import write_atomic
 from conf.schema import ContainerKind
 from launch.container import PROGRAM, RunContainer, container_name, create, fetch
 from launch.errors import LaunchError
+from launch.image_file import check_digest, check_found, expected, write_record
 
 LIMIT_S = 2 * 3600.0
 """For one command, and for one wait for another process or node."""
@@ -97,11 +99,16 @@ class Setup:
             self._name = container_name(str(container.image), str(container.image), socket.gethostname())
             return
         yield from self._bring(container.file)
+        if isinstance(container.image, ImageReference):
+            check_found(container.file)
         state = container.file.stat()
-        apart = (str(container.file), state.st_size, state.st_mtime_ns, socket.gethostname())
+        apart = [str(container.file), state.st_size, state.st_mtime_ns, socket.gethostname()]
+        apart += [] if container.digest is None else [container.digest]
         self._name = container_name(container.file.stem, *apart)
         if container.kind is ContainerKind.enroot:
             yield from self._create(self._name)
+        else:
+            yield from self._verify(container.file)
 
     def _bring(self, file: Path) -> Doing:
         """Node 0 brings the image's file if it is missing; it appears under its name only when complete."""
@@ -122,16 +129,31 @@ class Setup:
         with _Lock(self._private_folder() / f"{container_name(file.stem, str(file))}.lock") as lock:
             yield from lock.take(fcntl.LOCK_EX)
             partial.unlink(missing_ok=True)  # of a process that was killed
+            if file.is_file():
+                return
             try:
-                if not file.is_file():
-                    yield from self._run(fetch(container, partial), lock)
+                yield from self._run(fetch(container, partial), lock)
+                partial.chmod(partial.stat().st_mode & ~0o022)
+                digest = yield from self._digest(partial, lock)
                 if not file.is_file():  # another node's may be in use already
                     partial.replace(file)
+                    write_record(file, digest)
             finally:
                 partial.unlink(missing_ok=True)
 
+    def _verify(self, file: Path, lock: _Lock | None = None) -> Doing:
+        """Raises LaunchError if the image file does not hold what it must."""
+        if (wanted := expected(self._container, file)) is not None:
+            check_digest(file, (yield from self._digest(file, lock)), wanted)
+
+    def _digest(self, file: Path, lock: _Lock | None) -> Generator[str, None, str]:
+        """SHA-256 of a file that may take minutes to read."""
+        told = yield from self._run(["sha256sum", "--", str(file)], lock)
+        return told.lstrip("\\").split()[0]  # a backslash says that the name is escaped
+
     def _create(self, name: str) -> Doing:
-        """Takes a share in the container, which it makes if it must."""
+        """Takes a share in the container, which it makes if it must: of a file that holds what it must."""
+        assert self._container.file is not None
         folder = self._private_folder()
         mark = folder / f"{name}.made"
         self._held = lock = _Lock(folder / f"{name}.lock")
@@ -146,6 +168,7 @@ class Setup:
             exists = yield from self._exists(name, lock)
             if not (exists and self._is_wanted(mark)):  # which it may be by now: the lock was free in between
                 mark.unlink(missing_ok=True)
+                yield from self._verify(self._container.file, lock)
                 yield from self._run(create(self._container, name, anew=exists), lock)
                 write_atomic(mark, self._container.run)
                 self._made = True
@@ -159,7 +182,7 @@ class Setup:
             return False
         return not self._container.reload or self._made or mark.read_text(encoding="utf-8") == self._container.run
 
-    def _run(self, command: Sequence[str], lock: _Lock) -> Generator[str, None, str]:
+    def _run(self, command: Sequence[str], lock: _Lock | None) -> Generator[str, None, str]:
         """Runs a command, and returns what it wrote to stdout."""
         shown = shlex.join(command)
         until = time.monotonic() + LIMIT_S
@@ -170,7 +193,7 @@ class Setup:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                pass_fds=[lock.file.fileno()],
+                pass_fds=[lock.file.fileno()] if lock else [],
             )
             try:
                 while process.poll() is None:

@@ -17,9 +17,10 @@ from conf.errors import TdppError
 from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment
 from launch import megatron_lm, slurm, slurm_commands
 from launch.checks import Check, Level
-from launch.container import run_container
+from launch.container import found_image, run_container
 from launch.container_setup import check_program
 from launch.doctor_judge import checkpoint_bytes, size_text
+from launch.image_file import check_found
 from launch.jobs import job_requests
 from launch.owner import other_writers
 from launch.plan import make_plan
@@ -125,6 +126,8 @@ def _container(experiment: Experiment) -> Check:
             check_program(kind)
         container = run_container(experiment, make_plan(experiment, "doctor"), Path(experiment.runs_dir), PROJECT)
         assert container is not None
+        if (found := found_image(experiment.container)) is not None:
+            check_found(found)
         if isinstance(container.image, Path) and not container.image.is_file():
             raise TdppError(f"container.image={experiment.container.image}: there is no such file")
 

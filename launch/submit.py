@@ -18,10 +18,11 @@ from conf.rundir import RunDir, is_full, write_atomic
 from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
 from launch import local, megatron_lm, processes, profilers, slurm
 from launch.agent import NodeAgent
-from launch.container import run_container
+from launch.container import found_image, run_container
 from launch.container_setup import check_program
 from launch.cut_off import verdict_without_plan
 from launch.errors import LaunchError
+from launch.image_file import check_found
 from launch.launching import launching
 from launch.observe import observe
 from launch.owner import check_may_resume
@@ -65,7 +66,9 @@ def check(experiment: Experiment, preflight: Preflight) -> None:
 
 
 def check_inputs(experiment: Experiment, preflight: Preflight) -> None:
-    """Raises a TdppError for what a run would read and cannot; a rehearsal reads nothing."""
+    """Raises a TdppError for what a run would read and cannot, or must not; a rehearsal reads no data."""
+    if (image := found_image(experiment.container)) is not None:
+        check_found(image)
     if experiment.executor.rehearse is Rehearse.none:
         preflight(experiment)
 

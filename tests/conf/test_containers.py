@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.containers import ImageReference, Mount
+from conf.containers import IMAGE_SUFFIX, ImageReference, Mount
 from conf.errors import ConfigError
 from conf.schema import Container
 
@@ -143,6 +143,25 @@ def test_what_it_can_express_is_taken(overrides: list[str]) -> None:
 
 def test_images_lie_beside_the_runs() -> None:
     assert compose(["runs_dir=/home/me/runs"]).container.image_dir == "/home/me/runs/../images"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["container=enroot", "container.digest=abc"], r"container\.digest='abc' is not the SHA-256 of an image file"),
+        (["container=enroot", f"container.digest={'0' * 64}"], r"write sha256: and the 64 hexadecimal digits"),
+        (["container=pyxis", f"container.digest={DIGEST}"], r"pyxis takes the image from the registry itself"),
+    ],
+)
+def test_a_digest_that_could_not_be_compared_is_refused(overrides: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        compose(["executor=slurm", *overrides])
+
+
+@pytest.mark.parametrize("container", ["enroot", "apptainer", "pyxis"])
+def test_a_file_can_have_a_digest(container: str) -> None:
+    image = f"/images/it{IMAGE_SUFFIX[container]}"
+    compose(["executor=slurm", f"container={container}", f"container.image={image}", f"container.digest={DIGEST}"])
 
 
 def test_the_page_names_every_key_and_no_other() -> None:

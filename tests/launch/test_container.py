@@ -36,6 +36,7 @@ CPU = RunContainer(
     kind=ContainerKind.enroot,
     image=NGC,
     file=Path("/images/nvcr.io+nvidia+pytorch+23.04-py3.sqsh"),
+    digest=None,
     mounts=(Mount(Path("/tdpp"), Path("/tdpp")), Mount(Path("/raid/data"), Path("/data"), read_only=True)),
     folder=Path("/tdpp"),
     python="python3",

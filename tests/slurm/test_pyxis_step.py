@@ -27,6 +27,7 @@ def agent(image: str, het_group: int | None) -> None:
         kind=ContainerKind.pyxis,
         image=Path(image),
         file=Path(image),
+        digest=None,
         mounts=(Mount(ROOT, ROOT, read_only=True),),
         folder=ROOT,
         python="python3",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -14,11 +15,13 @@ from conf.compose import compose
 from conf.rundir import RunDir
 from launch import processes
 from launch.dry_run import dry_run_text
+from launch.errors import LaunchError
 from launch.follow import follow
 from launch.observe import observe
 from launch.profilers import Profiler
 from launch.provenance import PROJECT
 from launch.stop import stop
+from launch.submit import check
 from launch.verdict import State, judge
 from launch.worker import SAVED
 from tests.launch import live
@@ -122,6 +125,20 @@ def test_stop_ends_what_makes_it(double: Runtime, contained: list[str], runs: Pa
     assert judge(run).state is State.stopped
     double.hold.unlink()
     shutil.rmtree(double.data)
+
+
+def test_an_image_that_others_could_have_made_is_refused_before_anything_is_started(
+    enroot: Runtime, image: Path, tmp_path: Path
+) -> None:
+    found = tmp_path / "images" / "registry.test+small+1.sqsh"
+    found.parent.mkdir()
+    shutil.copy(image, found)
+    found.chmod(0o666)
+    overrides = ["container=enroot", "container.image=registry.test/small:1", f"container.image_dir={tmp_path}/images"]
+    with pytest.raises(LaunchError, match=rf"{re.escape(str(found))} on \S+ can be written by everybody \(mode 666\)"):
+        check(compose(overrides), live.no_data_needed)
+    found.chmod(0o644)
+    check(compose(overrides), live.no_data_needed)
 
 
 DRY = ["container.image=registry.test/small:1", "container.image_dir=/images", "data.prefix=/data/gpt", *TWO_NODES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import signal
@@ -20,10 +21,11 @@ from launch import container_setup
 from launch.container import RunContainer
 from launch.container_setup import Setup, check_program
 from launch.errors import LaunchError
+from launch.image_file import record_of
 from tests.launch.containers.apptainer_double import MAGIC
 from tests.launch.containers.conftest import Runtime
 from tests.launch.live import wait_for
-from tests.ordinary_user import ordinary_user
+from tests.ordinary_user import NOBODY, only_root_is_two_users, ordinary_user
 
 REFERENCE = ImageReference.parse("nvcr.io/nvidia/pytorch:23.04-py3")
 
@@ -36,6 +38,7 @@ def container(image: Path, tmp_path: Path) -> RunContainer:
         kind=ContainerKind.enroot,
         image=image,
         file=image,
+        digest=None,
         mounts=(),
         folder=tmp_path,
         python="python3",
@@ -204,7 +207,7 @@ def test_node_0_brings_the_image_and_the_others_wait(double: Runtime, imported: 
         until(second, lambda: "which node 0 brings" in str(second.doing))
         double.hold.unlink()
         wait_for(lambda: first.step() and second.step())
-    assert [path.name for path in folder.iterdir()] == [imported.file.name]
+    assert sorted(folder.iterdir()) == [imported.file, record_of(imported.file)]
     assert imported.file.read_bytes() == image.read_bytes()
     done(replace(imported, run="tiny/2"))
     assert double.calls.count("import") == 1
@@ -241,8 +244,102 @@ def test_what_a_killed_process_left_of_an_image_is_brought_again(
     one.wait()
     double.hold.unlink()
     done(imported)
-    assert [path.name for path in folder.iterdir()] == [imported.file.name]
+    assert sorted(folder.iterdir()) == [imported.file, record_of(imported.file)]
     assert imported.file.read_bytes() == image.read_bytes()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def fetched(double: Runtime, imported: RunContainer, image: Path) -> RunContainer:
+    """With an image that an earlier run has fetched; its container is gone, and the next run asks for one."""
+    in_registry(double, image)
+    double("remove", "-f", done(imported))
+    return replace(imported, run="tiny/2")
+
+
+def image_of(container: RunContainer) -> Path:
+    assert container.file is not None
+    return container.file
+
+
+def test_a_fetched_image_is_only_its_owners_to_write_and_its_digest_is_written_down(
+    double: Runtime, imported: RunContainer, image: Path
+) -> None:
+    in_registry(double, image)
+    before = os.umask(0o002)
+    try:
+        done(imported)
+    finally:
+        os.umask(before)
+    file = image_of(imported)
+    assert file.stat().st_mode & 0o022 == 0
+    assert record_of(file).read_text() == f"{sha256(file.read_bytes())}  {file.name}\n"
+    done(replace(imported, run="tiny/2"))
+
+
+def test_an_image_that_has_changed_since_it_was_fetched_is_not_used(double: Runtime, fetched: RunContainer) -> None:
+    file = image_of(fetched)
+    file.write_bytes(file.read_bytes() + b"more")
+    said = fails(fetched)
+    assert said.startswith(f"{file} on ")
+    assert f"has the digest sha256:{sha256(file.read_bytes())}, but {record_of(file)}, written when" in said
+    assert double("list").stdout == ""
+
+
+def test_an_image_with_another_time_and_the_same_content_is_used(double: Runtime, fetched: RunContainer) -> None:
+    image_of(fetched).touch()
+    assert done(fetched)
+
+
+def test_a_record_that_holds_no_digest_is_said(double: Runtime, fetched: RunContainer) -> None:
+    file = image_of(fetched)
+    record_of(file).write_text("e3b0\n")
+    os.utime(record_of(file), ns=(1, 1))
+    assert fails(fetched).startswith(f"{record_of(file)}: holds no SHA-256 ")
+
+
+@pytest.mark.parametrize("who", ["its group", "everybody"])
+@pytest.mark.parametrize("record", [False, True], ids=["image", "record"])
+def test_an_image_that_others_can_write_is_not_used(
+    double: Runtime, fetched: RunContainer, who: str, record: bool
+) -> None:
+    file = image_of(fetched)
+    path = record_of(file) if record else file
+    path.chmod(0o664 if who == "its group" else 0o666)
+    said = fails(fetched)
+    assert said.startswith(f"container.image_dir={file.parent}: {path} on ")
+    assert f"can be written by {who}" in said
+    assert double("list").stdout == ""
+
+
+@only_root_is_two_users
+@pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
+def test_an_image_of_another_user_is_not_used(double: Runtime, fetched: RunContainer, link: bool) -> None:
+    """A link that somebody else made may lead to a file of one's own that is another image."""
+    file = image_of(fetched)
+    if link:
+        file.rename(file.with_suffix(".old"))
+        file.symlink_to(file.with_suffix(".old"))
+    os.chown(file, NOBODY, NOBODY, follow_symlinks=False)
+    assert "belongs to nobody, who could have put anything there" in fails(fetched)
+    assert double("list").stdout == ""
+
+
+@pytest.mark.parametrize("kind", [ContainerKind.enroot, ContainerKind.apptainer, ContainerKind.pyxis])
+def test_a_file_without_the_digest_of_the_configuration_is_not_used(
+    enroot: Runtime, container: RunContainer, kind: ContainerKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container_setup, "check_program", lambda kind: None)
+    digest = sha256(image_of(container).read_bytes())
+    right = replace(container, kind=kind, digest=f"sha256:{digest}")
+    assert done(right) != done(container)
+    wrong = f"sha256:{'0' * 64}"
+    assert f"has the digest sha256:{digest}, but container.digest={wrong}; it was not used" in fails(
+        replace(right, digest=wrong)
+    )
 
 
 def test_apptainer_brings_an_image_and_needs_no_more(
