@@ -9,7 +9,7 @@ import numpy as np
 
 from conf.schema import EngineKind, Experiment
 from data_prep.errors import DataPrepError
-from data_prep.manifest import TOKENIZER, is_true, read_manifest, same_vocabulary
+from data_prep.manifest import TOKENIZER, Manifest, is_true, read_manifest, same_vocabulary
 from megatron_ext.blend import normalized, samples_of
 from megatron_ext.errors import DataError
 from megatron_ext.index_maps import check_saved, require_one_sample, split_documents
@@ -17,10 +17,12 @@ from megatron_ext.indexed_dataset import IndexedDataset, data_file
 
 BLOCK = 1 << 24
 """Tokens that are looked at once."""
+SAMPLED = (64, 1 << 16)
+"""Places of data without a manifest that a launch looks at, and the tokens of each."""
 
 
-def check_for_training(experiment: Experiment) -> None:
-    """Checks that the data can feed this experiment.
+def check_for_training(experiment: Experiment) -> list[str]:
+    """Checks that the data can feed this experiment; returns what is odd about that, in words.
 
     Raises:
         DataPrepError: the files are missing, damaged, of another vocabulary, or too short for one sample, or the index
@@ -29,12 +31,14 @@ def check_for_training(experiment: Experiment) -> None:
     corpora = experiment.data.corpora()
     samples = experiment.parallel.global_batch_size * experiment.train.iterations
     shares = normalized([corpus.weight for corpus in corpora])
+    doubts = []
     for number, (corpus, share) in enumerate(zip(corpora, shares, strict=True)):
-        key = f"data.blend[{number - 1}].prefix" if number else "data.prefix"
-        _check_corpus(experiment, Path(corpus.prefix), key, samples_of(share, samples) if len(corpora) > 1 else samples)
+        key, of_corpus = f"data.blend[{number - 1}].prefix" if number else "data.prefix", samples_of(share, samples)
+        doubts += _check_corpus(experiment, Path(corpus.prefix), key, of_corpus if len(corpora) > 1 else samples)
     prefixes = [Path(corpus.prefix) for corpus in corpora]
     _check_different(prefixes)
     _check_vocabularies(prefixes)
+    return doubts
 
 
 def _check_different(prefixes: Sequence[Path]) -> None:
@@ -62,7 +66,7 @@ def _check_vocabularies(prefixes: Sequence[Path]) -> None:
             )
 
 
-def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) -> None:
+def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) -> list[str]:
     """Of one corpus, of which a run takes so many samples."""
     for suffix in (".bin", ".idx"):
         if not data_file(prefix, suffix).is_file():
@@ -70,14 +74,8 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
                 f"{key}={prefix}: {data_file(prefix, suffix)} is not there; 'tdpp data prepare --source stdlib "
                 f"--output data/stdlib' makes data to try with; for your own, set {key} to their path without .bin"
             )
-    data = open_checked(prefix, key)
-    manifest = read_manifest(prefix)
-    model = experiment.model
-    if manifest is not None and manifest.vocab_size > model.vocab_size:
-        raise DataPrepError(
-            f"{key}={prefix} was made with a vocabulary of {manifest.vocab_size} ({manifest.tokenizer}), but "
-            f"model.vocab_size={model.vocab_size}; set model.vocab_size={manifest.vocab_size}, or choose other data"
-        )
+    data, model = open_checked(prefix, key), experiment.model
+    doubts = _check_vocabulary(data, read_manifest(prefix), f"{key}={prefix}", model.vocab_size)
     weights = [float(weight) for weight in experiment.data.split.split(",")]
     train = split_documents(weights, len(data))[0]
     try:
@@ -86,6 +84,32 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
             check_saved(prefix, data, train, "train", samples, model.sequence_length, experiment.train.seed)
     except DataError as error:
         raise DataPrepError(f"{key}={prefix}: {error}") from error
+    return doubts
+
+
+def _check_vocabulary(data: IndexedDataset, manifest: Manifest | None, given: str, allowed: int) -> list[str]:
+    """Of data that others made the ids of some places tell the least that the vocabulary can be."""
+    if manifest is not None:
+        needed, other = manifest.vocab_size, f"model.vocab_size={manifest.vocab_size}"
+        told = f"was made with a vocabulary of {needed} ({manifest.tokenizer})"
+    else:
+        needed, other = _highest(data) + 1, "model.vocab_size to that of the data's tokenizer"
+        told = f"has token ids up to {needed - 1}"
+    if needed > allowed:
+        raise DataPrepError(f"{given} {told}, but model.vocab_size={allowed}; set {other}, or choose other data")
+    if 2 * needed > allowed:
+        return []
+    return [
+        f"{given} {told}, of model.vocab_size={allowed}: most of the embedding is never trained; set {other}, or "
+        "choose other data"
+    ]
+
+
+def _highest(data: IndexedDataset) -> int:
+    """The highest token id of a sample of the data, evenly spread; 0 of none."""
+    places, size = SAMPLED
+    begins = np.linspace(0, max(0, len(data.tokens) - size), places, dtype=np.int64)
+    return max(int(data.tokens[begin : begin + size].max(initial=0)) for begin in np.unique(begins))
 
 
 def check(prefix: Path, vocab_size: int | None = None) -> IndexedDataset:

@@ -113,8 +113,8 @@ def _run(argv: Sequence[str]) -> int:
     return int(module.main(rest))
 
 
-def preflight(experiment: Experiment) -> None:
-    """Checks here what else would fail only on the ranks, when the nodes have been waited for.
+def preflight(experiment: Experiment) -> list[str]:
+    """Checks here what else would fail only on the ranks, when the nodes have been waited for; returns what is odd.
 
     Raises:
         TdppError: the data, `train.load` or `parallel.schedule_file` do not fit the experiment.
@@ -124,7 +124,7 @@ def preflight(experiment: Experiment) -> None:
     from megatron_ext import checkpoint_meta, schedule_check
     from megatron_ext.errors import EngineError
 
-    check_for_training(experiment)
+    doubts = check_for_training(experiment)
     model, parallel, train = experiment.model, experiment.parallel, experiment.train
     if train.load is not None:
         sizes = {key: getattr(model, key) for key in checkpoint_meta.MODEL}
@@ -140,6 +140,7 @@ def preflight(experiment: Experiment) -> None:
             raise LaunchError(
                 f"parallel.schedule_file={error}; 'python -m megatron_ext.schedule' prints those that have a name"
             ) from error
+    return doubts
 
 
 def _measure(run: RunDir) -> Measured:

@@ -33,6 +33,7 @@ def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: P
     A dry run is shown although its data are not there: both are noted.
     """
     wanted = {}
+    doubts: dict[str, None] = {}
     for number, combination in enumerate(combinations):
         composed, overrides = combination.composed, combination.overrides
         if isinstance(composed, TdppError):
@@ -42,9 +43,9 @@ def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: P
             if composed.dry_run:
                 check_supported(composed)
                 wanted[number] = composed
-                check_inputs(composed, preflight)
+                doubts |= dict.fromkeys(check_inputs(composed, preflight))
             else:
-                check(composed, preflight)
+                doubts |= dict.fromkeys(check(composed, preflight))
             run = existing(composed)
         except TdppError as error:
             outcomes[number] = Outcome(overrides=overrides, error=error)
@@ -55,6 +56,8 @@ def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: P
             wanted.pop(number, None)
             outcomes[number] = Outcome(overrides=overrides, run=run, skipped=True)
     sweep.check_sweep_wide(list(wanted.values()))
+    for doubt in doubts:
+        print(f"({doubt})", file=sys.stderr, flush=True)
     return wanted
 
 

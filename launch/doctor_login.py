@@ -40,11 +40,7 @@ def login_checks(experiment: Experiment, preflight: Preflight) -> Iterator[Check
     """Everything that can be told without a job; each check stands alone."""
     yield _python()
     yield _runs(experiment)
-    yield _passes(
-        "data",
-        lambda: preflight(experiment),
-        lambda: f"{experiment.data.prefix} can feed model {experiment.model.name}",
-    )
+    yield _data(experiment, preflight)
     if experiment.engine.kind is EngineKind.megatron_lm:
         yield _passes(
             "engine", lambda: megatron_lm.check(experiment), lambda: f"Megatron-LM in {experiment.engine.checkout}"
@@ -67,6 +63,15 @@ def jobs_check(experiment: Experiment) -> Check:
 def _python() -> Check:
     found = f"python {sys.version.split()[0]}, submitit {metadata.version('submitit')}"
     return Check(level=Level.ok, where=HERE, what="software", text=f"{found}, tdpp in {PROJECT}")
+
+
+def _data(experiment: Experiment, preflight: Preflight) -> Check:
+    try:
+        doubts = preflight(experiment)
+    except TdppError as error:
+        return Check(level=Level.error, where=HERE, what="data", text=str(error))
+    fine = f"{experiment.data.prefix} can feed model {experiment.model.name}"
+    return Check(level=Level.warning if doubts else Level.ok, where=HERE, what="data", text="; ".join(doubts) or fine)
 
 
 def _runs(experiment: Experiment) -> Check:

@@ -32,8 +32,9 @@ from launch.verdict import State, decide
 from launch.worker import WORKER, ModuleWorker, Worker
 from megatron_ext.files import read_regular, why
 
-Preflight = Callable[[Experiment], None]
-"""Raises a TdppError if the experiment cannot run, for example because its data are not there."""
+Preflight = Callable[[Experiment], Sequence[str]]
+"""Raises a TdppError if the experiment cannot run, for example because its data are not there; tells what is odd about
+what it would read."""
 
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 
@@ -51,11 +52,12 @@ def submit(
     return start(experiment, overrides, worker, read_source(), for_itself=for_itself)
 
 
-def check(experiment: Experiment, preflight: Preflight) -> None:
-    """Raises a TdppError for what keeps the experiment from being started, as far as Slurm need not be asked."""
+def check(experiment: Experiment, preflight: Preflight) -> Sequence[str]:
+    """Raises a TdppError for what keeps the experiment from being started, as far as Slurm need not be asked; tells
+    what is odd."""
     check_supported(experiment)
     require_exported(experiment, os.environ)
-    check_inputs(experiment, preflight)
+    doubts = check_inputs(experiment, preflight)
     if experiment.executor.kind is ExecutorKind.local:
         local.check_port(experiment.executor.master_port)
         profilers.check(experiment)
@@ -63,14 +65,14 @@ def check(experiment: Experiment, preflight: Preflight) -> None:
             check_program(experiment.container.kind)
     if experiment.engine.kind is EngineKind.megatron_lm:
         megatron_lm.check(experiment)
+    return doubts
 
 
-def check_inputs(experiment: Experiment, preflight: Preflight) -> None:
-    """Raises a TdppError for what a run would read and cannot, or must not; a rehearsal reads no data."""
+def check_inputs(experiment: Experiment, preflight: Preflight) -> Sequence[str]:
+    """Raises a TdppError for what a run would read and cannot, or must not; tells what is odd."""
     if (image := found_image(experiment.container)) is not None:
         check_found(image)
-    if experiment.executor.rehearse is Rehearse.none:
-        preflight(experiment)
+    return preflight(experiment) if experiment.executor.rehearse is Rehearse.none else ()
 
 
 def start(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from data_prep.check import check_for_training
+from data_prep.check import SAMPLED, check_for_training
 from data_prep.corpus import Corpus
 from data_prep.errors import DataPrepError
 from data_prep.manifest import TOKENIZER
@@ -17,7 +17,7 @@ from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
 from megatron_ext.blend import BlendedSamples
 from megatron_ext.gpt_data import GptSamples
-from megatron_ext.indexed_dataset import data_file, write_indexed
+from megatron_ext.indexed_dataset import IndexedDataset, data_file, write_indexed
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def prefix(corpus: Corpus, tmp_path: Path) -> Path:
     return prefix
 
 
-def check(prefix: Path, *overrides: str) -> None:
-    check_for_training(compose([f"data.prefix={prefix}", "data.split='1,0,0'", *overrides]))
+def check(prefix: Path, *overrides: str) -> list[str]:
+    return check_for_training(compose([f"data.prefix={prefix}", "data.split='1,0,0'", *overrides]))
 
 
 def test_prepared_data_feed_the_demo(prefix: Path) -> None:
@@ -117,6 +117,33 @@ def test_a_vocabulary_too_small_for_the_data_is_refused(prefix: Path) -> None:
     message = r"made with a vocabulary of 257 \(byte\), but model\.vocab_size=256; set model\.vocab_size=257"
     with pytest.raises(DataPrepError, match=message):
         check(prefix, "model.vocab_size=256")
+
+
+def test_ids_beyond_the_vocabulary_are_found_in_data_of_others(tmp_path: Path) -> None:
+    """Also at the very end of data that are not looked at in full."""
+    places, size = SAMPLED
+    several = [np.full(size, 7)] * (2 * places)
+    several[-1] = np.append(several[-1][:-1], 300)
+    for documents in (several, [np.arange(301)]):
+        write_indexed(tmp_path / "others", documents, np.dtype("<u2"))
+        message = (
+            r"data\.prefix=.*others has token ids up to 300, but model\.vocab_size=300; set model\.vocab_size to that"
+        )
+        with pytest.raises(DataPrepError, match=message):
+            check(tmp_path / "others", "model.vocab_size=300")
+        assert check(tmp_path / "others", "model.vocab_size=301") == []
+
+
+@pytest.mark.parametrize("manifest", [True, False], ids=["manifest", "ids"])
+def test_a_vocabulary_far_larger_than_the_datas_is_odd(prefix: Path, manifest: bool) -> None:
+    told = "was made with a vocabulary of 257 (byte)"
+    if not manifest:
+        highest = int(IndexedDataset(prefix).tokens.max())
+        data_file(prefix, ".json").unlink()
+        told = f"has token ids up to {highest}"
+    (doubt,) = check(prefix, "model.vocab_size=50257")
+    assert doubt.startswith(f"data.prefix={prefix} {told}, of model.vocab_size=50257: most of the embedding is never")
+    assert check(prefix, "model.vocab_size=320") == []
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from conf.compose import compose
 from conf.errors import TdppError
 from conf.rundir import RunDir
 from launch import doctor, processes
+from launch.checks import Level
 from launch.doctor_login import SLURM_COMMANDS, file_system, login_checks
 from tests.launch.live import ENVIRONMENT, TDPP, TWO_NODES, no_data_needed, token
 from tests.megatron_ext.engine_run import make_corpus
@@ -113,6 +114,15 @@ def test_an_image_without_a_digest_is_told(digest: str, level: str, here: list[s
     found = {check.what: check for check in login_checks(experiment, no_data_needed)}["container"]
     assert found.level == level
     assert found.text.startswith(f"enroot, ubuntu:24.04{digest}")
+
+
+def test_what_is_odd_about_the_data_is_a_warning() -> None:
+    def data(*doubts: str) -> tuple[Level, str]:
+        (found,) = (check for check in login_checks(compose([]), lambda _: doubts) if check.what == "data")
+        return found.level, found.text
+
+    assert data() == (Level.ok, "data/stdlib_text_document can feed model tiny")
+    assert data("a", "b") == (Level.warning, "a; b")
 
 
 def test_a_dry_run_shows_the_short_job_and_writes_nothing(

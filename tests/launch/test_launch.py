@@ -221,12 +221,18 @@ def test_a_taken_port_is_told_before_anything_is_written(tmp_path: Path) -> None
 
 
 def test_what_the_preflight_refuses_is_not_started(tmp_path: Path) -> None:
-    def refuse(_experiment: object) -> None:
+    def refuse(_experiment: object) -> tuple[str, ...]:
         raise LaunchError("no data")
 
     with pytest.raises(LaunchError, match="no data"):
         submit(compose([f"runs_dir={tmp_path}/runs"]), [], refuse)
     assert everything(tmp_path) == []
+
+
+def test_what_is_odd_about_the_data_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["dry_run=true", "-m", "parallel.micro_batch_size=1,2"]
+    assert main(words, preflight=lambda _: ["odd"], worker=WORKER) == 0
+    assert capsys.readouterr().err == "(odd)\n"
 
 
 def test_a_secret_that_this_shell_lacks_is_named_before_anything_is_written(
