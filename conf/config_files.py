@@ -131,6 +131,14 @@ def _link(links: Path, group: str, file: str, given: dict[str, str]) -> str:
             f"{group}={file}: there is no such file; without {SUFFIX} a value is one of the names in {OWN / group}, or "
             f"in the folder {group} of a --config-dir"
         )
+    from conf.yaml_file import require_small  # what else needs this module does without OmegaConf
+
+    try:
+        require_small(Path(file))
+    except UnicodeDecodeError:  # reading it tells where
+        pass
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
     choice = f"tdpp-file-{len(given) + 1}-given"
     (links / group).mkdir(exist_ok=True)
     (links / group / f"{choice}{SUFFIX}").symlink_to(Path(file).absolute())

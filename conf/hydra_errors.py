@@ -19,7 +19,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from conf import schema
 from conf.config_files import SUFFIX, Words, groups
 from conf.errors import ConfigError
-from conf.yaml_file import NO_KEYS, NOT_TEXT, load_yaml, yaml_fault
+from conf.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, load_yaml, yaml_fault
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, TypeError, AssertionError)
 """What words and files raise that Hydra cannot compose."""
@@ -56,12 +56,16 @@ def _message(error: Exception, words: Words) -> str:
             return f"{error.full_key}: {_first_line(error)}" if error.full_key else _first_line(error)
         case YAMLError() if (mark := getattr(error, "problem_mark", None)) is not None:
             return f"{mark.name}: not YAML: {yaml_fault(error)}"
+        case YAMLError() if (name := getattr(error, "name", None)) is not None:  # a character that none may have
+            return f"{name}: not YAML: {yaml_fault(error)}"
         case UnicodeDecodeError() if files := _unreadable(words, NOT_TEXT):
             return files
         case OSError() if files := _unreadable(words, error.strerror or NO_KEYS):
             return files
         case OSError() if error.filename is not None:  # of a folder, or made of a word that is too long for a name
             return f"{error.filename}: {error.strerror}"
+        case ValueError() if files := _unreadable(words, NO_VALUE):
+            return files
         case ValueError() | TypeError() | AssertionError() if _raised_by_hydra(error):
             return _no_name(words.overrides) or f"{' '.join(words.overrides)}: Hydra cannot read this: {error}"
         case _:

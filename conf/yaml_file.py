@@ -19,6 +19,7 @@ from conf.errors import ConfigError
 
 NOT_TEXT = "not a text file"
 NO_KEYS = "it has no keys"
+NO_VALUE = "a value cannot be read"
 MOST_BYTES = 2**24
 MOST_VALUES = 200_000
 """Of a file whose aliases (`*name`) are written out: a few lines of them may stand for more than a machine holds."""
@@ -34,7 +35,7 @@ def load_yaml(path: Path) -> DictConfig:
         OSError: it cannot be read.
     """
     try:
-        _require_small(path)
+        require_small(path)
         loaded = OmegaConf.load(path)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{NOT_TEXT}: byte {error.start} is no UTF-8") from error
@@ -42,6 +43,8 @@ def load_yaml(path: Path) -> DictConfig:
         raise ConfigError(f"not YAML: {yaml_fault(error)}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(fault(error)) from error
+    except ValueError as error:  # a number of too many digits
+        raise ConfigError(f"{NO_VALUE}: {error}") from error
     except OSError as error:
         if error.errno is not None:
             raise
@@ -74,7 +77,7 @@ def _references(value: Any, of: str = "") -> Iterator[str]:
         yield of
 
 
-def _require_small(path: Path) -> None:
+def require_small(path: Path) -> None:
     """Raises ConfigError for a file that would take more memory or time than any configuration is worth."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):

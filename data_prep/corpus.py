@@ -78,6 +78,9 @@ def corpus_of(paths: Sequence[Path]) -> Corpus:
     described = ", ".join(str(path) for path in paths)
     if not files:
         raise DataPrepError(f"--source {described}: no file there")
+    for file in files:
+        if not file.is_file():  # it is read twice, and a pipe or a device may never end
+            raise DataPrepError(f"--source {file}: not a regular file; copy what comes from it into one")
     return Corpus(description=described, files=tuple(files), names=tuple(names))
 
 

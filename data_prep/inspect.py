@@ -24,6 +24,10 @@ DrawPage = Callable[[str, Mapping[str, str], Sequence[Figure]], str]
 """A page from a title, facts and figures."""
 BLOCK = 1 << 24
 """Tokens that are counted at once."""
+MOST_SAMPLES = 2**27
+"""Of a run whose order is laid out in memory: 1.6 GB."""
+LARGEST_ID = 2**27
+"""Of a token that is counted: no vocabulary is as large (conf/ranges.py)."""
 VOCAB_MULTIPLE = 128
 """What Megatron pads vocabularies to, times the tensor size; the default of `model.vocab_multiple`."""
 COMMONEST = 40
@@ -98,6 +102,11 @@ def sample_text(data: IndexedDataset, prefix: Path, sample: Sample) -> str:
         tokenizer = tokenizer_of(prefix)
     except (ConfigError, DataError, DataPrepError) as error:
         raise DataPrepError(f"--sample {sample.number}: {error}") from error
+    if sample.samples > MOST_SAMPLES:
+        raise DataPrepError(
+            f"a run of {sample.samples} samples is too large to be laid out here; --samples and --sample take up to "
+            f"{MOST_SAMPLES}"
+        )
     maps = compute(data.lengths, documents, sample.samples, sample.sequence_length, sample.seed)
     return tokenizer.decode(sample_tokens(data, maps, sample.number))
 
@@ -106,13 +115,21 @@ def token_counts(data: IndexedDataset) -> NDArray[np.int64]:
     """[largest id + 1]: how often each id is there. The memory it takes does not grow with the data.
 
     Raises:
-        DataPrepError: an id is below 0.
+        DataPrepError: an id is below 0, or no id of a vocabulary.
     """
+    if not np.issubdtype(data.dtype, np.integer):
+        raise DataPrepError(f"{data.idx}: the tokens are {data.dtype.name}, but token ids are whole numbers")
     counts = np.zeros(0, np.int64)
     for first in range(0, len(data.tokens), BLOCK):
         block = data.tokens[first : first + BLOCK]
         if block.min() < 0:
             raise DataPrepError(f"{data.bin}: token {first + int(np.argmin(block))} has the id {block.min()}, below 0")
+        if block.max() > LARGEST_ID:
+            place = first + int(np.argmax(block))
+            raise DataPrepError(
+                f"{data.bin}: token {place} has the id {block.max()}, more than the {LARGEST_ID} of any vocabulary; "
+                "the data are damaged"
+            )
         found = np.bincount(block, minlength=len(counts))
         found[: len(counts)] += counts
         counts = found

@@ -12,6 +12,7 @@ from data_prep.errors import DataPrepError
 from data_prep.hashing import file_hash
 from data_prep.progress import shown
 from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
+from megatron_ext.files import read_regular, why
 from megatron_ext.indexed_dataset import data_file
 
 VERSION = 2
@@ -53,11 +54,11 @@ def read_manifest(prefix: Path) -> Manifest | None:
     """
     path = data_file(prefix, ".json")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise _not_one(path, str(error)) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _not_one(path, why(error)) from error
     if not isinstance(content, dict) or "version" not in content:
         raise _not_one(path, "it has no version")
     if content["version"] != VERSION:
@@ -106,15 +107,15 @@ def same_vocabulary(one: Path, other: Path) -> bool:
 def _vocabulary(path: Path) -> dict[str, int]:
     """Ids by their tokens, of a tokenizer.json; read as it is, for launching does without the tokenizers library."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path))
         ids = content["model"]["vocab"]
         if isinstance(ids, list):  # Unigram's: pairs of token and score
             ids = {token: number for number, (token, _) in enumerate(ids)}
         return {**ids, **{token["content"]: token["id"] for token in content.get("added_tokens", [])}}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataPrepError(
-            f"{path}: not the tokenizer that its data were made with ({error}); copy it from where they come from, or "
-            "prepare them anew"
+            f"{path}: not the tokenizer that its data were made with ({why(error)}); copy it from where they come "
+            "from, or prepare them anew"
         ) from error
 
 

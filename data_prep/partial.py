@@ -30,6 +30,7 @@ from data_prep.encode import Encoded
 from data_prep.errors import DataPrepError
 from data_prep.formats import DIGEST
 from data_prep.manifest import TOKENIZER, Manifest, hashes
+from megatron_ext.files import read_regular, why
 from megatron_ext.index_maps import saved_maps
 from megatron_ext.indexed_dataset import HEADER, LENGTH, data_file, sync
 
@@ -90,7 +91,7 @@ class Partial:
     @contextmanager
     def open(self, token_bytes: int, digests: bool) -> Iterator[tuple[Progress, Files]]:
         """How far the data are, and their files; the one of digests holds none if there are to be no `digests`."""
-        progress = Progress(**json.loads(self._journal.read_text(encoding="utf-8"))) if self.resumable else Progress()
+        progress = self._progress() if self.resumable else Progress()
         sizes = {
             "tokens": progress.tokens * token_bytes,
             "index": HEADER.size + progress.documents * LENGTH.itemsize,
@@ -108,6 +109,14 @@ class Partial:
             files = Files(*(stack.enter_context((self.folder / name).open("r+b", 1 << 20)) for name in sizes))
             files.digests.truncate(sizes["digests"])
             yield progress, files
+
+    def _progress(self) -> Progress:
+        try:
+            return Progress(**json.loads(read_regular(self._journal)))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DataPrepError(
+                f"{self._journal}: damaged ({why(error)}); delete {self.folder} and run the same command again"
+            ) from error
 
     def save(self, progress: Progress, files: Files) -> None:
         """Notes `progress`, once all that it tells of is on the disk."""
@@ -138,11 +147,18 @@ class Partial:
     def _take_up(self, recipe: dict[str, Any]) -> None:
         """Empties the folder if it was begun by another recipe."""
         noted, text = self.folder / "recipe.json", json.dumps(recipe)
-        if not noted.exists() or noted.read_text(encoding="utf-8") != text:
+        if not _holds(noted, text):
             for path in self.folder.iterdir():
                 if path.name != LOCK:
                     path.unlink()
             write_atomic(noted, text)
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return read_regular(path) == text.encode()
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from data_prep.errors import DataPrepError, missing_package
 from data_prep.pieces import PIECE, may_be_cut, pieces
+from megatron_ext.files import read_regular
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HfTokenizer
@@ -227,7 +228,7 @@ def _library() -> type[HfTokenizer]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except OSError as error:
         raise DataPrepError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

@@ -7,6 +7,7 @@ neither tokens nor lengths, so its memory does not grow with the data.
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import uuid
 from contextlib import contextmanager
@@ -304,9 +305,12 @@ def sync(file: BinaryIO) -> None:
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        found = path.stat()
     except OSError as error:
         raise _unreadable(path, error) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"{path}: not a regular file; prepare the data anew, or correct the prefix (data.prefix)")
+    return found.st_size
 
 
 def _map(path: Path, size: int) -> NDArray[np.uint8]:

@@ -25,7 +25,7 @@ ROOMS = {
     "megatron_ext": [],
     "data_prep": [
         "conf",
-        *(f"megatron_ext.{module}" for module in ("indexed_dataset", "index_maps", "blend", "errors")),
+        *(f"megatron_ext.{module}" for module in ("indexed_dataset", "index_maps", "blend", "errors", "files")),
     ],
     "fasop": ["conf", "megatron_ext.schedule", "megatron_ext.schedule_check", "megatron_ext.errors"],
     "launch": ["conf", "fasop", *PLAN, "megatron_ext.files"],

@@ -126,6 +126,8 @@ def test_a_message_is_readable_however_long_what_it_quotes(length: int) -> None:
         ),
         (MODEL + "name: again\n", "{path}: not YAML: while constructing a mapping: found duplicate key name (line 7,"),
         ("name: ${\n", "{path}: name: no viable alternative at input '${'"),
+        ("name: a\0b\n", "{path}: not YAML: unacceptable character #x0000"),
+        (MODEL.replace("4", "9" * 5000, 1), "{path}: a value cannot be read: Exceeds the limit (4300 digits)"),
         (b"name: \xff\n", "{path}: not a text file: byte 6 is no UTF-8"),
         ("5\n", "{path}: it has no keys"),
         ("- a\n", "{path}: Invalid type assigned: list is not a subclass of Model"),
@@ -133,7 +135,22 @@ def test_a_message_is_readable_however_long_what_it_quotes(length: int) -> None:
         ("", "Missing mandatory value: model.name"),
     ],
     ids=[
-        *("misspelt", "type", "bracket", "tab", "twice", "reference", "bytes", "number", "list", "defaults", "empty"),
+        *(
+            "misspelt",
+            "type",
+            "bracket",
+            "tab",
+            "twice",
+            "reference",
+            "zero",
+            "digits",
+            "date",
+            "bytes",
+            "number",
+            "list",
+            "defaults",
+            "empty",
+        ),
     ],
 )
 @pytest.mark.parametrize("by", ["folder", "file"])
@@ -147,6 +164,26 @@ def test_a_file_that_cannot_be_is_named(
     with pytest.raises(ConfigError, match=re.escape(told.replace("{path}", str(path)))) as caught:
         compose(words)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            f"a: &a [{'x, ' * 99}]\nb: &b [{'*a, ' * 99}]\nc: [{'*b, ' * 99}]\n",
+            "with its aliases .* more than 200000 values",
+        ),
+        ("a: " + "[" * 9000, "more than 50 mappings and lists lie within each other"),
+        (None, "it has 1099511627776 bytes, more than the"),
+    ],
+    ids=["bomb", "deep", "large"],
+)
+def test_a_file_that_would_fill_the_memory_is_not_given_to_hydra(tmp_path: Path, text: str | None, told: str) -> None:
+    path = tmp_path / "mine.yaml"
+    with path.open("w") as file:
+        file.write(text) if text is not None else file.truncate(2**40)
+    with pytest.raises(ConfigError, match=f"^{path}: {told}"):
+        compose([f"model={path}"])
 
 
 def test_a_file_that_cannot_be_and_is_not_used_is_in_nobodys_way(tmp_path: Path) -> None:

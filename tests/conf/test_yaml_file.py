@@ -23,6 +23,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         pytest.param("a: " + "[" * 60 + "]" * 60, "more than 50 mappings and lists", id="deep"),
         pytest.param("a: " + "[" * 100_000 + "]" * 100_000, "more than 50 mappings and lists", id="very-deep"),
         pytest.param("a: &a [*a]\n", "more than 200000 values", id="within-itself"),
+        pytest.param("a: " + "9" * 5000, "a value cannot be read: Exceeds the limit", id="digits"),
         pytest.param("a: " + "x" * 2**24, "bytes, more than", id="long"),
     ],
 )

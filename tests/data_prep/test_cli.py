@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_prep import prepare_cli
@@ -12,7 +14,7 @@ from data_prep.corpus import stdlib_corpus
 from data_prep.errors import DataPrepError
 from data_prep.tokenizer import ByteTokenizer
 from megatron_ext.gpt_data import GptSamples
-from megatron_ext.indexed_dataset import IndexedDataset, data_file
+from megatron_ext.indexed_dataset import CODES, IndexedDataset, data_file, write_indexed
 from tests.data_prep.conftest import TEXTS
 
 
@@ -101,10 +103,11 @@ def test_inspect_prints_a_sample_as_a_run_is_given_it(prefix: Path, capsys: pyte
     ("options", "message"),
     [
         (["--sample", "9", "--samples", "9"], r"--sample 9: the run has the samples 0 to 8 \(--samples\)"),
+        (["--sample", "1000000000"], "a run of 1000000001 samples is too large to be laid out here"),
         (["--sample", "0", "--split", "0,1,1"], r"--sample 0: data\.split='0,1,1' must be three weights"),
         (["--sample", "0", "--sequence-length", "9000"], r"--sample 0: .*the train split has .* one sample takes 9001"),
     ],
-    ids=["beyond the run", "no split", "longer than the data"],
+    ids=["beyond the run", "too many", "no split", "longer than the data"],
 )
 def test_a_sample_that_no_run_has_is_refused(prefix: Path, options: list[str], message: str) -> None:
     with pytest.raises(DataPrepError, match=message):
@@ -122,3 +125,48 @@ def test_check_finds_one_changed_token(prefix: Path) -> None:
     assert IndexedDataset(prefix)[0][0] == ord("!")
     with pytest.raises(DataPrepError, match="not those that the manifest describes; prepare them anew"):
         main(["check", str(prefix)])
+
+
+@pytest.mark.parametrize("ending", [".bin", ".idx", ".json"])
+@pytest.mark.parametrize("command", ["check", "inspect"])
+def test_a_pipe_or_a_device_in_the_place_of_data_is_refused_at_once(prefix: Path, ending: str, command: str) -> None:
+    file = data_file(prefix, ending)
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        file.unlink()
+        make(file)
+        with pytest.raises(DataPrepError, match="not a regular file"):
+            main([command, str(prefix)])
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"9" * 5000, b"\xff", b"{}"], ids=["deep", "digits", "bytes", "empty"]
+)
+def test_a_damaged_manifest_is_one_message(prefix: Path, content: bytes) -> None:
+    data_file(prefix, ".json").write_bytes(content)
+    with pytest.raises(DataPrepError, match="not a manifest of indexed data"):
+        main(["check", str(prefix)])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (np.array([1, 2**30], "<i4"), "token 1 has the id 1073741824, more than the"),
+        (np.array([1.5], "<f4"), "the tokens are float32, but token ids are whole numbers"),
+    ],
+    ids=["no id", "no whole numbers"],
+)
+def test_what_is_no_token_is_not_counted(tmp_path: Path, tokens: np.ndarray, message: str) -> None:
+    write_indexed(tmp_path / "a", [tokens.view("<i4")], np.dtype("<i4"))
+    idx = tmp_path / "a.idx"
+    idx.write_bytes(idx.read_bytes()[:17] + bytes([CODES[tokens.dtype]]) + idx.read_bytes()[18:])
+    with pytest.raises(DataPrepError, match=message):
+        main(["inspect", str(tmp_path / "a"), "--page", str(tmp_path / "page.html")], draw=lambda *_: "")
+
+
+@pytest.mark.parametrize("option", ["source", "tokenizer"])
+def test_a_source_that_may_never_end_is_refused(tmp_path: Path, option: str) -> None:
+    (tmp_path / "text").write_text("words")
+    os.mkfifo(tmp_path / "pipe")
+    given = {"source": tmp_path / "text", "tokenizer": "byte", option: tmp_path / "pipe"}
+    with pytest.raises(DataPrepError, match=r"pipe: (cannot be read \()?not a regular file"):
+        main(["prepare", *(f"--{key}={value}" for key, value in given.items()), f"--output={tmp_path}/made"])

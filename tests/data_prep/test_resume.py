@@ -170,3 +170,13 @@ def test_a_killed_preparation_leaves_no_process_and_goes_on(tmp_path: Path) -> N
     assert started(source, tmp_path / "cut").wait(60) == 0
     found = np.fromfile(tmp_path / "cut_text_document.bin", "<u2").reshape(15_000, -1)
     assert (found == [*text.encode(), 256]).all()
+
+
+@pytest.mark.parametrize("journal", ["{}x", "[1]", '{"file": ', "[" * 100_000, '{"a": 1}'], ids=lambda text: text[:9])
+def test_a_damaged_journal_names_the_folder_to_delete(corpus: Corpus, tmp_path: Path, journal: str) -> None:
+    prefix = tmp_path / "out/text"
+    with pytest.raises(PowerCut):
+        prepare(Request(corpus=corpus, tokenizer=CutOff(3)), prefix)
+    (tmp_path / "out/.text.partial/journal.json").write_text(journal)
+    with pytest.raises(DataPrepError, match=r"journal\.json: damaged \(.*\); delete .*\.partial and run the same"):
+        prepare(Request(corpus=corpus, tokenizer=ByteTokenizer()), prefix)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import struct
+from contextlib import redirect_stderr
 from pathlib import Path
 from random import Random
 
+from data_prep.corpus import corpus_of
+from data_prep.encode import Options
+from data_prep.formats import Documents
+from data_prep.prepare import Request
+from data_prep.tokenizer import ByteTokenizer
 from tests.fuzz.corpora import ENDINGS, write_corpus
 from tests.fuzz.mutate import TOKENS, damaged, hurt
 
@@ -17,7 +24,7 @@ EDGES = (0, 1, 2, 59, 61, 255, 2**31 - 1, 2**31, 2**32, 2**60, 2**63 - 1, 2**63,
 
 
 def draw(random: Random, folder: Path) -> list[str]:
-    return random.choice((_indexed, _indexed, _maps, _text))(random, folder)
+    return random.choice((_indexed, _indexed, _maps, _text, _begun))(random, folder)
 
 
 def _indexed(random: Random, folder: Path) -> list[str]:
@@ -125,6 +132,8 @@ def _text(random: Random, folder: Path) -> list[str]:
     source.write_bytes(damaged(random, content) if random.random() < 0.6 else content)
     if random.random() < 0.1:
         hurt(random, source)
+        if source.is_file() and source.stat().st_size > 2**30:  # it is read to its end, which may well take long
+            source.write_bytes(bytes(2**16))
     (folder / "tokenizer.json").write_bytes(
         damaged(random, b'{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
     )
@@ -132,3 +141,20 @@ def _text(random: Random, folder: Path) -> list[str]:
         ([], ["--tokenizer", "tokenizer.json"], ["--unique"], ["--documents", "line"], ["--train-bpe", "300"])
     )
     return ["data", "prepare", "--source", source.name, "--output", "made", "--workers", "1", *options]
+
+
+def _begun(random: Random, folder: Path) -> list[str]:
+    """A preparation that was cut off, whose folder is damaged."""
+    (folder / "source.txt").write_text("some text\n" * 50)
+    partial = folder / ".made_text_document.partial"
+    partial.mkdir(mode=0o755)
+    options = Options(key="text", documents=Documents.file, min_chars=1, max_chars=None, unique=False)
+    with redirect_stderr(io.StringIO()):
+        made = Request(corpus=corpus_of([folder / "source.txt"]), tokenizer=ByteTokenizer(), options=options).recipe()
+    recipe = json.dumps(made)
+    journal = '{"file": 0, "number": 1, "documents": 1, "tokens": 100, "left_out": {}}'
+    for name, text in (("recipe.json", recipe), ("journal.json", journal), ("tokens", "x" * 200), ("index", "x" * 50)):
+        (partial / name).write_text(text)
+    (partial / "digests").write_bytes(b"")
+    hurt(random, partial / random.choice(("recipe.json", "journal.json", "journal.json", "tokens", "index", "digests")))
+    return ["data", "prepare", "--source", "source.txt", "--output", "made", "--workers", "1"]

@@ -10,6 +10,7 @@ from random import Random
 from conf.config_files import choices, groups
 from conf.hydra_errors import known_keys
 from tests.fuzz.corpora import write_corpus
+from tests.fuzz.mutate import hurt
 
 KEYS = [key for key in known_keys() if key != ("dry_run",)]  # no fuzzer starts a run
 GROUPS = sorted(groups())
@@ -197,6 +198,9 @@ ALONE = ("-sc", "--shell-completion", "--experimental-rerun=x")
 
 def draw(random: Random, folder: Path) -> list[str]:
     _files(folder)
+    if random.random() < 0.1:
+        hurt(random, folder / "mine.yaml")
+        return ["launch", "model=mine.yaml", *_words(random)[:1], "dry_run=true"]
     return random.choice((_launch, _launch, _launch, _sweep, _doctor, _profile, _search, _prepare, _other))(random)
 
 

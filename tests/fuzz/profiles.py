@@ -77,7 +77,11 @@ def _npy(random: Random, folder: Path) -> list[str]:
     (folder / "known").mkdir()
     numbers = np.array(random.choices((1e-3, 2e-3, 0.0, -1.0, 1e300, np.nan, np.inf, 1e-320), (9, 9, *[0.3] * 6), k=6))
     if random.random() < 0.3:
-        numbers = numbers.astype(random.choice(("f4", "i8", "c16", "U8", "O", "?", "M8[s]", "f2")))
+        numbers = (
+            np.abs(np.nan_to_num(numbers, posinf=1.0))
+            .clip(0, 1e6)
+            .astype(random.choice(("f4", "i8", "c16", "U8", "O", "?", "M8[s]", "f2")))
+        )
     if random.random() < 0.2:
         numbers = numbers.reshape(random.choice(((6,), (2, 3), (1, 6), (6, 1))))
     content = io.BytesIO()

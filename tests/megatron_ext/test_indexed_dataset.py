@@ -114,8 +114,8 @@ LENGTHS, OFFSETS, BOUNDARIES = 34, 34 + 3 * 4, 34 + 3 * 12
 DAMAGES = {
     "no index": (remove(".idx"), r"_text\.idx: there is no such file; prepare the data, or correct the prefix"),
     "no tokens": (remove(".bin"), r"_text\.bin: there is no such file"),
-    "an index that is a folder": (folder(".idx"), r"_text\.idx: cannot be read \(Is a directory\)"),
-    "tokens that are a folder": (folder(".bin"), r"_text\.bin: expected 16 bytes"),
+    "an index that is a folder": (folder(".idx"), r"_text\.idx: not a regular file"),
+    "tokens that are a folder": (folder(".bin"), r"_text\.bin: not a regular file"),
     "an empty index": (cut(".idx", 0), r"_text\.idx: expected b'MMIDIDX\\x00\\x00' at the start, found b''"),
     "another format": (overwrite(".idx", 0, b"TNTIDX\0\0\0"), r"found b'TNTIDX\\x00\\x00\\x00'"),
     "half a header": (cut(".idx", 20), "expected a header of 34 bytes, found 20"),
