@@ -25,3 +25,7 @@ class ConfigError(TdppError):
 
 class RunFolderError(TdppError):
     """A run folder that cannot be found, made or read."""
+
+
+class ClosedError(RunFolderError):
+    """A part of a run that this user may not read."""

@@ -15,14 +15,14 @@ _NO_PROCESS = "-"
 _NAME_WIDTH = 16
 _TIMED = re.compile(r"(\d{4}-\d\d-\d\dT\S+) (.+)")
 _BEGIN = re.compile(r"^\d{4}-\d\d-\d\dT", re.MULTILINE)
-_HEAD = re.compile(r"(\S+): ([1-9]\d*) GPUs?, reading (\d+), every (\d+) s")
+_HEAD = re.compile(r"(\S+): ([1-9]\d{0,5}) GPUs?, reading (\d{1,12}), every (\d{1,9}) s")
 _GPU = re.compile(
-    r"\[(?P<index>\d+)\] (?P<name>[^|]*?) +\| *(?P<temperature_c>\S+)'C, +(?P<utilisation>\S+) % "
+    r"\[(?P<index>\d{1,6})\] (?P<name>[^|]*?) +\| *(?P<temperature_c>\S+)'C, +(?P<utilisation>\S+) % "
     r"\| +(?P<memory_used_mib>\S+) / +(?P<memory_total_mib>\S+) MB \| +(?P<power_w>\S+) / +(?P<power_limit_w>\S+) W "
     r"\| (?P<processes>[^|]+?) \| (?P<uuid>[^ |]+)(?: \| (?P<fault>[^|]+))?"
 )
 _NUMBERS = ("temperature_c", "utilisation", "memory_used_mib", "memory_total_mib", "power_w", "power_limit_w")
-_PROCESS = re.compile(r"([!?]?)(\d+)\((\d+|\?\?)M\)")
+_PROCESS = re.compile(r"([!?]?)(\d{1,12})\((\d{1,9}|\?\?)M\)")
 _MARKS = {True: "", False: "!", None: "?"}
 _OURS = {mark: ours for ours, mark in _MARKS.items()}
 
@@ -175,7 +175,7 @@ def _gpu(line: str) -> GpuSample | None:
     if found is None:
         return None
     try:
-        numbers = {key: None if found[key] == _UNKNOWN else int(found[key]) for key in _NUMBERS}
+        numbers = {key: _number(found[key]) for key in _NUMBERS}
         processes = _processes_of(found["processes"])
     except ValueError:
         return None
@@ -187,6 +187,13 @@ def _gpu(line: str) -> GpuSample | None:
         fault=found["fault"],
         **numbers,
     )
+
+
+def _number(text: str) -> int | None:
+    """Raises ValueError for what is no number of such a line."""
+    if text != _UNKNOWN and not re.fullmatch(r"-?[0-9]{1,9}", text):
+        raise ValueError(text)
+    return None if text == _UNKNOWN else int(text)
 
 
 def _processes_of(text: str) -> tuple[GpuProcess, ...] | None:

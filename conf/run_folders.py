@@ -5,13 +5,13 @@ It knows folders only; `RunDir` says what is in them.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from conf import run_files
 from conf.errors import RunFolderError
 
 BY_JOB = "by_job"
@@ -39,7 +39,7 @@ def is_begun(path: Path) -> bool:
 
 def run_around(path: Path) -> Path | None:
     """The run that a path leads into."""
-    return next((folder for folder in path.resolve().parents if is_run(folder)), None)
+    return next((folder for folder in Path(os.path.realpath(path)).parents if is_run(folder)), None)
 
 
 def is_closed(path: Path) -> bool:
@@ -68,7 +68,7 @@ def entries(folder: Path) -> list[Path]:
     """What is in a folder; nothing if it is none, is gone by now, or may not be read."""
     try:
         return list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except OSError:
         return []
 
 
@@ -76,7 +76,7 @@ def by_time(paths: Iterable[Path]) -> list[Path]:
     """Oldest first, without those that are deleted meanwhile."""
     found = []
     for path in paths:
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        with suppress(OSError):
             # The time in a name has seconds; within one, whichever was planned first.
             plan = path / "plan.json"
             changed = (plan if plan.exists() else path).stat().st_mtime_ns
@@ -136,7 +136,7 @@ def _at(path: Path) -> Path | None:
     if (run := run_around(resolved)) is not None:
         return run
     if is_closed(resolved):
-        raise RunFolderError(f"{path}: you may not read this folder, which belongs to {_owner(resolved)}")
+        raise RunFolderError(f"{path}: you may not read this folder, which belongs to {owner(resolved)}")
     inside = [one for one in (*entries(resolved), *folders(resolved)) if _is_either(one)]
     return by_time(inside)[-1] if inside else None
 
@@ -148,12 +148,14 @@ def _is_either(path: Path) -> bool:
 def _jobs(path: Path) -> list[str]:
     """Ids of the run's jobs; a damaged file has none."""
     try:
-        return [job["id"] for job in json.loads((path / "jobs.json").read_text(encoding="utf-8"))["jobs"]]
-    except (OSError, ValueError, TypeError, KeyError):
+        jobs = path / "jobs.json"
+        return [job["id"] for job in run_files.parse_json(run_files.read_text(jobs), str(jobs))["jobs"]]
+    except (FileNotFoundError, RunFolderError, TypeError, KeyError):
         return []
 
 
-def _owner(path: Path) -> str:
+def owner(path: Path) -> str:
+    """The name of the user whom a folder belongs to."""
     try:
         return path.owner()
     except KeyError:

@@ -15,11 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from conf import run_folders
+from conf import run_files, run_folders
 from conf.errors import RunFolderError
+from conf.json_values import typed
 
+T = TypeVar("T")
 STAMP = "%Y%m%d-%H%M%S"
 """How the name of a run's folder begins: when it was made, in local time."""
 SCHEDULE = "schedule.json"
@@ -54,16 +56,6 @@ def _shared(folder: Path) -> None:
 def is_full(error: OSError) -> bool:
     """Whether a disk, or somebody's share of it, has no room left."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _text(path: Path) -> str:
-    """Of a file that may be replaced at any time: over NFS (version 3) its reader may then find the old one stale."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-    return path.read_text(encoding="utf-8")
 
 
 def _digest(identity: str) -> str:
@@ -310,13 +302,20 @@ class RunDir:
         return self.path / "report"
 
     def read_json(self, path: Path) -> Any:
-        """The content of one of the run's JSON files, or None if it is not there yet."""
+        """The content of one of the run's JSON files, or None if it is not there yet.
+
+        Raises:
+            RunFolderError: it cannot be read, or is not JSON.
+        """
         try:
-            return json.loads(_text(path))
+            return run_files.parse_json(run_files.read_text(path), str(path))
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise RunFolderError(f"{path} is not JSON: {error}") from error
+
+    def read(self, path: Path, kind: type[T]) -> T | None:
+        """The same as a dataclass; raises RunFolderError also where it does not fit."""
+        content = self.read_json(path)
+        return None if content is None else typed(kind, content, str(path))
 
     def read_object(self, path: Path, keys: Collection[str]) -> dict[str, Any] | None:
         """The same of a file that holds an object with certain keys.

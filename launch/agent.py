@@ -17,13 +17,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from conf.run_files import appended
 from conf.rundir import RunDir
 from launch import processes
 from launch.container import Command, RunContainer
 from launch.errors import LaunchError
+from launch.faults import Faults
 from launch.gpu_sampler import gpu_sampling
 from launch.node_state import BEAT_S, NodeState
 from launch.peers import SILENCE_S, Finding, Peers, watched
+from launch.records import ErrorRecord, Submitted
 from launch.slurm_job import SlurmJob
 from launch.standing import holding_up, read_doings
 from launch.start import Start
@@ -86,7 +89,8 @@ class NodeAgent:
         from submitit import JobEnvironment
 
         job = JobEnvironment()
-        if self.run.read_json(self.run.jobs)["submission"] > self.submission:  # its launch was killed, and resumed
+        submitted = self.run.read(self.run.jobs, Submitted)
+        if submitted is not None and submitted.submission > self.submission:  # its launch was killed, and resumed
             raise LaunchError(f"{self.run.name} was submitted again, and this job is of an earlier submission")
         told = Told()
         processes.die_with_parent()
@@ -228,14 +232,14 @@ class _Node:
 
     def _start_worker(self, command: Command) -> WorkerProcess:
         run, rank = self._run, self._node_rank
-        with run.node_out(self._name).open("ab") as out, run.node_err(self._name).open("ab") as err:
+        with appended(run.node_out(self._name)) as out, appended(run.node_err(self._name)) as err:
             out.write(job_info(self._plan, self._agent.model, rank).encode())
             out.flush()
             return WorkerProcess(command, rank, out, err)
 
     def _complain(self, text: str) -> None:
-        with self._run.node_err(self._name).open("a", encoding="utf-8") as err:
-            err.write(f"{text}\n")
+        with appended(self._run.node_err(self._name)) as err:
+            err.write(f"{text}\n".encode())
 
     def _watch(self, worker: WorkerProcess) -> None:
         """Returns when the worker has ended, or did not although it was asked to."""
@@ -288,12 +292,12 @@ class _Node:
     def _only_lost_others(self) -> bool:
         """Whether ranks of this node told of nothing but others that were gone, and none of them held those up."""
         ranks = self._plan["nodes"][self._node_rank]["ranks"]
-        told = [error for rank in ranks if (error := self._run.read_json(self._run.rank_error(rank)))]
-        now = [error for error in told if error["start"] == str(self._start)]
-        if not now or not all(error["symptom"] for error in now):
+        told = [error for rank in ranks if (error := self._run.read(self._run.rank_error(rank), ErrorRecord))]
+        now = [error for error in told if error.start == str(self._start)]
+        if not now or not all(error.symptom for error in now):
             return False
-        doings = read_doings(self._run, self._plan, {self._name: self._state.started_unix})
-        return not holding_up(doings, self._plan, min(error["unix"] for error in now), time.time())
+        doings = read_doings(self._run, self._plan, {self._name: self._state.started_unix}, Faults())
+        return not holding_up(doings, self._plan, min(error.unix for error in now), time.time())
 
     def _await_finding(self) -> None:
         """Ranks notice within moments that others are gone; the reason takes longer to be seen."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 from conf.errors import RunFolderError
+from conf.run_files import entries
 from conf.rundir import RunDir
 from launch.launching import is_launching, launcher
+from launch.records import Submitted
 from launch.verdict import State, Verdict, judge
 
 PLANNING_S = 10.0
@@ -52,6 +54,7 @@ def _check_it_never_ran(run: RunDir) -> None:
     if not run.path.is_dir():
         raise RunFolderError(f"{run.path} is not there any more")
     lacking = " and ".join(path.name for path in (run.config, run.plan) if not path.is_file())
-    started = run.plan.is_file() or run.metrics.exists() or any(run.nodes.iterdir())
-    if started or (run.read_json(run.jobs) or {}).get("jobs"):
+    started = run.plan.is_file() or run.metrics.exists() or any(entries(run.nodes))
+    submitted = run.read(run.jobs, Submitted)
+    if started or (submitted is not None and submitted.jobs):
         raise RunFolderError(f"{run.path} is damaged: {lacking} not there, although it was started")

@@ -26,6 +26,7 @@ from launch.doctor_login import HERE, jobs_check, login_checks
 from launch.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.follow import interruptible, stopped_if_interrupted
+from launch.glance import read_submitted
 from launch.observe import Job, Node, Observation, observe
 from launch.short_job import end, no_data_needed, short_job, wait
 from launch.stop import stop
@@ -132,7 +133,7 @@ def _examining(seen: Observation) -> str:
 
 def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
     """By group and node, why nodes told nothing, or ended before they had told all."""
-    logs = agent_logs(run, seen.plan, run.read_json(run.jobs)["jobs"])
+    logs = agent_logs(run, seen.plan, read_submitted(run, len(seen.nodes)).by_id)
     lost: dict[str, dict[str, str]] = {}
     for place, node in zip(seen.plan["nodes"], seen.nodes, strict=True):
         job = seen.job_of(node)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conf.run_files import read_tail
 from conf.rundir import RunDir
 from launch.agent_logs import agent_logs
 from launch.complaints import Complaint, complaints, warnings
+from launch.faults import Faults
+from launch.glance import read_submitted
 from launch.mismatches import mismatches
 from launch.observe import Node, Observation, observe
 from launch.verdict import Verdict, decide
@@ -29,6 +32,8 @@ class Findings:
     stderr: tuple[Complaint, ...] = ()
     agents: tuple[Complaint, ...] = ()
     """What agents printed that are gone without a result, or what kept them from starting."""
+    faults: tuple[str, ...] = ()
+    """What of the run's files cannot be read, or is not what it should be."""
 
     @property
     def over(self) -> bool:
@@ -37,15 +42,19 @@ class Findings:
 
 
 def findings(run: RunDir, seen: Observation) -> Findings:
-    """Raises RunFolderError if a file of the run is not what it should be."""
-    told = {node.name: _end(run.node_err(node.name), node.err_begin) for node in by_failure(seen)}
+    """What else is found out about a run; what of it cannot be read is a fault."""
+    faults = Faults(seen.faults)
+    told = _ends(run, by_failure(seen), faults)
+    mismatching = mismatches(run, seen.plan, seen.nodes, faults)
+    lost = _of_lost_agents(run, seen, faults)
     return Findings(
         run=run,
         seen=seen,
         verdict=decide(seen),
-        mismatches=tuple(mismatches(run, seen.plan, seen.nodes)),
+        mismatches=tuple(mismatching),
         stderr=tuple(complaints(told, *_messages(seen))),
-        agents=tuple(_of_lost_agents(run, seen)),
+        agents=tuple(lost),
+        faults=tuple(fault.text for fault in faults),
     )
 
 
@@ -57,9 +66,9 @@ class AllFindings(Findings):
 
 
 def all_findings(run: RunDir) -> AllFindings:
-    """Raises RunFolderError if a file of the run is not what it should be."""
+    """Raises RunFolderError if plan.json or jobs.json is not what it should be."""
     found = findings(run, observe(run))
-    told = {node.name: _end(run.node_err(node.name), node.err_begin) for node in found.seen.nodes}
+    told = _ends(run, found.seen.nodes, Faults())
     return AllFindings(**vars(found), warnings=tuple(warnings(told)))
 
 
@@ -84,25 +93,30 @@ def _messages(seen: Observation) -> tuple[list[str], list[str]]:
     return first_lines(False), first_lines(True)
 
 
-def _of_lost_agents(run: RunDir, seen: Observation) -> list[Complaint]:
+def _of_lost_agents(run: RunDir, seen: Observation, faults: Faults) -> list[Complaint]:
     lost = {node.name for node in seen.nodes if not node.ended and not node.alive}
     if not lost:
         return []
-    jobs = run.read_json(run.jobs)["jobs"]
+    jobs = read_submitted(run, len(seen.nodes)).by_id
     its_jobs = {f"job {job.id}" for job in seen.jobs if lost & set(job.nodes)}
-    logs = agent_logs(run, seen.plan, jobs)
+    logs = faults.tried(lambda: agent_logs(run, seen.plan, jobs), {})
     return complaints(
-        {source: b"".join(map(_end, paths)) for source, paths in logs.items() if source in lost | its_jobs}
+        {
+            source: b"".join(_end(path, 0, faults) for path in paths)
+            for source, paths in logs.items()
+            if source in lost | its_jobs
+        }
     )
 
 
-def _end(path: Path, begin: int = 0) -> bytes:
-    """Of a file from `begin` its end, in whole lines; nothing while there is none."""
+def _ends(run: RunDir, nodes: Sequence[Node], faults: Faults) -> dict[str, bytes]:
+    return {node.name: _end(run.node_err(node.name), node.err_begin, faults) for node in nodes}
+
+
+def _end(path: Path, begin: int, faults: Faults) -> bytes:
+    """Of a file from `begin` its end, in whole lines; nothing while there is none, or none that can be read."""
     try:
-        with path.open("rb") as file:
-            start = file.seek(0, os.SEEK_END) - STDERR_BYTES
-            file.seek(max(begin, start))
-            content = file.read()
+        content, cut = faults.tried(lambda: read_tail(path, STDERR_BYTES, begin), (b"", False))
     except FileNotFoundError:
         return b""
-    return content.partition(b"\n")[2] if start > begin else content
+    return content.partition(b"\n")[2] if cut else content

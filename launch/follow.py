@@ -13,12 +13,13 @@ from types import FrameType
 from typing import TypeAlias
 
 from conf.log_lines import is_iteration_line
+from conf.run_files import opened
 from conf.rundir import RunDir
 from conf.visible import visible
 from launch import processes
 from launch.glance import glance
 from launch.observe import observe
-from launch.start import Start
+from launch.records import Submitted
 from launch.stop import stop
 from launch.worker import GRACE_S
 
@@ -115,8 +116,8 @@ def _watch(run: RunDir) -> None:
             next_look = time.monotonic() + LOOK_S
         for name, state in seen.states.items():
             # A run that is started again has the ends and the logs of its earlier starts.
-            if state is not None and Start.parse(state["start"]) >= seen.first:
-                logs.setdefault(name, Log(run.node_out(name), state["out_begin"]))
+            if state is not None and state.of >= seen.submitted.first:
+                logs.setdefault(name, Log(run.node_out(name), state.out_begin))
         for log in logs.values():
             while lines := log.new_lines():
                 for line in filter(is_iteration_line, lines):
@@ -125,9 +126,9 @@ def _watch(run: RunDir) -> None:
 
 def tidy(run: RunDir) -> None:
     """The last agents and submitit's controller are on their way out; what is not, is ended."""
-    token = run.read_json(run.jobs)["token"]
-    if processes.wait_until_gone(token, GRACE_S):
-        processes.terminate(token, 1.0)
+    submitted = run.read(run.jobs, Submitted)
+    if submitted is not None and processes.wait_until_gone(submitted.token, GRACE_S):
+        processes.terminate(submitted.token, 1.0)
 
 
 class Log:
@@ -138,7 +139,11 @@ class Log:
         self._offset = begin
 
     def new_lines(self) -> list[str]:
-        """The next lines completed since the last call, some megabytes of them; none while there is no file."""
+        """The next lines completed since the last call, some megabytes of them; none while there is no file.
+
+        Raises:
+            RunFolderError: it is no regular file, or cannot be read.
+        """
         text = self._read()
         whole = text[: text.rfind(b"\n") + 1] or (text if len(text) == PART_BYTES else b"")
         self._offset += len(whole)
@@ -150,7 +155,7 @@ class Log:
 
     def _read(self) -> bytes:
         try:
-            with self._path.open("rb") as file:
+            with opened(self._path) as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._offset = 0
                 file.seek(self._offset)

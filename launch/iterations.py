@@ -2,46 +2,71 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from conf import run_files
 from conf.errors import RunFolderError
+from conf.json_values import Count, Rule, Unix, typed
 from conf.log_lines import IterationLine, iteration_line
+from launch.faults import Faults
 
 TAIL_BYTES = 64 * 1024
 """Of metrics.jsonl some 200 logged iterations, of Megatron-LM's log with its timers some 30: enough for the pace."""
+_NAMED = 3
+"""So many lines that are no iterations are named."""
+Milliseconds = Annotated[float, Rule("from 0 to 1e12 ms", lambda value: 0 <= value <= 1e12)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Iteration:
     """A logged iteration. `elapsed_ms` is the mean per iteration since the one logged before."""
 
-    iteration: int
-    unix: float
-    elapsed_ms: float
+    iteration: Count
+    unix: Unix
+    elapsed_ms: Milliseconds
     loss: float | None
     """None where all iterations since the line before were skipped, and in a rehearsal."""
-    nan: int
+    nan: Count
 
 
-def read_log(path: Path) -> tuple[Iteration, ...]:
-    """The last lines of metrics.jsonl."""
-    try:
-        return tuple(_iteration(json.loads(line)) for line in _last_lines(path))
-    except (ValueError, KeyError) as error:
-        raise RunFolderError(f"{path} holds a line that is no logged iteration: {error}") from error
+def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
+    """The last lines of metrics.jsonl. A line that is no logged iteration is a fault, and the others count."""
+    found, bad = [], list[tuple[int, str]]()
+    content, cut = faults.tried(lambda: _tail(path, TAIL_BYTES), (b"", False), decisive=True)
+    lines = content.split(b"\n")[:-1]  # one that is still being written is left out
+    for number, line in enumerate(lines[cut:]):
+        try:
+            found.append(typed(Iteration, run_files.parse_json(line.decode(errors="replace"), ""), ""))
+        except RunFolderError as error:
+            bad.append((number - len(lines[cut:]), str(error).strip()))
+    if bad:
+        whole = _lines(path)
+        named = [f"line {whole + number + 1} {why}" for number, why in bad[-_NAMED:]]
+        more = f", and {len(bad) - _NAMED} other lines" if len(bad) > _NAMED else ""
+        faults.add(f"{path} holds what is no logged iteration: {'; '.join(named)}{more}")
+    return tuple(found)
 
 
-def read_text_log(path: Path) -> tuple[Iteration, ...]:
+def _lines(path: Path) -> int:
+    """How many whole lines a file has."""
+    count = 0
+    with suppress(OSError, RunFolderError), run_files.opened(path) as file:
+        while part := file.read(1 << 20):
+            count += part.count(b"\n")
+    return count
+
+
+def read_text_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
     """The last iterations in what Megatron-LM's last rank printed.
 
     Their time is that of the last writing: the time in the lines is a container's, of an unknown zone.
     """
-    logged = [found for line in _last_lines(path) if (found := iteration_line(line)) is not None]
+    text = faults.tried(lambda: tail(path, TAIL_BYTES), "", decisive=True)
+    logged = [found for line in text.split("\n")[:-1] if (found := iteration_line(line)) is not None]
     unix = path.stat().st_mtime if logged else 0.0
     return tuple(
         Iteration(iteration=one.iteration, unix=unix, elapsed_ms=one.elapsed_ms, loss=_trained(one), nan=one.nan)
@@ -54,22 +79,19 @@ def _trained(line: IterationLine) -> float | None:
     return None if math.isnan(line.loss) and line.skipped and not line.nan else line.loss
 
 
-def _last_lines(path: Path) -> list[str]:
-    """Whole lines from the end of a file that may not be there yet; one that is still being written is left out."""
-    return tail(path, TAIL_BYTES).split("\n")[:-1]
-
-
 def tail(path: Path, size: int, begin: int = 0) -> str:
-    """The end of a file that may not be there yet, from the begin of a line; nothing of what comes before `begin`."""
+    """The end of a file that may not be there yet, from the begin of a line; nothing of what comes before `begin`.
+
+    Raises:
+        RunFolderError: it cannot be read.
+    """
+    content, cut = _tail(path, size, begin)
+    text = content.decode(errors="replace")
+    return text.partition("\n")[2] if cut else text
+
+
+def _tail(path: Path, size: int, begin: int = 0) -> tuple[bytes, bool]:
     try:
-        with path.open("rb") as file:
-            start = max(begin, file.seek(0, os.SEEK_END) - size)
-            file.seek(start)
-            text = file.read().decode(errors="replace")
+        return run_files.read_tail(path, size, begin)
     except FileNotFoundError:
-        return ""
-    return text.partition("\n")[2] if start > begin else text
-
-
-def _iteration(content: Any) -> Iteration:
-    return Iteration(**{name: content[name] for name in Iteration.__dataclass_fields__})
+        return b"", False

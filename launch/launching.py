@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from conf.errors import RunFolderError
 from conf.rundir import RunDir
 from launch.errors import LaunchError
 from launch.owner import name_of
@@ -81,7 +82,7 @@ def _myself() -> dict[str, Any]:
 def _read(run: RunDir) -> dict[str, Any]:
     """What the launcher wrote; nothing where that was cut off."""
     try:
-        content = json.loads(run.launch_lock.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = run.read_json(run.launch_lock)
+    except RunFolderError:
         return {}
     return content if isinstance(content, dict) else {}

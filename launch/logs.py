@@ -8,9 +8,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from conf.errors import RunFolderError
+from conf.run_files import opened
 from conf.rundir import RunDir
 from conf.visible import visible
 from conf.words import Parser
@@ -18,13 +21,20 @@ from launch.agent_logs import agent_logs
 from launch.arguments import add_run, chosen_run
 from launch.errors import LaunchError
 from launch.follow import LINE_S, LOOK_S, Log
-from launch.glance import glance
+from launch.glance import glance, read_submitted
 from launch.observe import answers_to, complete
 from launch.watch import SLURM_S
 
 _BLOCK = 64 * 1024
+_LINE_BYTES = 1 << 12
+_TAIL_BYTES = 1 << 24
+"""So far back are the last lines looked for, or `_LINE_BYTES` for each of them where that is more."""
+_MOST_BYTES = 1 << 36
+"""Nobody prints the whole of a larger log."""
 _NAMED = 16
 """So many of a run's nodes are named in a message."""
+_FAULTS = 3
+"""So many files that cannot be read are named."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,19 +56,34 @@ def main(argv: Sequence[str]) -> int:
         raise LaunchError(f"--node {arguments.node}: the run {run.name} has {_some(names)}")
     chosen = names if arguments.node is None else [arguments.node]
     logs: dict[Path, Log] = {}
+    unread: dict[Path, RunFolderError] = {}
     end = _End(run)
     over = not arguments.follow
     while True:
         # Before the logs are read, so that nothing written until the end is missed.
         over = over or end.is_here()
-        for source, path in _files(run, plan, chosen, arguments):
-            if path not in logs:
-                logs[path] = Log(path, 0 if arguments.tail is None else tail_begin(path, arguments.tail))
-            _print(source if len(chosen) > 1 else None, logs[path], over, str if arguments.raw else visible)
+        files = _files(run, plan, chosen, arguments)
+        for source, path in files:
+            if path in unread:
+                continue
+            try:
+                if path not in logs:
+                    logs[path] = Log(path, _begin(path, arguments.tail))
+                _print(source if len(chosen) > 1 else None, logs[path], over, str if arguments.raw else visible)
+            except RunFolderError as error:
+                unread[path] = error
         sys.stdout.flush()
+        if unread and (over or len(unread) == len(files)):
+            raise LaunchError("; ".join(map(str, _first(list(unread.values())))))
         if over:
             return 0
         time.sleep(LINE_S)
+
+
+def _first(errors: Sequence[RunFolderError]) -> list[object]:
+    """Some of them, and how many more there are."""
+    more = len(errors) - _FAULTS
+    return [*errors[:_FAULTS], *([f"{more} other files cannot be read either"] if more > 0 else [])]
 
 
 def _files(
@@ -66,7 +91,7 @@ def _files(
 ) -> list[tuple[str, Path]]:
     """What is to be printed, with whose it is."""
     if which.agent:
-        found = agent_logs(run, plan, run.read_json(run.jobs)["jobs"])
+        found = agent_logs(run, plan, read_submitted(run, len(plan["nodes"])).by_id)
         sources = found if which.node is None else chosen
         return [(source, path) for source in sources for path in found.get(source, [])]
     path_of = run.node_err if which.err else run.node_gpu if which.gpu else run.node_out
@@ -82,15 +107,30 @@ def _print(source: str | None, log: Log, over: bool, shown: Callable[[str], str]
         print(f"{prefix}{shown(rest)}")
 
 
+def _begin(path: Path, tail: int | None) -> int:
+    """Where in a file to begin, in bytes; raises RunFolderError for one of which nobody can want the whole."""
+    if tail is not None:
+        return tail_begin(path, tail)
+    with suppress(FileNotFoundError), opened(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
+            raise RunFolderError(f"{path} has {size} bytes; print its end with --tail N")
+    return 0
+
+
 def tail_begin(path: Path, lines: int) -> int:
-    """Where the last lines of a file begin, in bytes; 0 in one that is not there yet. It is read from its end."""
+    """Where the last lines of a file begin, in bytes; 0 in one that is not there yet. It is read from its end, and no
+    further back than lines of a sensible length reach.
+
+    Raises:
+        RunFolderError: it is no regular file, or cannot be read.
+    """
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             end = begin = file.seek(0, os.SEEK_END)
             if not lines:
                 return end
             missing = lines + 1  # the newline before the first of them
-            while begin > 0:
+            while begin > max(0, end - max(_TAIL_BYTES, lines * _LINE_BYTES)):
                 size = min(_BLOCK, begin)
                 begin -= size
                 file.seek(begin)
@@ -104,7 +144,7 @@ def tail_begin(path: Path, lines: int) -> int:
                     return begin + at + 1
     except FileNotFoundError:
         return 0
-    return 0
+    return begin
 
 
 class _End:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from conf.gpu_lines import GpuReading, GpuSample, entries
+from conf.run_files import read_part
 from conf.rundir import RunDir
+from launch.faults import Faults
 from launch.iterations import tail
 from launch.observe import GPU_TAIL_BYTES, Node
 from launch.worker import job_info
@@ -23,13 +25,13 @@ _NAMED = 3
 """So many nodes are named; of more, their number is told."""
 
 
-def mismatches(run: RunDir, plan: Mapping[str, Any], nodes: Sequence[Node]) -> list[str]:
+def mismatches(run: RunDir, plan: Mapping[str, Any], nodes: Sequence[Node], faults: Faults) -> list[str]:
     """A sentence for each difference between a node and the plan, nodes that differ alike together."""
     found: dict[str, list[str]] = {}
     for rank, node in enumerate(nodes):
         for difference in (
-            *other_job(plan, rank, _head(run.node_out(node.name), node.out_begin)),
-            *(_other_gpus(run, plan, rank) if plan["device"] == "cuda" else ()),
+            *other_job(plan, rank, _head(run.node_out(node.name), node.out_begin, faults)),
+            *(_other_gpus(run, plan, rank, faults) if plan["device"] == "cuda" else ()),
         ):
             found.setdefault(difference, []).append(node.name)
     return [f"{_names(names)}: {difference}" for difference, names in found.items()]
@@ -58,9 +60,10 @@ def _job_lines(text: str) -> dict[str, str]:
     return pairs
 
 
-def _other_gpus(run: RunDir, plan: Mapping[str, Any], node_rank: int) -> Iterator[str]:
+def _other_gpus(run: RunDir, plan: Mapping[str, Any], node_rank: int, faults: Faults) -> Iterator[str]:
     node = plan["nodes"][node_rank]
-    readings = [e for e in entries(tail(run.node_gpu(node["name"]), GPU_TAIL_BYTES), 1) if isinstance(e, GpuReading)]
+    end = faults.tried(lambda: tail(run.node_gpu(node["name"]), GPU_TAIL_BYTES), "")
+    readings = [entry for entry in entries(end, 1) if isinstance(entry, GpuReading)]
     if readings:
         yield from other_gpus(node["gpu"], readings[-1].gpus[: len(node["ranks"])])
 
@@ -91,11 +94,9 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.lower())
 
 
-def _head(path: Path, begin: int) -> str:
+def _head(path: Path, begin: int, faults: Faults) -> str:
     try:
-        with path.open("rb") as file:
-            file.seek(begin)
-            return file.read(_HEAD_BYTES).decode(errors="replace")
+        return faults.tried(lambda: read_part(path, begin, _HEAD_BYTES).decode(errors="replace"), "")
     except FileNotFoundError:
         return ""
 

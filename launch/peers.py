@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from conf.rundir import RunDir
+from launch.records import NodeRecord
 from launch.start import Start
 from launch.worker import SAVED
 
@@ -75,20 +75,19 @@ class Peer:
         return self._sign
 
     def _read(self, since: float) -> Sign:
-        state: dict[str, Any] | None = self._run.read_json(self._run.node_state(self.name))
+        state = self._run.read(self._run.node_state(self.name), NodeRecord)
         if state is None:
             return Sign.absent
-        start = Start.parse(state["start"])
-        if start != self._start:
-            return Sign.ahead if start > self._start else Sign.absent
-        if state["state"] == "ended":
-            if state["exit_code"] in (0, SAVED):  # all ranks save together: this node's have, or will in a moment
+        if state.of != self._start:
+            return Sign.ahead if state.of > self._start else Sign.absent
+        if state.state == "ended":
+            if state.exit_code in (0, SAVED):  # all ranks save together: this node's have, or will in a moment
                 return Sign.fine
-            return Sign.cut if state["stopped"] == signal.SIGTERM.name and not state["reason"] else Sign.failed
-        if state["state"] == "requeued":
+            return Sign.cut if state.stopped == signal.SIGTERM.name and not state.reason else Sign.failed
+        if state.state == "requeued":
             return Sign.requeued
-        self._silent_s = self._silent_s + min(since, LATE_S) if state["beat_unix"] == self._beat else 0.0
-        self._beat = state["beat_unix"]
+        self._silent_s = self._silent_s + min(since, LATE_S) if state.beat_unix == self._beat else 0.0
+        self._beat = state.beat_unix
         return Sign.cut if self._silent_s > SILENCE_S else Sign.fine
 
 

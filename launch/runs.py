@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from conf import run_folders
-from conf.errors import RunFolderError
+from conf.errors import ClosedError, RunFolderError
 from conf.rundir import RunDir
 from conf.words import Parser
 from launch.arguments import add_runs_dir, add_watch, parsed, runs_folder
@@ -42,7 +42,9 @@ class Listed:
     """None of a run that has no plan, or cannot be judged."""
     verdict: Verdict | None = None
     note: str = ""
-    """Of a run that was not seen: why."""
+    """Why it was not seen, or what of its files is damaged."""
+    closed: bool = False
+    """Whether it was not seen because this user may not read it."""
     may_change: bool = False
     """Whether it may be seen at the next look."""
 
@@ -63,12 +65,20 @@ def main(argv: Sequence[str]) -> int:
     add_watch(parser, "until all are over")
     arguments = parsed(parser, argv)
     folder, wanted = runs_folder(arguments), filter_of(arguments)
-    if closed := run_folders.closed_in(folder):
-        count = f"{len(closed)} folder{'s' * (len(closed) > 1)} in {folder} cannot be read, and"
-        print(f"{count} {'are' if len(closed) > 1 else 'is'} not listed", file=sys.stderr)
+    closed = len(run_folders.closed_in(folder))
+    told = False
 
     def look() -> View:
-        return _view(listed(folder, wanted), arguments.json)
+        nonlocal told
+        found = listed(folder, wanted)
+        open_ones = [run for run in found if not run.closed]
+        if wanted.words and not open_ones and found:
+            raise RunFolderError(found[-1].note)
+        if not told and (count := closed + len(found) - len(open_ones)):
+            there = f"{count} folder{'s' * (count > 1)} in {folder} cannot be read"
+            print(f"{there}, and {'are' if count > 1 else 'is'} not listed", file=sys.stderr, flush=True)
+        told = True
+        return _view(open_ones, arguments.json)
 
     if arguments.watch is None:
         view = look()
@@ -105,8 +115,9 @@ def _completed(run: RunDir, look: Glance, answers: Answers) -> Listed | None:
         seen = complete(look, answers)
         verdict = decide(seen)
         if verdict.state is State.unknown:
-            return Listed(run=run, note=verdict.reason, may_change=True)
-        return Listed(run=run, seen=seen, verdict=verdict)
+            closed = any(fault.closed and fault.decisive for fault in seen.faults)
+            return Listed(run=run, note=verdict.reason, closed=closed, may_change=True)
+        return Listed(run=run, seen=seen, verdict=verdict, note="; ".join(fault.text for fault in seen.faults))
 
     return _attempt(run, judged)
 
@@ -116,7 +127,8 @@ def _attempt(run: RunDir, look: Callable[[], T]) -> T | Listed | None:
     try:
         return look()
     except (OSError, RunFolderError) as error:
-        return Listed(run=run, note=str(error)) if RunDir.is_one(run.path) else None
+        closed = isinstance(error, ClosedError | PermissionError)
+        return Listed(run=run, note=str(error), closed=closed) if RunDir.is_one(run.path) else None
 
 
 def _begun(run: RunDir) -> Listed | None:
@@ -124,7 +136,9 @@ def _begun(run: RunDir) -> Listed | None:
     try:
         verdict = verdict_without_plan(run)
     except (OSError, RunFolderError) as error:
-        return Listed(run=run, note=str(error)) if run.path.is_dir() and not is_young(run, SUBMISSION_S) else None
+        if not run.path.is_dir() or is_young(run, SUBMISSION_S):
+            return None
+        return Listed(run=run, note=str(error), closed=isinstance(error, ClosedError | PermissionError))
     if verdict is None:
         return None
     return Listed(run=run, verdict=verdict, note=verdict.reason, may_change=verdict.state is State.starting)
@@ -152,7 +166,7 @@ def _view(runs: Sequence[Listed], as_objects: bool) -> View:
 def _row(run: Listed) -> list[str]:
     if run.seen is None:
         return [run.run.name, str(run.state), *["-"] * (len(COLUMNS) + len(MORE_COLUMNS) - 2), run.note]
-    return [*run_row(run.run.name, run.seen), *more_cells(run.seen)]
+    return [*run_row(run.run.name, run.seen), *more_cells(run.seen), *[run.note] * bool(run.note)]
 
 
 def _object(run: Listed) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -71,12 +72,12 @@ def filter_of(arguments: argparse.Namespace) -> Filter:
 
 
 def _meant(runs_dir: Path, word: str, everything: Sequence[RunDir]) -> list[RunDir]:
-    below = Path(word).resolve()
+    below = os.path.realpath(word)
     found = [
         run
         for run in everything
         if any(fnmatchcase(name, word) for name in (run.path.parent.name, run.path.name, run.name))
-        or run.path.resolve().is_relative_to(below)
+        or Path(os.path.realpath(run.path)).is_relative_to(below)
     ]
     return found or [RunDir.find(runs_dir, word)]
 

@@ -17,6 +17,7 @@ from conf.rundir import RunDir
 from conf.schema import Engine, ExecutorKind, Experiment
 from launch.follow import tidy
 from launch.observe import Observation, observe
+from launch.records import Submitted
 from launch.stop import is_over, stop
 
 SAVE_S = 10
@@ -57,7 +58,7 @@ def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callabl
 
     `longer` is the option for a longer wait. `doing` tells what goes on once all nodes have started.
     """
-    kind = ExecutorKind(run.read_json(run.jobs)["executor"])
+    kind = ExecutorKind.slurm if _on_slurm(run) else ExecutorKind.local
     begun = time.monotonic()
     told = ""
     while not (seen := observe(run)).over:
@@ -75,10 +76,14 @@ def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callabl
     return None
 
 
+def _on_slurm(run: RunDir) -> bool:
+    submitted = run.read(run.jobs, Submitted)
+    return submitted is not None and submitted.on_slurm
+
+
 def end(run: RunDir) -> None:
     """Nothing of it is left. A node that does not answer any more keeps its job until that is cancelled."""
-    jobs = run.read_json(run.jobs)
-    if jobs["executor"] == ExecutorKind.local:
+    if not _on_slurm(run):
         tidy(run)
         return
     until = time.monotonic() + END_S

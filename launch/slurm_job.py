@@ -6,13 +6,13 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from conf.rundir import RunDir
 from launch import slurm_commands
 from launch.errors import LaunchError
+from launch.glance import read_submitted
 from launch.peers import SILENCE_S, JobFate, OtherJob
-from launch.start import Start
+from launch.records import JobRecord, NodeRecord
 from launch.unseen import Unseen, not_started
 
 ASK_S = 5.0
@@ -85,14 +85,15 @@ class SlurmJob:
         if time.monotonic() - self._read < READ_S:
             return
         jobs = self._submitted()
-        self._job_of = {self._names[node]: job["id"] for job in jobs for node in job["nodes"]}
+        self._job_of = {self._names[node]: job for job, record in jobs.items() for node in record.nodes}
         if self.restarts == 0:  # what was said then may stand there still
-            self._unseen = {name: why for job in jobs for name, why in not_started(self._run, self._plan, job).items()}
+            found = [not_started(self._run, self._plan, job, record.nodes) for job, record in jobs.items()]
+            self._unseen = {name: why for unseen in found for name, why in unseen.items()}
         self._read = time.monotonic()
 
     def _ask(self) -> None:
         self._asked = time.monotonic()
-        self._about = {job["id"] for job in self._submitted() if job["id"] != self.id}
+        self._about = self._submitted().keys() - {self.id}
         try:
             self._states = slurm_commands.job_states(self._about, ANSWER_S)
         except LaunchError as error:
@@ -110,7 +111,7 @@ class SlurmJob:
 
     def waiting(self) -> list[str]:
         """The run's other jobs that may wait in the queue for this one; none if another task speaks for this job."""
-        jobs = {job["id"] for job in self._submitted()}
+        jobs = self._submitted().keys()
         if self.id not in jobs or not self._speaks():  # resumed meanwhile, these would be other jobs
             return []
         over = {job for job, state in (self._states or {}).items() if state.over}
@@ -124,12 +125,12 @@ class SlurmJob:
             print(f"could not take the run's other jobs out of the queue: {error}", flush=True)
 
     def _speaks(self) -> bool:
-        return all(self._ended_well(self._run.read_json(self._run.node_state(name))) for name in self._before)
+        return all(self._ended_well(self._run.read(self._run.node_state(name), NodeRecord)) for name in self._before)
 
-    def _ended_well(self, state: Mapping[str, Any] | None) -> bool:
-        if state is None or state["job"] != self.id or Start.parse(state["start"]).restarts != self.restarts:
+    def _ended_well(self, state: NodeRecord | None) -> bool:
+        if state is None or state.job != self.id or state.of.restarts != self.restarts:
             return False
-        return bool(state["state"] == "ended" and state["exit_code"] == 0)
+        return state.state == "ended" and state.exit_code == 0
 
-    def _submitted(self) -> list[dict[str, Any]]:
-        return [job for job in self._run.read_json(self._run.jobs)["jobs"] if job["id"] is not None]
+    def _submitted(self) -> dict[str, JobRecord]:
+        return read_submitted(self._run, len(self._names)).by_id

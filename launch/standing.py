@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from conf.json_values import typed
+from conf.run_files import parse_json, read_text
 from conf.rundir import RunDir
+from launch.faults import Faults
 from launch.rank_place import RankPlace
+from launch.records import DoingRecord, RankRecord
 
 STILL_S = 10.0
 """A rank at work of its own may hold the others up after this time."""
@@ -40,24 +45,41 @@ class Doing(RankPlace):
         return self.process in _STOPPED
 
 
-def read_doings(run: RunDir, plan: Mapping[str, Any], started_unix: Mapping[str, float]) -> tuple[Doing, ...]:
-    """Of the ranks of these nodes, but not what an earlier start left there.
-
-    Raises:
-        RunFolderError: a file is not what it should be.
-    """
+def read_doings(
+    run: RunDir, plan: Mapping[str, Any], started_unix: Mapping[str, float], faults: Faults
+) -> tuple[Doing, ...]:
+    """Of the ranks of these nodes, but not what an earlier start left there."""
     return tuple(
-        _doing(plan["ranks"][entry["rank"]], node, entry)
+        _doing(plan["ranks"][entry.rank], node, entry.pid, entry.doing)
         for node, unix in started_unix.items()
-        for entry in run.read_json(run.node_ranks(node)) or ()
-        if entry.get("doing") and entry["doing"]["since_unix"] >= unix
+        for entry in _ranks(run.node_ranks(node), len(plan["ranks"]), faults)
+        if entry.doing is not None and entry.doing.since_unix >= unix
     )
 
 
-def _doing(place: Mapping[str, Any], node: str, entry: Mapping[str, Any]) -> Doing:
+def _ranks(path: Path, ranks: int, faults: Faults) -> list[RankRecord]:
+    """What nodes/<node>.ranks.json says of each of its ranks."""
+    try:
+        content = faults.tried(lambda: parse_json(read_text(path), str(path)), None)
+    except FileNotFoundError:
+        return []
+    if content is None:
+        return []
+    if not isinstance(content, list):
+        faults.add(f"{path} is damaged: it holds no JSON list")
+        return []
+    found = [
+        faults.tried(lambda number=number, entry=entry: typed(RankRecord, entry, f"{path}[{number}]"), None)  # type: ignore[misc]
+        for number, entry in enumerate(content)
+    ]
+    if strange := [entry.rank for entry in found if entry is not None and entry.rank >= ranks]:
+        faults.add(f"{path} is damaged: plan.json has no rank {strange[0]}")
+    return [entry for entry in found if entry is not None and entry.rank < ranks]
+
+
+def _doing(place: Mapping[str, Any], node: str, pid: int, doing: DoingRecord) -> Doing:
     where = {key: place[key] for key in ("rank", "stage", "dp", "tp")}
-    told = {key: entry["doing"][key] for key in ("does", "what", "iteration", "since_unix", "process")}
-    return Doing(node=node, pid=entry["pid"], **where, **told)
+    return Doing(node=node, pid=pid, **where, **vars(doing))
 
 
 def holding_up(

@@ -53,7 +53,7 @@ def _view(found: Findings, as_object: bool) -> View:
     key = (
         (verdict.state, verdict.rule, seen.log[-1:], [str(job) for job in seen.jobs]),
         [(node.state, node.alive, node.exit_code) for node in seen.nodes],
-        (found.mismatches, found.stderr, found.agents),
+        (found.mismatches, found.stderr, found.agents, found.faults),
     )
     text = json.dumps(as_json(found)) if as_object else as_text(found)
     screen = None

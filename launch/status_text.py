@@ -36,8 +36,11 @@ def as_text(found: Findings) -> str:
 
 
 def evidence(found: Findings) -> list[str]:
-    """Line by line: what the verdict rests on, and where nodes run something else than was submitted."""
-    return [*found.verdict.evidence, *(f"mismatch: {line}" for line in found.mismatches)]
+    """Line by line: what the verdict rests on, where nodes run something else than was submitted, and what of the run's
+    files is damaged."""
+    mismatches = [f"mismatch: {line}" for line in found.mismatches]
+    faults = [f"fault: {text}" for text in found.faults if text != found.verdict.reason]
+    return [*found.verdict.evidence, *mismatches, *faults]
 
 
 def complaint_lines(found: Sequence[Complaint]) -> list[str]:
@@ -82,6 +85,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         "gpus": {node.node: asdict(node.entries[-1]) for node in seen.gpus if node.entries},
         "errors": [asdict(error) for error in seen.errors],
         "mismatches": list(found.mismatches),
+        "faults": list(found.faults),
         "stderr": [asdict(complaint) for complaint in found.stderr],
         "agents": [asdict(complaint) for complaint in found.agents],
     }

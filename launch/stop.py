@@ -6,8 +6,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence, Set
 
 from conf.rundir import RunDir
 from conf.visible import visible
@@ -21,6 +20,7 @@ from launch.launching import is_launching, launcher
 from launch.observe import is_here, observe
 from launch.owner import check_may_stop, owner_of
 from launch.provenance import user_name
+from launch.records import Submitted
 from launch.verdict import State
 from launch.worker import GRACE_S
 
@@ -51,19 +51,21 @@ def stop(run: RunDir) -> str:
     until = time.monotonic() + LAUNCH_S
     while is_launching(run) and time.monotonic() < until:
         time.sleep(LOOK_S)
-    submitted = run.read_json(run.jobs)
+    submitted = run.read(run.jobs, Submitted)
     if submitted is None:
         return "nothing of it had been started"
-    if submitted["executor"] == "slurm":
-        return _stop_jobs(slurm_commands.comment_of(submitted["token"]), owner_of(run), submitted["jobs"])
-    if is_here(run, submitted["jobs"]):
-        return _stop_processes(run, submitted["token"], submitting=not submitted["jobs"])
+    if submitted.on_slurm:
+        return _stop_jobs(slurm_commands.comment_of(submitted.token), owner_of(run), {job.id for job in submitted.jobs})
+    if is_here(run, submitted.jobs):
+        return _stop_processes(run, submitted.token, submitting=not submitted.jobs)
     return _leave_to_its_agents(run)
 
 
-def _stop_jobs(comment: str, owner: int, jobs: Sequence[Mapping[str, Any]]) -> str:
-    """Found by their comment: also those of a submission that was cut off before it wrote them down."""
-    known = {job["id"] for job in jobs}
+def _stop_jobs(comment: str, owner: int, known: Set[str | None]) -> str:
+    """Found by their comment: also those of a submission that was cut off before it wrote them down.
+
+    `known` are the ids in jobs.json, None for one that was not written down.
+    """
     until = time.monotonic() + (SUBMISSION_S if None in known else 0.0)
     while not set(ids := slurm_commands.submitted(comment, owner)) - known and time.monotonic() < until:
         time.sleep(slurm_commands.QUEUE_S)
@@ -99,10 +101,12 @@ def is_over(run: RunDir) -> bool:
         return verdict.state is not State.starting
     if not observe(run).over:  # its jobs may not be in the queue yet, or be another user's
         return False
-    jobs = run.read_json(run.jobs)
-    if jobs["executor"] == "slurm":
-        return not slurm_commands.submitted(slurm_commands.comment_of(jobs["token"]), owner_of(run))
-    return not processes.find(jobs["token"])
+    jobs = run.read(run.jobs, Submitted)
+    if jobs is None:
+        return True
+    if jobs.on_slurm:
+        return not slurm_commands.submitted(slurm_commands.comment_of(jobs.token), owner_of(run))
+    return not processes.find(jobs.token)
 
 
 def _find(token: str, patience_s: float) -> set[int]:

@@ -199,7 +199,7 @@ def _unwritable_told(run: RunDir) -> Iterator[None]:
 
 def resumable(plan: Mapping[str, Any]) -> bool:
     """Whether a run leaves checkpoints from which it goes on when it is started again."""
-    return bool(plan["train"]["checkpoint"]) and plan["rehearsal"] is None and "engine" not in plan
+    return bool(plan["train"].get("checkpoint")) and plan["rehearsal"] is None and "engine" not in plan
 
 
 def _start(

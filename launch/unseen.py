@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conf.errors import RunFolderError
+from conf.run_files import read_text
 from conf.rundir import RunDir
 from launch.slurm_commands import LAUNCH_FAILURE, JobState
 
@@ -42,18 +44,19 @@ def unlaunched(run: RunDir, job: str, names: Sequence[str], state: JobState | No
 
 
 def not_started(
-    run: RunDir, plan: Mapping[str, Any], job: Mapping[str, Any], hosts: Sequence[str] = ()
+    run: RunDir, plan: Mapping[str, Any], job: str, nodes: Sequence[int], hosts: Sequence[str] = ()
 ) -> dict[str, Unseen]:
-    """The nodes of a job, as jobs.json has it, whose agent could not open its output. `hosts` are by task."""
-    nodes: list[int] = job["nodes"]
+    """The nodes of a job whose agent could not open its output; `nodes` are node ranks, and like `hosts` by task."""
     try:
-        said = (run.submitit / f"{job['id']}_batch.out").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        said = read_text(run.submitit / f"{job}_batch.out", errors="replace")
+    except (FileNotFoundError, RunFolderError):
         return {}
     components = len({plan["nodes"][rank]["group"] for rank in nodes})  # each of which may have an id of its own
     found = {}
-    for number, task, why in re.findall(rf"{re.escape(str(run.submitit))}/(\d+)_(\d+)_log\.out: (.+)", said):
-        if int(task) < len(nodes) and 0 <= int(number) - int(job["id"]) < components:
+    for number, task, why in re.findall(
+        rf"{re.escape(str(run.submitit))}/(\d{{1,18}})_(\d{{1,9}})_log\.out: (.+)", said
+    ):
+        if int(task) < len(nodes) and 0 <= int(number) - int(job) < components:
             host = hosts[int(task)] if len(hosts) == len(nodes) else ""
             found[plan["nodes"][nodes[int(task)]]["name"]] = Unseen(host, why.strip())
     return found

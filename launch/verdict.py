@@ -1,10 +1,11 @@
 """What is to be thought of a run: a state, the rule that led to it, a reason, the evidence.
 
-`decide` looks at an `Observation` only. Its rules, in this order: a cause of failure (`launch.causes`), the earliest
-first; stopped by request; saved because time ran out; ended from outside; a rank that stood still; a node that gave up;
-errors whose cause nobody recorded; a loss that is not finite; success, which takes both the exit codes and the last
-iteration in the log; a Slurm that does not answer where only it could tell; a worker or agent that was stopped; a
-failure whose cause is not known yet; GPUs that tell of a hang; pace; a rank that was stopped.
+`decide` looks at an `Observation` only. Its rules, in this order: a file that would tell how the run is and cannot be
+read; a cause of failure (`launch.causes`), the earliest first; stopped by request; saved because time ran out; ended
+from outside; a rank that stood still; a node that gave up; errors whose cause nobody recorded; a loss that is not
+finite; success, which takes both the exit codes and the last iteration in the log; a Slurm that does not answer where
+only it could tell; a worker or agent that was stopped; a failure whose cause is not known yet; GPUs that tell of a
+hang; pace; a rank that was stopped.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def judge(run: RunDir, now: float | None = None) -> Verdict:
     """Looks at a run and decides. `now` is in seconds since 1970.
 
     Raises:
-        RunFolderError: a file of the run is not what it should be.
+        RunFolderError: plan.json or jobs.json is not what it should be.
     """
     return decide(observe(run, now))
 
@@ -85,6 +86,7 @@ def decide(seen: Observation) -> Verdict:
     state, rule, reason = next(
         finding
         for rule in (
+            _unreadable,
             _failure,
             _stop,
             _interrupted,
@@ -109,6 +111,11 @@ def decide(seen: Observation) -> Verdict:
 
 
 Finding = tuple[State, str, str]
+
+
+def _unreadable(seen: Observation) -> Finding | None:
+    fault = next((fault for fault in seen.faults if fault.decisive), None)
+    return None if fault is None else (State.unknown, "unreadable", fault.text)
 
 
 def _failure(seen: Observation) -> Finding | None:

@@ -157,7 +157,7 @@ def _check(hint: Any, value: Any, key: str, whole: bool) -> None:
 
 _SCALARS: Dict[Any, Range] = {
     bool: Range("true or false", lambda value: isinstance(value, bool)),
-    int: Range("a whole number", lambda value: type(value) is int),
+    int: Range("a whole number", lambda value: type(value) is int and abs(value) < 2**63),
     float: Range("a number", lambda value: type(value) in (int, float) and abs(value) < 1e300),  # nor is NaN
     str: Range("a text", lambda value: isinstance(value, str)),
 }

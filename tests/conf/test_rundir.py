@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
@@ -277,27 +276,6 @@ def test_json_is_read_as_written_and_none_before(tmp_path: Path) -> None:
     run.write_json(run.jobs, {"jobs": []})
     assert run.read_json(run.jobs) == {"jobs": []}
     assert json.loads(run.jobs.read_text(encoding="utf-8")) == {"jobs": []}
-
-
-@pytest.fixture
-def stale_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next file that is read was replaced, over NFS, while it was."""
-    read = Path.read_text
-    errors = [OSError(errno.ESTALE, "Stale file handle")]
-
-    def read_text(path: Path, encoding: str | None = None) -> str:
-        if errors:
-            raise errors.pop()
-        return read(path, encoding)
-
-    monkeypatch.setattr(Path, "read_text", read_text)
-
-
-@pytest.mark.usefixtures("stale_once")
-def test_a_file_that_was_replaced_while_it_was_read_is_read_again(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    run.write_json(run.jobs, {"jobs": []})
-    assert run.read_json(run.jobs) == {"jobs": []}
 
 
 def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from conf.gpu_lines import GpuReading, GpuSample, entry_text
 from conf.rundir import RunDir
+from launch.faults import Faults
 from launch.findings import findings
 from launch.mismatches import is_a, mismatches
 from launch.observe import observe
@@ -34,7 +35,7 @@ def made(path: Path, gpu: str = "CPU") -> RunDir:
 
 def told(run: RunDir) -> list[str]:
     seen = observe(run, NOW)
-    return mismatches(run, seen.plan, seen.nodes)
+    return mismatches(run, seen.plan, seen.nodes, Faults())
 
 
 def test_a_run_that_is_as_submitted_has_none(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from launch.faults import Faults
 from launch.iterations import TAIL_BYTES, Iteration, read_text_log
 
 LINE = " [2026-11-21 10:20:30.1] iteration {:8d}/     900 | elapsed time per iteration (ms): 20.5 | lm loss: 5.0E+00 |"
@@ -16,23 +17,28 @@ def log(path: Path, *lines: str, end: str = "\n") -> Path:
     return path
 
 
+def read(path: Path) -> tuple[Iteration, ...]:
+    faults = Faults()
+    found = read_text_log(path, faults)
+    assert not faults
+    return found
+
+
 def test_an_iteration_is_as_old_as_the_last_writing(tmp_path: Path) -> None:
-    found = read_text_log(log(tmp_path / "a-0.out", "training ...", LINE.format(1), "(min, max) time", LINE.format(10)))
+    found = read(log(tmp_path / "a-0.out", "training ...", LINE.format(1), "(min, max) time", LINE.format(10)))
     assert found == tuple(
         Iteration(iteration=number, unix=1000.0, elapsed_ms=20.5, loss=5.0, nan=0) for number in (1, 10)
     )
 
 
 def test_a_line_that_is_being_written_is_not_there_yet(tmp_path: Path) -> None:
-    assert [
-        line.iteration for line in read_text_log(log(tmp_path / "a-0.out", LINE.format(1), LINE.format(2), end=""))
-    ] == [1]
+    assert [line.iteration for line in read(log(tmp_path / "a-0.out", LINE.format(1), LINE.format(2), end=""))] == [1]
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     path = log(tmp_path / "a-0.out", LINE.format(1), "x" * TAIL_BYTES, LINE.format(2))
-    assert [line.iteration for line in read_text_log(path)] == [2]
+    assert [line.iteration for line in read(path)] == [2]
 
 
 def test_a_log_that_is_not_there_has_no_iterations(tmp_path: Path) -> None:
-    assert read_text_log(tmp_path / "a-0.out") == ()
+    assert read(tmp_path / "a-0.out") == ()

@@ -39,7 +39,8 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def tell(run: RunDir, name: str, **changes: Any) -> None:
-    state = {"state": "running", "start": str(HERE), "exit_code": None, "stopped": None, "reason": None}
+    state = {"state": "running", "start": str(HERE), "exit_code": None, "stopped": None, "reason": None, "pid": 1}
+    state |= {"job": None, "started_unix": 0.0, "ended_unix": None, "out_begin": 0, "err_begin": 0}
     run.write_json(run.node_state(name), {**state, "beat_unix": time.monotonic(), **changes})
 
 

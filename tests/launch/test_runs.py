@@ -55,9 +55,17 @@ DAMAGE: dict[str, tuple[Callable[[RunDir], object], str]] = {
     "plan of something else": (lambda run: run.plan.write_text("{}"), "it lacks version, run, tensor"),
     "a list for an object": (lambda run: run.jobs.write_text("[]"), "jobs.json is damaged: it holds no JSON object"),
     "a node without keys": (drop_key, "local-1.json is damaged, or of another version of tdpp: it lacks start, pid"),
-    "no text": (lambda run: run.jobs.write_bytes(b"\xff"), "jobs.json is not JSON: "),
-    "metrics": (lambda run: run.metrics.write_text("{}\n"), "metrics.jsonl holds a line that is no logged iteration"),
-    "a folder": (lambda run: (run.metrics.unlink(), run.metrics.mkdir()), "Is a directory: "),
+    "no text": (lambda run: run.jobs.write_bytes(b"\xff"), "jobs.json is not text: byte 0 is no UTF-8"),
+    "another type": (
+        lambda run: run.jobs.write_text(run.jobs.read_text().replace("[]", '[{"id": 1, "nodes": [0]}]')),
+        "jobs.json is damaged: jobs[0].id=1 must be a text",
+    ),
+    "too deep": (lambda run: run.jobs.write_text("[" * 10**5), "too deep within each other"),
+    "a folder": (lambda run: (run.metrics.unlink(), run.metrics.mkdir()), "metrics.jsonl is a folder, not a regular"),
+    "a pipe": (
+        lambda run: (run.node_state("local-0").unlink(), os.mkfifo(run.node_state("local-0"))),
+        "local-0.json is a named pipe, not a regular file",
+    ),
 }
 
 
@@ -299,3 +307,82 @@ def test_folders_of_others_that_are_closed_are_a_line(capsys: pytest.CaptureFixt
     captured = capsys.readouterr()
     assert [line.split()[0] for line in captured.out.splitlines()] == ["run", first.name]
     assert captured.err == f"1 folder in {runs} cannot be read, and is not listed\n"
+
+
+CLOSED = ("plan.json", "jobs.json", "nodes", "nodes/local-1.json", "metrics.jsonl")
+"""Without any of these nobody can say how a run is."""
+
+
+@pytest.mark.parametrize("part", CLOSED)
+def test_of_a_run_a_part_of_which_is_closed_one_line_tells(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_to_others() as runs:
+        first, second = made(runs, "20260101-000000-a"), made(runs, "20260102-000000-b")
+        (second.path / part).chmod(0)
+        with ordinary_user():
+            assert cli.main(["runs", "--runs-dir", str(runs)]) == 0
+            listed = capsys.readouterr()
+            assert cli.main(["runs", second.name, "--runs-dir", str(runs)]) == 1
+            asked = capsys.readouterr()
+            assert cli.main(["status", second.name, "--runs-dir", str(runs)]) == 1
+            judged = capsys.readouterr()
+            assert cli.main(["logs", second.name, "--runs-dir", str(runs)]) == (part not in CLOSED[3:])
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["run", first.name]
+    assert listed.err == f"1 folder in {runs} cannot be read, and is not listed\n"
+    why = f"{part}{'/local-0.json' * (part == 'nodes')}: cannot be read (Permission denied)"
+    assert (asked.out, asked.err.count("\n")) == ("", 1)
+    assert f"{second.path}/{why}" in asked.err
+    assert (judged.out + judged.err).count(f"{second.path}/{why}") == 1
+
+
+@pytest.mark.parametrize("part", ["config.yaml", "provenance.json", "events", "errors", "checkpoints", "submitit"])
+def test_a_run_is_judged_without_what_does_not_tell_how_it_is(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_to_others() as runs:
+        run = made(runs, "20260101-000000-a")
+        (run.path / part).mkdir(exist_ok=True) if "." not in part else (run.path / part).touch()
+        (run.path / part).chmod(0)
+        with ordinary_user():
+            assert cli.main(["runs", "--runs-dir", str(runs)]) == 0
+            assert cli.main(["status", run.name, "--runs-dir", str(runs)]) == 0
+            assert cli.main(["logs", run.name, "--runs-dir", str(runs)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("succeeded") == 2
+    assert captured.err == ""
+
+
+def test_a_damaged_line_is_noted_beside_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made(tmp_path, "20260101-000000-a")
+    with run.metrics.open("a") as file:
+        file.write("0\n")
+    heading, row = table(tmp_path, capsys, code=0)
+    assert heading.split() == [*HEADING, "note"]
+    assert row.split()[1] == "succeeded"
+    assert row.endswith("metrics.jsonl holds what is no logged iteration: line 11 is damaged: it holds no JSON object")
+
+
+def test_a_node_whose_file_is_damaged_leaves_the_rest_of_the_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made(tmp_path, "20260101-000000-a")
+    run.node_state("local-1").write_text('{"start": 1}')
+    assert cli.main(["status", str(run.path)]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith(f"{run.name}: unknown, {run.node_state('local-1')} is damaged, or of another version")
+    assert any(line.startswith("  iteration: 50 of 50, ") for line in told)
+    assert "  node local-0: ended with 0" in told
+
+
+def test_what_cannot_be_printed_is_named_and_the_other_nodes_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made(tmp_path, "20260101-000000-a")
+    run.node_out("local-1").write_text("well\n")
+    os.mkfifo(run.node_out("local-0"))
+    for options in ((), ("--tail", "3")):
+        assert cli.main(["logs", str(run.path), *options]) == 1
+        captured = capsys.readouterr()
+        assert captured.out == "local-1: well\n"
+        assert captured.err == f"tdpp: error: {run.node_out('local-0')} is a named pipe, not a regular file\n"
+    with run.node_err("local-0").open("wb") as file:
+        file.truncate(2**40)
+    assert cli.main(["logs", str(run.path), "--err", "--node", "local-0"]) == 1
+    assert capsys.readouterr().err.endswith(f"has {2**40} bytes; print its end with --tail N\n")

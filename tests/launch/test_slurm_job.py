@@ -14,13 +14,17 @@ from launch.errors import LaunchError
 from launch.peers import JobFate
 from launch.slurm_job import SlurmJob
 
+SUBMITTED = {"token": "t", "executor": "slurm", "submission": 0}
+STATE = {"pid": 1, "started_unix": 0.0, "beat_unix": 0.0, "ended_unix": None, "stopped": None, "reason": None}
+STATE |= {"out_begin": 0, "err_begin": 0}
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path / "run")
     made.path.mkdir()
     made.write_json(made.plan, {"nodes": [{"name": "a-0"}, {"name": "b-0"}]})
-    made.write_json(made.jobs, {"jobs": [{"id": "1", "nodes": [0]}, {"id": "2", "nodes": [1]}]})
+    made.write_json(made.jobs, SUBMITTED | {"jobs": [{"id": "1", "nodes": [0]}, {"id": "2", "nodes": [1]}]})
     return made
 
 
@@ -72,7 +76,8 @@ def test_the_first_of_a_thousand_nodes_reads_the_jobs_once_for_all_of_them(
     names = ["a-0", *(f"b-{number}" for number in range(1023))]
     run.write_json(run.plan, {"nodes": [{"name": name} for name in names]})
     job = SlurmJob(run, "1", 0, (0,), task=0)
-    run.write_json(run.jobs, {"jobs": [{"id": "1", "nodes": [0]}, {"id": "2", "nodes": list(range(1, 1024))}]})
+    jobs = [{"id": "1", "nodes": [0]}, {"id": "2", "nodes": list(range(1, 1024))}]
+    run.write_json(run.jobs, SUBMITTED | {"jobs": jobs})
     read = []
     monkeypatch.setattr(
         RunDir, "read_json", lambda self, path, real=RunDir.read_json: read.append(path) or real(self, path)
@@ -129,9 +134,9 @@ def test_the_next_task_speaks_for_a_job_whose_first_one_has_ended_well(run: RunD
     run.nodes.mkdir()
     second = SlurmJob(run, "1", 1, (0, 1), task=1)
     for start, state, code in (("0.0", "ended", 0), ("0.1", "running", None), ("0.1", "ended", 1)):
-        run.write_json(run.node_state("a-0"), {"start": start, "job": "1", "state": state, "exit_code": code})
+        run.write_json(run.node_state("a-0"), STATE | {"start": start, "job": "1", "state": state, "exit_code": code})
         second.requeue()
     assert not (squeue.parent / "requeued").exists()
-    run.write_json(run.node_state("a-0"), {"start": "0.1", "job": "1", "state": "ended", "exit_code": 0})
+    run.write_json(run.node_state("a-0"), STATE | {"start": "0.1", "job": "1", "state": "ended", "exit_code": 0})
     second.requeue()
     assert (squeue.parent / "requeued").read_text() == "requeue 1\n"

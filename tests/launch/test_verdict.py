@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.errors import RunFolderError
 from conf.rundir import RunDir
+from launch.findings import findings
 from launch.observe import SILENCE_S, observe
 from launch.pace import median_ms
 from launch.plan import make_plan
 from launch.runs_table import run_row
+from launch.status_text import as_text
 from launch.verdict import EXIT_CODES, State, decide, judge
 from tests.launch.live import TWO_NODES
 
@@ -420,11 +421,34 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     assert [line.iteration for line in observe(run, NOW).log] == [5, 10, 15, 20]
 
 
-def test_a_damaged_log_is_told(tmp_path: Path) -> None:
-    run = Case(last=20).make(tmp_path / "run")
-    run.metrics.write_text("{}\n")
-    with pytest.raises(RunFolderError, match=r"metrics.jsonl holds a line that is no logged iteration"):
-        judge(run)
+def test_damaged_lines_of_the_log_are_reported_by_number_and_the_others_count(tmp_path: Path) -> None:
+    run = Case([OK, OK], last=50).make(tmp_path / "run")
+    lines = run.metrics.read_text().splitlines()
+    run.metrics.write_text("\n".join([*lines[:3], "{}", *lines[3:], "0", '{"iteration": "1"}']) + "\n")
+    found = findings(run, observe(run, NOW))
+    assert (found.verdict.state, found.seen.log[-1].iteration) == (State.succeeded, 50)
+    (fault,) = found.faults
+    assert fault.endswith(
+        "metrics.jsonl holds what is no logged iteration: line 4 is damaged, or of another version of tdpp: it lacks "
+        "iteration, unix, elapsed_ms, loss, nan; line 12 is damaged: it holds no JSON object; line 13 is damaged, or "
+        "of another version of tdpp: it lacks unix, elapsed_ms, loss, nan"
+    )
+    assert f"fault: {fault}" in as_text(found)
+
+
+def test_a_damaged_error_of_a_rank_is_reported_and_the_others_count(tmp_path: Path) -> None:
+    run = Case([ended(1), ended(1)], errors=[Error(0, NOW - 9), Error(1, NOW - 8)]).make(tmp_path / "run")
+    run.rank_error(0).write_text('{"rank": 0')
+    found = findings(run, observe(run, NOW))
+    assert found.verdict.reason == "rank 1 (stage 0, dp 1, tp 0, node local-0) failed with RuntimeError: boom"
+    (fault,) = found.faults
+    assert "rank-00000.json is not JSON" in fault
+
+
+def test_that_a_run_was_asked_to_stop_is_known_whatever_the_request_holds(tmp_path: Path) -> None:
+    run = Case([ended(1, "SIGTERM"), ended(1, "SIGTERM")]).make(tmp_path / "run")
+    run.stop_request.write_text("{}")
+    assert judge(run, NOW).state is State.stopped
 
 
 def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:

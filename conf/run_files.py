@@ -1,0 +1,184 @@
+"""Reading what others may have written or damaged: regular files of a sensible size, without waiting and without links
+where a file is made.
+
+A run's folder may hold anything: a pipe that nobody writes to, a folder, a device, terabytes of nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from conf.errors import ClosedError, RunFolderError
+
+MOST_BYTES = 1 << 28
+"""Of a file that is read as a whole, but for events: a plan of 10,000 ranks takes some 2 MB."""
+MOST_DEEP = 50
+"""Lists and objects of JSON within each other."""
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def opened(path: Path, most: int | None = None) -> BinaryIO:
+    """The file, open for reading.
+
+    Args:
+        most: bytes; a larger one is refused.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ClosedError: this user may not read it.
+        RunFolderError: it is no regular file, is too large, or cannot be opened.
+    """
+    try:
+        handle = _handle(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        raise unreadable(path, error) from error
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(handle)
+        kind = next((words for is_one, words in _KINDS if is_one(found.st_mode)), "something else")
+        raise RunFolderError(f"{path} is {kind}, not a regular file")
+    if most is not None and found.st_size > most:
+        os.close(handle)
+        raise RunFolderError(f"{path} has {found.st_size} bytes, more than the {most} that are read of such a file")
+    return os.fdopen(handle, "rb")
+
+
+def _handle(path: Path) -> int:
+    """Of a file that may be replaced at any time: over NFS (version 3) its reader may then find the old one stale."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+    return os.open(path, flags)
+
+
+def unreadable(path: Path, error: Exception) -> RunFolderError:
+    """What to raise for a file or folder that the system does not let one read."""
+    kind = ClosedError if isinstance(error, PermissionError) else RunFolderError
+    return kind(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})")
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a file; raises as `opened`, and RunFolderError for one of more than `most` bytes."""
+    for last in (False, True):
+        with opened(path, most) as file:
+            try:
+                return file.read(most)
+            except OSError as error:
+                if last or error.errno != errno.ESTALE:
+                    raise unreadable(path, error) from error
+    raise AssertionError("either returned or raised")
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """The same as text; raises RunFolderError for what is no UTF-8, unless `errors` is such as `replace`."""
+    try:
+        return read_bytes(path).decode(errors=errors)
+    except UnicodeDecodeError as error:
+        raise RunFolderError(f"{path} is not text: byte {error.start} is no UTF-8") from error
+
+
+def read_tail(path: Path, size: int, begin: int = 0) -> tuple[bytes, bool]:
+    """At most `size` bytes from the end of a file, none of those before `begin`; and whether earlier ones are left out.
+
+    Raises as `opened`.
+    """
+    with _reading(path) as file:
+        start = file.seek(0, os.SEEK_END) - size
+        file.seek(max(begin, start, 0))
+        return file.read(size), start > begin
+
+
+def read_part(path: Path, begin: int, size: int) -> bytes:
+    """At most `size` bytes of a file from `begin` on; raises as `opened`."""
+    with _reading(path) as file:
+        file.seek(begin)
+        return file.read(size)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """The same as `opened`, also for what goes wrong while it is read."""
+    with opened(path) as file:
+        try:
+            yield file
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        RunFolderError: it is no JSON, or nested deeper than anything of tdpp's; it names `where`.
+    """
+    try:
+        value = json.loads(text)
+        if text.count("[") + text.count("{") > MOST_DEEP:
+            _require_flat(value)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RunFolderError(f"{where} is damaged: half of a character (such as \\ud800)") from None
+    except RecursionError:  # also of _require_flat
+        raise RunFolderError(f"{where} is damaged: lists or objects lie too deep within each other") from None
+    except ValueError as error:
+        raise RunFolderError(f"{where} is not JSON: {error}") from error
+    return value
+
+
+def _require_flat(value: Any) -> None:
+    """Raises RecursionError for what lies too deep for those who go through it."""
+    level = [value]
+    for _ in range(MOST_DEEP):
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise RecursionError
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder of a run, sorted; nothing where there is none.
+
+    Raises:
+        RunFolderError: it cannot be listed.
+    """
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise unreadable(folder, error) from error
+
+
+def appended(path: Path) -> BinaryIO:
+    """A file of this user's own, open at its end; it is made if it is not there, but never through a link.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o644), "ab")
