@@ -6,10 +6,11 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from conf.errors import RunFolderError
 from conf.rundir import RunDir, write_atomic
 from conf.words import Parser, option, whole
 from reports import picture, run_page, statistics, timeline_page
@@ -160,7 +161,12 @@ def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | 
     found = source.read()
     known, timeline = found.record, found.timeline
     figures = statistics.statistics(timeline, known.plan.ranks)
-    findings = judge(source.run) if judge and source.run else None
+    findings = None
+    if judge and source.run:
+        try:
+            findings = judge(source.run)
+        except RunFolderError as error:
+            known = replace(known, notes=(*known.notes, f"no verdict: {error}"))
     for note in (f"{known.name}: {note}" for note in (*known.notes, *timeline.notes)):
         if note not in told:
             print(note, file=sys.stderr)
@@ -172,7 +178,7 @@ def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | 
         (all_ranks, timeline_page.render(known, timeline, figures, found.prediction)),
     )
     try:
-        source.report.mkdir(parents=True, exist_ok=True)
+        source.make_folder()
         for path, content in contents:
             write_atomic(path, content if refresh_s is None else refreshing(content, refresh_s))
     except OSError as error:

@@ -5,16 +5,18 @@ The format of the files and of their `clock` records is in `docs/formats.md`.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.errors import RunFolderError
+from conf.json_values import Count, Rule, typed
+from conf.run_files import parse_json, read_bytes
 from reports.errors import ReportError
 
 MAGIC = b"TDPPEVT1"
@@ -80,6 +82,9 @@ NAMES = (
 )
 """Names that the engine and Megatron-LM give, in the order in which legends list and charts draw them: what may lie
 inside another comes after it."""
+MOST_BYTES = 1 << 30
+"""Of a file: 33 million events."""
+Nanoseconds = Annotated[int, Rule("nanoseconds", lambda value: abs(value) < 1 << 62)]
 REACH_NS = 1 << 51
 """26 days. Events further from the middle of a run are no times of it, and a page could not hold them exactly."""
 
@@ -127,8 +132,9 @@ def read_rank(path: Path) -> RankEvents:
 
     Raises:
         ReportError: it is not an event file, or one of another version; says what was expected and found.
+        RunFolderError: it cannot be read.
     """
-    content = path.read_bytes()
+    content = read_bytes(path, MOST_BYTES)
     if content[:8] != MAGIC:
         raise ReportError(
             f"{path} is not an event file: expected it to start with {MAGIC!r}, found {content[:8]!r}"
@@ -137,47 +143,53 @@ def read_rank(path: Path) -> RankEvents:
     header, start = _header(path, content)
     whole, rest = divmod(len(content) - start, RECORD.itemsize)
     records = np.frombuffer(content, RECORD, whole, start)
-    names = tuple(str(name) for name in header["names"])
+    names = header.names
     sound = (records["name"] < len(names)) & (
         (records["end_ns"] >= records["start_ns"]) | (records["name"] == _index(names, CLOCK))
     )
     notes = []
     if rest:
-        notes.append(
-            f"rank {header['rank']}: the last record is cut short ({rest} of {RECORD.itemsize} bytes); ignored"
-        )
+        notes.append(f"rank {header.rank}: the last record is cut short ({rest} of {RECORD.itemsize} bytes); ignored")
     if not sound.all():
         notes.append(
-            f"rank {header['rank']}: {int((~sound).sum())} of {whole} records have an unknown name or end before "
+            f"rank {header.rank}: {int((~sound).sum())} of {whole} records have an unknown name or end before "
             "they start; ignored"
         )
         records = records[sound]
     is_clock = records["name"] == _index(names, CLOCK)
     return RankEvents(
-        rank=int(header["rank"]),
-        host=str(header["host"]),
+        rank=header.rank,
+        host=header.host,
         names=names,
-        wall_offset_ns=int(header["unix_ns"]) - int(header["monotonic_ns"]),
+        wall_offset_ns=header.unix_ns - header.monotonic_ns,
         records=records[~is_clock],
         clock=np.sort(records[is_clock], order="start_ns"),
         notes=tuple(notes),
     )
 
 
-def _header(path: Path, content: bytes) -> tuple[dict[str, Any], int]:
+@dataclass(frozen=True, kw_only=True)
+class _Header:
+    """What is read of it."""
+
+    rank: Count
+    host: str
+    names: tuple[str, ...]
+    monotonic_ns: Nanoseconds
+    unix_ns: Nanoseconds
+
+
+def _header(path: Path, content: bytes) -> tuple[_Header, int]:
     """The header of a file and the offset of its first record."""
     try:
         (length,) = struct.unpack_from("<I", content, 8)
-        header = json.loads(content[12 : 12 + length])
-    except (struct.error, ValueError) as error:
+        header = parse_json(content[12 : 12 + length].decode(), "what stands there")
+    except (struct.error, ValueError, RunFolderError) as error:
         raise ReportError(f"{path}: expected a JSON header after the first 12 bytes, found none ({error})") from error
     found = header.get("version") if isinstance(header, dict) else header
     if found != VERSION:
         raise ReportError(f"{path}: expected an event file of version {VERSION}, found version {found!r}")
-    lacking = {"rank", "host", "names", "monotonic_ns", "unix_ns"} - header.keys()
-    if lacking:
-        raise ReportError(f"{path}: the header lacks {', '.join(sorted(lacking))}; it has {', '.join(sorted(header))}")
-    return header, 12 + length
+    return typed(_Header, header, f"{path}: its header"), 12 + length
 
 
 def _index(names: Sequence[str], name: str) -> int:
@@ -197,7 +209,7 @@ def read_run(paths: Mapping[int, Path]) -> Timeline:
             file = read_rank(path)
         except FileNotFoundError:
             absent.append(rank)
-        except ReportError as error:
+        except (ReportError, RunFolderError) as error:
             notes.append(f"rank {rank}: {error}")
         else:
             if file.rank == rank:

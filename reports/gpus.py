@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from conf.errors import RunFolderError
 from conf.gpu_lines import GpuReading, GpuSample, GpuTrouble, entries
+from conf.run_files import read_tail
 from conf.rundir import RunDir
 from reports import gpustat
 from reports.record import Record
@@ -59,15 +61,18 @@ def read_gpus(run: RunDir, record: Record) -> GpuReport | None:
 def read_files(paths: Mapping[str, Path]) -> GpuReport | None:
     """What the nodes' files say, as tdpp or gpustat writes them; None if there is none of them."""
     share = max(LEAST_BYTES, BYTES // max(len(paths), 1))
-    texts = {}
+    texts, unread = {}, list[str]()
     for node, path in paths.items():
         try:
-            with path.open("rb") as file:
-                file.seek(max(path.stat().st_size - share, 0))
-                texts[node] = file.read().decode(errors="replace")
+            texts[node] = read_tail(path, share)[0].decode(errors="replace")
         except FileNotFoundError:
             continue
-    return gpu_report(texts) if texts else None
+        except RunFolderError as error:
+            unread.append(str(error))
+    if not texts and not unread:
+        return None
+    report = gpu_report(texts)
+    return replace(report, troubles=[*report.troubles, *unread])
 
 
 def gpu_report(texts: Mapping[str, str]) -> GpuReport:

@@ -32,7 +32,9 @@ def measure(run: RunDir) -> Measured:
     known = record.read(run)
     plan = known.plan
     if not plan.timeline:
-        return _logged(known.name, [line["elapsed_ms"] / 1e3 for line in known.metrics])
+        return _logged(
+            known.name, [line["elapsed_ms"] / 1e3 for line in known.metrics if line.get("elapsed_ms") is not None]
+        )
     timeline = events.read_run({rank.rank: run.rank_events(rank.rank) for rank in plan.ranks})
     figures = statistics(timeline, plan.ranks)
     lasted = _lasted(figures)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
+from conf.errors import RunFolderError
 from conf.log_lines import unlabelled
+from conf.run_files import opened, unreadable
 from reports import upstream_log
 from reports.errors import NeitherError, ReportError
 from reports.events import EVENT, Timeline
 from reports.legacy_log import Blocks
 from reports.legacy_timeline import INTERLEAVED, Layout, timeline
 from reports.log_facts import Facts
-from reports.record import UNKNOWN, Node, Plan, Rank, Record
+from reports.record import LINE_LIMIT, UNKNOWN, Node, Plan, Rank, Record
 
-LINE_LIMIT = 1 << 26
-"""Characters; what is longer is taken as several lines, so that no file can fill the memory with one."""
 STRANGE_LIMIT = 1 << 26
 """Characters before the first line that is known, from which a file is no log: nobody waits for data of many GB."""
 RANK_LIMIT = 1 << 14
@@ -61,12 +62,19 @@ def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
         ReportError: its ranks do not fit the parallel sizes.
     """
     paths = sorted(path.glob("*.out")) if path.is_dir() else [path]
-    files = [_read(one) for one in paths]
+    files, unread = list[_File](), list[NeitherError]()
+    for one in paths:
+        try:
+            files.append(_read(one))
+        except NeitherError as error:
+            unread.append(error)
+    if not files:
+        raise unread[0]
     main = max(files, key=lambda file: (len(file.blocks.calls), len(file.log.metrics)))
     if not main.log.metrics and not main.blocks.calls:
         raise _no_log(path, main)
     facts = _merged([main, *(file for file in files if file is not main)])
-    notes = [*_few(facts.notes)]
+    notes = [*_few([*map(str, unread), *facts.notes])]
     layout = _layout(main.blocks, facts, given, notes)
     seen = timeline(main.blocks, layout) if layout else _no_times(main.blocks)
     seen = replace(seen, notes=_few(seen.notes))
@@ -100,11 +108,12 @@ def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
 def _read(path: Path) -> _File:
     blocks, facts = Blocks(), Facts()
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            lines = _not_too_strange(iter(lambda: file.readline(LINE_LIMIT), ""), facts)
+        with opened(path) as file:
+            text = TextIOWrapper(file, encoding="utf-8", errors="replace")
+            lines = _not_too_strange(iter(lambda: text.readline(LINE_LIMIT), ""), facts)
             log = upstream_log.parse(facts.watch(blocks.rest(map(unlabelled, lines))))
-    except OSError as error:
-        raise NeitherError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, RunFolderError) as error:
+        raise NeitherError(str(error) if isinstance(error, RunFolderError) else str(unreadable(path, error))) from error
     return _File(path=path, blocks=blocks, facts=facts, log=log)
 
 

@@ -6,17 +6,19 @@ also made of runs that are under way or failed. Only `plan.json` is required.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from conf.errors import ConfigError, RunFolderError
+from conf.json_values import Rule, Unix, typed
 from conf.log_lines import unlabelled
+from conf.run_files import opened, parse_json, read_text
 from conf.rundir import RunDir
 from conf.schema import Experiment
 from megatron_ext.plan import check
@@ -27,6 +29,16 @@ from reports.upstream_log import UpstreamLog
 
 UNKNOWN = "unknown"
 """What a log does not tell."""
+LINE_LIMIT = 1 << 26
+"""Characters; what is longer is taken as several lines, so that no file can fill the memory with one."""
+MOST_METRICS_BYTES = 1 << 30
+"""Of metrics.jsonl: some 3 million logged iterations."""
+MOST_LOG_BYTES = 1 << 36
+"""Of what a node printed."""
+_MOST_LINES = 5
+"""So many lines of metrics.jsonl that are none are named."""
+T = TypeVar("T")
+Mib = Annotated[float, Rule("from 0 to 1e12 MiB", lambda value: 0 <= value <= 1e12)]
 
 
 @dataclass(frozen=True)
@@ -216,7 +228,7 @@ def read(run: RunDir) -> Record:
         config=config,
         experiment=_experiment(run, plan, notes) if config else None,
         overrides=tuple(line for line in _text(run.overrides, notes).splitlines() if line),
-        provenance=_json(run, run.provenance, notes),
+        provenance=_provenance(run, notes),
         node_states={node.name: _json(run, run.node_state(node.name), notes) for node in plan.nodes},
         failures=tuple(_failures(run, plan.ranks, notes)),
         memory=_memory(run, plan.ranks, notes),
@@ -226,10 +238,25 @@ def read(run: RunDir) -> Record:
 
 def _text(path: Path, notes: list[str]) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path, errors="replace")
     except FileNotFoundError:
         notes.append(f"{path.name} is not there")
-        return ""
+    except RunFolderError as error:
+        notes.append(str(error))
+    return ""
+
+
+def _lines(path: Path, most: int, notes: list[str]) -> Iterator[str]:
+    """Of a log of at most so many bytes."""
+    try:
+        with opened(path, most) as file:
+            text = TextIOWrapper(file, encoding="utf-8", errors="replace")
+            while line := text.readline(LINE_LIMIT):
+                yield line.rstrip("\n")
+    except FileNotFoundError:
+        notes.append(f"{path.name} is not there")
+    except RunFolderError as error:
+        notes.append(str(error))
 
 
 def _experiment(run: RunDir, plan: Plan, notes: list[str]) -> Experiment | None:
@@ -261,7 +288,7 @@ def _json(run: RunDir, path: Path, notes: list[str]) -> Mapping[str, Any]:
 
 
 def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
-    lines = (unlabelled(line) for node in plan.nodes for line in _text(run.node_out(node.name), notes).splitlines())
+    lines = (unlabelled(line) for node in plan.nodes for line in _lines(run.node_out(node.name), MOST_LOG_BYTES, notes))
     log = upstream_log.parse(lines).with_tokens(plan.global_batch_size * plan.model["sequence_length"])
     if not log.metrics:
         notes.append("no iteration is in the logs")
@@ -269,21 +296,25 @@ def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
 
 
 def _metrics(path: Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
-    lines = {}
-    for number, text in enumerate(_text(path, notes).splitlines(), 1):
+    lines, strange = {}, 0
+    for number, text in enumerate(_lines(path, MOST_METRICS_BYTES, notes), 1):
         line = _metrics_line(text)
-        if line is None:
-            notes.append(f"{path.name}: line {number} is not a metrics line: {text[:80]!r}; ignored")
-        else:
+        if line is not None:
             lines[line["iteration"]] = line
+            continue
+        strange += 1
+        if strange <= _MOST_LINES:
+            notes.append(f"{path.name}: line {number} is not a metrics line: {text[:80]!r}; ignored")
+    if strange > _MOST_LINES:
+        notes.append(f"{path.name}: {strange - _MOST_LINES} other lines are not metrics lines; ignored")
     return tuple(lines[iteration] for iteration in sorted(lines))
 
 
 def _metrics_line(text: str) -> dict[str, Any] | None:
     """A JSON object of numbers; None for anything else."""
     try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
+        line = parse_json(text, "")
+    except RunFolderError:
         return None
     if not isinstance(line, dict) or not all(map(_is_number, line.values())):
         return None
@@ -300,21 +331,61 @@ def _failures(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> list[Rank
     """Failures, causes before symptoms, then by time."""
     found = []
     for rank in ranks:
-        path = run.rank_error(rank.rank)
-        if path.exists():
-            error = _json(run, path, notes)
+        error = _typed(run, run.rank_error(rank.rank), _Error, notes)
+        if error is not None:
             failure = RankFailure(
-                rank=rank.rank,
-                node=rank.node,
-                type=str(error.get("type", "")),
-                message=str(error.get("message", "")),
-                symptom=bool(error.get("symptom", False)),
+                rank=rank.rank, node=rank.node, type=error.type, message=error.message, symptom=error.symptom
             )
-            found.append((failure.symptom, error.get("unix", 0), failure))
+            found.append((failure.symptom, error.unix, failure))
     return [failure for _, _, failure in sorted(found, key=lambda item: item[:2])]
 
 
 def _memory(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> Mapping[int, Mapping[str, float]]:
-    paths = {rank.rank: run.rank_memory(rank.rank) for rank in ranks}
-    told = {rank: _json(run, path, notes) for rank, path in paths.items() if path.exists()}
-    return {rank: content["mib"] for rank, content in told.items() if "mib" in content}
+    told = {rank.rank: _typed(run, run.rank_memory(rank.rank), _Memory, notes) for rank in ranks}
+    return {rank: content.mib for rank, content in told.items() if content is not None}
+
+
+def _provenance(run: RunDir, notes: list[str]) -> Mapping[str, Any]:
+    """As it is, where what is made use of is sound."""
+    content = _json(run, run.provenance, notes)
+    try:
+        typed(_Origin, content, str(run.provenance))
+    except RunFolderError as error:
+        notes.append(str(error))
+        return {}
+    return content
+
+
+def _typed(run: RunDir, path: Path, kind: type[T], notes: list[str]) -> T | None:
+    """A JSON file that need not be there."""
+    try:
+        return run.read(path, kind)
+    except RunFolderError as error:
+        notes.append(str(error))
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Error:
+    """errors/rank-*.json."""
+
+    type: str = ""
+    message: str = ""
+    symptom: bool = False
+    unix: Unix = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Memory:
+    """memory/rank-*.json."""
+
+    mib: dict[str, Mib]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Origin:
+    """provenance.json."""
+
+    unix: Unix | None = None
+    commit: str | None = None
+    changed: tuple[str, ...] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,11 +68,31 @@ class Source:
             run = RunDir.find(runs, wanted)
         except RunFolderError as error:
             raise _neither(wanted, error) from error
-        if wanted is not None and Path(wanted).resolve() == run.runs:
+        if wanted is not None and Path(os.path.realpath(wanted)) == run.runs:
             raise _several_names(wanted)
         if sizes != Sizes():
             raise ReportError(f"{run.name} is a run, which knows its sizes: leave out --tensor, --data and --pipeline")
         return cls(run=run, log=run.path, sizes=sizes, report=run.report)
+
+    def make_folder(self) -> None:
+        """Makes the folder for the pages. One in a run is made and used by the run's owner alone, and is no link.
+
+        Raises:
+            ReportError: it is in another user's run, or leads elsewhere.
+            OSError: it cannot be made.
+        """
+        if self.run is not None and self.report == self.run.report:
+            if self.run.path.stat().st_uid != os.geteuid():
+                raise ReportError(
+                    f"{self.run.path} belongs to {run_folders.owner(self.run.path)}; write the report elsewhere with "
+                    "--output FOLDER"
+                )
+            if self.report.is_symlink():
+                raise ReportError(
+                    f"{self.report} is a link to {self.report.readlink()}; remove it, or write the report there with "
+                    f"--output {self.report.readlink()}"
+                )
+        self.report.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> Found:
         """All that is known at this moment.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,7 +18,8 @@ import pytest
 from conf.errors import RunFolderError
 from reports.cli import main
 from reports.errors import ReportError
-from tests.ordinary_user import open_to_others, ordinary_user
+from reports.verdict import Findings
+from tests.ordinary_user import NOBODY, only_root_is_two_users, open_to_others, ordinary_user
 from tests.reports.synthetic import Shape, make_run
 
 LOG = (
@@ -477,7 +479,7 @@ def test_who_may_only_read_a_run_is_told_how_to_have_its_report(open_folder: Pat
     mine.mkdir()
     mine.chmod(0o777)
     with ordinary_user():
-        with pytest.raises(ReportError, match=r"/report: cannot be written \(Permission denied\); .* --output FOLDER"):
+        with pytest.raises(ReportError, match=r"aaaa belongs to \w+; write the report elsewhere with --output FOLDER"):
             main([str(run)])
         with pytest.raises(ReportError, match=r"/runs: cannot be written \(Permission denied\); .* --output FOLDER"):
             main([str(run), "--output", str(runs)])
@@ -485,3 +487,63 @@ def test_who_may_only_read_a_run_is_told_how_to_have_its_report(open_folder: Pat
         assert main([str(run.parent), "--output", str(mine / "all")]) == 0
     assert (mine / "one/index.html").exists()
     assert (mine / "all/comparison.html").exists()
+
+
+@only_root_is_two_users
+def test_root_leaves_nothing_in_the_run_of_another_user(run: Path, tmp_path: Path):
+    for path in (run, *run.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    with pytest.raises(ReportError, match=rf"{run} belongs to nobody; write the report elsewhere with --output FOLDER"):
+        main([str(run)])
+    assert not (run / "report").exists()
+    assert main([str(run), "--output", str(tmp_path / "mine")]) == 0
+
+
+def test_a_report_is_not_written_through_a_link(run: Path, tmp_path: Path):
+    (tmp_path / "planted").mkdir()
+    (run / "report").symlink_to(tmp_path / "planted")
+    with pytest.raises(ReportError, match=rf"/report is a link to {tmp_path}/planted; .* --output {tmp_path}/planted"):
+        main([str(run)])
+    assert list((tmp_path / "planted").iterdir()) == []
+    (run / "report").unlink()
+    (run / "report").mkdir()
+    (run / "report/index.html").symlink_to(tmp_path / "planted/page")
+    assert main([str(run)]) == 0
+    assert list((tmp_path / "planted").iterdir()) == []
+    assert not (run / "report/index.html").is_symlink()
+
+
+def in_the_way(make, *names: str):
+    """Puts something else in the place of files of a run."""
+
+    def put(run: Path) -> None:
+        for name in names:
+            shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)
+            make(run / name)
+
+    return put
+
+
+ODD = {
+    "pipes": (in_the_way(os.mkfifo, "metrics.jsonl", "events/rank-00001.bin", "provenance.json", "overrides.txt"), 4),
+    "pipe and folder": (in_the_way(os.mkfifo, "config.yaml", "errors/rank-00000.json", "nodes/g0-0.gpu"), 2),
+    "folders": (in_the_way(Path.mkdir, "metrics.jsonl", "memory/rank-00000.json", "nodes/g0-0.json"), 3),
+    "files": (in_the_way(Path.touch, "events"), 2),
+}
+
+
+@pytest.mark.parametrize(("damage", "notes"), ODD.values(), ids=ODD.keys())
+def test_a_page_is_made_of_what_is_right(run: Path, damage, notes: int):
+    before = report(run)[0]
+    damage(run)
+    after = report(run)[0]
+    assert "2 ranks = 2 pipeline stages" in before
+    assert "2 ranks = 2 pipeline stages" in after
+    assert after.count("not a regular file") + after.count("cannot be read (Not a directory)") >= notes
+
+
+def test_a_run_that_cannot_be_judged_has_a_page_that_says_so(run: Path):
+    def judge(_: object) -> Findings:
+        raise RunFolderError("jobs.json is damaged")
+
+    assert "no verdict: jobs.json is damaged" in report(run, judge)[0]

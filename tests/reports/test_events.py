@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.errors import ReportError
+from conf.errors import TdppError
 from reports.events import EVENT, RECORD, Timeline, aligned, read_rank, read_run
 from tests.reports.synthetic import NAMES, Shape, make_run
 
@@ -80,14 +80,16 @@ def test_a_record_cut_short_is_left_out_and_said(run):
             b'TDPPEVT1\x0d\0\0\0{"version":7}', "expected an event file of version 1, found version 7", id="v7"
         ),
         pytest.param(
-            b'TDPPEVT1\x0d\0\0\0{"version":1}', "the header lacks host, monotonic_ns, names, rank", id="lacks"
+            b'TDPPEVT1\x0d\0\0\0{"version":1}',
+            "its header is damaged, or of another version of tdpp: it lacks rank, host",
+            id="lacks",
         ),
     ],
 )
 def test_a_file_that_is_no_event_file_says_what_was_expected_and_found(tmp_path: Path, content: bytes, message: str):
     path = tmp_path / "rank-00003.bin"
     path.write_bytes(content)
-    with pytest.raises(ReportError) as error:
+    with pytest.raises(TdppError) as error:
         read_rank(path)
     assert message in str(error.value)
     assert str(path) in str(error.value)
