@@ -9,7 +9,7 @@ from random import Random
 
 from tests.fuzz.trial import Trial, attempt, ready, scratch
 
-KINDS = ("overrides", "data", "profiles", "schedules")
+KINDS = ("overrides", "data", "profiles", "schedules", "runs", "logs")
 Draw = Callable[[Random, Path], list[str]]
 """From chance and a folder, where it may put files, to the command line to try there."""
 
