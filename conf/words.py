@@ -102,6 +102,16 @@ def above_0(text: str) -> float:
     return number
 
 
+def not_negative(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise NoValue("must be a number, 0 or more")
+    return number
+
+
 def whole(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise NoValue("must be a whole number, 1 or more")

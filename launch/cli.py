@@ -35,6 +35,7 @@ COMMANDS = {
     "logs": ("launch.logs", "print what the nodes of a run wrote"),
     "stop": ("launch.stop", "end a run, and everything that belongs to it"),
     "runs": ("launch.runs", "list the runs with their verdicts"),
+    "clean": ("launch.clean", "remove what runs have left behind: unfinished launches, images, containers, locks"),
     "search": ("fasop.cli", "find the best plan for a cluster and a model"),
     "profile": ("launch.profile", "measure what models and messages take on a cluster's GPUs"),
     "report": ("reports.cli", "show runs as a page"),
@@ -163,7 +164,7 @@ def usage() -> str:
 
 
 def _unknown(verb: str) -> str:
-    near = difflib.get_close_matches(verb, COMMANDS, cutoff=0.6)
+    near = difflib.get_close_matches(verb, COMMANDS, cutoff=0.65)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the commands are: {', '.join(COMMANDS)}"
     return f"tdpp: error: unknown command {verb!r}; {hint}"
 

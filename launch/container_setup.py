@@ -30,6 +30,7 @@ from conf.rundir import write_atomic
 from conf.schema import ContainerKind
 from launch.container import PROGRAM, RunContainer, container_name, create, fetch
 from launch.errors import LaunchError
+from launch.file_lock import FileLock
 from launch.image_file import check_digest, check_found, expected, write_record
 
 LIMIT_S = 2 * 3600.0
@@ -41,6 +42,11 @@ _LAST_LINES = 5
 
 Doing = Generator[str, None, None]
 """Yields, each time it would wait, what it waits for."""
+
+
+def private_folder(scratch: Path) -> Path:
+    """Where this user's locks and marks lie on a node; it need not be there."""
+    return scratch / f"tdpp-{os.getuid()}"
 
 
 def check_program(kind: ContainerKind) -> None:
@@ -210,7 +216,7 @@ class Setup:
     def _private_folder(self) -> Path:
         """On this node's disk, this user's own."""
         scratch = self._container.scratch
-        folder = scratch / f"tdpp-{os.getuid()}"
+        folder = private_folder(scratch)
         _make_folder(folder, f"cluster.scratch={scratch}", private=True)
         if folder.lstat().st_uid != os.getuid():
             raise LaunchError(
@@ -220,39 +226,14 @@ class Setup:
         return folder
 
 
-class _Lock:
-    """A lock file that is open; closing it, or dying, lets go of it."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("ab")
+class _Lock(FileLock):
+    """One that can be waited for."""
 
     def take(self, how: int) -> Doing:
         """Shared or alone, in the place of what was held before."""
         until = time.monotonic() + LIMIT_S
         while not self.try_take(how):
             yield _bounded(self.busy, until)
-
-    def try_take(self, how: int) -> bool:
-        """The same without waiting; if another process is in the way, what was held before is lost, too."""
-        try:
-            fcntl.flock(self.file, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    @property
-    def busy(self) -> str:
-        """What is waited for when it cannot be taken."""
-        return f"another process that holds {self.file.name}"
-
-    def close(self) -> None:
-        self.file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def _bounded(what: str, until: float) -> str:
