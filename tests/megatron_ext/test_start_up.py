@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,6 +107,18 @@ def test_a_stage_has_the_numbers_of_its_names_however_many_threads_draw_them(
         expected = torch.zeros_like(found)
         expected[:filled] = torch.empty(filled, found.shape[1]).normal_(0.0, std, generator=source)
         assert torch.equal(found, expected), name
+
+
+def test_every_seed_and_every_matrix_have_numbers_of_their_own(engine_run: Callable[..., EngineRun]) -> None:
+    """Also seeds that differ in their highest bit alone."""
+    plan = engine_run("parallel.data=1", "parallel.pipeline=1", "parallel.partition=3").plan
+    drawn: dict[tuple[float, ...], tuple[int, str]] = {}
+    for seed in (0, 1, 1234, 1234 + 2**16, 2**31, 2**32 - 1):
+        one = replace(plan, train=replace(plan.train, seed=seed))
+        for name, weight in Stage(one, 0, TensorGroup(1, 0)).parameters_by_name():
+            if weight.dim() > 1:
+                numbers = tuple(torch.round(weight.detach()[0, :8] / weight.std(), decimals=3).tolist())
+                assert drawn.setdefault(numbers, (seed, name)) == (seed, name)
 
 
 def slow(rank: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
