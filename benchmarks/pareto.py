@@ -10,15 +10,11 @@ import resource
 import time
 
 from fasop.asked import Asked, First
-from fasop.cli import FRONT
 from fasop.inputs import read
 from fasop.prices import step_cost
 from fasop.sought import front
 
-WORDS = (
-    *("cluster=a100x8_a10x8", "model=xl", "train=gpt2", "train.precision=fp16", "parallel.global_batch_size=64"),
-    *FRONT,
-)
+WORDS = (*("cluster=a100x8_a10x8", "model=xl", "train=gpt2", "train.precision=fp16", "parallel.global_batch_size=64"),)
 
 
 def main() -> None:

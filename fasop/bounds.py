@@ -17,6 +17,10 @@ from fasop.partition import both_passes, by_stage, largest_stage, least_largest
 from fasop.pipelines import Linear, Pipelines
 from fasop.placement import Integers
 
+LEVELS = 200
+"""Amounts that are looked at one after another."""
+ROUNDING = 1e-9
+"""What is this near below a whole number of layers counts as one."""
 TINY = 1e-30
 """Seconds that are none, but may divide."""
 
@@ -32,20 +36,20 @@ class Left:
     backward: Floats
 
 
-def passes_left(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> Left:
-    """Of the first micro-batch's gradient, which has come from the end of the model: with several chunks, the gradient
-    that leaves the stage's first chunk.
+def passes_left(schedule: Schedule, stages: int, chunks: int, micro_batches: int, gone: int = 1) -> Left:
+    """After the first micro-batch's gradient, which has come from the end of the model; with several chunks, after
+    `gone` gradients of the first group of micro-batches have left the stage's first chunk.
 
     With 1F1B and `zb_h1`, stage s of P has run P - s forward passes by then, and with `zb_h1` its weight gradients lag
-    s micro-batches behind. With `interleaved` (`fasop.steps`) the first group of micro-batches has gone back through
-    all other chunks, and forward passes are 2 (P - 1 - s) + 2 (chunks - 1) P + 1 ahead.
+    s micro-batches behind. With `interleaved` (`fasop.steps`) the group has gone back through all other chunks, and
+    forward passes are 2 (P - 1 - s) + 2 (chunks - 1) P ahead.
     """
     number, count = np.arange(float(stages)), micro_batches
     if schedule is Schedule.interleaved:
         chunk, group = np.arange(float(chunks)).reshape(-1, 1), stages * chunks
-        ahead = 2 * (stages - 1 - number) + 2 * (chunks - 1) * stages + 1
+        ahead = 2 * (stages - 1 - number) + 2 * (chunks - 1) * stages + gone
         done = ahead // group * stages + np.clip(ahead % group - chunk * stages, 0, stages)
-        back = np.where(chunk == 0, 1, min(stages, count)) + 0 * number
+        back = np.where(chunk == 0, gone, in_turn(stages, count)) + 0 * number
         return Left(forward=np.maximum(0.0, count - done), backward=count - back)
     ahead = np.ones(stages) if schedule is Schedule.gpipe else np.minimum(count, stages - number)
     owed = np.minimum(number, count - 1) / 2 if schedule is Schedule.zb_h1 else 0 * number
@@ -68,6 +72,12 @@ class _Chains:
     left: Linear
     """Its passes from the first gradient that leaves it until the last one. Of several chunks, a layer of that one
     counts which has the shortest passes left."""
+    turn: Linear
+    """[parts, pipelines]: with several chunks, the backward passes of one of them that follow its first one in turn."""
+    of_part: Linear | None
+    """[parts, pipelines]: with several chunks these, and of what the stage has left after that for each chunk as much
+    as is left of every one: a mean over all parts, not what any part takes.
+    """
 
 
 def _freed(pipelines: Pipelines) -> Floats:
@@ -110,6 +120,13 @@ def _summing_bound(pipelines: Pipelines, layers: int) -> Floats:
     return least
 
 
+def in_turn(stages: int, micro_batches: int) -> int:
+    """With `interleaved`, micro-batches of the first group: they go through a chunk in turn, and only then through the
+    next one. So on its way back the first one may hand over to the last one, in any part, and that one goes on.
+    """
+    return min(stages, micro_batches)
+
+
 def _chains(pipelines: Pipelines) -> _Chains:
     schedule, stages, count = pipelines.schedule, pipelines.stages, pipelines.micro_batches
     split, hop = schedule is Schedule.zb_h1, pipelines.hop
@@ -131,7 +148,21 @@ def _chains(pipelines: Pipelines) -> _Chains:
             fixed=of_parts.fixed.reshape(chunks, stages, -1).sum(axis=0),
             layer=of_parts.layer.reshape(chunks, stages, -1).min(axis=0),
         ),
+        turn=_weighted(0.0, forward, in_turn(stages, count) - 1.0, backward),
+        of_part=_of_part(pipelines, chunks) if chunks > 1 else None,
     )
+
+
+def _of_part(pipelines: Pipelines, chunks: int) -> Linear:
+    """See `_Chains.of_part`. The largest part's passes in turn, and after them the largest stage's passes left, are at
+    least their means with the same weights, if a stage has those of all its chunks, which are alike.
+    """
+    stages, turns = pipelines.stages, in_turn(pipelines.stages, pipelines.micro_batches)
+    left = passes_left(pipelines.schedule, stages, chunks, pipelines.micro_batches, turns)
+    forward, backward = left.forward.min(axis=0).reshape(-1, 1), left.backward.min(axis=0).reshape(-1, 1)
+    layer = forward * pipelines.forward.layer[:stages] + backward * pipelines.backward.layer[:stages]
+    whole = (turns - 1) * pipelines.backward.layer + np.tile(chunks * layer, (chunks, 1))
+    return Linear(fixed=np.zeros_like(whole), layer=whole)
 
 
 def _weighted(forwards: Floats | float, forward: Linear, backwards: Floats | float, backward: Linear) -> Linear:
@@ -142,25 +173,55 @@ def _weighted(forwards: Floats | float, forward: Linear, backwards: Floats | flo
 
 
 def _trip_bound(chains: _Chains, capacity: Integers, layers: int) -> Floats:
-    """[pipelines]: the longer of two.
+    """[pipelines]: the first micro-batch's trip, and the largest stage's passes left, or the largest part's."""
+    trip, parts = chains.trip.layer, chains.of_part
+    longest = np.maximum(_mean_of(trip, chains.left, layers), _whole_of(trip, chains.left, capacity, layers))
+    if parts is not None:
+        chunks = len(parts.layer) // len(trip)
+        trips, capacities = np.tile(trip, (chunks, 1)), np.tile(capacity, (chunks, 1))
+        longest = np.maximum(longest, _mean_of(trips, parts, layers))
+        longest = np.maximum(longest, _whole_of(trips, chains.turn, capacities, layers))
+    least: Floats = chains.hops + chains.trip.fixed.sum(axis=0) + longest
+    return least
 
-    With all layers where the trip is shortest, and the largest stage's passes left, which is least where those are
-    balanced, in whole layers.
 
-    For the mean over the stages, with any weights: a constant and a price for each stage's layers. No partition pays
-    less than `layers` times the lowest price; the weights make the prices equal where they can (`level`).
+def _whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Floats:
+    """[pipelines]: as `_mean_of`, but of whole layers: the least over all amounts that the largest stage may have left.
+
+    For each amount stages have room for whole layers; those go where the trip is shortest. More than the least amount
+    for which there is room at all is worth it only as long as it takes less than the trip can become shorter.
     """
-    trip, left = chains.trip, chains.left
-    begun = chains.hops + trip.fixed.sum(axis=0)
-    price = level(trip.layer, left.layer)
-    weights = np.maximum(0.0, price - trip.layer) / np.maximum(left.layer, TINY)
+    if not left.layer.all():
+        return np.zeros(trip.shape[1])
+    order = np.argsort(trip, axis=0, kind="stable")
+    sorted_trip = np.take_along_axis(trip, order, axis=0)
+    most = np.minimum(capacity, layers)
+    amount = left.of(least_largest(left, capacity, layers)).max(axis=0)
+    least: Floats = np.full(trip.shape[1], np.inf)
+    for _ in range(LEVELS):
+        room = np.minimum(np.floor((amount - left.fixed) / left.layer + ROUNDING), most)
+        held = np.minimum(np.cumsum(np.take_along_axis(np.maximum(room, 0), order, axis=0), axis=0), layers)
+        taken = (np.diff(held, axis=0, prepend=0) * sorted_trip).sum(axis=0)
+        least = np.minimum(least, amount + taken)
+        following = np.where(room < most, left.fixed + (room + 1) * left.layer, np.inf).min(axis=0)
+        if (following + layers * sorted_trip[0] >= least).all():
+            break
+        amount = np.maximum(amount, following)
+    else:
+        least = np.minimum(least, amount + layers * sorted_trip[0])
+    return least
+
+
+def _mean_of(trip: Floats, left: Linear, layers: int) -> Floats:
+    """[pipelines]: what the trip's passes of layers take at least, and the largest stage's passes left.
+
+    The largest is at least the mean with any weights, and that is a constant and a price for each stage's layers. No
+    partition pays less than `layers` times the lowest price; the weights make the prices equal where they can.
+    """
+    weights = np.maximum(0.0, level(trip, left.layer) - trip) / np.maximum(left.layer, TINY)
     weights /= np.maximum(weights.sum(axis=0), TINY)
-    lowest = (trip.layer + weights * left.layer).min(axis=0)
-    longest: Floats = layers * lowest + (weights * left.fixed).sum(axis=0)
-    if left.layer.all():
-        most = least_largest(left, capacity, layers)
-        longest = np.maximum(longest, layers * trip.layer.min(axis=0) + left.of(most).max(axis=0))
-    least: Floats = begun + longest
+    lowest = (trip + weights * left.layer).min(axis=0)
+    least: Floats = layers * lowest + (weights * left.fixed).sum(axis=0)
     return least
 
 

@@ -21,7 +21,7 @@ from fasop.floor import Floors, Way
 from fasop.hardware import NodeKind, gpus_of
 from fasop.on_nodes import Nodes, on_nodes, times_on
 from fasop.partition import feasible
-from fasop.pipelines import Pipelines
+from fasop.pipelines import Pipelines, joined
 from fasop.placement import Integers
 from fasop.training import Training
 
@@ -31,20 +31,36 @@ MOST_MICRO_BATCHES = 2**12
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Of the same sizes, on nodes with the same numbers of GPUs: one for each node order that makes a difference."""
+    """Of the same sizes and schedule, on nodes with the same numbers of GPUs: one for each option and node order that
+    makes a difference.
+    """
 
-    training: Training
+    options: Sequence[Training]
     kinds: Sequence[NodeKind]
+    option: Integers
+    """[candidates]: the number of each one's option."""
     orders: Integers
     """[candidates, nodes]: the kind of each node."""
     pipelines: Pipelines
 
+    def __len__(self) -> int:
+        return len(self.orders)
+
     @property
     def layers(self) -> int:
-        return self.training.model.layers
+        return self.options[0].model.layers
+
+    def training(self, column: int) -> Training:
+        """Of one candidate."""
+        return self.options[int(self.option[column])]
 
     def take(self, columns: Integers) -> Candidates:
-        return replace(self, orders=self.orders[columns], pipelines=self.pipelines.take(columns))
+        return replace(
+            self,
+            option=self.option[columns],
+            orders=self.orders[columns],
+            pipelines=self.pipelines.take(columns),
+        )
 
 
 class Space:
@@ -113,7 +129,7 @@ class Space:
         parallel = replace(sized.parallel, schedule=schedule, chunks=chunks)
         variants = [replace(sized, parallel=variant) for variant in self._choices.variants(parallel)]
         wanted = [one for one in variants if _shares_sequence(one)]
-        return [group for some in nodes for group in fitting(wanted, some)]
+        return [group for some in nodes if (group := fitting(wanted, some)) is not None]
 
     @property
     def groups(self) -> Iterator[Candidates]:
@@ -197,27 +213,29 @@ def _shares_sequence(training: Training) -> bool:
     return not parallel.sequence_parallel or training.model.sequence_length % parallel.tensor == 0
 
 
-def fitting(variants: Sequence[Training], nodes: Nodes) -> list[Candidates]:
-    """The options of a plan in those orders in which they fit into memory; without what an earlier option is never
-    worse than, and without twins.
+def fitting(options: Sequence[Training], nodes: Nodes) -> Candidates | None:
+    """A plan with each option, in those orders in which it fits into memory; without what an earlier option is never
+    worse than, and without twins. None if there is nothing left.
     """
-    groups: list[Candidates] = []
     lines: list[Pipelines] = []
-    for one in variants:
+    columns: list[Integers] = []
+    for one in options:
         line = on_nodes(one, nodes)
         useful = feasible(line, one.model.layers)
         for earlier in lines:
             useful &= ~never_worse(earlier, line, one.model.layers)
         lines.append(line)
-        if useful.any():
-            group = Candidates(training=one, kinds=nodes.kinds, orders=nodes.orders, pipelines=line)
-            groups.append(_without_twins(group if useful.all() else group.take(np.nonzero(useful)[0])))
-    return groups
-
-
-def _without_twins(group: Candidates) -> Candidates:
-    first = distinct(group.pipelines)
-    return group if len(first) == len(group.pipelines) else group.take(first)
+        some = np.nonzero(useful)[0]
+        columns.append(some[distinct(line.take(some))] if len(some) else some)
+    if not any(map(len, columns)):
+        return None
+    return Candidates(
+        options=options,
+        kinds=nodes.kinds,
+        option=np.repeat(np.arange(len(options)), [*map(len, columns)]),
+        orders=nodes.orders[np.concatenate(columns)],
+        pipelines=joined([line.take(some) for line, some in zip(lines, columns, strict=True)]),
+    )
 
 
 def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> str:

@@ -44,8 +44,7 @@ chunks, sharded_optimizer, sequence_parallel.
   leave_out=true   try plans that leave nodes out, too
   prove=true       prove the best layers per stage of the plans shown, as far as seconds suffice, or tell the gap
   pareto=time      show the plans that no other one beats in both time and cost, over all numbers of nodes up to those
-                   of the cluster, by cluster.groups.<group>.price_per_hour; the fastest first. Only the schedule
-                   one_f_one_b, unless parallel.schedule says otherwise
+                   of the cluster, by cluster.groups.<group>.price_per_hour; the fastest first
   pareto=cost      the cheapest first
   tokens=N         a whole training is so many tokens (or train.iterations=N): what it takes in days and US dollars
   max_cost=N max_days=N   of them those whose whole training keeps these US dollars and days
@@ -63,9 +62,7 @@ if TYPE_CHECKING:
 
 Show = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
 Measure = Callable[[RunDir], "Measured"]
-Draw = Callable[[str, Sequence["Plan"], "Run"], str]
-FRONT = ("parallel.schedule=one_f_one_b",)
-"""Unless another one is given: a front compares many sets of nodes, whose schedule is a search of its own."""
+Draw = Callable[[str, Sequence["Plan"], "Run", str], str]
 PLANS = Path(conf.__file__).resolve().parent / "parallel"
 
 
@@ -100,7 +97,7 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     from fasop.sought import best_plans, front
     from fasop.table import COLUMNS, csv_text, front_columns, front_rows, plan_yaml, rows
 
-    inputs = read([*(FRONT if asked.pareto else ()), *asked.overrides])
+    inputs = read(asked.overrides)
     if inputs.by_default is not None:
         print(f"({inputs.by_default})", file=sys.stderr)
     if asked.tokens is not None:
@@ -129,7 +126,7 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     if asked.csv is not None:
         _write(asked.csv, csv_text(plans, inputs.run))
     if asked.page is not None:
-        _write(asked.page, draw(command, plans, inputs.run))
+        _write(asked.page, draw(command, plans, inputs.run, sought.told))
         print(asked.page)
     if asked.plan is not None:
         path = path_of(asked.plan, PLANS)

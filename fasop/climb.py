@@ -21,7 +21,7 @@ from fasop.placement import Integers
 
 BEGUN = 4
 """Orders, those with the lowest bounds, of which partitions are searched before any node is moved."""
-TRIED = 6
+TRIED = 8
 """Neighbours of an order, the most promising ones, of which partitions are searched."""
 
 
@@ -36,10 +36,11 @@ class Bounded:
     """The bounds."""
 
     @classmethod
-    def of(cls, group: Candidates) -> Bounded:
+    def of(cls, group: Candidates, floor: float = 0.0) -> Bounded:
+        """`floor` is a bound that is known of all."""
         balanced = bottleneck(group.pipelines, group.layers)
         proved = quick_bound(group.pipelines, group.layers, balanced)
-        return cls(group=group, balanced=balanced, proved=proved)
+        return cls(group=group, balanced=balanced, proved=np.maximum(proved, floor))
 
     def take(self, columns: Integers) -> Bounded:
         return Bounded(group=self.group.take(columns), balanced=self.balanced[:, columns], proved=self.proved[columns])
@@ -59,13 +60,11 @@ def searched(some: Bounded, begin: Integers | None = None) -> tuple[Integers, Fl
     """Partitions, and their seconds: none is slower than `begin`, or than what others find."""
     lines, layers = some.group.pipelines, some.group.layers
     begun = start(lines, layers, some.balanced)
-    if begin is not None:
-        begun = _faster(some, begun, begin)
-    return shortest(lines, layers, begun)
+    return shortest(lines, layers, begun if begin is None else _faster(some, begun, begin))
 
 
 def begun(groups: Sequence[Bounded]) -> Found | None:
-    """The best in the first orders of given sizes; `groups` are their options. None if nothing fits."""
+    """The best in the first orders of given sizes. None if nothing fits."""
     rows = [
         (bound, number, column) for number, one in enumerate(groups) for column, bound in enumerate(one.proved.tolist())
     ]
@@ -73,44 +72,42 @@ def begun(groups: Sequence[Bounded]) -> Found | None:
     for _, number, column in sorted(rows):
         if len(chosen) < BEGUN:
             chosen.setdefault(groups[number].group.orders[column].tobytes(), (number, column))
-    return min(
-        (
-            _best(groups[number].take(np.array(columns)))
-            for number in range(len(groups))
-            if (columns := [column for where, column in chosen.values() if where == number])
-        ),
-        key=lambda found: found.seconds,
-        default=None,
-    )
+    found = []
+    for number, one in enumerate(groups):
+        if columns := [column for where, column in chosen.values() if where == number]:
+            some = one.take(np.array(columns))
+            found.append(_best(some, *searched(some)))
+    return min(found, key=lambda one: one.seconds, default=None)
 
 
-def climbed(space: Space, number: int, found: Found) -> list[Found]:
-    """The best that moving nodes leads to from `found`, of the same sizes; for each option in the order reached."""
-    while (better := _nearby(space, found)) is not None:
+def climbed(space: Space, number: int, found: Found) -> list[tuple[Bounded, Integers, Floats]]:
+    """The best order that moving nodes leads to from `found`, of the same sizes: every option in it, with the best
+    partitions and their seconds.
+    """
+    while (better := _nearby(found, space)) is not None:
         found = better
-    here = space.laid(found.one.group.orders)
-    return [_best(Bounded.of(group), found.partition) for group in space.built(number, here)]
+    some = [Bounded.of(group) for group in space.built(number, space.laid(found.one.group.orders))]
+    return [(one, *searched(one, np.repeat(found.partition, len(one.group), axis=1))) for one in some]
 
 
-def _nearby(space: Space, found: Found) -> Found | None:
-    """A neighbour that is faster, if there is one among the most promising."""
-    best = None
+def _nearby(found: Found, space: Space) -> Found | None:
+    """A neighbour with the same option that is faster, if there is one among the most promising."""
+    best = found
     for nodes in space.laid(neighbours(found.one.group.orders[0])):
-        for group in fitting([found.one.group.training], nodes):
-            near = Bounded.of(group)
-            near = near.take(np.nonzero(near.proved < found.seconds)[0])
-            if len(near.proved):
-                begin = _faster(near, near.balanced, _carried(found, near.group))
-                first = np.argsort(near.group.pipelines.iteration(begin), kind="stable")[:TRIED]
-                one = _best(near.take(first), begin[:, first])
-                best = one if best is None or one.seconds < best.seconds else best
-    return best if best is not None and best.seconds < found.seconds else None
+        if (group := fitting([found.one.group.training(0)], nodes)) is None:
+            continue
+        near = Bounded.of(group)
+        near = near.take(np.nonzero(near.proved < found.seconds)[0])
+        if len(near.group):
+            begin = _faster(near, near.balanced, _carried(found, near.group))
+            first = np.argsort(near.group.pipelines.iteration(begin), kind="stable")[:TRIED]
+            some = near.take(first)
+            better = shortest(some.group.pipelines, some.group.layers, begin[:, first])
+            best = min(best, _best(some, *better), key=lambda one: one.seconds)
+    return best if best.seconds < found.seconds else None
 
 
-def _best(some: Bounded, begin: Integers | None = None) -> Found:
-    if begin is not None and begin.shape[1] < len(some.proved):
-        begin = np.repeat(begin, len(some.proved), axis=1)
-    partitions, seconds = searched(some, begin)
+def _best(some: Bounded, partitions: Integers, seconds: Floats) -> Found:
     first = np.array([np.argmin(seconds)])
     return Found(one=some.take(first), partition=partitions[:, first], seconds=float(seconds[first[0]]))
 
@@ -124,7 +121,7 @@ def _faster(some: Bounded, one: Integers, other: Integers) -> Integers:
 
 def _carried(found: Found, group: Candidates) -> Integers:
     """The partitions of `group` in which nodes take their layers with them, as nearly as whole layers allow."""
-    old, parallel = found.one.group.orders[0], group.training.parallel
+    old, parallel = found.one.group.orders[0], group.training(0).parallel
     stages, width = parallel.pipeline, parallel.tensor * parallel.data
     if stages * width % len(old):
         return np.repeat(found.partition, len(group.orders), axis=1)

@@ -25,8 +25,7 @@ def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.boo
     if one.shares is not None and other.shares is not None:
         better &= (one.shares <= other.shares).all(axis=(0, 1)) | (one.shares * layers <= 1).all(axis=(0, 1))
     better &= (one.hop <= other.hop).all(axis=0)
-    if one.busy is not None and other.busy is not None:
-        better &= (one.busy <= other.busy).all(axis=0)
+    better &= (one.occupied <= other.occupied).all(axis=0)
     for mine, theirs in zip(_stage_times(one), _stage_times(other), strict=True):
         better &= (mine.fixed <= theirs.fixed).all(axis=0)
         better &= (mine.of(np.array(layers)) <= theirs.of(np.array(layers))).all(axis=0)

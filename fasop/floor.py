@@ -15,7 +15,7 @@ import numpy as np
 
 from conf import overlap
 from conf.schema import Parallel, Recompute, Schedule
-from fasop.bounds import TINY, passes_left
+from fasop.bounds import TINY, in_turn, passes_left
 from fasop.costs import LayerTimes
 from fasop.fast import Floats
 from fasop.hardware import NodeKind
@@ -87,6 +87,10 @@ class _Classes:
     """With that."""
     left: Floats
     """[plans, kinds, places]: of the passes that are left after the first gradient has left a stage in this place."""
+    turn: Floats
+    """With several chunks, of the backward passes of one that follow its first one in turn (`fasop.bounds`)."""
+    of_part: Floats
+    """With several chunks these, and of what the stage has left then."""
     busy: Floats
     """[plans, kinds, layers]: of all passes of one layer, two and so on, and of the sums of their gradients."""
     slowest: Floats
@@ -106,6 +110,7 @@ class Floors:
         self._names = [kind.name for kind in kinds]
         self._times: dict[tuple[int, int, Recompute], Sequence[LayerTimes]] = {}
         self._alone: dict[tuple[int, ...], _Alone] = {}
+        self._links: dict[tuple[int, ...], tuple[float, float, float]] = {}
 
     def of(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Floats:
         """[plans]: seconds below which no order of these nodes and no partition gets an iteration, proved.
@@ -118,11 +123,19 @@ class Floors:
         classes, beside = self._classes(plans, way, kinds), self._beside(plans, way, kinds)
         count = np.array([one.parallel.micro_batches for one in plans])
         messages = 2 * (way.chunks * beside.hops + (way.chunks - 1) * beside.around)
-        trip = messages + beside.embedding + beside.head + _trip_and_left(classes, layers)
+        passes = np.maximum(
+            _in_parts(classes.stages, classes.trip, classes.left, layers),
+            _in_whole(classes.stages, classes.trip, classes.left.min(axis=2), layers),
+        )
+        if way.schedule is Schedule.interleaved:
+            parts = way.chunks * classes.stages
+            passes = np.maximum(passes, _in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], layers))
+            passes = np.maximum(passes, _in_whole(parts, classes.trip, classes.turn, layers))
+        trip = messages + beside.embedding + beside.head + passes
         least: Floats = np.maximum(trip + beside.ending, _largest(classes.stages, classes.busy, layers))
         if way.schedule is not Schedule.zb_h1:
-            passes = classes.both[..., np.newaxis] * np.arange(1.0, layers + 1)
-            least = np.maximum(least, count * _largest(classes.stages, passes, layers) + beside.ending)
+            each = classes.both[..., np.newaxis] * np.arange(1.0, layers + 1)
+            least = np.maximum(least, count * _largest(classes.stages, each, layers) + beside.ending)
         if way.schedule in (Schedule.gpipe, Schedule.one_f_one_b, Schedule.zb_h1):
             fixed = (beside.embedding + beside.head) / classes.slowest
             least = np.maximum(least, beside.ending + (layers + fixed) / _reach(classes, count))
@@ -140,6 +153,8 @@ class Floors:
         passes = np.array([_passes(way, one.parallel.pipeline, one.parallel.micro_batches, most) for one in plans])
         ahead, back = passes.transpose(1, 0, 2, 3)[..., np.newaxis, :]
         left = ahead * forward[:, np.newaxis, :, np.newaxis] + back * backward[:, np.newaxis, :, np.newaxis]
+        turn = np.array([[in_turn(one.parallel.pipeline, one.parallel.micro_batches)] for one in plans])
+        then = np.array([_then(way, one.parallel.pipeline, one.parallel.micro_batches) for one in plans])
         count = np.array([[[one.parallel.micro_batches]] for one in plans])
         busy = count * (forward + backward)[..., np.newaxis] * np.arange(1.0, plans[0].model.layers + 1)
         if len({kind.gpus for kind in kinds}) == 1:
@@ -150,6 +165,8 @@ class Floors:
             trip=_not_falling(forward + way.half * backward),
             both=forward + backward,
             left=_not_falling(left.min(axis=1)),
+            turn=_not_falling((turn - 1) * backward),
+            of_part=_not_falling(then[:, :1] * forward + (turn - 1 + then[:, 1:]) * backward),
             busy=_not_falling(busy),
             slowest=forward.max(axis=1) + way.half * backward.max(axis=1),
         )
@@ -202,8 +219,16 @@ class Floors:
         """Of a plan's messages and sums the seconds `hops`, `around` and `ending`; 0 where nodes differ in GPUs."""
         if len({kind.gpus for kind in kinds}) > 1:
             return 0.0, 0.0, 0.0
-        nodes = [kind.group.count for kind in kinds]
-        p, alone, gpus = one.parallel, self._of_one_kind(one, sum(nodes), kinds[0].gpus), kinds[0].gpus
+        p, nodes = one.parallel, [kind.group.count for kind in kinds]
+        key = p.tensor, p.data, p.micro_batch_size, *some, *nodes
+        if key not in self._links:
+            self._links[key] = self._on_known_links(one, some, nodes, kinds[0].gpus)
+        return self._links[key]
+
+    def _on_known_links(
+        self, one: Training, some: Sequence[int], nodes: Sequence[int], gpus: int
+    ) -> tuple[float, float, float]:
+        p, alone = one.parallel, self._of_one_kind(one, sum(nodes), gpus)
         width, hops = p.tensor * p.data, alone.hops[:, some]
         ends = sorted(zip(alone.embedding[some].tolist(), nodes, strict=True))
         first_and_last, fast = 2 * max(width, gpus), 0
@@ -245,6 +270,14 @@ def _passes(way: Way, stages: int, micro_batches: int, places: int) -> Floats:
     return found
 
 
+@lru_cache(maxsize=4096)
+def _then(way: Way, stages: int, micro_batches: int) -> tuple[float, float]:
+    """Forward and backward passes of all chunks that any stage has left after those in turn, if each chunk has as few
+    as any."""
+    left = passes_left(way.schedule, stages, way.chunks, micro_batches, in_turn(stages, micro_batches))
+    return way.chunks * float(left.forward.min()), way.chunks * float(left.backward.min())
+
+
 def _not_falling(times: Floats) -> Floats:
     """[plans, kinds, …]: of each kind the least of its own and all slower ones' times."""
     least: Floats = np.minimum.accumulate(times[:, ::-1], axis=1)[:, ::-1]
@@ -276,25 +309,31 @@ def _through(hops: Floats, width: int, gpus: int, nodes: Sequence[int]) -> float
     return float(total - last)
 
 
-def _trip_and_left(classes: _Classes, layers: int) -> Floats:
-    """[plans]: the first micro-batch's passes, and what the largest stage then has left, at least.
+def _in_parts(stages: Integers, trip: Floats, left: Floats, layers: int) -> Floats:
+    """[plans]: the first micro-batch's passes and what the largest stage has left then, at least, if layers have parts.
 
-    First with parts of layers, each kind of stage in the places where it has fewest passes left; then with whole
-    layers, as if all stages were in the best place.
+    `stages` and `trip` are [plans, kinds], `left` [plans, kinds, places]: each kind of stage is in the places where it
+    has least left.
     """
-    reach = np.cumsum(1 / np.maximum(np.sort(classes.left, axis=2), TINY), axis=2)
-    reach = np.concatenate([np.zeros((*reach.shape[:2], 1)), reach], axis=2)
-    share = np.take_along_axis(reach, classes.stages[..., np.newaxis], axis=2)[..., 0]
-    prices = (1 + np.cumsum(share * classes.trip, axis=1)) / np.maximum(np.cumsum(share, axis=1), TINY)
-    parts: Floats = layers * prices.min(axis=1)
-    left = classes.left.min(axis=2)
+    share = stages / np.maximum(left[..., 0], TINY)
+    if left.shape[2] > 1:
+        reach = np.cumsum(1 / np.maximum(np.sort(left, axis=2), TINY), axis=2)
+        reach = np.concatenate([np.zeros((*reach.shape[:2], 1)), reach], axis=2)
+        share = np.take_along_axis(reach, stages[..., np.newaxis], axis=2)[..., 0]
+    prices = (1 + np.cumsum(share * trip, axis=1)) / np.maximum(np.cumsum(share, axis=1), TINY)
+    least: Floats = layers * prices.min(axis=1)
+    return least
+
+
+def _in_whole(stages: Integers, trip: Floats, left: Floats, layers: int) -> Floats:
+    """[plans]: as `_in_parts`, of whole layers, with the same `left` [plans, kinds] in every place."""
     levels = (left[..., np.newaxis] * np.arange(1, layers + 1)).reshape(len(left), -1)
     room = np.floor(levels[..., np.newaxis] / np.maximum(left, TINY)[:, np.newaxis] + ROUNDING)
-    room = np.where(left[:, np.newaxis] > 0, room, layers) * classes.stages[:, np.newaxis]
+    room = np.where(left[:, np.newaxis] > 0, room, layers) * stages[:, np.newaxis]
     filled = np.minimum(np.cumsum(room, axis=2), layers)
     held = np.diff(filled, axis=2, prepend=0)
-    seconds = levels + (held * classes.trip[:, np.newaxis]).sum(axis=2)
-    least: Floats = np.maximum(parts, np.where(filled[..., -1] == layers, seconds, np.inf).min(axis=1))
+    seconds = levels + (held * trip[:, np.newaxis]).sum(axis=2)
+    least: Floats = np.where(filled[..., -1] == layers, seconds, np.inf).min(axis=1)
     return least
 
 

@@ -41,6 +41,10 @@ class Front:
         costs = bounds * price / HOUR
         return (bounds <= self._slowest) & (costs <= self._dearest) & (costs < self._cheapest_within(bounds))
 
+    def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
+        """Always: so it has what a search on these nodes alone finds."""
+        return True
+
     def _cheapest_within(self, seconds: Floats) -> Floats:
         """The least cost of an iteration that a plan on the front has and that takes no longer; infinite if none."""
         times = np.array([plan.total for plan in self.plans])

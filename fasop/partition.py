@@ -7,7 +7,7 @@ chunks. Memory is part of the problem: no stage ever gets more layers than its `
 from __future__ import annotations
 
 import math
-from itertools import combinations, islice
+from itertools import combinations, islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,8 +125,8 @@ def improved(pipelines: Pipelines, partitions: Integers) -> tuple[Integers, Floa
     """Moves one layer from any part to any other for as long as that shortens the iteration, the best move first.
 
     Only moves from a steeper part to a less steep one can (`Pipelines.slopes`). Of them the most promising are tried
-    first, and the others if none of those gains. Returns the partitions reached, and their seconds. Of equal moves the
-    most promising wins, and of those the first.
+    first, and more of the others each time if none of those gains. Returns the partitions reached, and their seconds.
+    Of equal moves the most promising wins, and of those the first.
     """
     found, times = partitions.copy(), pipelines.iteration(partitions)
     parts = len(found)
@@ -140,8 +140,10 @@ def improved(pipelines: Pipelines, partitions: Integers) -> tuple[Integers, Floa
             here = np.arange(begin, min(begin + batch, len(active)))
             now = active[here]
             ranked, promising = _ranked(pipelines.take(now), found[:, now], times[now], pairs)
-            for places in (slice(0, first), slice(first, None)):
+            for places in _growing(first, len(pairs)):
                 left = np.nonzero(~gained[here])[0]
+                if not len(left) or not promising[left, places].any():
+                    break
                 columns = active[here[left]]
                 tried = pairs[ranked[left, places]], promising[left, places]
                 moved, taken = _tried(pipelines.take(columns), found[:, columns], *tried, times[columns])
@@ -150,6 +152,14 @@ def improved(pipelines: Pipelines, partitions: Integers) -> tuple[Integers, Floa
                 gained[here[left[better]]] = True
         active = active[gained]
     return found, times
+
+
+def _growing(first: int, whole: int) -> list[slice]:
+    """All of so many places, in parts: that many first, and then twice as many as before."""
+    ends = [0, first]
+    while ends[-1] < whole:
+        ends.append(min(3 * ends[-1], whole))
+    return [slice(a, b) for a, b in pairwise(ends)]
 
 
 def _ranked(

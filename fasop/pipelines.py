@@ -7,8 +7,9 @@ rows of their own: [parts, pipelines], where part c * stages + s is chunk c of s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -275,3 +276,21 @@ class Pipelines:
             send_backward=np.roll(self.hop, 1, axis=0),
             start=self.optimizer.of(self.held(layers)),
         )
+
+
+def joined(several: Sequence[Pipelines]) -> Pipelines:
+    """One after another; of the same sizes and schedule, on nodes with the same numbers of GPUs."""
+    by_column = [field.name for field in fields(Pipelines) if field.name != "one_way_out"]
+    return replace(several[0], **{name: _joined([getattr(one, name) for one in several]) for name in by_column})
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """Arrays [..., pipelines], or what is made of such; of anything else, which all have in common, the first."""
+    match values[0]:
+        case np.ndarray():
+            return np.concatenate(values, axis=-1)
+        case Linear() | Hidden() as first:
+            parts = {name: _joined([getattr(value, name) for value in values]) for name in vars(first)}
+            return replace(first, **parts)
+        case first:
+            return first

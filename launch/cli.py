@@ -150,10 +150,10 @@ def _measure(run: RunDir) -> Measured:
     return measure(run)
 
 
-def _draw_search(command: str, plans: Sequence[Plan], run: Run) -> str:
+def _draw_search(command: str, plans: Sequence[Plan], run: Run, searched: str) -> str:
     from reports.search_page import render  # likewise: few ask for a page
 
-    return render(command, plans, run)
+    return render(command, plans, run, searched)
 
 
 def usage() -> str:

@@ -28,13 +28,14 @@ MOST = 20
 SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "plot.js", "search.js")
 
 
-def render(command: str, plans: Sequence[Plan], run: Run) -> str:
+def render(command: str, plans: Sequence[Plan], run: Run, searched: str = "") -> str:
     """The page, as HTML.
 
     Args:
         command: that found the plans.
         plans: at least one; the fastest or the cheapest first.
         run: the whole training that they are for.
+        searched: in words, what the search has gone through, and what it left out.
     """
     shown = [predict_plan(plan.training, _kinds(plan)) for plan in plans[:MOST]]
     names = legend_order({event.kind for one in shown for event in one.events})
@@ -47,7 +48,7 @@ def render(command: str, plans: Sequence[Plan], run: Run) -> str:
     body = [
         '<header><p class="crumbs">tdpp search</p>'
         f"<h1>{plural(len(plans), 'plan')} for {escape(plans[0].training.model.name)}</h1></header><main>",
-        _answer(command, plans, run),
+        _answer(command, plans, run, searched),
         _table(plans, run),
         _charts(plans),
         '<section><h2>A plan in detail</h2><p class="note">Choose one in the table above.</p>',
@@ -69,14 +70,14 @@ def _virtue(plans: Sequence[Plan]) -> str:
     return "fastest" if plans[0].total == min(plan.total for plan in plans) else "cheapest"
 
 
-def _answer(command: str, plans: Sequence[Plan], run: Run) -> str:
+def _answer(command: str, plans: Sequence[Plan], run: Run, searched: str) -> str:
     plan, virtue = plans[0], _virtue(plans)
     parallel = plan.parallel
     tokens = parallel.global_batch_size * plan.training.model.sequence_length / plan.total
     cost = run.cost(plan)
     paid = "" if cost is None else f" and ${cost:,.2f}"
     whole = f"; {run.iterations:,} iterations take {_span(run.days(plan))}{paid}" if run.known else ""
-    told = doubts(plan.training, _kinds(plan), {plan.basis})
+    told = [*doubts(plan.training, _kinds(plan), {plan.basis}), *filter(None, [searched])]
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in told)
     return (
         f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'

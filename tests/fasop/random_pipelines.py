@@ -45,7 +45,7 @@ def random_pipelines(rng: np.random.Generator, schedule: Schedule | None = None)
     def passes() -> Linear:
         return Linear(fixed=times(parts), layer=np.tile(times(stages, least=1e-3), (chunks, 1)))
 
-    short = rng.random() < 0.5
+    short, hop = rng.random() < 0.5, times(stages)
     capacity = rng.integers(-1 if rng.random() < 0.1 else 0, layers + 1, (stages, MANY)) if short else None
     return (
         Pipelines(
@@ -53,7 +53,10 @@ def random_pipelines(rng: np.random.Generator, schedule: Schedule | None = None)
             micro_batches=int(rng.choice([1, 1, 2, 3, 4, 5, 8, 13])),
             forward=passes(),
             backward=passes(),
-            hop=times(stages),
+            hop=hop,
+            busy=hop * rng.uniform(0, 1, hop.shape) if rng.random() < 0.5 else None,
+            one_way_out=rng.random(stages) < 0.5 if rng.random() < 0.7 else None,
+            blocking=schedule is Schedule.one_f_one_b and rng.random() < 0.3,
             sums=linear(stages),
             optimizer=linear(stages),
             embedding=times(1)[0] if stages > 1 else np.zeros(MANY),

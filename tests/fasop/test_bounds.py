@@ -89,6 +89,7 @@ def _near(rng: np.random.Generator, one: Pipelines) -> Pipelines:
         forward=passes(one.forward),
         backward=passes(one.backward),
         hop=longer(one.hop),
+        busy=None if one.busy is None else longer(one.busy),
         sums=stages(one.sums),
         optimizer=stages(one.optimizer),
         embedding=longer(one.embedding),

@@ -13,17 +13,21 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
+from fasop import orders
 from fasop.asked import Asked, First, parse
 from fasop.candidates import Space
 from fasop.clusters import clusters
 from fasop.errors import SearchError
-from fasop.floor import floor
+from fasop.floor import Floors, floor
 from fasop.inputs import Inputs, read
 from fasop.on_nodes import pipelines
+from fasop.pareto import Front, Limits
 from fasop.prices import DAY, HOUR, Run, step_cost
 from fasop.search import Best, explore
 from fasop.sought import front
 from launch.cli import main
+from tests.fasop.random_clusters import random_case
+from tests.fasop.seeds import seeds
 
 ONE_F_ONE_B = "parallel.schedule=one_f_one_b"
 WORDS = (
@@ -58,6 +62,38 @@ def test_a_front_is_what_looking_at_every_plan_finds() -> None:
     assert told(list(front(inputs, Asked(pareto=First.cost)).plans)) == found[::-1]
 
 
+@pytest.mark.parametrize("most", [orders.MOST, 2], ids=["all-orders", "moved-nodes"])
+def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a search looks at all node orders, or goes from some to others."""
+    monkeypatch.setattr(orders, "MOST", most)
+    compared = 0
+    for seed in seeds(5):
+        training, kinds, choices = random_case(np.random.default_rng(seed))
+        kept, sets = Front(Run(iterations=1), Limits()), clusters(kinds)
+        floors = Floors(kinds)
+        explore([Space(training, some, choices, floors) for some in sets], kept)
+        for some in sets:
+            best = Best(10)
+            explore([Space(training, some, choices)], best)
+            for plan in best.plans:
+                slack = 1 + 1e-9
+                assert any(
+                    one.total <= slack * plan.total and step_cost(one) <= slack * step_cost(plan) for one in kept.plans
+                )
+            compared += len(best.plans)
+    assert compared > 100
+
+
+def test_a_front_has_all_schedules_and_options_unless_told() -> None:
+    inputs = read(WORDS)
+    fastest = front(inputs, Asked(pareto=First.time)).plans[0]
+    best = Best(1)
+    explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], best)
+    assert fastest.total == best.plans[0].total
+    assert fastest.parallel.schedule != "one_f_one_b"
+    assert fastest.total < front(few(), Asked(pareto=First.time)).plans[0].total
+
+
 @pytest.mark.parametrize("name", ["one_f_one_b", "gpipe", "interleaved", "zb_h1"])
 def test_no_plan_beats_the_floor(name: str) -> None:
     """Over all partitions of a small model, in both orders of two nodes."""
@@ -67,9 +103,9 @@ def test_no_plan_beats_the_floor(name: str) -> None:
     stages = 2 if name == "interleaved" else 4
     choices, compared = replace(inputs.choices, pipeline=(stages,), sharded_optimizer=(False,)), 0
     for group in Space(inputs.training, some, choices).groups:
-        for order in ([0, 1], [1, 0]):
-            lines = pipelines(group.training, some, np.array([order])).take(np.zeros(table.shape[1], int))
-            assert floor(group.training, some) <= lines.iteration(table).min()
+        for order, one in itertools.product(([0, 1], [1, 0]), group.options):
+            lines = pipelines(one, some, np.array([order])).take(np.zeros(table.shape[1], int))
+            assert floor(one, some) <= lines.iteration(table).min()
             compared += 1
     assert compared >= 4
 

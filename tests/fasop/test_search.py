@@ -232,7 +232,7 @@ def test_only_what_launch_takes_is_searched(words: list[str], refused: list[str]
     inputs = read(base)
     tried = space(inputs.training, few(inputs.kinds, 2), inputs.choices)
     longest = {}
-    for p in sorted((group.training.parallel for group in tried.groups), key=lambda p: p.pipeline):
+    for p in sorted((one.parallel for group in tried.groups for one in group.options), key=lambda p: p.pipeline):
         longest[p.schedule, p.recompute, p.sharded_optimizer] = p
     for p in longest.values():
         overrides = [f"parallel.{key}={getattr(p, key)}" for key in KEYS]
@@ -244,7 +244,9 @@ def test_only_what_launch_takes_is_searched(words: list[str], refused: list[str]
 
 def test_what_is_given_stays() -> None:
     inputs = read(["experiment=seed_a10x8", "parallel.tensor=2", "parallel.recompute=none,full", "parallel.data=1,2,4"])
-    found_sizes = {(p.tensor, p.data, p.recompute) for p in (g.training.parallel for g in space_of(inputs, 8).groups)}
+    found_sizes = {
+        (p.tensor, p.data, p.recompute) for g in space_of(inputs, 8).groups for p in (g.training(0).parallel,)
+    }
     assert {tensor for tensor, _, _ in found_sizes} == {2}
     assert {data for _, data, _ in found_sizes} == {1, 2, 4}
 

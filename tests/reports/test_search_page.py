@@ -37,9 +37,9 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     page = tmp_path_factory.mktemp("search") / "plans.html"
     found: list[tuple[Sequence[Plan], Run]] = []
 
-    def draw(command: str, plans: Sequence[Plan], run: Run) -> str:
+    def draw(command: str, plans: Sequence[Plan], run: Run, searched: str) -> str:
         found.append((plans, run))
-        return render(command, plans, run)
+        return render(command, plans, run, searched)
 
     def nothing(*_: object) -> None:
         raise AssertionError("no run is asked for")
@@ -56,6 +56,7 @@ def test_it_begins_with_the_best_plan_and_lists_all(searched: Searched, open_pag
     answer = page.inner_text(".verdict")
     assert f"{best.total * 1e3:,.1f} ms an iteration" in answer
     assert f"tdpp search {COMMAND} page={searched.page}" in answer
+    assert "sizes with a schedule were looked at, on" in answer
     rows = page.locator("tr[data-plan]").evaluate_all(
         "(all) => all.map((row) => Array.from(row.cells, (c) => c.innerText))"
     )
