@@ -12,11 +12,17 @@ from pathlib import Path
 import pytest
 
 NOBODY = 65534
-ANOTHER = (
-    *("setpriv", f"--reuid={NOBODY}", "--clear-groups"),
-    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
-)
-"""Before a command: it is run by another user, who can read all that root can, for Python may lie in root's home."""
+DAEMON = 1
+"""A third one, where there are two ordinary users."""
+
+
+def run_by(user: int) -> tuple[str, ...]:
+    """Before a command: it is run by that user, who can read all that root can, for Python may lie in root's home."""
+    reading = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+    return ("setpriv", f"--reuid={user}", "--clear-groups", *reading)
+
+
+ANOTHER = run_by(NOBODY)
 only_root_is_two_users = pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root can be two users"
 )

@@ -1,7 +1,7 @@
 """A real Slurm cluster on this machine, for tests: start it, use it, break it, mend it, end it.
 
 Ended in order or killed, the process that starts a cluster leaves no process, network link or mount behind. Files stay
-in `base`, for who wants to read the logs.
+in `base`. Every user of this machine who can reach `base` is a user of the cluster.
 """
 
 from __future__ import annotations
@@ -142,8 +142,9 @@ class Cluster:
         return dict(line.split() for line in lines)
 
     def cancel_all(self) -> None:
-        """Asks every job to end; it may take a moment, or KillWait where the job ignores SIGTERM."""
-        self.run("scancel", "--quiet", f"--user={self._user}")
+        """Asks every job, of whatever user, to end; it may take a moment, or KillWait where the job ignores SIGTERM."""
+        if ids := [job.id.split("+")[0] for job in self.jobs()]:
+            self.run("scancel", "--quiet", *dict.fromkeys(ids))
 
     def set_node(self, name: str, state: str, reason: str = "test") -> None:
         """`down` fails the jobs on it (they are requeued where they may be), `drain` lets them end, `resume` undoes."""
@@ -254,7 +255,7 @@ class Cluster:
 
     def _write(self) -> None:
         for path, text in configuration.files(self._site).items():
-            path.touch(mode=0o600)
+            path.touch(mode=0o644 if path in configuration.public(self._site) else 0o600)
             path.write_text(text)
         if self._network:
             hosts = configuration.hosts(self._site, socket.gethostname(), self._network.login)

@@ -107,6 +107,11 @@ def files(site: Site) -> dict[Path, str]:
     }
 
 
+def public(site: Site) -> set[Path]:
+    """Files that every user's commands read."""
+    return {site.slurm_conf, site.base / "plugstack.conf"}
+
+
 def hosts(site: Site, login: str, login_address: str) -> str:
     """/etc/hosts of every machine; `login` is the host where the tests run."""
     lines = ["127.0.0.1 localhost", f"{login_address} {login}", f"{site.head.address} {site.head.host}"]

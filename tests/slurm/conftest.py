@@ -18,6 +18,7 @@ import pytest
 
 from tests.launch.containers import pyxis_double
 from tests.launch.containers.conftest import REAL, Runtime, double, enroot, image  # noqa: F401  (fixtures)
+from tests.ordinary_user import open_to_others
 from tests.slurm import machines
 from tests.slurm.cluster import OF_A_JOB, PACKAGES, Cluster, missing
 from tests.slurm.configuration import SCAVENGE
@@ -30,19 +31,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def slurm() -> Iterator[Cluster]:
     """hgx-001 (4 a100), gpu2-001 to 007 (4 a10 each); the preemptible partition `scavenge` has them all."""
     if lacking := missing():
         _do_without(f"{', '.join(lacking)} missing; install with: apt-get install {' '.join(PACKAGES)}")
-    base = tmp_path_factory.mktemp("slurm")
-    cluster = Cluster(base, isolated=machines.may_isolate(), pyxis=Path(REAL_PYXIS) if REAL_PYXIS else None)
-    if REAL:  # the plugin looks for enroot on the PATH of slurmd
-        cluster.env["PATH"] = f"{Path(REAL).parent}:{cluster.env['PATH']}"
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
+    with open_to_others() as base:
+        cluster = Cluster(base, isolated=machines.may_isolate(), pyxis=Path(REAL_PYXIS) if REAL_PYXIS else None)
+        if REAL:  # the plugin looks for enroot on the PATH of slurmd
+            cluster.env["PATH"] = f"{Path(REAL).parent}:{cluster.env['PATH']}"
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
 
 
 @pytest.fixture
