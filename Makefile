@@ -12,8 +12,10 @@ demo: .venv/train.installed
 	@echo "The report of this run:"
 	@$(BIN)/tdpp report
 
+# The tests that start a Slurm cluster share one, and so run one after the other.
 test: .venv/dev.installed browser slurm
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal --ignore=tests/slurm; \
+	others=$$?; $(BIN)/pytest tests/slurm && exit $$others
 
 lint: .venv/dev.installed
 	$(BIN)/ruff check .
