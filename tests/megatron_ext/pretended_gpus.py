@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-import torch._dynamo  # noqa: F401  (both modes need it: once here, not in every process that is forked)
+import torch._dynamo  # both modes need it: once here, not in every process that is forked
 import torch.distributed as dist
 
 from tests.megatron_ext.pretended_cuda import Cuda, resolve
 from tests.megatron_ext.pretended_nccl import Nccl
-from tests.megatron_ext.pretended_tensors import Calls, Gpus, Operations
+from tests.megatron_ext.pretended_tensors import Calls, Gpus, Operations, properties
 
 COUNT = 4
 
@@ -32,6 +32,8 @@ def pretended_gpus(waits: Path, forks: bool = True) -> Iterator[Gpus]:
             stack.enter_context(patch.object(*resolve(name), cuda.checked(name)))
         for name, double in Nccl(gpus).doubles.items():
             stack.enter_context(patch.object(dist, name, double))
+        for name, double in properties(gpus).items():
+            stack.enter_context(patch.object(torch.Tensor, name, double))
         stack.enter_context(Operations(gpus))
         stack.enter_context(Calls(gpus))
         yield gpus

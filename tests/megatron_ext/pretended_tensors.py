@@ -213,17 +213,27 @@ def is_pinned(tensor: Tensor) -> bool:
         return getattr(tensor.untyped_storage(), "pretended_pinned", False)
 
 
+def properties(gpus: Gpus) -> dict[str, property]:
+    """Of tensors. No mode could answer them: none sees what Python does while torch is at work, as in hooks."""
+
+    def device(tensor: Tensor) -> torch.device:
+        return CPU if gpus.trusted else device_of(tensor) or CPU
+
+    return {
+        "device": property(device),
+        "is_cuda": property(lambda tensor: device(tensor).type == "cuda"),
+        "is_cpu": property(lambda tensor: device(tensor).type == "cpu"),
+    }
+
+
 class Calls(TorchFunctionMode):
-    """Sees what is called from Python: there a device can be named, or asked for."""
+    """Sees what is called from Python: there a device can be named."""
 
     def __init__(self, gpus: Gpus) -> None:
         super().__init__()
         self._gpus = gpus
         tensor = torch.Tensor
         self._own: dict[Any, Callable[..., Any]] = {
-            tensor.device.__get__: lambda x, *_: device_of(x) or CPU,
-            tensor.is_cuda.__get__: lambda x, *_: (device_of(x) or CPU).type == "cuda",
-            tensor.is_cpu.__get__: lambda x, *_: (device_of(x) or CPU).type == "cpu",
             tensor.grad.__set__: self._set_grad,
             tensor.to: self._to,
             tensor.cpu: lambda x: self._to(x, "cpu"),

@@ -35,6 +35,7 @@ LAYOUTS = {
     "parallel.sharded_optimizer=true parallel.recompute=full parallel.micro_batch_size=2",
     "tensor-gpipe": "parallel.tensor=2 parallel.data=1 parallel.pipeline=2 parallel.partition=1-2 "
     "parallel.schedule=gpipe parallel.sequence_parallel=true parallel.recompute=selective parallel.micro_batch_size=2",
+    "recomputed": f"{' '.join(ONE)} parallel.recompute=full",
     "interleaved": "parallel.data=1 parallel.pipeline=2 parallel.chunks=2 parallel.partition=1-1-0-1 "
     "parallel.schedule=interleaved parallel.micro_batch_size=2",
     "zero-bubble-empty-stage": "parallel.data=1 parallel.pipeline=3 parallel.partition=1-2-0 parallel.schedule=zb_h1 "
