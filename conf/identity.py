@@ -22,6 +22,7 @@ NOT_OF_THE_RUN = (
     "cluster.groups.*.price_per_hour",
     "container.image_dir",
     "container.reload",
+    "data.cache",
     "executor.wait",
     "executor.master_port",
     "executor.time_min",

@@ -309,6 +309,7 @@ def paths(experiment: Experiment) -> None:
         "engine.vocab_file": engine.vocab_file,
         "engine.merge_file": engine.merge_file,
         "data.prefix": data.prefix,
+        "data.cache": data.cache,
         **{f"data.blend[{number}].prefix": corpus.prefix for number, corpus in enumerate(data.blend)},
     }
     for key, path in given.items():

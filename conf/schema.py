@@ -347,6 +347,9 @@ class Data:
     """Further indexed data, whose samples are mixed in: `[{prefix: data/b_text_document, weight: 0.3}]`."""
     split: str = "969,30,1"
     """Weights of the training, validation and test documents."""
+    cache: str | None = None
+    """A folder, which all nodes share, for index maps; null: beside the data, or, where you may not write there, in
+    your own cache ($XDG_CACHE_HOME/tdpp or ~/.cache/tdpp)."""
 
     def __post_init__(self) -> None:
         rules.split(self.split)

@@ -81,7 +81,8 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
     try:
         require_one_sample(data, train, "train", model.sequence_length)
         if experiment.engine.kind is EngineKind.tdpp:
-            check_saved(prefix, data, train, "train", samples, model.sequence_length, experiment.train.seed)
+            seed, cache = experiment.train.seed, experiment.data.cache
+            check_saved(prefix, data, train, "train", samples, model.sequence_length, seed, cache)
     except DataError as error:
         raise DataPrepError(f"{key}={prefix}: {error}") from error
     return doubts

@@ -6,6 +6,7 @@ Option names are those of Megatron-LM core_v0.19.0. What Megatron-LM cannot do i
 from __future__ import annotations
 
 import math
+import os
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -194,6 +195,7 @@ def _data(experiment: Experiment, path: list[str]) -> Options:
     return {
         "data-path": path,
         "split": experiment.data.split,
+        "data-cache-path": experiment.data.cache and os.path.abspath(experiment.data.cache),  # noqa: PTH100
         **tokenizer,
         # No evaluation, as in tdpp's own engine; Megatron-LM divides by the interval all the same.
         "eval-iters": 0,

@@ -86,6 +86,7 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
             if experiment.data.blend
         ],
         "data_split": [float(weight) for weight in experiment.data.split.split(",")],
+        "data_cache": experiment.data.cache and os.path.abspath(experiment.data.cache),  # noqa: PTH100
         "timeline": experiment.profile.timeline,
         "nsys": experiment.profile.nsys or experiment.profile.ncu,
         "device": "cpu" if set(gpus) == {"CPU"} else "cuda",

@@ -97,6 +97,7 @@ def start(
     try:
         with launching(run):
             plan = make_plan(experiment, run.name)
+            _make_cache(plan["data_cache"])
             with _unwritable_told(run):
                 write_atomic(run.config, config)
                 if experiment.parallel.schedule_file is not None:
@@ -114,6 +115,18 @@ def start(
             run.path.parent.rmdir()
         raise
     return run
+
+
+def _make_cache(folder: str | None) -> None:
+    """Of index maps, before a container is to find it."""
+    try:
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            f"data.cache={folder}: cannot be made ({error.strerror}: {error.filename}); give a folder that you may "
+            "write to"
+        ) from error
 
 
 def read_schedule(path: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, NamedTuple, Sequence, Union
+from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from megatron_ext.errors import DataError
 from megatron_ext.gpt_data import BEGINNING, GptSamples, Position, Samples
 from megatron_ext.index_maps import load_map, save_map
 from megatron_ext.indexed_dataset import data_file
+from megatron_ext.map_places import first_there, make_folder, place_to_write, places
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,21 +63,26 @@ def compute(shares: Sequence[float], samples: int) -> BlendMaps:
     return maps
 
 
-def map_files(prefix: Union[str, Path], name: str, shares: Sequence[float], samples: int) -> List[Path]:
-    """The two files of `BlendMaps`, beside the first corpus; they depend on the shares alone."""
+def map_files(place: Union[str, Path], name: str, shares: Sequence[float], samples: int) -> List[Path]:
+    """The two files of `BlendMaps`, named after the first corpus; they depend on the shares alone."""
     digest = hashlib.sha256(repr(list(shares)).encode()).hexdigest()[:12]
     stem = f"_{name}_blendmap_{samples}ns_{digest}_"
-    return [data_file(prefix, f"{stem}{field}.npy") for field in BlendMaps._fields]
+    return [data_file(place, f"{stem}{field}.npy") for field in BlendMaps._fields]
 
 
-def build_or_load(prefix: Union[str, Path], name: str, shares: Sequence[float], samples: int) -> BlendMaps:
-    """The memory-mapped maps, built if one of their files is not there; as `index_maps.build_or_load`.
+def build_or_load(
+    prefix: Union[str, Path], name: str, shares: Sequence[float], samples: int, cache: Optional[str] = None
+) -> BlendMaps:
+    """The memory-mapped maps, built if they are not there; as `index_maps.build_or_load`.
 
     Raises:
         DataError: the files cannot be written or read, or are not of these shares.
     """
-    files = map_files(prefix, name, shares, samples)
-    if not all(file.exists() for file in files):
+    files = first_there([map_files(place, name, shares, samples) for place in places(prefix, cache)])
+    if files is None:
+        place = place_to_write(prefix, cache)
+        make_folder(place)
+        files = map_files(place, name, shares, samples)
         built = compute(shares, samples)
         save_map(files[0], built.dataset_idx)
         save_map(files[1], built.sample_idx)
@@ -125,14 +131,15 @@ class BlendedSamples(Samples):
         seed: int,
         vocab_size: int,
         start: Position = BEGINNING,
+        cache: Optional[str] = None,
     ) -> None:
         super().__init__(samples, sequence_length, start)
         shares = normalized(weights)
         self._corpora = [
-            GptSamples(prefix, split, name, samples_of(share, samples), sequence_length, seed, vocab_size)
+            GptSamples(prefix, split, name, samples_of(share, samples), sequence_length, seed, vocab_size, cache=cache)
             for prefix, share in zip(prefixes, shares)
         ]
-        self._maps = build_or_load(prefixes[0], name, shares, samples)
+        self._maps = build_or_load(prefixes[0], name, shares, samples, cache)
         self.order: Dict[str, float] = {"corpora": len(shares)}
         for number, (corpus, share) in enumerate(zip(self._corpora, shares)):
             self.order[f"{number}.share"] = share

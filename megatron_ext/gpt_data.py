@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, NamedTuple, Sequence, Union
+from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class GptSamples(Samples):
     """The `samples` samples of one split of the indexed dataset `prefix`, each of `sequence_length + 1` tokens.
 
     `split` has the weights of `SPLITS`, `name` is one of these. The order follows from `seed`; the index maps lie
-    beside the data (see `megatron_ext.index_maps`).
+    beside the data, or in a cache (see `megatron_ext.map_places`).
 
     Raises:
         DataError: the data or their index maps cannot be used, or the split has too few tokens for one sample.
@@ -93,11 +93,12 @@ class GptSamples(Samples):
         seed: int,
         vocab_size: int,
         start: Position = BEGINNING,
+        cache: Optional[str] = None,
     ) -> None:
         super().__init__(samples, sequence_length, start)
         self._data = IndexedDataset(prefix)
         documents = split_documents(split, len(self._data))[SPLITS.index(name)]
-        self._maps = build_or_load(prefix, self._data, documents, name, samples, sequence_length, seed)
+        self._maps = build_or_load(prefix, self._data, documents, name, samples, sequence_length, seed, cache)
         self._vocab_size = vocab_size
         tokens = int(self._data.lengths[documents.start : documents.stop].sum(dtype=np.int64))
         plan = layout(tokens, samples, sequence_length)

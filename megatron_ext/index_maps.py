@@ -2,28 +2,32 @@
 
 The documents, once per epoch and shuffled, are laid end to end; sample i is the `sequence_length + 1` tokens from
 token `i * sequence_length` on, so that each sample ends with the token the next one begins with; the samples are
-shuffled too. The maps equal those of Megatron-LM's GPT dataset bit for bit and have the names its version 2 gave them.
+shuffled too. The maps equal those of Megatron-LM's GPT dataset bit for bit. Their names are those that its version 2
+gave them, with a hash of all that they follow from.
 As there, a document is a sequence of the indexed dataset: GPT data have one sequence per document.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from tokenize import TokenError
-from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, NoReturn, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from numpy.lib import format as npy
 
 from megatron_ext.errors import DataError
 from megatron_ext.indexed_dataset import IndexedDataset, data_file, replacing
+from megatron_ext.map_places import first_there, make_folder, place_to_write, places
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK = 1 << 15
 """Documents that are gone through at once."""
+_WAY_OUT = "delete it, it will be built anew, or give a folder of your own for such maps, data.cache=FOLDER"
 
 
 class IndexMaps(NamedTuple):
@@ -149,16 +153,27 @@ def sample_tokens(data: IndexedDataset, maps: IndexMaps, sample: int) -> NDArray
     return np.concatenate(pieces).astype(np.int64)
 
 
-def map_files(prefix: Union[str, Path], name: str, samples: int, sequence_length: int, seed: int) -> List[Path]:
-    """The three files of `IndexMaps`, in its order."""
-    stem = f"_{name}_indexmap_{samples}ns_{sequence_length}sl_{seed}s_"
-    return [data_file(prefix, f"{stem}{field}.npy") for field in IndexMaps._fields]
+def map_files(
+    place: Union[str, Path], name: str, samples: int, sequence_length: int, seed: int, fingerprint: str = ""
+) -> List[Path]:
+    """The three files of `IndexMaps`, in its order; without `fingerprint` as Megatron calls them."""
+    stem = f"_{name}_indexmap_{samples}ns_{sequence_length}sl_{seed}s_" + (fingerprint and f"{fingerprint}_")
+    return [data_file(place, f"{stem}{field}.npy") for field in IndexMaps._fields]
+
+
+def fingerprint_of(lengths: NDArray[np.int32], documents: range, samples: int, sequence_length: int, seed: int) -> str:
+    """16 hexadecimal digits that differ for maps that differ: a hash of all that `compute` takes."""
+    given = (documents.start, documents.stop, samples, sequence_length, seed)
+    content = hashlib.sha256(repr(given).encode())
+    content.update(np.ascontiguousarray(lengths[documents.start : documents.stop], "<i4").data)
+    return content.hexdigest()[:16]
 
 
 def saved_maps(prefix: Union[str, Path]) -> List[Path]:
     """The files of all maps that lie beside this data, for whatever samples, sequence length and seed."""
     fields = "|".join(IndexMaps._fields)
-    name = re.compile(rf"{re.escape(Path(prefix).name)}_[a-z]+_indexmap_\d+ns_\d+sl_\d+s_({fields})\.npy")
+    stem = rf"{re.escape(Path(prefix).name)}_[a-z]+_indexmap_\d+ns_\d+sl_\d+s_([0-9a-f]{{16}}_)?"
+    name = re.compile(rf"{stem}({fields})\.npy")
     return sorted(path for path in Path(prefix).parent.iterdir() if name.fullmatch(path.name))
 
 
@@ -170,9 +185,11 @@ def build_or_load(
     samples: int,
     sequence_length: int,
     seed: int,
+    cache: Optional[str] = None,
 ) -> IndexMaps:
-    """The memory-mapped maps, built if one of their files is not there.
+    """The memory-mapped maps, built if they are in none of the places where they may be (`map_places`).
 
+    Megatron's own maps, which lie beside the data under names without a hash, are used if they fit.
     Processes that build at the same time do no harm: each file appears whole, and all write the same bytes. Let one
     rank call this before the others, so that the work is done once.
 
@@ -180,10 +197,24 @@ def build_or_load(
         DataError: the split has too few tokens; the files cannot be written or read, or are not of this data.
     """
     require_one_sample(data, documents, name, sequence_length)
-    files = map_files(prefix, name, samples, sequence_length, seed)
-    if not all(file.exists() for file in files):
+    common = (name, samples, sequence_length, seed)
+    own = fingerprint_of(data.lengths, documents, samples, sequence_length, seed)
+    files = first_there([map_files(place, *common, own) for place in places(prefix, cache)])
+    if files is None and cache is None and first_there([map_files(prefix, *common)]) is not None:
+        try:
+            return _loaded(map_files(prefix, *common), data, documents, samples, sequence_length)
+        except DataError:  # of another split, or of what the data were before
+            pass
+    if files is None:
+        place = place_to_write(prefix, cache)
+        make_folder(place)
+        files = map_files(place, *common, own)
         for file, content in zip(files, compute(data.lengths, documents, samples, sequence_length, seed)):
             save_map(file, content)
+    return _loaded(files, data, documents, samples, sequence_length)
+
+
+def _loaded(files: List[Path], data: IndexedDataset, documents: range, samples: int, sequence_length: int) -> IndexMaps:
     maps = IndexMaps(*(load_map(file) for file in files))
     _check(maps, files, data, documents, samples, sequence_length)
     return maps
@@ -197,18 +228,23 @@ def check_saved(
     samples: int,
     sequence_length: int,
     seed: int,
+    cache: Optional[str] = None,
 ) -> None:
-    """Whether the maps that `build_or_load` would take, if there are any, have the sizes that this data ask for.
+    """Whether `build_or_load` could use the maps that are there, if there are any, or write some.
 
     It reads no more than the headers of the files.
 
     Raises:
-        DataError: they have not, or cannot be read.
+        DataError: they have other sizes than this data ask for, or cannot be read; or there is no place for them.
     """
-    files = map_files(prefix, name, samples, sequence_length, seed)
-    if all(file.exists() for file in files):
-        maps = IndexMaps(*(load_map(file) for file in files))
-        _check_sizes(maps, files, _layout_of(data, documents, samples, sequence_length), documents)
+    own = fingerprint_of(data.lengths, documents, samples, sequence_length, seed)
+    candidates = [map_files(place, name, samples, sequence_length, seed, own) for place in places(prefix, cache)]
+    files = first_there(candidates)
+    if files is None:
+        place_to_write(prefix, cache)
+        return
+    maps = IndexMaps(*(load_map(file) for file in files))
+    _check_sizes(maps, files, _layout_of(data, documents, samples, sequence_length), documents)
 
 
 def _layout_of(data: IndexedDataset, documents: range, samples: int, sequence_length: int) -> Layout:
@@ -240,14 +276,14 @@ def load_map(file: Path) -> NDArray[Any]:
     try:
         loaded: NDArray[Any] = npy.open_memmap(file, mode="r")
     except (OSError, ValueError, TypeError, OverflowError, SyntaxError, TokenError) as error:  # a header may be damaged
-        raise DataError(f"{file}: this index map cannot be read ({error}); delete it, it will be built anew") from error
+        raise DataError(f"{file}: this index map cannot be read ({error}); {_WAY_OUT}") from error
     return loaded
 
 
 def _check(
     maps: IndexMaps, files: List[Path], data: IndexedDataset, documents: range, samples: int, sequence_length: int
 ) -> None:
-    """Maps of other data, or of another split, have the same file name: what they hold must fit this data.
+    """Whoever may write where the maps lie could have changed them: what they hold must fit this data.
 
     Raises:
         DataError: it does not.
@@ -283,6 +319,6 @@ def _check_sizes(maps: IndexMaps, files: List[Path], plan: Layout, documents: ra
 
 def _misfit(file: Path, expected: str, found: str) -> NoReturn:
     raise DataError(
-        f"{file}: this index map was made for other data or another split: expected {expected}, found {found}; "
-        "delete it, it will be built anew"
+        f"{file}: this index map was made for other data or another split, or is damaged: expected {expected}, found "
+        f"{found}; {_WAY_OUT}"
     )

@@ -165,6 +165,8 @@ class Content:
     data_blend: List[Corpus]
     """All corpora, `data_prefix` first, where there are several."""
     data_split: List[float]
+    data_cache: Optional[str]
+    """The folder for index maps; null: beside the data, or in the user's cache."""
     timeline: bool
     nsys: bool
     device: str

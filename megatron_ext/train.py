@@ -133,7 +133,7 @@ def _samples(plan: Plan, place: Place, start: Position, gate: Gate) -> Samples:
 
     samples = start.consumed(plan.train.iterations, plan.global_batch_size)
     model = plan.model
-    common = ("train", samples, model.sequence_length, plan.train.seed, model.vocab_size, start)
+    common = ("train", samples, model.sequence_length, plan.train.seed, model.vocab_size, start, plan.data_cache)
 
     def load() -> Samples:
         if not plan.data_blend:

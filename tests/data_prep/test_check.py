@@ -17,6 +17,7 @@ from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
 from megatron_ext.blend import BlendedSamples
 from megatron_ext.gpt_data import GptSamples
+from megatron_ext.index_maps import saved_maps
 from megatron_ext.indexed_dataset import IndexedDataset, data_file, write_indexed
 
 
@@ -79,7 +80,7 @@ def test_corpora_of_a_blend_must_be_of_one_vocabulary(corpus: Corpus, tmp_path: 
 
 
 @pytest.mark.parametrize("blended", [False, True], ids=["alone", "blended"])
-def test_index_maps_of_other_data_are_refused_before_anything_is_submitted(prefix: Path, blended: bool) -> None:
+def test_damaged_index_maps_are_refused_before_anything_is_submitted(prefix: Path, blended: bool) -> None:
     other = prefix.with_name("other")
     write_indexed(other, [np.arange(200)] * 50, np.dtype("<u2"))
     blend = [f"data.blend=[{{prefix:{other},weight:0.3}}]", "data.weight=0.7"] if blended else []
@@ -93,11 +94,15 @@ def test_index_maps_of_other_data_are_refused_before_anything_is_submitted(prefi
     else:
         GptSamples(prefix, *common)
     check_for_training(one)
-    write_indexed(other if blended else prefix, [np.arange(100)] * 40, np.dtype("<u2"))
-    data_file(prefix, ".json").unlink()
-    message = r"train_indexmap_.*_doc_idx\.npy: this index map was made for other data or another split: .*; delete it"
+    changed = other if blended else prefix
+    for file in saved_maps(changed):
+        np.save(file, np.load(file)[:-1])
+    message = r"train_indexmap_.*_doc_idx\.npy: this index map was made for .*, or is damaged: .*; delete it"
     with pytest.raises(DataPrepError, match=message):
         check_for_training(one)
+    write_indexed(changed, [np.arange(100)] * 40, np.dtype("<u2"))
+    data_file(prefix, ".json").unlink()
+    check_for_training(one)
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])

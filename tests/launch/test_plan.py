@@ -84,6 +84,8 @@ def test_nodes_are_named_by_group_and_counted_in_the_order_of_the_plan() -> None
         ([], "partition", [1, 3]),
         (["parallel.partition=null"], "partition", [2, 2]),
         (["data.split='98,2,0'"], "data_split", [98.0, 2.0, 0.0]),
+        ([], "data_cache", None),
+        (["data.cache=/a/../b"], "data_cache", "/b"),
         (["executor.master_port=6787"], "master_port", 6787),
         (["profile.timeline=false"], "timeline", False),
     ],

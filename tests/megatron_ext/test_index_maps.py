@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
+import subprocess
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +19,18 @@ from numpy.typing import NDArray
 
 from megatron_ext import index_maps
 from megatron_ext.errors import DataError
-from megatron_ext.index_maps import IndexMaps, build_or_load, compute, layout, map_files, split_documents
+from megatron_ext.gpt_data import GptSamples
+from megatron_ext.index_maps import (
+    IndexMaps,
+    build_or_load,
+    check_saved,
+    compute,
+    fingerprint_of,
+    layout,
+    map_files,
+    saved_maps,
+    split_documents,
+)
 from megatron_ext.indexed_dataset import IndexedDataset, data_file, write_indexed
 from tests.full_disk import largest_file
 from tests.megatron_ext.golden import DOCUMENTS, PREFIX, SEED, SEQUENCE_LENGTH
@@ -34,8 +47,9 @@ def test_the_maps_are_megatrons_to_the_byte(tmp_path: Path, samples: int, epochs
     data = IndexedDataset(PREFIX)
     prefix = tmp_path / PREFIX.name
     build_or_load(prefix, data, DOCUMENTS, "train", samples, SEQUENCE_LENGTH, SEED)
+    made = fingerprint_of(data.lengths, DOCUMENTS, samples, SEQUENCE_LENGTH, SEED)
     for ours, theirs in zip(
-        map_files(prefix, "train", samples, SEQUENCE_LENGTH, SEED),
+        map_files(prefix, "train", samples, SEQUENCE_LENGTH, SEED, made),
         map_files(PREFIX, "train", samples, SEQUENCE_LENGTH, SEED),
         strict=True,
     ):
@@ -45,9 +59,14 @@ def test_the_maps_are_megatrons_to_the_byte(tmp_path: Path, samples: int, epochs
 
 
 def test_the_files_have_megatrons_names() -> None:
-    names = [file.name for file in map_files("data/my-gpt2_text_document", "train", 1600, 1024, 1234)]
-    stem = "my-gpt2_text_document_train_indexmap_1600ns_1024sl_1234s_"
-    assert names == [f"{stem}doc_idx.npy", f"{stem}sample_idx.npy", f"{stem}shuffle_idx.npy"]
+    for fingerprint, end in (("", ""), ("0123456789abcdef", "0123456789abcdef_")):
+        files = map_files("data/my-gpt2_text_document", "train", 1600, 1024, 1234, fingerprint)
+        stem = f"my-gpt2_text_document_train_indexmap_1600ns_1024sl_1234s_{end}"
+        assert [file.name for file in files] == [
+            f"{stem}doc_idx.npy",
+            f"{stem}sample_idx.npy",
+            f"{stem}shuffle_idx.npy",
+        ]
 
 
 def plain_maps(
@@ -144,6 +163,14 @@ def test_documents_are_split_by_weight(weights: tuple[float, ...], documents: in
     assert [splits[0].start, *(split.stop for split in splits)] == bounds
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where maps go that cannot lie beside their data."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    return home / "tdpp"
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> IndexedDataset:
     """Six documents of 10 to 15 tokens."""
@@ -155,8 +182,9 @@ def load(data: IndexedDataset, documents: range = range(1, 6)) -> IndexMaps:
     return build_or_load(data.bin.with_suffix(""), data, documents, "train", 30, 4, 1)
 
 
-def files(data: IndexedDataset) -> list[Path]:
-    return map_files(data.bin.with_suffix(""), "train", 30, 4, 1)
+def files(data: IndexedDataset, documents: range = range(1, 6)) -> list[Path]:
+    made = fingerprint_of(data.lengths, documents, 30, 4, 1)
+    return map_files(data.bin.with_suffix(""), "train", 30, 4, 1, made)
 
 
 def test_the_maps_are_built_once_and_mapped(data: IndexedDataset) -> None:
@@ -272,12 +300,122 @@ def spoil(file: Path, change: Callable[[NDArray[np.int32]], NDArray[np.int32]] |
         np.save(file, change(np.load(file)))
 
 
-def test_maps_of_data_prepared_anew_are_refused(data: IndexedDataset) -> None:
-    load(data)
+def test_maps_of_data_prepared_anew_are_made_anew(data: IndexedDataset) -> None:
+    before = load(data)
     prefix = data.bin.with_suffix("")
     write_indexed(prefix, (np.arange(length) for length in (10, 15, 14, 13, 12, 11)), np.dtype("<u2"))
-    with pytest.raises(DataError, match=r"sample_idx\.npy: this index map was made for other data or another split"):
-        load(IndexedDataset(prefix))
+    anew = IndexedDataset(prefix)
+    expected = compute(anew.lengths, range(1, 6), 30, 4, 1)
+    assert [found.tolist() for found in load(anew)] == [found.tolist() for found in expected]
+    assert before.sample_idx.tolist() != expected.sample_idx.tolist()
+    assert len(saved_maps(prefix)) == 6
+
+
+def test_two_splits_of_the_same_data_have_maps_of_their_own(data: IndexedDataset) -> None:
+    for documents in (range(1, 6), range(0, 5)):
+        assert sorted(set(load(data, documents).doc_idx.tolist())) == list(documents)
+    assert len({*files(data), *files(data, range(0, 5))}) == len(saved_maps(data.bin.with_suffix(""))) == 6
+
+
+LENGTHS = st.lists(st.integers(0, 9), min_size=2, max_size=4)
+
+
+@given(*(st.tuples(LENGTHS, st.integers(0, 1), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9)) for _ in "ab"))
+def test_maps_have_one_name_if_and_only_if_all_that_they_follow_from_is_equal(one: tuple, other: tuple) -> None:
+    def name(lengths: list[int], first: int, *rest: int) -> str:
+        return fingerprint_of(np.array(lengths, np.int32), range(first, len(lengths)), *rest)
+
+    def relevant(lengths: list[int], first: int, *rest: int) -> tuple:
+        return (lengths[first:], first, *rest)
+
+    assert (name(*one) == name(*other)) is (relevant(*one) == relevant(*other))
+
+
+def test_maps_that_megatron_has_made_are_used_where_they_fit(data: IndexedDataset) -> None:
+    load(data)
+    theirs = map_files(data.bin.with_suffix(""), "train", 30, 4, 1)
+    for ours, name in zip(files(data), theirs, strict=True):
+        ours.rename(name)
+    assert Path(load(data).doc_idx.filename) == theirs[0]
+    assert Path(load(data, range(0, 5)).doc_idx.filename) == files(data, range(0, 5))[0]
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders on which a file system is read-only, for root too."""
+    folders: list[Path] = []
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode, **options: Path(path) not in folders and access(path, mode, **options)
+    )
+    return folders
+
+
+def test_beside_data_that_may_only_be_read_nothing_is_written(
+    data: IndexedDataset, cache: Path, closed: list[Path]
+) -> None:
+    closed.append(data.bin.parent)
+    before = set(data.bin.parent.iterdir())
+    check_saved(data.bin.with_suffix(""), data, range(1, 6), "train", 30, 4, 1)
+    built = load(data)
+    assert set(data.bin.parent.iterdir()) == before
+    assert {path.name for path in cache.iterdir()} == {file.name for file in files(data)}
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert [Path(found.filename).parent for found in load(data)] == [cache] * 3
+    closed.clear()  # what is there already is taken wherever it lies
+    assert [Path(found.filename).parent for found in load(data)] == [cache] * 3
+    assert [found.tolist() for found in built] == [found.tolist() for found in load(data)]
+
+
+def test_a_folder_that_was_given_is_the_only_one(data: IndexedDataset, tmp_path: Path) -> None:
+    prefix, given = data.bin.with_suffix(""), tmp_path / "given" / "maps"
+    load(data)
+    maps = build_or_load(prefix, data, range(1, 6), "train", 30, 4, 1, str(given))
+    assert [Path(found.filename).parent for found in maps] == [given] * 3
+    assert {path.name for path in given.iterdir()} == {file.name for file in files(data)}
+
+
+def test_without_a_place_the_way_out_is_named(data: IndexedDataset, cache: Path, closed: list[Path]) -> None:
+    closed += [data.bin.parent, cache.parent, cache]
+    message = rf"cannot be written neither in {data.bin.parent} nor in {cache}; give .*, data\.cache=FOLDER"
+    with pytest.raises(DataError, match=message):
+        load(data)
+    with pytest.raises(DataError, match=message):
+        check_saved(data.bin.with_suffix(""), data, range(1, 6), "train", 30, 4, 1)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
+def test_a_file_system_that_is_read_only_trains(tmp_path: Path, cache: Path) -> None:
+    write_indexed(tmp_path / "text", (np.arange(10 + i) for i in range(6)), np.dtype("<u2"))
+    (mounted := tmp_path / "mounted").mkdir()
+    (source := tmp_path / "source").mkdir()
+    for suffix in (".bin", ".idx"):
+        data_file(tmp_path / "text", suffix).rename(data_file(source / "text", suffix))
+    if subprocess.run(["mount", "--bind", "-o", "ro", source, mounted], check=False).returncode:
+        pytest.skip("this machine lets nobody mount")
+    try:
+        samples = GptSamples(mounted / "text", [8, 1, 1], "train", 3, 4, 1, 100)
+        assert len(samples.tokens(2)) == 5
+        assert sorted(path.name for path in source.iterdir()) == ["text.bin", "text.idx"]
+    finally:
+        subprocess.run(["umount", "-l", mounted], check=True)
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_a_planted_link_is_replaced_and_not_followed(data: IndexedDataset, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("before")
+    for file in files(data):
+        file.symlink_to(tmp_path / "mine")
+    files(data)[0].unlink()
+    load(data)
+    assert (tmp_path / "mine").read_text() == "before"
+    assert not any(file.is_symlink() for file in files(data))
+
+
+def test_a_pipe_is_no_map(data: IndexedDataset) -> None:
+    os.mkfifo(files(data)[0])
+    load(data)
+    assert files(data)[0].is_file()
 
 
 @pytest.mark.parametrize(
@@ -291,11 +429,6 @@ def test_a_split_too_short_for_one_sample_is_refused_with_its_numbers(
     message = rf"text\.bin: the train split has {found}, but one sample takes 11 \(model\.sequence_length=10 and one"
     with pytest.raises(DataError, match=message):
         build_or_load(data.bin.with_suffix(""), data, documents, "train", 1, 10, 1)
-
-
-def test_maps_that_cannot_be_written_are_told(data: IndexedDataset, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"doc_idx\.npy: cannot be written .*choose a folder that you may write to"):
-        build_or_load(tmp_path / "gone" / "text", data, range(1, 6), "train", 30, 4, 1)
 
 
 def test_only_whole_files_lie_beside_the_data(data: IndexedDataset) -> None:

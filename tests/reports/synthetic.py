@@ -223,6 +223,7 @@ def plan(shape: Shape, name: str) -> dict[str, Any]:
         "train": {"iterations": shape.iterations, "seed": 1234, "precision": "fp32", "log_interval": 1},
         "data_prefix": "/data/text_document",
         "data_split": [969, 30, 1],
+        "data_cache": None,
         "timeline": True,
         "device": "cuda",
         "rehearsal": None,
