@@ -16,7 +16,7 @@ import numpy as np
 
 from fasop.fast import Floats
 from fasop.lp import LeastLargest, Node, Solved
-from fasop.pipelines import Layers, Pipelines
+from fasop.pipelines import FULL, Layers, Pipelines
 from fasop.placement import Integers
 
 EXACT = 1e-6
@@ -63,11 +63,13 @@ class _Search:
         self._paths = one.unhidden(layers)
         self.best, self.seconds = begin, float(one.iteration(begin)[0])
         chunks = one.parts_count // one.stages
+        self._stages = np.tile(np.eye(one.stages, dtype=np.int64), chunks)
+        """[stages, parts]: 1 where a part is of a stage."""
         self._high = np.tile(np.minimum(one.capacity[:, 0], layers), chunks)
         self._known = {begin[:, 0].tobytes()}
         self._problem = LeastLargest(layers, one.parts_count)
         if chunks > 1:
-            self._problem.limit(np.tile(np.eye(one.stages, dtype=np.int64), chunks), one.capacity[:, 0])
+            self._problem.limit(self._stages, one.capacity[:, 0], whole=True)
         self._cut(_crowded(begin[:, 0]))
         self._cut(begin)
 
@@ -123,16 +125,30 @@ class _Search:
         return seconds
 
     def _try(self, partition: Integers) -> bool:
-        """Keeps it if it is the best so far; returns whether it was not known, so that there is a new cut."""
+        """Keeps it if it is the best so far; returns whether the problem has a new cut or limit for it."""
         column = partition.reshape(-1, 1)
-        if partition.tobytes() in self._known or not self._one.fits(column)[0]:
+        if partition.tobytes() in self._known:
             return False
         self._known.add(partition.tobytes())
+        if not self._one.fits(column)[0]:
+            return self._limit_memory(partition)
         seconds = self._cut(column)
         taken = float((seconds if self._one.hidden is None else self._one.iteration(column))[0])
         if taken < self.seconds:
             self.best, self.seconds = column, taken
         return True
+
+    def _limit_memory(self, partition: Integers) -> bool:
+        """Adds what of its stages' memory a partition breaks, each at its fullest moment: all limits would be many."""
+        if self._one.shares is None:
+            return False
+        of_stages = self._one.shares[:, np.newaxis, :, 0] * self._stages
+        taken = of_stages @ partition
+        broken = np.nonzero(taken.max(axis=0) > FULL)[0]
+        if len(broken):
+            rows = of_stages[taken.argmax(axis=0)[broken], broken]
+            self._problem.limit(rows, np.full(len(rows), FULL), whole=False)
+        return len(broken) > 0
 
     def _halved(self, solved: Solved) -> list[Solved]:
         """Where that raises both bounds most, of the amounts that are farthest from whole numbers."""

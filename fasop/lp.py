@@ -68,9 +68,9 @@ class LeastLargest:
         """T >= constants + slopes x, with [cuts, amounts]."""
         self._add(np.concatenate([-slopes, np.ones((len(slopes), 1))], axis=1), constants, whole=False)
 
-    def limit(self, weights: Integers, most: Integers) -> None:
-        """weights x <= most, with [limits, amounts]."""
-        self._add(np.concatenate([-weights, np.zeros((len(weights), 1))], axis=1), -most.astype(float), whole=True)
+    def limit(self, weights: Integers | Floats, most: Integers | Floats, *, whole: bool) -> None:
+        """weights x <= most, with [limits, amounts]; `whole` if all of these are whole numbers."""
+        self._add(np.concatenate([-weights, np.zeros((len(weights), 1))], axis=1), -most.astype(float), whole=whole)
 
     def exclude(self, solved: Solved) -> int:
         """Adds what whole amounts satisfy and this solution, of the box of all, does not; returns how many rows.

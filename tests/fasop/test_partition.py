@@ -140,6 +140,28 @@ def test_the_best_partition_is_found_and_proved(several: Pipelines, layers: int,
         assert whole.bound >= whole.seconds * (1 - 2 * EXACT)
 
 
+def test_a_partition_without_memory_for_it_is_no_end_of_the_proof() -> None:
+    """All layers in the first stage are the fastest, but they fit only in its second chunk."""
+    ones, none = np.ones((4, 1)), np.zeros((4, 1))
+    one = Pipelines(
+        schedule=Schedule.interleaved,
+        micro_batches=1,
+        forward=Linear(fixed=none, layer=np.array([[0.5], [1.0], [0.5], [1.0]])),
+        backward=Linear(fixed=none, layer=ones),
+        hop=none[:2],
+        sums=Linear(fixed=none[:2], layer=none[:2]),
+        optimizer=Linear(fixed=none[:2], layer=none[:2]),
+        embedding=np.zeros(1),
+        capacity=np.full((2, 1), 5),
+        shares=np.array([[[4 / 19], [1 / 7], [1 / 19], [1 / 7]], [[1 / 19], [1 / 7], [1 / 19], [1 / 7]]]),
+        basis=np.zeros(1, int),
+    )
+    best = times(one, every(one, 5)).min()
+    proof = proved(one, 5, bottleneck(one, 5), 1000)
+    assert proof.seconds == best
+    assert proof.bound >= best * (1 - EXACT)
+
+
 @given(lines(), st.integers(1, 7))
 def test_the_search_ends_where_no_single_layer_can_gain(several: Pipelines, layers: int) -> None:
     one = alone(several, 0)
