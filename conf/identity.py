@@ -11,6 +11,7 @@ from conf.schema import Experiment
 NOT_OF_THE_RUN = (
     "name",
     "runs_dir",
+    "runs_mode",
     "dry_run",
     "skip_existing",
     "max_jobs",

@@ -69,8 +69,9 @@ class RunDir:
     path: Path
 
     @classmethod
-    def create(cls, runs: Path, name: str, identity: str, now: datetime) -> RunDir:
-        """A new folder; two runs never share one. Runs of one `identity` (conf/identity.py) have the same hash.
+    def create(cls, runs: Path, name: str, identity: str, now: datetime, *, group: bool = False) -> RunDir:
+        """A new folder; two runs never share one. Runs of one `identity` (conf/identity.py) have the same hash. With
+        `group` its group may write wherever ranks do; submitit's folder stays its owner's.
 
         Raises:
             RunFolderError: the folder cannot be made.
@@ -89,6 +90,8 @@ class RunDir:
                 run = cls(path.absolute())
                 for folder in (run.nodes, run.events, run.errors, run.checkpoints, run.submitit):
                     folder.mkdir(0o755)
+                for folder in (run.path, run.nodes, run.events, run.errors, run.checkpoints) if group else ():
+                    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_ISGID | stat.S_IRWXG)
                 return run
         except OSError as error:
             raise RunFolderError(

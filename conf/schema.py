@@ -89,6 +89,13 @@ class EngineKind(StrEnum):
     megatron_lm = "megatron_lm"
 
 
+class RunsMode(StrEnum):
+    """Who may write into a run's folder: its owner, or the folder's group too, who are then trusted like the owner."""
+
+    owner = "owner"
+    group = "group"
+
+
 class Het(StrEnum):
     """How a heterogeneous cluster is asked for: two coupled jobs, or one Slurm heterogeneous job."""
 
@@ -400,6 +407,7 @@ class Experiment:
     name: str = "${model.name}"
     """Runs of a name share the folder `<runs_dir>/<name>`."""
     runs_dir: str = "runs"
+    runs_mode: RunsMode = RunsMode.owner
     dry_run: bool = False
     """Print what would be started, and write nothing; what keeps it from being started is an error all the same."""
     skip_existing: bool = False

@@ -69,6 +69,8 @@ class NodeAgent:
     """How often the run had been submitted before."""
     resumable: bool
     """Whether the run saves checkpoints from which it can go on."""
+    group_writes: bool = False
+    """Whether the group of the run's folder may write what the worker and its ranks write."""
     meet_s: float
     """How long this node waits for the others to start."""
     save_s: float
@@ -235,7 +237,7 @@ class _Node:
         with appended(run.node_out(self._name)) as out, appended(run.node_err(self._name)) as err:
             out.write(job_info(self._plan, self._agent.model, rank).encode())
             out.flush()
-            return WorkerProcess(command, rank, out, err)
+            return WorkerProcess(command, rank, out, err, group_writes=self._agent.group_writes)
 
     def _complain(self, text: str) -> None:
         with appended(self._run.node_err(self._name)) as err:

@@ -26,6 +26,8 @@ class Submission:
     """Seconds before a time limit at which the job gets SIGUSR2."""
     requeue: bool
     """Whether Slurm may start a job again after a failure of a node."""
+    group: bool = False
+    """Whether the run's folder may be one that its group can write."""
     behind: tuple[str, ...] = ()
     """Ids of jobs that must have ended, however, before the run's first job starts."""
 
@@ -89,7 +91,8 @@ def _srun(submission: Submission, request: JobRequest) -> str:
 
     Their output goes to files by the task's rank in the whole job; srun's own patterns count within a component.
     """
-    agent = f'{shlex.quote(submission.python)} -u -m launch.start_agent "$FOLDER"'
+    mode = " group" if submission.group else ""
+    agent = f'{shlex.quote(submission.python)} -u -m launch.start_agent "$FOLDER"{mode}'
     inner = f'exec {agent} >>"$FOLDER/${{SLURM_JOB_ID}}_${{SLURM_PROCID}}_log.out" 2>&1'
     return shlex.join(["srun", "--unbuffered", *_srun_words(request, ["bash", "-c", inner])])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.rundir import RunDir, write_atomic
-from conf.schema import Experiment
+from conf.schema import Experiment, RunsMode
 from launch import slurm_commands
 from launch.agent import NodeAgent
 from launch.errors import LaunchError
@@ -57,6 +57,7 @@ def submission_of(
         folder=RunDir(run).submitit,
         save_s=experiment.executor.save_s,
         requeue=resumable,
+        group=experiment.runs_mode is RunsMode.group,
         behind=tuple(behind),
     )
 

@@ -1,7 +1,8 @@
-"""python -m launch.start_agent FOLDER: starts a task of a job with the node agent that submitit pickled in FOLDER.
+"""python -m launch.start_agent FOLDER [group]: starts a task of a job with the agent that submitit pickled in FOLDER.
 
 Who can write a pickle runs whatever he likes in the process that loads it. So this one is loaded only where nobody but
-the user of the job can have written it, and what it lies in.
+the user of the job can have written it, and what it lies in. Only the run's folder, around FOLDER, may be its group's
+to write, where `group` (runs_mode=group) says that this was wanted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     while not pickled.exists() and time.monotonic() < until:
         time.sleep(0.1)
     try:
-        for path in (folder.parent, folder, pickled):
+        require_own(folder.parent, group=argv[1:] == ["group"])
+        for path in (folder, pickled):
             require_own(path)
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -40,8 +42,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def require_own(path: Path) -> None:
-    """Raises LaunchError where somebody else owns `path`, or may write to it."""
+def require_own(path: Path, *, group: bool = False) -> None:
+    """Raises LaunchError where somebody else owns `path`, or may write to it; with `group` its group may."""
     try:
         found = path.lstat()
     except OSError as error:
@@ -50,13 +52,14 @@ def require_own(path: Path) -> None:
         why = "is a link"
     elif found.st_uid != os.geteuid():
         why = f"belongs to user {found.st_uid}, not to {os.geteuid()}, whose job this is"
-    elif found.st_mode & 0o022:
+    elif found.st_mode & (0o002 if group else 0o022):
         why = f"can be written by others (mode {stat.S_IMODE(found.st_mode):03o})"
     else:
         return
     raise LaunchError(
         f"{path} {why}, who could have put anything there for this job to run; nothing was started. Take their right "
-        f"to write away (chmod -R go-w) once you know that it holds what you launched, or launch anew"
+        f"to write away (chmod -R go-w) once you know that it holds what you launched, or launch anew; runs_mode=group "
+        f"lets the group of a new run's folder write there"
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from conf.compose import config_text, read_experiment
 from conf.identity import identity
 from conf.rundir import RunDir, is_full, write_atomic
-from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
+from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse, RunsMode
 from launch import local, megatron_lm, processes, profilers, slurm
 from launch.agent import NodeAgent
 from launch.container import found_image, run_container
@@ -28,6 +28,7 @@ from launch.observe import observe
 from launch.owner import check_may_resume
 from launch.plan import make_plan
 from launch.provenance import PROJECT, Source, provenance, read_source
+from launch.start_agent import require_own
 from launch.verdict import State, decide
 from launch.worker import WORKER, ModuleWorker, Worker
 from megatron_ext.files import read_regular, why
@@ -92,7 +93,10 @@ def start(
         TdppError: the run cannot be started.
     """
     config = config_text(experiment)
-    run = RunDir.create(Path(experiment.runs_dir), experiment.name, identity(experiment), datetime.now())
+    in_group = experiment.runs_mode is RunsMode.group
+    run = RunDir.create(
+        Path(experiment.runs_dir), experiment.name, identity(experiment), datetime.now(), group=in_group
+    )
     token = secrets.token_hex(16)
     try:
         with launching(run):
@@ -150,7 +154,10 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
     if (verdict := verdict_without_plan(run)) is not None:
         raise LaunchError(f"resume={run.name}: {verdict.reason}; there is nothing to go on with, so launch it anew")
     with launching(run):
-        _resume(run, read_experiment(run.config), worker)
+        require_own(run.config)  # it says whether the run's folder may be its group's to write
+        experiment = read_experiment(run.config)
+        require_own(run.path, group=experiment.runs_mode is RunsMode.group)
+        _resume(run, experiment, worker)
 
 
 def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
@@ -244,6 +251,7 @@ def _start(
             het_groups=het_groups,
             submission=jobs["submission"],
             resumable=resumable(plan),
+            group_writes=experiment.runs_mode is RunsMode.group,
             meet_s=executor.meet_min * 60,
             save_s=executor.save_s if on_slurm else local.warning_s(executor),
             max_requeues=executor.max_requeues if on_slurm else 0,

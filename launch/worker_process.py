@@ -14,8 +14,8 @@ from launch.container import Command
 class WorkerProcess:
     """What was started to run a node's worker: the worker itself, or what runs it, such as a profiler."""
 
-    def __init__(self, command: Command, node_rank: int, out: IO[bytes], err: IO[bytes]) -> None:
-        """Starts it.
+    def __init__(self, command: Command, node_rank: int, out: IO[bytes], err: IO[bytes], *, group_writes: bool) -> None:
+        """Starts it; with `group_writes` its umask takes nothing from the group.
 
         Raises:
             FileNotFoundError: there is no such command.
@@ -31,6 +31,7 @@ class WorkerProcess:
             stdout=out,
             stderr=err,
             start_new_session=True,
+            umask=_umask() & ~0o070 if group_writes else -1,
             preexec_fn=_prepare,
         )
 
@@ -82,3 +83,9 @@ class WorkerProcess:
 def _prepare() -> None:
     processes.die_with_parent()  # kept across exec; not every worker asks for it itself
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to every process of a job
+
+
+def _umask() -> int:
+    """This process's, which can only be read by setting it."""
+    os.umask(current := os.umask(0o077))
+    return current

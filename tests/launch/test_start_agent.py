@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from conf.compose import compose
 from conf.rundir import RunDir
 from launch import start_agent
+from launch.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.start_agent import require_own
 from tests.launch.live import done
@@ -42,6 +44,55 @@ def test_what_others_can_write_is_not_started(
     assert start_agent.main([str(pickled.parent)]) == 1
     assert started == [pickled.parent]
     assert f"error: {wrong} can be written by others (mode {mode:03o})" in capsys.readouterr().err
+
+
+def test_with_runs_mode_group_the_runs_folder_alone_may_be_its_groups(
+    pickled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SUBMITIT_FOLDER", "")
+    monkeypatch.setattr("submitit.core.submission.process_job", lambda folder: None)
+    run = pickled.parents[1]
+    run.chmod(0o2775)
+    assert start_agent.main([str(pickled.parent), "group"]) == 0
+    for path, mode in ((run, 0o777), (pickled.parent, 0o775), (pickled, 0o775)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        assert start_agent.main([str(pickled.parent), "group"]) == 1
+        assert f"error: {path} can be written by others (mode {mode:03o})" in capsys.readouterr().err
+        path.chmod(before)
+
+
+def test_a_script_says_that_the_runs_folder_may_be_its_groups() -> None:
+    experiment = compose(["experiment=seed_a10x8", "container=none", "runs_mode=group"])
+    text = dry_run_text(experiment, "w")
+    assert text.count("launch.start_agent") == text.count('launch.start_agent "$FOLDER" group >>') > 0
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_a_run_that_others_could_have_changed_is_not_resumed(tmp_path: Path, mode: int) -> None:
+    assert done("launch", "train.iterations=6", cwd=tmp_path).returncode == 0
+    run = RunDir.find(tmp_path / "runs", None)
+    for path in (run.path, run.config):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        resumed = done("launch", f"resume={run.path}", cwd=tmp_path)
+        assert resumed.returncode == 1
+        assert f"{path} can be written by others (mode {mode:03o})" in resumed.stderr
+        path.chmod(before)
+
+
+def test_runs_mode_group_lets_the_group_write_what_ranks_write_and_nothing_that_starts_them(tmp_path: Path) -> None:
+    assert done("launch", "train.iterations=6", "runs_mode=group", cwd=tmp_path).returncode == 0
+    run = RunDir.find(tmp_path / "runs", None)
+    for folder in (run.path, run.nodes, run.events, run.errors, run.checkpoints):
+        assert oct(folder.stat().st_mode & 0o7777) == "0o2775", folder
+    assert run.metrics.stat().st_mode & 0o020
+    started = [run.config, run.plan, run.jobs, run.secret, *(run.submitit, *run.submitit.rglob("*"))]
+    assert {path: oct(path.stat().st_mode) for path in started if path.stat().st_mode & 0o022} == {}
+    resumed = done("launch", f"resume={run.path}", cwd=tmp_path)
+    assert "can be written by others" not in resumed.stderr
 
 
 def test_a_link_or_a_foreign_file_is_not_started(pickled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
