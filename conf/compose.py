@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
@@ -17,6 +17,7 @@ from omegaconf.errors import (
     ConfigKeyError,
     InterpolationResolutionError,
     MissingMandatoryValue,
+    OmegaConfBaseException,
 )
 
 from conf.config_files import Words, found_files
@@ -25,7 +26,7 @@ from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.references import require_shapes
 from conf.schema import Experiment
 from conf.word_rules import check_words
-from conf.yaml_file import load_frozen
+from conf.yaml_file import fault, load_frozen
 
 T = TypeVar("T")
 _REFERENCE = re.compile(r"(\\*)\$\{")
@@ -86,9 +87,20 @@ def read_experiment(config: Path) -> Experiment:
         ConfigError: as `to_experiment`, for example because it is of another version of tdpp.
     """
     try:
-        return to_experiment(load_frozen(config))
+        loaded = load_frozen(config)
+        _require_groups(loaded)
+        return to_experiment(loaded)
     except ConfigError as error:
         raise ConfigError(f"{config}: {error}") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{config}: {fault(error)}") from error
+
+
+def _require_groups(cfg: DictConfig) -> None:
+    """Raises ConfigError for a value in the place of a group of keys, whose key OmegaConf would not name."""
+    for key, hint in get_type_hints(Experiment).items():
+        if is_dataclass(hint) and key in cfg and not isinstance(cfg[key], DictConfig):
+            raise ConfigError(f"{key}={cfg[key]} must be a group of keys")
 
 
 def config_text(experiment: Experiment) -> str:

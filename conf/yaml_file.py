@@ -49,6 +49,8 @@ def load_yaml(path: Path) -> DictConfig:
         if error.errno is not None:
             raise
         loaded = None  # what OmegaConf says of a lone word or number
+    except AssertionError:  # or of a lone truth or date
+        loaded = None
     if not isinstance(loaded, DictConfig):
         raise ConfigError(NO_KEYS)
     return loaded

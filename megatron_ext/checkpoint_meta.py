@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Dict, List, Optional
 
 from megatron_ext.errors import EngineError
+from megatron_ext.files import read_regular, why
 from megatron_ext.gpt_data import Position
+from megatron_ext.plan_check import PlanFault, check_object, require
 
 VERSION = 2
 MODEL = ("layers", "hidden", "heads", "sequence_length", "vocab_size")
 """What two runs must have in common to train the same model."""
+SCALER = ("scale", "good", "patience")
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,22 @@ class Checkpoint:
         """
         path = folder / "meta.json"
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise EngineError(f"{path}: cannot be read as a checkpoint's description: {error}") from error
+            content = json.loads(read_regular(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise EngineError(f"{path}: cannot be read as a checkpoint's description: {why(error)}") from error
         version = content.pop("version", None) if isinstance(content, dict) else None
         if version != VERSION:
             raise EngineError(f"{path}: expected a checkpoint of version {VERSION}, found version {version}")
         try:
-            return cls(folder, Meta(**content))
-        except TypeError as error:
+            meta = Meta(**content)
+            check_object(Meta, content, "", whole=False)
+            require(meta.scaler or dict.fromkeys(SCALER), SCALER, "scaler")
+        except (TypeError, PlanFault) as error:
             raise EngineError(f"{path}: damaged: expected the keys of version {VERSION}: {error}") from error
+        for key in ("iteration", "consumed_samples", "updates"):
+            if content[key] < 0:
+                raise EngineError(f"{path}: damaged: {key}={content[key]} must be at least 0")
+        return cls(folder, meta)
 
     @classmethod
     def at(cls, path: Path) -> Checkpoint:
@@ -74,10 +84,7 @@ class Checkpoint:
         for folder in (path / "checkpoints", path):
             latest = folder / "latest"
             if latest.is_file():
-                name = latest.read_text(encoding="utf-8").strip()
-                if not (name and (folder / name).is_dir()):
-                    raise EngineError(f"{latest}: names {name!r}, but there is no such checkpoint; write one that is")
-                return cls.read(folder / name)
+                return cls.read(folder / _named(latest))
         if (path / "meta.json").is_file():
             return cls.read(path)
         raise EngineError(
@@ -87,6 +94,17 @@ class Checkpoint:
     def part(self, name: str) -> Path:
         """The file of a part."""
         return part_file(self.folder, name)
+
+
+def _named(latest: Path) -> str:
+    """The name of the newest checkpoint, beside which the file `latest` lies."""
+    try:
+        name = read_regular(latest).decode("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{latest}: cannot be read as the name of a checkpoint: {why(error)}") from error
+    if not (re.fullmatch(r"[\w.-]{1,200}", name) and (latest.parent / name).is_dir()):
+        raise EngineError(f"{latest}: names {name[:80]!r}, but there is no such checkpoint; write one that is")
+    return name
 
 
 def part_file(folder: Path, part: str) -> Path:

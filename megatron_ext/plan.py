@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from megatron_ext.errors import EngineError
+from megatron_ext.files import read_regular, why
 from megatron_ext.plan_check import PlanFault, build, check_object, check_rules, require
 
 VERSION = 1
@@ -188,9 +189,9 @@ class Plan(Content):
                 the rule.
         """
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise EngineError(f"{path}: cannot be read as a plan: {error}") from error
+            content = json.loads(read_regular(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise EngineError(f"{path}: cannot be read as a plan: {why(error)}") from error
         try:
             check(content, whole=True)
         except PlanFault as fault:

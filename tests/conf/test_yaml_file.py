@@ -66,3 +66,27 @@ def test_what_only_looks_like_a_reference_is_read_as_it_was_written(tmp_path: Pa
     path.write_text(config_text(experiment))
     assert read_experiment(path) == experiment
     assert "${oc.env:HOME}" in experiment.data.prefix
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("model: 5", "model=5 must be a group of keys"),
+        ("profile: [1, 1]", r"profile=\[1, 1\] must be a group of keys"),
+        ("train: {seed: many}", "train.seed: Value 'many' of type 'str' could not be converted to Integer"),
+        ("cluster: {groups: 3}", "cluster.groups: .*int"),
+        ("cluster: {groups: {a: 3}}", "cluster.groups.a: .*int"),
+        ("parallel: {tensr: 3}", "parallel.tensr"),
+        ("model:", "model=None must be a group of keys"),
+        ("true", "it has no keys"),
+        ("[]", "it has no keys"),
+    ],
+    ids=["number", "list", "text", "groups", "group", "unknown", "null", "truth", "no object"],
+)
+def test_a_frozen_configuration_of_wrong_types_is_one_message_with_its_file(
+    tmp_path: Path, content: str, why: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=rf"^{path}: {why}"):
+        read_experiment(path)

@@ -73,7 +73,7 @@ def damage(random: Random, run: Path) -> None:
     path = random.choice([path for path in sorted(run.rglob("*")) if path.is_file() and not path.is_symlink()])
     if path.stat().st_size > 1 << 20:
         return
-    if path.suffix in (".json", ".jsonl") and random.random() < 0.7:
+    if path.suffix in (".json", ".jsonl", ".yaml") and random.random() < 0.7:
         text = path.read_text(errors="replace")
         lines = text.splitlines() if path.suffix == ".jsonl" else [text]
         number = random.randrange(len(lines)) if lines else 0

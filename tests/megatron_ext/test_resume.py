@@ -334,6 +334,24 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_what_was_expected_and_fo
     assert not run.run.metrics.exists()
 
 
+def described(**changes: object) -> str:
+    """meta.json."""
+    content = {"version": 2, "iteration": 4, "consumed_samples": 16, "updates": 4, "scaler": None, "order": None}
+    return json.dumps(content | {"model": {"layers": 4}} | changes)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe", b"../iter_0000004", b"/", b"iter_\0", b"x" * 5000],
+    ids=["bytes", "path", "root", "zero", "long"],
+)
+def test_what_names_no_checkpoint_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "iter_0000004").mkdir()
+    (tmp_path / "latest").write_bytes(content)
+    with pytest.raises(EngineError, match=rf"^{tmp_path}/latest: (names|cannot be read as the name of a checkpoint)"):
+        Checkpoint.at(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -342,8 +360,28 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_what_was_expected_and_fo
         ('{"version": 1}', "expected a checkpoint of version 2, found version 1"),
         ("[]", "expected a checkpoint of version 2, found version None"),
         ('{"version": 2, "iteration": 4}', "damaged: expected the keys of version 2"),
+        ("[" * 10**5, "cannot be read as a checkpoint's description: too deep"),
+        (described(iteration="4"), 'damaged: expected the keys of version 2: iteration="4" must be a whole number'),
+        (described(updates=-1), "damaged: updates=-1 must be at least 0"),
+        (described(model=[4]), r"damaged: .*: model=\[4\] must be a JSON object"),
+        (described(model={"layers": 1.5}), r"damaged: .*: model.layers=1.5 must be a whole number"),
+        (described(scaler={"scale": 1}), "damaged: .*: scaler.good is missing"),
     ],
-    ids=["missing", "cut", "other-version", "no-object", "without-keys"],
+    ids=[
+        *(
+            "missing",
+            "cut",
+            "other-version",
+            "no-object",
+            "without-keys",
+            "deep",
+            "text",
+            "negative",
+            "list",
+            "fraction",
+        ),
+        "scaler",
+    ],
 )
 def test_a_damaged_description_is_named(tmp_path: Path, content: str | None, message: str) -> None:
     (tmp_path / "latest").write_text("iter_0000004\n")
