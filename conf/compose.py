@@ -24,6 +24,7 @@ from conf.config_files import Words, found_files
 from conf.errors import ConfigError
 from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.references import require_shapes
+from conf.run_files import unreadable
 from conf.schema import Experiment
 from conf.word_rules import check_words
 from conf.yaml_file import fault, load_frozen
@@ -85,6 +86,7 @@ def read_experiment(config: Path) -> Experiment:
 
     Raises:
         ConfigError: as `to_experiment`, for example because it is of another version of tdpp.
+        RunFolderError: it cannot be read.
     """
     try:
         loaded = load_frozen(config)
@@ -94,6 +96,8 @@ def read_experiment(config: Path) -> Experiment:
         raise ConfigError(f"{config}: {error}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{config}: {fault(error)}") from error
+    except OSError as error:
+        raise unreadable(config, error) from error
 
 
 def _require_groups(cfg: DictConfig) -> None:

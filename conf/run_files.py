@@ -175,10 +175,10 @@ def entries(folder: Path) -> list[Path]:
 
 
 def appended(path: Path) -> BinaryIO:
-    """A file of this user's own, open at its end; it is made if it is not there, but never through a link.
+    """A file of one's own, open at its end and for reading; it is made if it is not there, but never through a link.
 
     Raises:
         OSError: it cannot be opened, or is a link.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o644), "ab")
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o644), "a+b")

@@ -177,7 +177,7 @@ def cores_shared(run: RunDir, experiment: Experiment) -> tuple[int, int] | None:
     cpu = all(gpu.name == "CPU" for gpu in experiment.cluster.gpus.values())
     if not cpu or experiment.executor.kind != "local" or experiment.executor.rehearse != "none":
         return None
-    here = (run.read_json(run.provenance) or {}).get("host") == socket.gethostname()
+    here = (run.read_object(run.provenance, ()) or {}).get("host") == socket.gethostname()
     ranks, cores = experiment.parallel.world_size, len(os.sched_getaffinity(0))
     return (ranks, cores) if here and ranks > cores else None
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.compose import read_experiment
-from conf.errors import RunFolderError, TdppError
+from conf.errors import ClosedError, RunFolderError, TdppError
 from conf.identity import identity
+from conf.run_files import read_text
 from conf.rundir import RunDir
 from conf.schema import ExecutorKind, Experiment, Rehearse
 from launch import sweep
@@ -17,7 +18,7 @@ from launch.consent import agreed, can_be_asked
 from launch.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.follow import finishing, follow, give_up
-from launch.observe import observe
+from launch.observe import Observation, observe
 from launch.provenance import Source, read_source
 from launch.rehearsal import doubts
 from launch.submit import Preflight, check, check_inputs, check_supported, read_schedule, start
@@ -67,18 +68,29 @@ def existing(experiment: Experiment) -> RunDir | None:
         return None
     for run in RunDir.alike(Path(experiment.runs_dir), experiment.name, identity(experiment)):
         try:
-            if _is_run_of(run, experiment) and sweep.counts_as_done(observe(run)):
+            if _is_run_of(run, experiment) and sweep.counts_as_done(_observed(run)):
                 return run
+        except ClosedError as error:  # whether another user's run is the same nobody else can know
+            print(f"skip_existing: {error}; it does not count", file=sys.stderr, flush=True)
         except (FileNotFoundError, RunFolderError):
             if RunDir.is_one(run.path):  # else somebody deletes it just now
                 raise
     return None
 
 
+def _observed(run: RunDir) -> Observation:
+    """Raises ClosedError if this user may not read what would tell how the run is, and RunFolderError as `observe`."""
+    seen = observe(run)
+    for fault in seen.faults:
+        if fault.closed and fault.decisive:
+            raise ClosedError(fault.text)
+    return seen
+
+
 def _is_run_of(run: RunDir, experiment: Experiment) -> bool:
     """The hash in a folder's name is short, and does not know what is in the file of a schedule."""
     own = experiment.parallel.schedule_file
-    if own is not None and run.schedule.read_text(encoding="utf-8") != read_schedule(own):
+    if own is not None and read_text(run.schedule) != read_schedule(own):
         return False
     return identity(read_experiment(run.config)) == identity(experiment)
 

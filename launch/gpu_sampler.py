@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.gpu_lines import GpuEntry, GpuReading, GpuSample, GpuTrouble, entry_text
+from conf.run_files import appended
 from conf.rundir import RunDir
 from launch import processes
 from launch.errors import LaunchError
@@ -47,7 +48,7 @@ def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[s
     own = {name: value for name, value in os.environ.items() if name != DEVICES}
     own |= {name: environment[name] for name in (DEVICES, processes.TOKEN) if name in environment}
     own["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [own.get("PYTHONPATH")])])
-    with run.node_err(node).open("ab") as err:
+    with appended(run.node_err(node)) as err:
         sampler = subprocess.Popen(
             [sys.executable, "-m", "launch.gpu_sampler", str(run.node_gpu(node)), str(interval_s)],
             env=own,
@@ -125,11 +126,11 @@ def append(path: Path, entry: GpuEntry) -> None:
     """Adds an entry, in one piece, and on a line of its own whatever an interrupted writer left before it."""
     if path.exists() and path.stat().st_size > MAX_BYTES:
         path.replace(path.with_name(f"{path.name}.1"))
-    with path.open("a+b", buffering=0) as file:
+    with appended(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         cut_off = file.read(1) not in (b"", b"\n")
-        file.write((b"\n" if cut_off else b"") + entry_text(entry).encode())
+        os.write(file.fileno(), (b"\n" if cut_off else b"") + entry_text(entry).encode())
 
 
 if __name__ == "__main__":

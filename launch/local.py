@@ -107,7 +107,7 @@ def _act(action: Callable[[], None], log: str) -> NoReturn:
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         for stream, source in enumerate((null, out, out)):
             os.dup2(source, stream)
         for signum in _HELD:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.compose import config_text, read_experiment
+from conf.errors import RunFolderError
 from conf.identity import identity
 from conf.rundir import RunDir, is_full, write_atomic
 from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse, RunsMode
@@ -28,6 +29,7 @@ from launch.observe import observe
 from launch.owner import check_may_resume
 from launch.plan import make_plan
 from launch.provenance import PROJECT, Source, provenance, read_source
+from launch.records import Origin
 from launch.start_agent import require_own
 from launch.verdict import State, decide
 from launch.worker import WORKER, ModuleWorker, Worker
@@ -199,7 +201,11 @@ def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
 def _where_it_was_launched(run: RunDir) -> contextlib.AbstractContextManager[None]:
     """There relative paths of its configuration, such as container.image_dir, lead where they led; a folder that is
     gone is nobody's any more."""
-    folder = Path((run.read_json(run.provenance) or {}).get("cwd", "."))
+    try:
+        origin = run.read(run.provenance, Origin)
+    except RunFolderError as error:
+        raise LaunchError(f"resume={run.name}: where it was launched is not known: {error}") from error
+    folder = Path(origin.cwd if origin is not None else ".")
     return contextlib.chdir(folder) if folder.is_dir() else contextlib.nullcontext()
 
 

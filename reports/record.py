@@ -12,9 +12,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
-
 from conf.errors import ConfigError, RunFolderError
 from conf.json_values import Rule, Unix, typed
 from conf.log_lines import unlabelled
@@ -264,7 +261,7 @@ def _experiment(run: RunDir, plan: Plan, notes: list[str]) -> Experiment | None:
 
     try:
         experiment = read_experiment(run.config)
-    except (ConfigError, OmegaConfBaseException, YAMLError) as error:
+    except (ConfigError, RunFolderError) as error:
         why = f"cannot be read: {str(error).splitlines()[0]}"
     else:
         unknown = {node.group for node in plan.stands_for} - experiment.cluster.groups.keys()

@@ -8,23 +8,26 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from conf.compose import compose
+from conf.compose import compose, config_text
 from conf.errors import ConfigError
 from conf.identity import NOT_OF_THE_RUN, identity
-from conf.rundir import RunDir
+from conf.rundir import RunDir, write_atomic
 from conf.schema import Experiment
 from launch import sweep
 from launch.app import main
-from launch.commit import confirm
+from launch.commit import confirm, existing
 from launch.errors import LaunchError
 from launch.follow import finishing
 from launch.outcomes import differing
+from launch.plan import make_plan
 from launch.verdict import State, judge
 from tests.launch.live import WORKER, controller, done, no_data_needed, start, tdpp, wait_for, wait_until_running
+from tests.ordinary_user import open_to_others, ordinary_user
 
 SHORT = ("train.iterations=6", "train.log_interval=1")
 SEED = ("experiment=seed_a100x1_a10x7", "container=none")
@@ -125,6 +128,27 @@ def test_runs_of_the_same_hash_are_told_apart_by_their_content(here: Path) -> No
     run.config.write_text(run.config.read_text().replace("seed: 1234", "seed: 4321"))
     assert launch(*SHORT, "skip_existing=true") == 0
     assert len(list(RunDir.all(here))) == 2
+
+
+@pytest.mark.parametrize("part", ["config.yaml", "plan.json", "jobs.json", "nodes", "metrics.jsonl"])
+def test_a_run_that_may_not_be_read_does_not_keep_others_from_starting_theirs(
+    part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_to_others() as runs:
+        experiment = compose([f"runs_dir={runs}", "skip_existing=true"])
+        run = RunDir.create(runs, experiment.name, identity(experiment), datetime.now())
+        write_atomic(run.config, config_text(experiment))
+        run.write_json(run.plan, make_plan(experiment, run.name))
+        run.write_json(run.jobs, {"token": "t", "executor": "local", "submission": 0, "jobs": []})
+        run.metrics.touch()
+        assert existing(experiment) == run
+        (run.path / part).chmod(0)
+        with ordinary_user():
+            assert existing(experiment) is None
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert told.startswith(f"skip_existing: {run.path}/{part}")
+    assert told.endswith("cannot be read (Permission denied); it does not count\n")
 
 
 def test_a_schedule_with_other_content_is_another_run(here: Path, tmp_path: Path) -> None:
