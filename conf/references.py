@@ -11,13 +11,15 @@ from conf.errors import ConfigError
 
 
 def require_shapes(node: Any, kind: Any, key: str = "") -> None:
-    """Raises ConfigError where what stands at `key` is no group of keys, or no list, although `kind` is one."""
+    """Raises ConfigError where what stands at `key` is no group of keys, no list, or one of another kind."""
     origin = get_origin(kind)
     if not (is_dataclass(kind) or origin in (dict, list)):
         return
+    what = "a list" if origin is list else "a group of keys"
     if not isinstance(node, ListConfig if origin is list else DictConfig):
-        what = "a list" if origin is list else "a group of keys"
         raise ConfigError(f"{key}={node} refers to one value, but {key} is {what}; give it as such")
+    if OmegaConf.get_type(node) is not (origin or kind):
+        raise ConfigError(f"{key} refers to {what} of another kind, {node}; give it as such")
     hints = get_type_hints(kind) if is_dataclass(kind) else {}
     inner = get_args(kind)[-1] if origin else None
     names: list[Any] = [field.name for field in fields(kind)] if is_dataclass(kind) else _names(node)

@@ -13,7 +13,7 @@ MOST_DIGITS = 4000
 MOST_DEEP = 50
 """Lists and dictionaries within each other: Hydra's grammar calls itself for each."""
 _OF_HYDRA = re.compile(r"(?:[+~]*hydra(?:[./@][^=]*)?=|~hydra(?:[./@]|$))")
-_OF_SWEEPER = re.compile(r"[+~]*hydra\.sweeper\.(?:params(?:\.[^=]*)?|max_batch_size)=")
+_OF_SWEEPER = re.compile(r"[+~]*hydra\.sweeper\.max_batch_size=")
 _OPENED = dict.fromkeys("[{(", 1) | dict.fromkeys("]})", -1)
 
 
@@ -27,7 +27,7 @@ def check_words(words: Sequence[str]) -> None:
         if _OF_HYDRA.match(word) and not _OF_SWEEPER.match(word):
             raise ConfigError(
                 f"{word}: tdpp sets Hydra's own configuration itself; leave it out (a run has a folder of its own, "
-                "<runs_dir>/<name>). Of hydra only hydra.sweeper.params and hydra.sweeper.max_batch_size can be given"
+                "<runs_dir>/<name>). Of hydra only hydra.sweeper.max_batch_size can be given"
             )
         if digits := re.search(rf"[0-9_]{{{MOST_DIGITS + 1},}}", word):
             raise ConfigError(

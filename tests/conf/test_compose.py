@@ -239,6 +239,11 @@ def test_what_is_frozen_for_a_run_is_what_it_was_whatever_is_in_it(texts: list[s
             "cluster.environment=tiny refers to one value, but .* is a group of keys",
         ),
         ("cluster.groups=${name}", "cluster.groups=tiny refers to one value, but cluster.groups is a group of keys"),
+        (
+            "cluster.environment=${model}",
+            "cluster.environment refers to a group of keys of another kind, {'name': 'tiny'",
+        ),
+        ("cluster.groups.local=${cluster.gpus.cpu}", "cluster.groups.local refers to a group of keys of another kind"),
         ("data.blend=${model.name}", "data.blend=tiny refers to one value, but data.blend is a list"),
         ("cluster.gpus.cpu=${name}", "cluster.gpus.cpu=tiny refers to one value"),
     ],

@@ -79,7 +79,13 @@ def test_a_word_that_cannot_be_is_one_line(word: str, told: str) -> None:
                     "hydra.callbacks.a._target_=os.getcwd",
                     "hydra.sweeper._target_=a",
                 ),
-                *("hydra/output=default", "++hydra.job.chdir=true", "hydra.searchpath=[a]", "hydra@a=b"),
+                *(
+                    "hydra/output=default",
+                    "++hydra.job.chdir=true",
+                    "hydra.sweeper.params.a=b",
+                    "hydra.searchpath=[a]",
+                    "hydra@a=b",
+                ),
             )
         ),
         (f"train.seed={'9' * 4400}", "a number of 4400 digits, but one has at most 4000"),

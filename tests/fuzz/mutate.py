@@ -67,7 +67,7 @@ def replaced_oddly(random: Random, path: Path) -> None:
 
 def hurt(random: Random, path: Path) -> None:
     """Damages a file, or now and then puts something odd in its place."""
-    if random.random() < 0.15:
+    if random.random() < 0.15 or not path.is_file() or path.stat().st_size > 2**26:
         replaced_oddly(random, path)
     else:
         path.write_bytes(damaged(random, path.read_bytes()))

@@ -118,7 +118,8 @@ def _run(argv: Sequence[str], work: Path, home: Path, out: Path, err: Path) -> N
         os.environ.update(HOME=str(home), XDG_CACHE_HOME=str(home / "cache"))
         for number, path, flags in ((0, Path(os.devnull), os.O_RDONLY), (1, out, _WRITE), (2, err, _WRITE)):
             os.dup2(os.open(path, flags, 0o600), number)
-        sys.stdin, sys.stdout, sys.stderr = (open(number, mode, closefd=False) for number, mode in enumerate("rww"))  # noqa: SIM115
+        sys.stdin, sys.stdout = (open(number, mode, closefd=False) for number, mode in enumerate("rw"))  # noqa: SIM115
+        sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115  (as Python opens it)
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
