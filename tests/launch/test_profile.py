@@ -48,7 +48,6 @@ def test_this_machine_is_measured_and_a_search_reads_what_was_written(
     nodes = ("cluster.groups.local.count=2", "cluster.groups.local.gpus_per_node=2")
     assert main(["profile", *SMALL, *nodes, "micro_batches=2", "seconds=0.1", "profile=mine"]) == 0
     told = capsys.readouterr()
-    assert "measuring tensor 2, micro-batch" in told.err
     written = read_profile("mine")
     assert [(one.tensor, one.micro_batch_size) for one in written.costs] == [(1, 2), (2, 2)]
     alone, two = (one.layer for one in written.costs)
@@ -66,6 +65,27 @@ def test_this_machine_is_measured_and_a_search_reads_what_was_written(
     assert main(searched) == 0
     table = capsys.readouterr()
     assert "not measured" not in table.out + table.err
+
+
+@pytest.mark.parametrize(
+    ("note", "told"),
+    [
+        (None, "getting ready"),
+        ({"device": "CPU"}, "getting ready"),
+        ({"doing": "tensor 2, micro-batch 4"}, "measuring tensor 2, micro-batch 4"),
+        ({"doing": None, "done": True}, "done"),
+    ],
+    ids=["no-note", "beginning", "measuring", "done"],
+)
+def test_what_is_measured_is_told_from_what_the_first_rank_notes(
+    tmp_path: Path, note: dict[str, object] | None, told: str
+) -> None:
+    """Which the one who waits looks at from time to time only."""
+    run = RunDir(tmp_path / "run")
+    if note is not None:
+        run.profile_rank(0).parent.mkdir(parents=True)
+        run.write_json(run.profile_rank(0), note)
+    assert profile._doing(run) == told
 
 
 def test_a_profile_may_lie_anywhere_and_a_rehearsal_reads_it_there(
