@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from conf.errors import RunFolderError
 from conf.rundir import RunDir, write_atomic
+from conf.visible import visible
 from conf.words import Parser, option, whole
 from reports import picture, run_page, statistics, timeline_page
 from reports.errors import NeitherError, unwritable
@@ -106,7 +107,7 @@ def _those_that_are(make: Callable[[Given], Made], given: Sequence[Given], told:
         raise errors[0]
     for note in (f"left out: {error.brief}" for error in errors):
         if note not in told:
-            print(note, file=sys.stderr)
+            print(visible(note), file=sys.stderr)
             told.add(note)
     return made
 
@@ -169,7 +170,7 @@ def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | 
             known = replace(known, notes=(*known.notes, f"no verdict: {error}"))
     for note in (f"{known.name}: {note}" for note in (*known.notes, *timeline.notes)):
         if note not in told:
-            print(note, file=sys.stderr)
+            print(visible(note), file=sys.stderr)
             told.add(note)
     index, all_ranks = source.report / "index.html", source.report / "timeline.html"
     over = found.over if source.run is None else findings is None or findings.over

@@ -542,6 +542,14 @@ def test_a_page_is_made_of_what_is_right(run: Path, damage, notes: int):
     assert after.count("not a regular file") + after.count("cannot be read (Not a directory)") >= notes
 
 
+def test_what_is_said_of_damaged_files_reaches_a_terminal_as_visible_text(run: Path, capsys):
+    (run / "config.yaml").write_text('{"parallel": {"\\u001b[2J": 1}}')
+    assert main([str(run)]) == 0
+    told = capsys.readouterr().err
+    assert "\x1b" not in told
+    assert "parallel.\\x1b[2J is not a key" in told
+
+
 def test_a_run_that_cannot_be_judged_has_a_page_that_says_so(run: Path):
     def judge(_: object) -> Findings:
         raise RunFolderError("jobs.json is damaged")
