@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from conf.rundir import RunDir
@@ -63,6 +64,8 @@ class NodeFindings:
     """That its processes may use."""
     files: Mapping[str, int | str]
     """By path: bytes, or why it cannot be read."""
+    maps: Mapping[str, Path | str]
+    """By the prefix of a corpus: where its index maps would be written, or why they cannot be."""
     disk: int | None
     shared_memory: int | None
     """Bytes free: where the run folder is, and in /dev/shm."""
@@ -100,6 +103,10 @@ def _node(run: RunDir, node: Mapping[str, Any], content: Mapping[str, Any]) -> N
         cpus=content["cpus"],
         files={
             path: found["bytes"] if "bytes" in found else found["error"] for path, found in content["files"].items()
+        },
+        maps={
+            prefix: Path(found["folder"]) if "folder" in found else found["error"]
+            for prefix, found in content["maps"].items()
         },
         disk=content["disk"],
         shared_memory=content["shared_memory"],

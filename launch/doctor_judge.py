@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from conf.schema import ContainerKind, Experiment
 from launch.checks import Check, Fault, Level, check
@@ -105,6 +106,7 @@ def _version(text: str) -> tuple[int, int]:
 def _shared(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Check]:
     """What each node needs of file systems and of the others."""
     yield _data(case, group, nodes)
+    yield from _maps(case, group, nodes)
     yield _disk(case, group, nodes)
     if len(case.groups) > 1:
         works = all(rank.all_reduce_ms is not None for node in case.nodes for rank in node.ranks)
@@ -132,6 +134,25 @@ def _data(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
     )
     advice = f"data.prefix and train.load must lead to the same files on all nodes{links}"
     return check(group, "data", faults, f"{case.experiment.data.prefix}: {size_text(total)}, readable", advice)
+
+
+def _maps(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Check]:
+    """Only of what is wrong: that index maps lie beside the data, or where data.cache says, needs no word."""
+    faults = []
+    for node in nodes:
+        for prefix, place in node.maps.items():
+            if isinstance(node.files.get(f"{prefix}.bin"), str):  # without data there are no maps
+                continue
+            if isinstance(place, str):
+                faults.append(Fault(level=Level.error, node=node.name, text=place))
+            elif case.experiment.data.cache is None and place != Path(prefix).parent:
+                text = (
+                    f"{prefix} may only be read, so its index maps go to {place}; where other nodes, or the next "
+                    "container, are to find them, give data.cache=FOLDER"
+                )
+                faults.append(Fault(level=Level.warning, node=node.name, text=text))
+    if faults:
+        yield check(group, "index maps", faults, "")
 
 
 def _disk(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:

@@ -20,7 +20,8 @@ from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from megatron_ext import interface, notes
-from megatron_ext.errors import EngineError
+from megatron_ext.errors import DataError, EngineError
+from megatron_ext.map_places import place_to_write
 from megatron_ext.notes import Note
 from megatron_ext.plan import Plan
 
@@ -73,6 +74,7 @@ def main(argv: List[str]) -> int:
         python=platform.python_version(),
         cpus=len(os.sched_getaffinity(0)),
         files=dict(_files(plan)),
+        maps=dict(_maps(plan)),
         disk=_free(plan.folder),
         shared_memory=_free(_SHARED_MEMORY),
     )
@@ -162,13 +164,25 @@ def _hindrance(plan: Plan, paths: List[Path]) -> str:
 
 def _files(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
     """What training reads: the bytes of each file, a folder counting as 0, or why it cannot be read."""
-    prefixes = [corpus.prefix for corpus in plan.data_blend] or [plan.data_prefix]
-    files = [f"{prefix}{suffix}" for prefix in prefixes for suffix in (".bin", ".idx")]
+    files = [f"{prefix}{suffix}" for prefix in _prefixes(plan) for suffix in (".bin", ".idx")]
     for name in [*files, *filter(None, [plan.train.load])]:
         try:
             yield name, {"bytes": _read(Path(name))}
         except OSError as error:
             yield name, {"error": error.strerror}
+
+
+def _maps(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
+    """By the prefix of a corpus: the folder where its index maps would be written, or why there is none."""
+    for prefix in _prefixes(plan):
+        try:
+            yield prefix, {"folder": str(place_to_write(prefix, plan.data_cache).parent)}
+        except DataError as error:
+            yield prefix, {"error": str(error)}
+
+
+def _prefixes(plan: Plan) -> List[str]:
+    return [corpus.prefix for corpus in plan.data_blend] or [plan.data_prefix]
 
 
 def _read(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,7 @@ def node(number: int, **changes: Any) -> NodeFindings:
         python="3.8.10",
         cpus=16,
         files={"/data/my.bin": 1000, "/data/my.idx": 100},
+        maps={"/data/my": Path("/data")},
         disk=500 * GIB,
         shared_memory=64 * GIB,
         address=f"10.1.0.{10 + number}",
@@ -149,6 +151,18 @@ OTHER_SOFTWARE = node(3, ranks=tuple(rank(number, torch="2.13.0") for number in 
             "gpu2-4: /data/my.bin, /data/my.idx: Permission denied; data.prefix and train.load must lead to the same",
         ),
         (
+            node(5, maps={"/data/my": Path("/home/me/.cache/tdpp")}),
+            ("gpu2", "index maps"),
+            Level.warning,
+            "gpu2-4: /data/my may only be read, so its index maps go to /home/me/.cache/tdpp; ",
+        ),
+        (
+            node(5, maps={"/data/my": "/data/my: its index maps cannot be written neither in /data nor in /x"}),
+            ("gpu2", "index maps"),
+            Level.error,
+            "gpu2-4: /data/my: its index maps cannot be written",
+        ),
+        (
             node(5, files={"/data/my.bin": 999, "/data/my.idx": 100}),
             ("gpu2", "data"),
             Level.error,
@@ -212,6 +226,8 @@ OTHER_SOFTWARE = node(3, ranks=tuple(rank(number, torch="2.13.0") for number in 
         "gpu-in-use",
         "small-gpu",
         "data-missing",
+        "maps-in-the-cache",
+        "maps-nowhere",
         "data-differ",
         "disk-full",
         "disk-tight",

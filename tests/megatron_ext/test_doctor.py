@@ -17,6 +17,7 @@ import pytest
 from conf.compose import compose
 from launch.plan import make_plan
 from megatron_ext.links import steps
+from tests.ordinary_user import NOBODY, run_by
 
 QUICK = """
 import os, sys, time
@@ -148,3 +149,22 @@ def test_told_to_stop_it_first_finishes_what_its_node_can_tell_alone(tmp_path: P
     assert process.wait(15) == 128 + signal.SIGTERM
     assert told(tmp_path, "local-0")["exit_codes"] == {"0": -signal.SIGKILL, "1": -signal.SIGKILL}
     assert told(tmp_path, "rank-00001")["torch"]
+
+
+def test_where_the_index_maps_of_data_that_may_only_be_read_would_go_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o555)
+    run = tmp_path / "run"
+    run.mkdir()
+    overrides = [f"data.prefix={tmp_path}/data/text", "parallel.data=1"]
+    for cache, folder in (([], f"{tmp_path}/cache/tdpp"), ([f"data.cache={tmp_path}/own"], f"{tmp_path}/own")):
+        code = "import json, sys; from megatron_ext import doctor, plan; from pathlib import Path\n"
+        code += "print(json.dumps(dict(doctor._maps(plan.Plan.read(Path(sys.argv[1]))))))"
+        plan = make_plan(compose(["parallel=single", "parallel.global_batch_size=24", *overrides, *cache]), "x/y")
+        (run / "plan.json").write_text(json.dumps(plan))
+        words = [sys.executable, "-c", code, str(run / "plan.json")]
+        if os.getuid() == 0:
+            words = [*run_by(NOBODY), *words]
+            tmp_path.chmod(0o777)
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": f"{tmp_path}/cache"}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout) == {f"{tmp_path}/data/text": {"folder": folder}}
