@@ -157,6 +157,8 @@ def resume(run: RunDir, worker: str = WORKER) -> None:
         raise LaunchError(f"resume={run.name}: {verdict.reason}; there is nothing to go on with, so launch it anew")
     with launching(run):
         require_own(run.config)  # it says whether the run's folder may be its group's to write
+        if run.submitit.is_dir():
+            require_own(run.submitit)
         experiment = read_experiment(run.config)
         require_own(run.path, group=experiment.runs_mode is RunsMode.group)
         _resume(run, experiment, worker)

@@ -74,7 +74,7 @@ def test_a_script_says_that_the_runs_folder_may_be_its_groups() -> None:
 def test_a_run_that_others_could_have_changed_is_not_resumed(tmp_path: Path, mode: int) -> None:
     assert done("launch", "train.iterations=6", cwd=tmp_path).returncode == 0
     run = RunDir.find(tmp_path / "runs", None)
-    for path in (run.path, run.config):
+    for path in (run.path, run.config, run.submitit):
         before = path.stat().st_mode
         path.chmod(mode)
         resumed = done("launch", f"resume={run.path}", cwd=tmp_path)
