@@ -68,7 +68,7 @@ def test_a_dry_run_without_its_data_is_shown_and_is_an_error(capsys: pytest.Capt
     assert cli.main(["launch", "dry_run=true", "data.prefix=nowhere"]) == 1
     shown = capsys.readouterr()
     assert "plan.json\n{" in shown.out
-    assert shown.err.startswith("tdpp: error: data.prefix=nowhere: nowhere.bin is not there; ")
+    assert shown.err.splitlines()[-1].startswith("tdpp: error: data.prefix=nowhere: nowhere.bin is not there; ")
 
 
 def test_a_sweep_over_files_says_which_one_each_run_had(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
