@@ -30,7 +30,7 @@ class Asked:
     plan: str | None = None
     overwrite: bool = False
     explain: int | None = None
-    leave_out: bool = False
+    leave_out: bool = True
     prove: bool = False
     pareto: First | None = None
     max_cost: float = math.inf

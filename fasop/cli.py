@@ -19,7 +19,7 @@ from fasop.asked import Asked, parse
 from fasop.errors import SearchError
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [page=FILE] [plan=NAME]
-                   [overwrite=true] [leave_out=true] [prove=true] [explain=ROW] [calibration=FILE]
+                   [overwrite=true] [leave_out=false] [prove=true] [explain=ROW] [calibration=FILE]
        tdpp search pareto=time|cost [max_cost=N] [max_days=N] [tokens=N] ...
        tdpp search validate=RUN,... [calibrate=FILE] [calibration=FILE] [runs_dir=DIR]
 
@@ -41,7 +41,7 @@ chunks, sharded_optimizer, sequence_parallel.
   plan=NAME        write the best one as conf/parallel/NAME.yaml, which parallel=NAME then takes
   plan=FILE.yaml   write it to this file, which parallel=FILE.yaml then takes
   overwrite=true   also when there is such a file
-  leave_out=true   try plans that leave nodes out, too
+  leave_out=false  only plans on all nodes; else also those on some of them
   prove=true       prove the best layers per stage of the plans shown, as far as seconds suffice, or tell the gap
   pareto=time      show the plans that no other one beats in both time and cost, over all numbers of nodes up to those
                    of the cluster, by cluster.groups.<group>.price_per_hour; the fastest first
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 Show = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
 Measure = Callable[[RunDir], "Measured"]
-Draw = Callable[[str, Sequence["Plan"], "Run", str], str]
+Draw = Callable[[str, Sequence["Plan"], "Run", Sequence[str]], str]
 PLANS = Path(conf.__file__).resolve().parent / "parallel"
 
 
@@ -95,7 +95,7 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     from fasop.inputs import read
     from fasop.prices import Run
     from fasop.sought import best_plans, front
-    from fasop.table import COLUMNS, csv_text, front_columns, front_rows, plan_yaml, rows
+    from fasop.table import columns, csv_text, front_columns, front_rows, plan_yaml, rows
 
     inputs = read(asked.overrides)
     if inputs.by_default is not None:
@@ -115,18 +115,20 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     if asked.explain is not None and asked.explain > len(plans):
         raise SearchError(f"explain={asked.explain}: there are {len(plans)} plans; choose a row of the table")
     if asked.pareto:
-        show(front_columns(inputs.run), front_rows(plans, inputs.run))
+        show(front_columns(plans, inputs.run), front_rows(plans, inputs.run))
     else:
-        show(COLUMNS, rows(plans))
+        show(columns(plans), rows(plans))
     for doubt in doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}):
         print(f"({doubt})", file=sys.stderr)
+    for note in sought.notes:
+        print(f"({note})", file=sys.stderr)
     print(sought.told, file=sys.stderr)
     if asked.explain is not None:
         tell(asked.explain, plans[asked.explain - 1], show)
     if asked.csv is not None:
         _write(asked.csv, csv_text(plans, inputs.run))
     if asked.page is not None:
-        _write(asked.page, draw(command, plans, inputs.run, sought.told))
+        _write(asked.page, draw(command, plans, inputs.run, [*sought.notes, sought.told]))
         print(asked.page)
     if asked.plan is not None:
         path = path_of(asked.plan, PLANS)

@@ -120,12 +120,14 @@ class Best:
 
 
 def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
-    """Orders plans; of equally fast ones first those that use less of everything that makes a plan complicated."""
+    """Orders plans; of equally fast ones first those on fewer GPUs, and then those that use less of everything that
+    makes a plan complicated.
+    """
     p = plan.parallel
     options = (list(Recompute).index(p.recompute), p.sharded_optimizer, p.sequence_parallel)
     schedule = (list(Schedule).index(p.schedule), p.chunks)
-    sizes = (p.world_size, p.tensor, p.data, p.pipeline, p.micro_batch_size)
-    return plan.total, (*options, *schedule, *sizes, p.node_order, p.partition)
+    sizes = (p.tensor, p.data, p.pipeline, p.micro_batch_size)
+    return plan.total, (p.world_size, *options, *schedule, *sizes, p.node_order, p.partition)
 
 
 def search(space: Space, most: int) -> Result:
@@ -137,7 +139,10 @@ def search(space: Space, most: int) -> Result:
 def explore(spaces: Sequence[Space], keep: Keep, told: Told = nobody) -> Seen:
     """Hands every plan to `keep` that it may want: first on the nodes on which the fastest plan could be."""
     walks = [_Walk(space, keep) for space in sorted(spaces, key=lambda one: one.floors.min(initial=np.inf))]
-    steps = [walk.climb for walk in walks if not walk.few] + [walk.look for walk in walks]
+    for walk in walks:
+        walk.sketch()
+    walks.sort(key=lambda walk: walk.lead)
+    steps = [walk.look if walk.few else walk.climb for walk in walks] + [walk.look for walk in walks if not walk.few]
     for number, step in enumerate(steps, 1):
         step()
         told(number / len(steps))
@@ -155,6 +160,9 @@ class _Walk:
     def __init__(self, space: Space, keep: Keep) -> None:
         self._space, self._keep = space, keep
         self._proved = space.floors.copy()
+        self._first: list[int] = []
+        self.lead = np.inf
+        """Seconds of the plan that `sketch` finds."""
         self.searched = self.climbed = 0
 
     @property
@@ -164,6 +172,27 @@ class _Walk:
     @property
     def least(self) -> float:
         return float(self._proved.min(initial=np.inf))
+
+    def sketch(self) -> None:
+        """Which sizes may have the best plan of all, those first of which the balanced partition is fastest.
+
+        A good plan that is found early leaves out most others. Floors do not tell of it: those of few stages are low,
+        and far from what any plan reaches. Of all options and orders only the one with the lowest bound is simulated.
+        """
+        found: list[tuple[float, int, Bounded]] = []
+        for number in self._by_floor():
+            if self._space.floors[number] > self.lead:
+                break
+            if groups := self._bounded(number):
+                best = min(groups, key=lambda one: float(one.proved.min()))
+                one = best.take(np.array([np.argmin(best.proved)]))
+                seconds = float(one.group.pipelines.iteration(one.balanced)[0])
+                found.append((seconds, number, one))
+                self.lead = min(self.lead, seconds)
+        found.sort(key=lambda row: row[:2])
+        self._first = [number for _, number, _ in found]
+        for seconds, _, one in found[:1]:
+            self._keep_those(one, one.balanced, np.array([seconds]))
 
     def climb(self) -> None:
         """Where there are too many orders to look at all of them: from one of the best to better ones, for each of the
@@ -176,7 +205,9 @@ class _Walk:
         fastest = np.inf
         for number, groups in self._promising():
             bound = min((one.proved.min() for one in groups), default=np.inf)
-            if bound <= NEAR * fastest and (found := begun(groups)) is not None:
+            if bound > NEAR * fastest or not self._keep.within_reach(self._space.kinds, bound):
+                continue
+            if (found := begun(groups)) is not None:
                 begins[number], fastest = found, min(fastest, found.seconds)
                 self.searched += 1
                 self._keep_those(found.one, found.partition, np.array([found.seconds]))
@@ -199,10 +230,9 @@ class _Walk:
 
     def _promising(self) -> Iterator[tuple[int, list[Bounded]]]:
         """All sizes that are worth it, by what is kept when they are reached."""
-        known = self._leads()
-        for number in [*known, *(number for number in self._by_floor() if number not in known)]:
+        for number in [*self._first, *(number for number in self._by_floor() if number not in self._first)]:
             if self._worth(self._space.floors[number]):
-                yield number, known.pop(number) if number in known else self._bounded(number)
+                yield number, self._bounded(number)
 
     def _by_floor(self) -> list[int]:
         """The sizes that are worth it before any plan of them is known."""
@@ -216,27 +246,6 @@ class _Walk:
     def _bounded(self, number: int) -> list[Bounded]:
         floor = self._space.floors[number]
         return [Bounded.of(group, floor) for group in self._space.built(number, self._space.first)]
-
-    def _leads(self) -> dict[int, list[Bounded]]:
-        """The sizes that may have the best plan of all, those first of which the balanced partition is fastest.
-
-        A good plan that is found early leaves out most others. Floors do not tell of it: those of few stages are low,
-        and far from what any plan reaches. Of each option only the order with the lowest bound is simulated.
-        """
-        seconds: dict[int, float] = {}
-        known: dict[int, list[Bounded]] = {}
-        fastest = np.inf
-        for number in self._by_floor():
-            if self._space.floors[number] > fastest:
-                break
-            known[number] = self._bounded(number)
-            for one in known[number]:
-                first = np.array([np.argmin(one.proved)])
-                if one.proved[first[0]] <= fastest:
-                    taken = float(one.group.pipelines.take(first).iteration(one.balanced[:, first])[0])
-                    seconds[number] = min(seconds.get(number, np.inf), taken)
-                    fastest = min(fastest, taken)
-        return {number: known[number] for number in sorted(known, key=lambda i: seconds.get(i, np.inf))}
 
     def _look_at(self, one: Bounded) -> None:
         """At the candidates that may be kept, those with the lowest bounds first."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fasop.asked import Asked, First
 from fasop.candidates import MOST_MICRO_BATCHES, Space, space
 from fasop.clusters import clusters, tried
 from fasop.floor import Floors
 from fasop.hardware import NodeKind
+from fasop.idle import idle, left, notes, within
 from fasop.inputs import Inputs
 from fasop.orders import searched
 from fasop.pareto import Front, Limits, nothing_within
 from fasop.prices import check_prices
 from fasop.progress import bar
 from fasop.proof import prove
-from fasop.search import Best, Plan, Seen, explore
+from fasop.search import Best, Plan, Seen, by_time, explore
 
 OPTIMAL = 1e-5
 """A part of an iteration that nobody could measure."""
@@ -27,6 +28,8 @@ class Sought:
     plans: Sequence[Plan]
     told: str
     """In words, what was searched."""
+    notes: Sequence[str]
+    """What a reader must know of single plans."""
 
 
 def best_plans(inputs: Inputs, asked: Asked) -> Sought:
@@ -42,7 +45,10 @@ def best_plans(inputs: Inputs, asked: Asked) -> Sought:
     if not best.plans:
         space(inputs.training, inputs.kinds, inputs.choices)  # tells why
     where = _looked_at(inputs, seen, tried(inputs.kinds) if asked.leave_out else "all nodes")
+    others = _without_idle_nodes(inputs, best.plans)
     plans = best.plans
+    if asked.leave_out:
+        plans, others = sorted([*plans, *others], key=by_time), []
     if asked.prove:
         with bar("proving") as told:
             plans = prove(plans, told)
@@ -52,7 +58,37 @@ def best_plans(inputs: Inputs, asked: Asked) -> Sought:
     )
     closer = "" if asked.prove or plans[0].gap < OPTIMAL else " prove=true looks closer."
     any_plan = proved_of_all(min(seen.least, plans[0].bound), plans[0].total)
-    return Sought(plans=plans, told=f"{where}. {not_shown} {any_plan}{best_layers(plans[0].gap)}{closer}")
+    told_all = f"{where}. {_nodes_used(inputs, plans[0])}{not_shown} {any_plan}{best_layers(plans[0].gap)}{closer}"
+    return Sought(plans=plans, told=told_all, notes=notes(plans, others))
+
+
+def _without_idle_nodes(inputs: Inputs, plans: Sequence[Plan]) -> list[Plan]:
+    """The best plans on the nodes of plans but for those that compute nothing, where `plans` have none there."""
+    found, left_to_see, seen = list[Plan](), [*plans], set[tuple[tuple[str, int], ...]]()
+    while left_to_see:
+        plan = left_to_see.pop(0)
+        nodes = left(plan)
+        if not idle(plan).whole or within([*plans, *found], nodes) or tuple(sorted(nodes.items())) in seen:
+            continue
+        seen.add(tuple(sorted(nodes.items())))
+        kinds = [
+            replace(kind, group=replace(kind.group, count=nodes[kind.name]))
+            for kind in inputs.kinds
+            if nodes[kind.name]
+        ]
+        best = Best(1)
+        explore(_spaces(inputs, [kinds]), best)
+        found += best.plans
+        left_to_see += best.plans
+    return found
+
+
+def _nodes_used(inputs: Inputs, plan: Plan) -> str:
+    """In words, that the best plan leaves nodes out."""
+    every = sum(kind.group.count for kind in inputs.kinds)
+    if len(plan.nodes) == every:
+        return ""
+    return f"The first plan uses {len(plan.nodes)} of {every} nodes; leave_out=false asks for plans on all of them. "
 
 
 def _looked_at(inputs: Inputs, seen: Seen, sets: str) -> str:
@@ -98,7 +134,8 @@ def front(inputs: Inputs, asked: Asked) -> Sought:
         f"{len(plans)} plans that no other one beats in time and cost. {where}. Prices are those of the nodes that "
         f"a plan uses; {whole if inputs.run.known else 'tokens=N adds what a whole training takes'}."
     )
-    return Sought(plans=plans if asked.pareto is First.time else plans[::-1], told=told)
+    shown = plans if asked.pareto is First.time else plans[::-1]
+    return Sought(plans=shown, told=told, notes=notes(shown))
 
 
 def _front(inputs: Inputs, limits: Limits) -> tuple[Sequence[Plan], Seen]:

@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator, Sequence
 
 from conf.schema import Parallel, Recompute
+from fasop.idle import idle as idle_of
+from fasop.idle import marked
 from fasop.prices import Run, cost_of_step, price_per_hour, step_cost
 from fasop.search import Plan
 
@@ -39,12 +41,20 @@ CSV_COLUMNS = (
     "rank",
     *PUBLIC,
     *("gpus", "global_batch_size", "schedule", "chunks", "recompute", "sharded_optimizer", "sequence_parallel"),
-    *("optimizer_s", "bound_s", "samples_per_s", "price_per_hour", "train_days", "basis"),
+    *("optimizer_s", "bound_s", "samples_per_s", "price_per_hour", "train_days", "basis", "idle_gpus", "idle_nodes"),
 )
+IDLE = "idle GPUs"
+"""A column that is there if a plan has such."""
+
+
+def columns(plans: Sequence[Plan]) -> list[str]:
+    """Those of `rows`."""
+    return [*COLUMNS, *([IDLE] if any(map(marked, plans)) else [])]
 
 
 def rows(plans: Sequence[Plan]) -> list[list[str]]:
-    """In the order of `COLUMNS`."""
+    """In the order of `columns`."""
+    idle = any(map(marked, plans))
     return [
         [
             str(number),
@@ -55,18 +65,21 @@ def rows(plans: Sequence[Plan]) -> list[list[str]]:
             f"{p.total * 1e3:.1f} ms",
             f"{p.parallel.global_batch_size / p.total:.1f}",
             str(p.basis),
+            *([marked(p)] if idle else []),
         ]
         for number, p in enumerate(plans, 1)
     ]
 
 
-def front_columns(run: Run) -> list[str]:
+def front_columns(plans: Sequence[Plan], run: Run) -> list[str]:
     """Those of `FRONT_COLUMNS` that are known."""
-    return [column for column in FRONT_COLUMNS if run.known or column not in OF_WHOLE]
+    known = [column for column in FRONT_COLUMNS if run.known or column not in OF_WHOLE]
+    return [*known, *([IDLE] if any(map(marked, plans)) else [])]
 
 
 def front_rows(plans: Sequence[Plan], run: Run) -> list[list[str]]:
     """In the order of `front_columns`; the nodes have prices."""
+    idle = any(map(marked, plans))
     return [
         [
             str(number),
@@ -79,6 +92,7 @@ def front_rows(plans: Sequence[Plan], run: Run) -> list[list[str]]:
             options(p.parallel),
             str(p.parallel.partition),
             str(p.basis),
+            *([marked(p)] if idle else []),
         ]
         for number, p in enumerate(plans, 1)
     ]
@@ -114,6 +128,8 @@ def _values(plan: Plan, run: Run) -> Iterator[object]:
     yield from (p.sharded_optimizer, p.sequence_parallel, float(parts.optimizer[0]), plan.bound)
     yield from (p.global_batch_size / plan.total, price_per_hour(plan.nodes))
     yield from (run.days(plan) if run.known else None, plan.basis)
+    found = idle_of(plan)
+    yield from (found.gpus, found.where)
 
 
 def _cell(value: object) -> str:

@@ -150,7 +150,7 @@ def _measure(run: RunDir) -> Measured:
     return measure(run)
 
 
-def _draw_search(command: str, plans: Sequence[Plan], run: Run, searched: str) -> str:
+def _draw_search(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str]) -> str:
     from reports.search_page import render  # likewise: few ask for a page
 
     return render(command, plans, run, searched)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fasop.doubts import doubts
+from fasop.idle import marked
 from fasop.predict import Prediction, predict_plan
 from fasop.prices import Run, cost_of_step, price_per_hour
 from fasop.search import Plan
@@ -28,14 +29,14 @@ MOST = 20
 SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "plot.js", "search.js")
 
 
-def render(command: str, plans: Sequence[Plan], run: Run, searched: str = "") -> str:
+def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str] = ()) -> str:
     """The page, as HTML.
 
     Args:
         command: that found the plans.
         plans: at least one; the fastest or the cheapest first.
         run: the whole training that they are for.
-        searched: in words, what the search has gone through, and what it left out.
+        searched: in words, what the search has gone through, what it left out, and what is to be known of single plans.
     """
     shown = [predict_plan(plan.training, _kinds(plan)) for plan in plans[:MOST]]
     names = legend_order({event.kind for one in shown for event in one.events})
@@ -70,14 +71,14 @@ def _virtue(plans: Sequence[Plan]) -> str:
     return "fastest" if plans[0].total == min(plan.total for plan in plans) else "cheapest"
 
 
-def _answer(command: str, plans: Sequence[Plan], run: Run, searched: str) -> str:
+def _answer(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str]) -> str:
     plan, virtue = plans[0], _virtue(plans)
     parallel = plan.parallel
     tokens = parallel.global_batch_size * plan.training.model.sequence_length / plan.total
     cost = run.cost(plan)
     paid = "" if cost is None else f" and ${cost:,.2f}"
     whole = f"; {run.iterations:,} iterations take {_span(run.days(plan))}{paid}" if run.known else ""
-    told = [*doubts(plan.training, _kinds(plan), {plan.basis}), *filter(None, [searched])]
+    told = [*doubts(plan.training, _kinds(plan), {plan.basis}), *searched]
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in told)
     return (
         f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'
@@ -127,6 +128,8 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
     ahead = _ahead(plans)
     priced = any(price_per_hour(plan.nodes) is not None for plan in plans)
     titles = ["plan", "tensor", "data", "pipeline", "micro", "layers by stage", "nodes", "options", "ms", "tokens/s"]
+    idle = any(map(marked, plans))
+    titles += ["idle GPUs"] * idle
     titles += ["$/1000 steps"] * priced + ["$"] * (priced and run.known) + ["all takes"] * run.known
     rows = []
     for number, plan in enumerate(plans):
@@ -139,6 +142,7 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
             options(one),
             f"{plan.total * 1e3:,.1f}",
             f"{one.global_batch_size * plan.training.model.sequence_length / plan.total:,.0f}",
+            *([marked(plan)] if idle else []),
             *([_dollars(_cost(plan))] if priced else []),
             *([_dollars(math.nan if total is None else total)] if priced and run.known else []),
             *([_span(run.days(plan))] if run.known else []),

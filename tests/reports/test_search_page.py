@@ -19,7 +19,7 @@ from reports.search_page import render
 from tests.reports.conftest import Opener
 
 COMMAND = (
-    "experiment=seed_a10x8 train.precision=fp16 top=3 parallel.tensor=1 parallel.data=4 "
+    "experiment=seed_a10x8 train.precision=fp16 top=3 leave_out=false parallel.tensor=1 parallel.data=4 "
     "parallel.schedule=one_f_one_b,gpipe parallel.recompute=none parallel.sharded_optimizer=false"
 )
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -37,7 +37,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     page = tmp_path_factory.mktemp("search") / "plans.html"
     found: list[tuple[Sequence[Plan], Run]] = []
 
-    def draw(command: str, plans: Sequence[Plan], run: Run, searched: str) -> str:
+    def draw(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str]) -> str:
         found.append((plans, run))
         return render(command, plans, run, searched)
 
