@@ -78,6 +78,20 @@ def test_stop_leaves_a_run_alone_that_has_ended(runs: Path, capsys: pytest.Captu
     assert not run.stop_request.exists()
 
 
+def test_a_run_is_stopped_whatever_its_files_hold(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start(runs, *FOREVER)
+    wait_until_running(run)
+    with run.metrics.open("a") as file:
+        file.write("0\n")
+    os.mkfifo(run.rank_error(0))
+    run.node_ranks("local-0").unlink(missing_ok=True)
+    os.mkfifo(run.node_ranks("local-0"))
+    run.provenance.write_text("[]")
+    assert stop.main([str(run.path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{run.name}: stopped, ended on request; ")
+    assert processes.find(token(run)) == set()
+
+
 def test_the_latest_run_is_not_stopped_unasked(runs: Path) -> None:
     run = start(runs, *FOREVER)
     refused = done("stop", cwd=runs.parent)
