@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, Iterator, Tuple
 
 MOST_BYTES = 1 << 26
 """Of a file that is read whole: some two million actions of a schedule."""
@@ -17,14 +19,22 @@ def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     Raises:
         OSError: it cannot be read, is not a regular file, or has more bytes; nothing waits for a writer.
     """
-    handle = os.open(str(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if found.st_size > most_bytes:
-            raise OSError(errno.EFBIG, "it has {} bytes, more than {}".format(found.st_size, most_bytes), str(path))
+    with open_regular(path) as (file, size):
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, "it has {} bytes, more than {}".format(size, most_bytes), str(path))
         return file.read(most_bytes + 1)
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[Tuple[BinaryIO, int]]:
+    """A regular file to read, and its size in bytes; raises as `read_regular` does."""
+    handle = os.open(str(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with os.fdopen(handle, "rb") as file:
+        yield file, found.st_size
 
 
 def why(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from megatron_ext import hf_files, safetensors
 from megatron_ext.checkpoint import WEIGHTS
 from megatron_ext.checkpoint_meta import Checkpoint, Meta, part_file, part_names
 from megatron_ext.errors import EngineError
+from megatron_ext.files import read_regular
 from megatron_ext.indexed_dataset import replacing
 
 PREFIX = "transformer."
@@ -194,8 +195,8 @@ def _config(source: Path) -> Dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"{path}: cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise EngineError(f"{path}: expected a JSON object, found {type(config).__name__}")

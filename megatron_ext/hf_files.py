@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatron_ext import safetensors
 from megatron_ext.errors import EngineError
+from megatron_ext.files import read_regular
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -66,7 +67,7 @@ def _shards(index: Path) -> Dict[str, Tensor]:
 def _weight_map(index: Path) -> Dict[str, str]:
     """The shard of each tensor."""
     try:
-        content = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=lambda pairs: _object(index, pairs))
+        content = json.loads(read_regular(index), object_pairs_hook=lambda pairs: _object(index, pairs))
     except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"{index}: cannot be read: {error}") from error
     places = content.get("weight_map") if isinstance(content, dict) else None

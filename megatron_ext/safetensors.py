@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from megatron_ext.errors import EngineError
+from megatron_ext.files import open_regular, why
 
 DTYPES = {
     "F64": torch.float64,
@@ -78,11 +79,11 @@ def read(path: Path) -> Dict[str, Tensor]:
         EngineError: it cannot be read or is damaged; the message has what was expected and what was found.
     """
     try:
-        content = bytearray(path.stat().st_size)
-        with path.open("rb") as file:
-            file.readinto(content)
-    except OSError as error:
-        raise EngineError(f"{path}: cannot be read: {error}") from error
+        with open_regular(path) as (file, size):
+            content = bytearray(size)
+            file.readinto(content)  # type: ignore[attr-defined]
+    except (OSError, MemoryError) as error:
+        raise EngineError(f"{path}: cannot be read: {why(error) or 'more than the memory holds'}") from error
     header, start = _header(path, content)
     metadata = header.pop("__metadata__", None)
     entries = {name: _entry(path, name, entry) for name, entry in header.items()}
