@@ -27,7 +27,7 @@ from launch.watch import SLURM_S
 
 _BLOCK = 64 * 1024
 _LINE_BYTES = 1 << 12
-_TAIL_BYTES = 1 << 24
+_TAIL_BYTES = 1 << 20
 """So far back are the last lines looked for, or `_LINE_BYTES` for each of them where that is more."""
 _MOST_BYTES = 1 << 36
 """Nobody prints the whole of a larger log."""
