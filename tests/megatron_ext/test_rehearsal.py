@@ -22,6 +22,7 @@ from fasop.predict import predict
 from fasop.simulate import pipeline_time, rehearsed_times, simulate
 from fasop.sought import best_plans
 from fasop.table import plan_yaml
+from launch.faults import Faults
 from launch.observe import read_log
 from launch.plan import make_plan
 from launch.rehearsal import doubts
@@ -172,7 +173,7 @@ def test_there_is_no_loss_and_none_is_told(rehearse: Callable[..., EngineRun]) -
     lines = [line for line in told if line is not None]
     assert [line.iteration for line in lines] == [1, 2]
     assert [(math.isnan(line.loss), line.grad_norm, line.nan) for line in lines] == [(True, None, 0)] * 2
-    (seen,) = {one.loss for one in read_log(run.run.metrics)}
+    (seen,) = {one.loss for one in read_log(run.run.metrics, Faults())}
     assert seen is None
 
 
