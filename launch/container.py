@@ -97,7 +97,7 @@ def run_container(experiment: Experiment, plan: Mapping[str, Any], run: Path, pr
         needed[f"data.prefix={experiment.data.prefix}"] = Path(plan["data_prefix"]).parent
         for corpus in plan["data_blend"]:
             needed[f"data.blend: {corpus['prefix']}"] = Path(corpus["prefix"]).parent
-        if plan["data_cache"]:
+        if plan.get("data_cache"):  # an older run has none
             needed[f"data.cache={experiment.data.cache}"] = Path(plan["data_cache"])
         if plan["train"]["load"]:
             needed[f"train.load={experiment.train.load}"] = Path(plan["train"]["load"])
