@@ -51,11 +51,16 @@ needed = $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyprojec
   extras = project["optional-dependencies"]; wanted = "$(1)".split(","); \
   print(*project["dependencies"], *(line for extra in wanted for line in extras[extra]), sep="\n")'
 
+# Where pip is set up to find torch's CPU build, that one is taken: left alone, pip prefers a file whose hash it is told
+# before it is downloaded, which a folder of files does not tell.
+offered_cpu_torch = $(CHECKED) --no-deps "torch==$$(sed -nE 's/^torch==([^ ]+) .*/\1/p' constraints.txt)+cpu" 2>/dev/null \
+  || echo "pip's index has no CPU build of torch"
+
 .venv/%.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > .venv/pip.txt
 	$(PIP) --require-hashes -r .venv/pip.txt
-	$(if $(TORCH_INDEX),$(CHECKED) --no-deps --index-url $(TORCH_INDEX) torch)
+	$(if $(TORCH_INDEX),$(CHECKED) --no-deps --index-url $(TORCH_INDEX) torch,$(offered_cpu_torch))
 	$(call needed,$*) > .venv/needed.txt
 	$(CHECKED) -r .venv/needed.txt
 	PYTHONWARNINGS=ignore $(PIP) --build-constraint constraints.txt --no-deps -e .
