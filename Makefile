@@ -53,7 +53,7 @@ needed = $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyprojec
 
 # Where pip is set up to find torch's CPU build, that one is taken: left alone, pip prefers a file whose hash it is told
 # before it is downloaded, which a folder of files does not tell.
-offered_cpu_torch = $(CHECKED) --no-deps "torch==$$(sed -nE 's/^torch==([^ ]+) .*/\1/p' constraints.txt)+cpu" 2>/dev/null \
+offered_cpu_torch = $(CHECKED) --quiet --no-deps "torch==$$(sed -nE 's/^torch==([^ ]+) .*/\1/p' constraints.txt)+cpu" 2>/dev/null \
   || echo "pip's index has no CPU build of torch"
 
 .venv/%.installed: pyproject.toml constraints.txt
