@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import accumulate
@@ -12,8 +13,14 @@ MOST_DIGITS = 4000
 """Of a number: Python reads none of more than 4300."""
 MOST_DEEP = 50
 """Lists and dictionaries within each other: Hydra's grammar calls itself for each."""
+MOST_VALUES = 10_000
+"""Of a range in a sweep."""
 _OF_HYDRA = re.compile(r"(?:[+~]*hydra(?:[./@][^=]*)?=|~hydra(?:[./@]|$))")
 _OF_SWEEPER = re.compile(r"[+~]*hydra\.sweeper\.max_batch_size=")
+_NUMBER = r"\s*(?:start\s*=|stop\s*=|step\s*=)?\s*(?P<{}>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)\s*"
+_RANGE = re.compile(
+    rf"range\({_NUMBER.format('a')}(?:,{_NUMBER.format('b')})?(?:,{_NUMBER.format('c')})?\)", re.IGNORECASE
+)
 _OPENED = dict.fromkeys("[{(", 1) | dict.fromkeys("]})", -1)
 
 
@@ -33,7 +40,20 @@ def check_words(words: Sequence[str]) -> None:
             raise ConfigError(
                 f"{word}: a number of {len(digits[0])} digits, but one has at most {MOST_DIGITS}; give a smaller one"
             )
+        if (values := _in_ranges(word)) > MOST_VALUES:
+            raise ConfigError(f"{word}: a sweep over {values:.0f} values, but a range has at most {MOST_VALUES}")
         if max(accumulate(_OPENED.get(letter, 0) for letter in word), default=0) > MOST_DEEP:
             raise ConfigError(
                 f"{word}: more than {MOST_DEEP} lists and dictionaries within each other; no key takes that"
             )
+
+
+def _in_ranges(word: str) -> float:
+    """How many values the ranges of a sweep have, which Hydra would write out; 0 without any."""
+    counts = [0.0]
+    for found in _RANGE.finditer(word):
+        start, stop, step = (float(found[group] or default) for group, default in (("a", 0), ("b", 0), ("c", 1)))
+        if found["b"] is None:
+            start, stop = 0.0, start
+        counts.append(abs(stop - start) / abs(step) if step else math.inf)
+    return max(counts)

@@ -88,6 +88,11 @@ def test_a_word_that_cannot_be_is_one_line(word: str, told: str) -> None:
                 ),
             )
         ),
+        ("train.seed=range(1,999999999)", "a sweep over 999999998 values, but a range has at most 10000"),
+        ("train.seed=range(start=0, stop=1e9)", "a sweep over 1000000000 values"),
+        ("train.lr=range(0,1,1e-9)", "a sweep over 1000000000 values"),
+        ("train.seed=1,range(20000)", "a sweep over 20000 values"),
+        ("train.lr=range(0,1,0)", "a sweep over inf values"),
         (f"train.seed={'9' * 4400}", "a number of 4400 digits, but one has at most 4000"),
         (f"+data.x=[-{'1' + '0' * 100_000}]", "a number of 100001 digits"),
         (f"name={'[' * 3000}", "more than 50 lists and dictionaries within each other"),

@@ -20,5 +20,5 @@ def trials(kind: str, seed: int, count: int) -> Iterator[tuple[int, Trial]]:
     draw: Draw = import_module(f"tests.fuzz.{kind}").draw
     for number in range(seed, seed + count):
         with scratch() as folder:
-            argv = draw(Random(f"{kind} {number}"), folder)
+            argv = [word.replace("\0", "") for word in draw(Random(f"{kind} {number}"), folder)]  # no argv can have one
             yield number, attempt(argv, folder)

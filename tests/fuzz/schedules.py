@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -63,11 +64,11 @@ def _change(random: Random, content: Any) -> None:
     """One value of it, one action, or the order of two."""
     actions = content.get("actions")
     if random.random() < 0.3 or not isinstance(actions, list) or not actions:
-        content[random.choice((*content, "actions", "more"))] = random.choice(VALUES)
+        content[random.choice((*content, "actions", "more"))] = _value(random)
         return
     stage = random.choice(actions)
     if not isinstance(stage, list) or len(stage) < 2:
-        actions[0] = random.choice(VALUES)
+        actions[0] = _value(random)
         return
     place, other = random.sample(range(len(stage)), 2)
     match random.randrange(6):
@@ -78,9 +79,14 @@ def _change(random: Random, content: Any) -> None:
         case 2:
             del stage[place]
         case 3:
-            stage[place] = random.choice(VALUES)
+            stage[place] = _value(random)
         case 4 if isinstance(stage[place], list) and stage[place]:
             stage[place] = [*stage[place]]
-            stage[place][random.randrange(len(stage[place]))] = random.choice(VALUES)
+            stage[place][random.randrange(len(stage[place]))] = _value(random)
         case _:
             actions.append(stage)
+
+
+def _value(random: Random) -> Any:
+    """One of its own: it may be changed later."""
+    return deepcopy(random.choice(VALUES))
