@@ -147,6 +147,7 @@ def test_a_front_is_a_table_a_file_and_a_plan(
     assert "$/1000 steps" in shown.out
     assert "the whole training has 31 iterations" in shown.err
     rows = list(csv.DictReader(file.open()))
+    assert rows[-1]["schedule"] != "one_f_one_b"
     for row in rows:
         seconds, price = float(row["estimated time (step/s)"]), float(row["price_per_hour"])
         assert float(row["price_per_step"]) == pytest.approx(seconds * price / HOUR, abs=1e-6)
