@@ -9,8 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import launch.submit
-from launch.errors import LaunchError
 from tests.fuzz.mutate import hurt, replaced_oddly
 from tests.reports.synthetic import Shape, make_run
 
@@ -36,14 +34,6 @@ VALUES: tuple[Any, ...] = (
 GPU = """2026-01-01T00:00:10+00:00 host: 1 GPU, reading 1, every 10 s
 [0] NVIDIA A10       | 61'C,  97 % | 11468 / 22731 MB | 148 / 150 W | 52046(11449M) | GPU-5f1c0c6c
 """
-
-
-def refused(*_: object, **__: object) -> None:
-    """Nothing is started: a damaged run may look as if it could go on."""
-    raise LaunchError("the fuzzer starts nothing")
-
-
-launch.submit._start = refused
 
 
 def draw(random: Random, folder: Path) -> list[str]:

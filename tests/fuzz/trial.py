@@ -22,7 +22,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+import launch.submit
 from launch.cli import COMMANDS, main
+from launch.errors import LaunchError
 
 CPU_S = 5
 WALL_S = 60
@@ -127,6 +129,7 @@ def _run(argv: Sequence[str], work: Path, home: Path, out: Path, err: Path) -> N
             signal.signal(number, signal.SIG_DFL)
             faulthandler.register(number, sys.stderr, chain=True)
         signal.alarm(WALL_S)
+        launch.submit._start = _refused
         code = main(list(argv))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -137,6 +140,11 @@ def _run(argv: Sequence[str], work: Path, home: Path, out: Path, err: Path) -> N
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code & 0xFF)
+
+
+def _refused(*_: object, **__: object) -> NoReturn:
+    """Nothing is started: a damaged run may look as if it could go on."""
+    raise LaunchError("the fuzzer starts nothing")
 
 
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
