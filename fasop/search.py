@@ -6,6 +6,7 @@ plans that are kept.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -73,6 +74,8 @@ class Seen:
     """Sizes on sets of nodes with too many orders, whose best order was searched from the first ones."""
     least: float
     """Seconds below which no plan is, proved; infinite if there is none."""
+    left: int = 0
+    """Sizes that were worth a look when the time was up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +139,18 @@ def search(space: Space, most: int) -> Result:
     return Result(**vars(explore([space], best)), plans=best.plans)
 
 
-def explore(spaces: Sequence[Space], keep: Keep, told: Told = nobody) -> Seen:
-    """Hands every plan to `keep` that it may want: first on the nodes on which the fastest plan could be."""
-    walks = [_Walk(space, keep) for space in sorted(spaces, key=lambda one: one.floors.min(initial=np.inf))]
-    for walk in walks:
+def explore(spaces: Sequence[Space], keep: Keep, told: Told = nobody, until: float = np.inf) -> Seen:
+    """Hands every plan to `keep` that it may want: first on the nodes on which the fastest plan could be.
+
+    Args:
+        until: CPU seconds of this process, from which on nothing new is begun once there is a plan. Half of what is
+            left of them may go into choosing the nodes that are looked at first.
+    """
+    walks = [_Walk(space, keep, until) for space in sorted(spaces, key=lambda one: one.floors.min(initial=np.inf))]
+    sketched = (time.process_time() + until) / 2
+    for number, walk in enumerate(walks):
+        if number and time.process_time() > sketched:
+            break
         walk.sketch()
     walks.sort(key=lambda walk: walk.lead)
     steps = [walk.look if walk.few else walk.climb for walk in walks] + [walk.look for walk in walks if not walk.few]
@@ -151,19 +162,20 @@ def explore(spaces: Sequence[Space], keep: Keep, told: Told = nobody) -> Seen:
         searched=sum(walk.searched for walk in walks),
         climbed=sum(walk.climbed for walk in walks),
         least=min((walk.least for walk in walks), default=np.inf),
+        left=sum(walk.left for walk in walks),
     )
 
 
 class _Walk:
     """Through all sizes of a space, the most promising first."""
 
-    def __init__(self, space: Space, keep: Keep) -> None:
-        self._space, self._keep = space, keep
+    def __init__(self, space: Space, keep: Keep, until: float) -> None:
+        self._space, self._keep, self._until = space, keep, until
         self._proved = space.floors.copy()
         self._first: list[int] = []
         self.lead = np.inf
         """Seconds of the plan that `sketch` finds."""
-        self.searched = self.climbed = 0
+        self.searched = self.climbed = self.left = 0
 
     @property
     def few(self) -> bool:
@@ -181,7 +193,7 @@ class _Walk:
         """
         found: list[tuple[float, int, Bounded]] = []
         for number in self._by_floor():
-            if self._space.floors[number] > self.lead:
+            if self._space.floors[number] > self.lead or (self._over() and np.isfinite(self.lead)):
                 break
             if groups := self._bounded(number):
                 best = min(groups, key=lambda one: float(one.proved.min()))
@@ -213,7 +225,7 @@ class _Walk:
                 self._keep_those(found.one, found.partition, np.array([found.seconds]))
         for number, begin in sorted(begins.items(), key=lambda item: item[1].seconds):
             near = begin.seconds <= NEAR * fastest and self._worth(self._space.floors[number])
-            if near and self._keep.within_reach(self._space.kinds, begin.seconds):
+            if near and not self._over() and self._keep.within_reach(self._space.kinds, begin.seconds):
                 self.climbed += 1
                 for some, partitions, seconds in climbed(self._space, number, begin):
                     self.searched += len(seconds)
@@ -231,8 +243,15 @@ class _Walk:
     def _promising(self) -> Iterator[tuple[int, list[Bounded]]]:
         """All sizes that are worth it, by what is kept when they are reached."""
         for number in [*self._first, *(number for number in self._by_floor() if number not in self._first)]:
-            if self._worth(self._space.floors[number]):
+            if not self._worth(self._space.floors[number]):
+                continue
+            if self._over():
+                self.left += 1
+            else:
                 yield number, self._bounded(number)
+
+    def _over(self) -> bool:
+        return time.process_time() > self._until
 
     def _by_floor(self) -> list[int]:
         """The sizes that are worth it before any plan of them is known."""

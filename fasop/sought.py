@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,10 @@ from fasop.progress import bar
 from fasop.proof import prove
 from fasop.search import Best, Plan, Seen, by_time, explore
 
+LIMIT_S = 45.0
+"""CPU seconds of a search, after which it begins nothing new: nobody waits longer than a minute for an answer."""
+SETS_S = 27.0
+"""Of them, those for all sets of nodes; where that is too little, the rest is for all nodes together."""
 OPTIMAL = 1e-5
 """A part of an iteration that nobody could measure."""
 
@@ -38,14 +43,17 @@ def best_plans(inputs: Inputs, asked: Asked) -> Sought:
     Raises:
         SearchError: there are none, with what would help.
     """
+    begun = time.process_time()
     best = Best(max(asked.top, asked.explain or 0))
     some = clusters(inputs.kinds) if asked.leave_out else [inputs.kinds]
     with bar("searching") as told:
-        seen = explore(_spaces(inputs, some), best, told)
+        seen = explore(_spaces(inputs, some), best, told, begun + (LIMIT_S if len(some) == 1 else SETS_S))
+        if seen.left and len(some) > 1:  # the nodes that were looked at may be far from the best
+            explore(_spaces(inputs, [inputs.kinds]), best, told, begun + LIMIT_S)
     if not best.plans:
         space(inputs.training, inputs.kinds, inputs.choices)  # tells why
     where = _looked_at(inputs, seen, tried(inputs.kinds) if asked.leave_out else "all nodes")
-    others = _without_idle_nodes(inputs, best.plans)
+    others = _without_idle_nodes(inputs, best.plans, begun + LIMIT_S)
     plans = best.plans
     if asked.leave_out:
         plans, others = sorted([*plans, *others], key=by_time), []
@@ -62,7 +70,7 @@ def best_plans(inputs: Inputs, asked: Asked) -> Sought:
     return Sought(plans=plans, told=told_all, notes=notes(plans, others))
 
 
-def _without_idle_nodes(inputs: Inputs, plans: Sequence[Plan]) -> list[Plan]:
+def _without_idle_nodes(inputs: Inputs, plans: Sequence[Plan], until: float) -> list[Plan]:
     """The best plans on the nodes of plans but for those that compute nothing, where `plans` have none there."""
     found, left_to_see, seen = list[Plan](), [*plans], set[tuple[tuple[str, int], ...]]()
     while left_to_see:
@@ -77,7 +85,7 @@ def _without_idle_nodes(inputs: Inputs, plans: Sequence[Plan]) -> list[Plan]:
             if nodes[kind.name]
         ]
         best = Best(1)
-        explore(_spaces(inputs, [kinds]), best)
+        explore(_spaces(inputs, [kinds]), best, until=until)
         found += best.plans
         left_to_see += best.plans
     return found
@@ -99,7 +107,8 @@ def _looked_at(inputs: Inputs, seen: Seen, sets: str) -> str:
         if inputs.training.parallel.global_batch_size > MOST_MICRO_BATCHES
         else ""
     )
-    return f"{seen.sizes} sizes with a schedule were looked at, on {sets}, {orders}{limited}"
+    left = f"; for lack of time, {seen.left} of these were left out that may be better" if seen.left else ""
+    return f"{seen.sizes} sizes with a schedule were looked at, on {sets}, {orders}{limited}{left}"
 
 
 def proved_of_all(least: float, seconds: float) -> str:
@@ -140,8 +149,9 @@ def front(inputs: Inputs, asked: Asked) -> Sought:
 
 def _front(inputs: Inputs, limits: Limits) -> tuple[Sequence[Plan], Seen]:
     kept = Front(inputs.run, limits)
+    until = time.process_time() + LIMIT_S
     with bar("searching") as told:
-        seen = explore(_spaces(inputs, clusters(inputs.kinds)), kept, told)
+        seen = explore(_spaces(inputs, clusters(inputs.kinds)), kept, told, until)
     if not kept.plans and limits == Limits():
         space(inputs.training, inputs.kinds, inputs.choices)  # tells why
     return kept.plans, seen

@@ -284,6 +284,17 @@ def test_a_schedule_that_no_pipeline_can_run_is_told() -> None:
         space_of(inputs, 8)
 
 
+def test_a_search_whose_time_is_up_has_a_plan_and_says_what_it_left_out() -> None:
+    inputs = read(["experiment=seed_a100x1_a10x7", *MEGATRON, *PLAIN])
+    spaces = [Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)]
+    hasty, best = Best(3), Best(3)
+    seen = explore(spaces, hasty, until=0.0)
+    whole = explore(spaces, best)
+    assert (whole.left, bool(hasty.plans)) == (0, True)
+    assert seen.left > 0
+    assert seen.least <= whole.least <= best.plans[0].total <= hasty.plans[0].total
+
+
 def test_nodes_that_only_slow_others_down_are_left_out() -> None:
     """An A10 node whose link is next to none; the plan without it is one that launch takes."""
     slow = ["cluster.groups.gpu2.inter_gbit_per_s=0.01", "cluster.groups.gpu2.count=2"]
