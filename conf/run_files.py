@@ -19,6 +19,7 @@ from conf.errors import ClosedError, RunFolderError
 
 MOST_BYTES = 1 << 28
 """Of a file that is read as a whole, but for events: a plan of 10,000 ranks takes some 2 MB."""
+CHUNK_BYTES = 1 << 20
 MOST_DEEP = 50
 """Lists and objects of JSON within each other."""
 _KINDS = (
@@ -80,11 +81,20 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     for last in (False, True):
         with opened(path, most) as file:
             try:
-                return file.read(most)
+                return _content(file, most)
             except OSError as error:
                 if last or error.errno != errno.ESTALE:
                     raise unreadable(path, error) from error
     raise AssertionError("either returned or raised")
+
+
+def _content(file: BinaryIO, most: int) -> bytes:
+    """Of at most so many bytes. Python takes memory for all that it is asked to read at once."""
+    parts, left = list[bytes](), most
+    while left > 0 and (part := file.read(min(CHUNK_BYTES, left))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def read_text(path: Path, errors: str = "strict") -> str:

@@ -12,6 +12,9 @@ from typing import BinaryIO, Iterator, Tuple
 MOST_BYTES = 1 << 26
 """Of a file that is read whole: some two million actions of a schedule."""
 
+CHUNK_BYTES = 1 << 20
+"""Read at once: Python takes memory for what it is asked for, however small the file is."""
+
 
 def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """The content of a regular file.
@@ -22,7 +25,11 @@ def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     with open_regular(path) as (file, size):
         if size > most_bytes:
             raise OSError(errno.EFBIG, "it has {} bytes, more than {}".format(size, most_bytes), str(path))
-        return file.read(most_bytes + 1)
+        parts, left = [], most_bytes + 1
+        while left > 0 and (part := file.read(min(CHUNK_BYTES, left))):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from conf.run_files import read_bytes
 from megatron_ext import hf, safetensors
 from megatron_ext.errors import EngineError
 from megatron_ext.files import read_regular
@@ -40,3 +42,16 @@ def test_a_file_is_read_up_to_what_it_may_have(tmp_path: Path) -> None:
     assert read_regular(tmp_path / "a", 10) == bytes(10)
     with pytest.raises(OSError, match="it has 10 bytes, more than 9"):
         read_regular(tmp_path / "a", 9)
+
+
+@pytest.mark.parametrize("read", [read_regular, read_bytes], ids=["engine", "conf"])
+def test_a_small_file_takes_little_memory(read: Callable[[Path], bytes], tmp_path: Path) -> None:
+    """Ranks read their plan under `ulimit -v`, too."""
+    (tmp_path / "small").write_bytes(b"a" * 3_000_000)
+    tracemalloc.start()
+    try:
+        assert len(read(tmp_path / "small")) == 3_000_000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000
