@@ -31,12 +31,12 @@ from benchmarks.accuracy_cases import (
     stood_for,
 )
 from benchmarks.sleeping import Pass
-from conf.profile import Cost, LayerProfile
-from conf.rundir import RunDir
-from conf.sizes import layer_parameters
-from fasop.predict import Prediction, predict, predict_plan
-from fasop.validate import MeasuredStage
-from reports.measured import measure
+from conf.run_folder.rundir import RunDir
+from fasop.costs.profile import Cost, LayerProfile
+from fasop.costs.sizes import layer_parameters
+from fasop.simulation.predict import Prediction, predict, predict_plan
+from fasop.tables.accuracy import MeasuredStage
+from reports.facts.measured import measure
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"

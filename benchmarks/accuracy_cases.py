@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from conf.compose import compose
-from conf.profile import Cost, LayerProfile, ModelCosts, Shape
-from conf.schema import Experiment
-from fasop.hardware import NodeKind
-from fasop.training import Training
+from conf.schema.experiment import Experiment
+from fasop.costs.hardware import NodeKind
+from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
+from fasop.costs.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,17 +13,17 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from megatron_ext.comm import all_reduce
-from megatron_ext.engine import Engine
-from megatron_ext.event_files import EventBuffer
-from megatron_ext.flat import FlatWeights
-from megatron_ext.gpt_data import GptSamples
-from megatron_ext.grid import Groups
-from megatron_ext.model import Stage
-from megatron_ext.optimizer import DataGroup, Optimizer
-from megatron_ext.plan import Place, Plan
-from megatron_ext.tensor_parallel import TensorGroup, vocab_cross_entropy
-from megatron_ext.timeline import NOTHING, Recorder
+from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.optimizer import DataGroup, Optimizer
+from megatron_ext.parallel.comm import all_reduce
+from megatron_ext.parallel.grid import Groups
+from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
+from megatron_ext.tasks.gpt import Stage
+from megatron_ext.timeline.event_files import EventBuffer
+from megatron_ext.timeline.recorder import NOTHING, Recorder
 
 
 class Contender(Protocol):

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from data_prep.corpus import Corpus, corpus_of, stdlib_corpus
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import JsonTokenizer, train_bpe
-from megatron_ext.index_maps import compute, layout, sample_starts
-from megatron_ext.indexed_dataset import data_file
+from megatron_ext.data.index_maps import compute, layout, sample_starts
+from megatron_ext.data.indexed_dataset import data_file
 
 ROUNDS = 5
 TEXT_MB = 8

@@ -44,14 +44,14 @@ from benchmarks.contenders import Contender, Pipelining, Switch, Tdpp
 from benchmarks.megatron_core import MegatronCore
 from benchmarks.plain_pipelining import PlainPipelining
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch.plan import make_plan
-from megatron_ext.event_files import RECORD, EventBuffer, EventFile
-from megatron_ext.gpt_data import GptSamples
-from megatron_ext.grid import Grid, Groups
-from megatron_ext.indexed_dataset import write_indexed
-from megatron_ext.plan import Place, Plan
-from megatron_ext.timeline import begin_events
+from conf.run_folder.rundir import RunDir
+from launch.control.plan import make_plan
+from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.indexed_dataset import write_indexed
+from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.timeline.event_files import RECORD, EventBuffer, EventFile
+from megatron_ext.timeline.recorder import begin_events
 
 
 class Case(NamedTuple):

@@ -30,11 +30,11 @@ from torch.nn import functional as F
 
 from benchmarks.textbook import Block
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch.plan import make_plan
-from megatron_ext.indexed_dataset import write_indexed
-from megatron_ext.memory import measure
-from megatron_ext.plan import ModelConfig
+from conf.run_folder.rundir import RunDir
+from launch.control.plan import make_plan
+from megatron_ext.contract.plan import ModelConfig
+from megatron_ext.data.indexed_dataset import write_indexed
+from megatron_ext.timeline.memory import measure
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = {

@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from conf.rundir import RunDir
+from conf.run_folder.rundir import RunDir
 from tests.slurm import machines
 from tests.slurm.cluster import Cluster
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.contenders import Yardstick
-from megatron_ext.grid import Groups
-from megatron_ext.model import Stage
-from megatron_ext.tensor_parallel import TensorGroup
-from megatron_ext.timeline import NOTHING
+from megatron_ext.parallel.grid import Groups
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.gpt import Stage
+from megatron_ext.timeline.recorder import NOTHING
 
 
 class MegatronCore(Yardstick):

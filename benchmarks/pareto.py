@@ -9,10 +9,10 @@ import os
 import resource
 import time
 
-from fasop.asked import Asked, First
-from fasop.inputs import read
-from fasop.prices import step_cost
-from fasop.sought import front
+from fasop.search.arguments import Asked, First
+from fasop.search.inputs import read
+from fasop.search.prices import step_cost
+from fasop.search.run import front
 
 WORDS = (*("cluster=a100x8_a10x8", "model=xl", "train=gpt2", "train.precision=fp16", "parallel.global_batch_size=64"),)
 

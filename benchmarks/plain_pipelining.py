@@ -15,12 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.contenders import Switch
 from benchmarks.textbook import Block
-from megatron_ext.gpt_data import GptSamples
-from megatron_ext.grid import Groups
-from megatron_ext.model import Stage
-from megatron_ext.optimizer import learning_rate
-from megatron_ext.plan import Place, Plan
-from megatron_ext.tensor_parallel import TensorGroup
+from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.engine.optimizer import learning_rate
+from megatron_ext.parallel.grid import Groups
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.gpt import Stage
 
 NAMES = {"embedding.word": "word.weight", "embedding.position": "position.weight", "head.word": "head.weight"}
 """Where a stage of ours keeps the weights that are called otherwise here."""

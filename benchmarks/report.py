@@ -21,8 +21,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from reports.megatron_log import Sizes
-from reports.page import static
+from reports.figures.page import static
+from reports.readers.megatron_log import Sizes
 from reports.sources import Source
 from tests.reports import legacy
 from tests.reports.chromium import ARGUMENTS, CHROMIUM

@@ -25,17 +25,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from conf.compose import compose
-from fasop.baselines import amp, even, minmax, start
-from fasop.candidates import Candidates, space
-from fasop.hardware import NodeKind
-from fasop.inputs import read
-from fasop.partition import bottleneck, exhaustive, improved
-from fasop.pipelines import Pipelines
-from fasop.predict import stage_times
-from fasop.proof import prove
-from fasop.search import Plan, search
-from fasop.simulate import pipeline_time, simulate
-from megatron_ext.schedule import as_json, schedule
+from fasop.costs.hardware import NodeKind
+from fasop.partition.baselines import amp, even, minmax, start
+from fasop.partition.local_search import bottleneck, exhaustive, improved
+from fasop.search.candidates import Candidates, space
+from fasop.search.inputs import read
+from fasop.search.proof import prove
+from fasop.search.search import Plan, search
+from fasop.simulation.pipelines import Pipelines
+from fasop.simulation.predict import stage_times
+from fasop.simulation.replay import pipeline_time, simulate
+from megatron_ext.contract.schedules import as_json, schedule
 
 MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.precision=fp16")
 CLUSTERS = {"8 x 4 A10": "seed_a10x8", "1 x 4 A100 + 7 x 4 A10": "seed_a100x1_a10x7"}

@@ -20,15 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from conf.rundir import RunDir
-from conf.schema import Experiment
-from launch.plan import make_plan
-from megatron_ext import engine, worker
-from megatron_ext.indexed_dataset import write_indexed
-from megatron_ext.linear import WeightGradients
-from megatron_ext.model import Stage
-from megatron_ext.plan import Plan
-from megatron_ext.tensor_parallel import TensorGroup
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Experiment
+from launch.control.plan import make_plan
+from megatron_ext import worker
+from megatron_ext.contract.plan import Plan
+from megatron_ext.data.indexed_dataset import write_indexed
+from megatron_ext.engine import engine
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.linear import WeightGradients
 
 PR_SET_TIMERSLACK = 29
 

@@ -23,9 +23,9 @@ from itertools import cycle
 from pathlib import Path
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch.plan import make_plan
-from launch.worker import job_info
+from conf.run_folder.rundir import RunDir
+from launch.control.plan import make_plan
+from launch.node.worker_command import job_info
 
 NODES = 128
 LOG_BYTES = 100_000_000

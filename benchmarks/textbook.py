@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from megatron_ext.plan import ModelConfig
+from megatron_ext.contract.plan import ModelConfig
 
 
 class Block(nn.Module):
-    """A transformer layer; its parts are called as in `megatron_ext.model`."""
+    """A transformer layer; its parts are called as in `megatron_ext.tasks.gpt`."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()

@@ -20,14 +20,14 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from conf.config_files import Words, found_files
 from conf.errors import ConfigError
 from conf.hydra_errors import COMPOSING, message, unknown_key
-from conf.references import require_shapes
-from conf.run_files import unreadable
-from conf.schema import Experiment
-from conf.word_rules import check_words
-from conf.yaml_file import fault, load_frozen
+from conf.reading.references import require_shapes
+from conf.reading.user_files import Words, found_files
+from conf.reading.word_rules import check_words
+from conf.reading.yaml_file import fault, load_frozen
+from conf.run_folder.run_files import unreadable
+from conf.schema.experiment import Experiment
 
 T = TypeVar("T")
 _REFERENCE = re.compile(r"(\\*)\$\{")

@@ -12,9 +12,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from conf.compose import command_line
-from conf.config_files import OWN, config_dirs
 from conf.errors import ConfigError
-from conf.yaml_file import load_yaml
+from conf.reading.user_files import OWN, config_dirs
+from conf.reading.yaml_file import load_yaml
 
 SEARCHED = ("cluster.name", "model.name", "parallel.global_batch_size", "train.precision")
 """What decides the result of a search."""

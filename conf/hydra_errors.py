@@ -16,10 +16,10 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from conf import schema
-from conf.config_files import SUFFIX, Words, groups
 from conf.errors import ConfigError
-from conf.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, load_yaml, yaml_fault
+from conf.reading.user_files import SUFFIX, Words, groups
+from conf.reading.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, load_yaml, yaml_fault
+from conf.schema import experiment
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, TypeError, AssertionError)
 """What words and files raise that Hydra cannot compose."""
@@ -101,7 +101,7 @@ def _same_entries(pattern: Sequence[str], parts: Sequence[str]) -> list[str]:
 @cache
 def known_keys() -> Sequence[tuple[str, ...]]:
     """The parts of every key of the schema, with `*` for the entries of dictionaries, and every group."""
-    return [*_fields(schema.Experiment), *((group,) for group in sorted(groups()))]
+    return [*_fields(experiment.Experiment), *((group,) for group in sorted(groups()))]
 
 
 def _fields(of: Any) -> Iterator[tuple[str, ...]]:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from conf.schema import Experiment
+from conf.schema.experiment import Experiment
 
 NOT_OF_THE_RUN = (
     "name",

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.schema import EngineKind, Experiment
+from conf.schema.experiment import EngineKind, Experiment
 from data_prep.errors import DataPrepError
 from data_prep.manifest import TOKENIZER, Manifest, is_true, read_manifest, same_vocabulary
-from megatron_ext.blend import normalized, samples_of
-from megatron_ext.errors import DataError
-from megatron_ext.index_maps import check_saved, require_one_sample, split_documents
-from megatron_ext.indexed_dataset import IndexedDataset, data_file
+from megatron_ext.contract.errors import DataError
+from megatron_ext.data.blend import normalized, samples_of
+from megatron_ext.data.index_maps import check_saved, require_one_sample, split_documents
+from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 
 BLOCK = 1 << 24
 """Tokens that are looked at once."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from conf.words import Parser, option, whole
-from conf.writable import why_not_writable, write_whole
+from conf.reading.values import Parser, option, whole
+from conf.reading.writable import why_not_writable, write_whole
 from data_prep import prepare_cli
 from data_prep.check import check, open_checked
 from data_prep.errors import DataPrepError

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from data_prep.formats import DIGEST, BadDocument, Documents, Format, Raw, digest, text_of
 from data_prep.tokenizer import Tokenizer
-from megatron_ext.indexed_dataset import token_dtype
+from megatron_ext.data.indexed_dataset import token_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conf import rules
 from conf.errors import ConfigError
+from conf.schema import rules
 from data_prep.errors import DataPrepError
 from data_prep.manifest import read_manifest, tokenizer_of
-from megatron_ext.errors import DataError
-from megatron_ext.index_maps import compute, require_one_sample, sample_tokens, split_documents
-from megatron_ext.indexed_dataset import IndexedDataset
+from megatron_ext.contract.errors import DataError
+from megatron_ext.data.index_maps import compute, require_one_sample, sample_tokens, split_documents
+from megatron_ext.data.indexed_dataset import IndexedDataset
 
 Figure = Mapping[str, Any]
 """A figure of Plotly, of plain values: `data` and `layout`."""
@@ -27,7 +27,7 @@ BLOCK = 1 << 24
 MOST_SAMPLES = 2**27
 """Of a run whose order is laid out in memory: 1.6 GB."""
 LARGEST_ID = 2**27
-"""Of a token that is counted: no vocabulary is as large (conf/ranges.py)."""
+"""Of a token that is counted: no vocabulary is as large (conf/schema/ranges.py)."""
 VOCAB_MULTIPLE = 128
 """What Megatron pads vocabularies to, times the tensor size; the default of `model.vocab_multiple`."""
 COMMONEST = 40

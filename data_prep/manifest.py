@@ -12,8 +12,8 @@ from data_prep.errors import DataPrepError
 from data_prep.hashing import file_hash
 from data_prep.progress import shown
 from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
-from megatron_ext.files import read_regular, why
-from megatron_ext.indexed_dataset import data_file
+from megatron_ext.contract.files import read_regular, why
+from megatron_ext.data.indexed_dataset import data_file
 
 VERSION = 2
 TOKENIZER = ".tokenizer.json"

@@ -25,14 +25,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from conf.rundir import write_atomic
+from conf.run_folder.rundir import write_atomic
 from data_prep.encode import Encoded
 from data_prep.errors import DataPrepError
 from data_prep.formats import DIGEST
 from data_prep.manifest import TOKENIZER, Manifest, hashes
-from megatron_ext.files import read_regular, why
-from megatron_ext.index_maps import saved_maps
-from megatron_ext.indexed_dataset import HEADER, LENGTH, data_file, sync
+from megatron_ext.contract.files import read_regular, why
+from megatron_ext.data.index_maps import saved_maps
+from megatron_ext.data.indexed_dataset import HEADER, LENGTH, data_file, sync
 
 LOCK = "lock"
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)

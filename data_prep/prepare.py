@@ -10,7 +10,7 @@ from functools import partial as bound
 from pathlib import Path
 from typing import Any
 
-from conf.rundir import write_atomic
+from conf.run_folder.rundir import write_atomic
 from data_prep.corpus import Corpus
 from data_prep.encode import BadRaw, Chunk, Options, Seen, encode, texts, without
 from data_prep.errors import DataPrepError
@@ -20,8 +20,8 @@ from data_prep.progress import shown
 from data_prep.reading import chunks, told
 from data_prep.tokenizer import JsonTokenizer, Tokenizer, train_bpe
 from data_prep.workers import in_order
-from megatron_ext.errors import DataError
-from megatron_ext.indexed_dataset import IndexedWriter, token_dtype
+from megatron_ext.contract.errors import DataError
+from megatron_ext.data.indexed_dataset import IndexedWriter, token_dtype
 
 SAVE_EVERY_S = 15.0
 """At most so much work is lost when a preparation is interrupted."""

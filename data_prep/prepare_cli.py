@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from conf.words import option, whole
+from conf.reading.values import option, whole
 from data_prep.corpus import Corpus, corpus_of, stdlib_corpus
 from data_prep.encode import Options
 from data_prep.errors import DataPrepError
@@ -15,7 +15,7 @@ from data_prep.formats import Documents
 from data_prep.partial import Partial
 from data_prep.prepare import Request, is_prepared, prepare, text_prefix
 from data_prep.tokenizer import END_OF_TEXT, SMALLEST_BPE, ByteTokenizer, JsonTokenizer, Tokenizer
-from megatron_ext.indexed_dataset import data_file
+from megatron_ext.data.indexed_dataset import data_file
 
 STDLIB = ["stdlib"]
 """The value of --source for this Python's library."""

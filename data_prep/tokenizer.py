@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from data_prep.errors import DataPrepError, missing_package
 from data_prep.pieces import PIECE, may_be_cut, pieces
-from megatron_ext.files import read_regular
+from megatron_ext.contract.files import read_regular
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HfTokenizer

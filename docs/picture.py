@@ -8,7 +8,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from reports.cli import write
-from reports.megatron_log import Sizes
+from reports.readers.megatron_log import Sizes
 from reports.sources import Source
 from tests.reports.chromium import ARGUMENTS, CHROMIUM
 

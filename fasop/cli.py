@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import conf
-from conf.config_files import path_of
-from conf.rundir import RunDir
-from conf.writable import why_not_kept, why_not_writable, write_whole
-from fasop.asked import Asked, parse
+from conf.reading.user_files import path_of
+from conf.reading.writable import why_not_kept, why_not_writable, write_whole
+from conf.run_folder.rundir import RunDir
 from fasop.errors import SearchError
+from fasop.search.arguments import Asked, parse
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [page=FILE] [plan=NAME]
                    [overwrite=true] [leave_out=false] [prove=true] [explain=ROW] [calibration=FILE]
@@ -55,10 +55,10 @@ chunks, sharded_optimizer, sequence_parallel.
   calibrate=FILE   write there what they took, as a part of what was predicted"""
 
 if TYPE_CHECKING:
-    from conf.schema import Experiment
-    from fasop.prices import Run
-    from fasop.search import Plan
-    from fasop.validate import Measured
+    from conf.schema.experiment import Experiment
+    from fasop.search.prices import Run
+    from fasop.search.search import Plan
+    from fasop.tables.accuracy import Measured
 
 Show = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
 Measure = Callable[[RunDir], "Measured"]
@@ -90,12 +90,12 @@ def main(argv: Sequence[str], *, show: Show, measure: Measure, draw: Draw) -> in
 
 def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     """The best plans for the nodes of the cluster."""
-    from fasop.calibration import read_calibration
-    from fasop.doubts import doubts
-    from fasop.inputs import read
-    from fasop.prices import Run
-    from fasop.sought import best_plans, front
-    from fasop.table import columns, csv_text, front_columns, front_rows, plan_yaml, rows
+    from fasop.costs.calibration import read_calibration
+    from fasop.costs.doubts import doubts
+    from fasop.search.inputs import read
+    from fasop.search.prices import Run
+    from fasop.search.run import best_plans, front
+    from fasop.tables.plans import columns, csv_text, front_columns, front_rows, plan_yaml, rows
 
     inputs = read(asked.overrides)
     if inputs.by_default is not None:
@@ -140,10 +140,10 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
 def validate(asked: Asked, show: Show, measure: Measure) -> int:
     """What runs took beside what was predicted of them."""
     from conf.compose import read_experiment
-    from fasop import validate_tables as tables
-    from fasop.calibration import read_calibration
-    from fasop.predict import predict
-    from fasop.validate import calibration, compare
+    from fasop.costs.calibration import read_calibration
+    from fasop.simulation.predict import predict
+    from fasop.tables import accuracy_tables as tables
+    from fasop.tables.accuracy import calibration, compare
 
     folder, used = runs_dir(asked), None if asked.calibration is None else read_calibration(asked.calibration)
     comparisons, shared = [], []
@@ -207,8 +207,8 @@ def runs_dir(asked: Asked) -> Path:
 
 def tell(row: int, plan: Plan, show: Show) -> None:
     """Where the time and the memory of one plan go."""
-    from fasop.explain import LEGEND, memory, times
-    from fasop.predict import predict_plan
+    from fasop.simulation.predict import predict_plan
+    from fasop.tables.explain import LEGEND, memory, times
 
     kinds = list({node.name: node for node in plan.nodes}.values())
     prediction = predict_plan(plan.training, kinds)

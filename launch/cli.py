@@ -16,11 +16,11 @@ from conf.errors import TdppError
 from conf.visible import shortened, visible
 
 if TYPE_CHECKING:
-    from conf.rundir import RunDir
-    from conf.schema import Experiment
-    from fasop.prices import Run
-    from fasop.search import Plan
-    from fasop.validate import Measured
+    from conf.run_folder.rundir import RunDir
+    from conf.schema.experiment import Experiment
+    from fasop.search.prices import Run
+    from fasop.search.search import Plan
+    from fasop.tables.accuracy import Measured
 
 INTERRUPTED = 130
 NO_READER = 141
@@ -29,18 +29,21 @@ OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EROFS)
 """What is wrong with a path that a user gave, wherever it is noticed."""
 
 COMMANDS = {
-    "launch": ("launch.app", "start an experiment, or with -m a sweep of them"),
-    "doctor": ("launch.doctor", "check the machines of an experiment before it is launched"),
-    "status": ("launch.status", "judge a run: the verdict, then the evidence"),
-    "logs": ("launch.logs", "print what the nodes of a run wrote"),
-    "stop": ("launch.stop", "end a run, and everything that belongs to it"),
-    "runs": ("launch.runs", "list the runs with their verdicts"),
-    "clean": ("launch.clean", "remove what runs have left behind: unfinished launches, images, containers, locks"),
+    "launch": ("launch.commands.launch", "start an experiment, or with -m a sweep of them"),
+    "doctor": ("launch.commands.doctor", "check the machines of an experiment before it is launched"),
+    "status": ("launch.commands.status", "judge a run: the verdict, then the evidence"),
+    "logs": ("launch.commands.logs", "print what the nodes of a run wrote"),
+    "stop": ("launch.commands.stop", "end a run, and everything that belongs to it"),
+    "runs": ("launch.commands.runs", "list the runs with their verdicts"),
+    "clean": (
+        "launch.commands.clean",
+        "remove what runs have left behind: unfinished launches, images, containers, locks",
+    ),
     "search": ("fasop.cli", "find the best plan for a cluster and a model"),
-    "profile": ("launch.profile", "measure what models and messages take on a cluster's GPUs"),
+    "profile": ("launch.commands.profile", "measure what models and messages take on a cluster's GPUs"),
     "report": ("reports.cli", "show runs as a page"),
     "data": ("data_prep.cli", "turn text into indexed data, and inspect it"),
-    "completion": ("launch.completion", "let a shell complete commands, groups, keys, values and runs"),
+    "completion": ("launch.commands.completion", "let a shell complete commands, groups, keys, values and runs"),
 }
 """By name: the module with the command's `main`, and what the command does."""
 
@@ -65,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
     except OSError as error:
-        from conf.rundir import is_full
+        from conf.run_folder.rundir import is_full
 
         if error.errno in OF_PATHS and error.filename is not None:
             print(visible(shortened(f"tdpp: error: {error.filename}: {error.strerror}")), file=sys.stderr)
@@ -94,21 +97,21 @@ def _run(argv: Sequence[str]) -> int:
     if verb in ("launch", "doctor"):
         return int(module.main(rest, preflight=preflight))
     if verb == "search":
-        from launch.table import print_table
+        from launch.screen.table import print_table
 
         return int(module.main(rest, show=print_table, measure=_measure, draw=_draw_search))
     if verb == "completion":
-        from fasop.asked import WORDS as OF_SEARCH
-        from launch.profile_words import WORDS as OF_PROFILE
+        from fasop.search.arguments import WORDS as OF_SEARCH
+        from launch.profile.arguments import WORDS as OF_PROFILE
 
         own = {"search": [*OF_SEARCH, "runs_dir"], "profile": [*OF_PROFILE], "launch": ["resume"]}
         return int(module.main(rest, commands=list(COMMANDS), own=own))
     if verb == "report":
-        from launch.findings import all_findings
+        from launch.judge.findings import all_findings
 
         return int(module.main(rest, judge=all_findings))
     if verb == "data":
-        from reports.figures_page import figures_page
+        from reports.pages.figures_page import figures_page
 
         return int(module.main(rest, draw=figures_page))
     return int(module.main(rest))
@@ -122,15 +125,16 @@ def preflight(experiment: Experiment) -> list[str]:
     """
     from data_prep.check import check_for_training
     from launch.errors import LaunchError
-    from megatron_ext import checkpoint_meta, schedule_check
-    from megatron_ext.errors import EngineError
+    from megatron_ext.checkpoints import meta
+    from megatron_ext.contract import schedule_check
+    from megatron_ext.contract.errors import EngineError
 
     doubts = check_for_training(experiment)
     model, parallel, train = experiment.model, experiment.parallel, experiment.train
     if train.load is not None:
-        sizes = {key: getattr(model, key) for key in checkpoint_meta.MODEL}
+        sizes = {key: getattr(model, key) for key in meta.MODEL}
         try:
-            checkpoint_meta.to_load(Path(train.load), sizes, train.iterations)
+            meta.to_load(Path(train.load), sizes, train.iterations)
         except EngineError as error:
             raise LaunchError(str(error)) from error
     if parallel.schedule_file is not None:
@@ -145,13 +149,13 @@ def preflight(experiment: Experiment) -> list[str]:
 
 
 def _measure(run: RunDir) -> Measured:
-    from reports.measured import measure  # only few searches compare with runs, and it is slow to import
+    from reports.facts.measured import measure  # only few searches compare with runs, and it is slow to import
 
     return measure(run)
 
 
 def _draw_search(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str]) -> str:
-    from reports.search_page import render  # likewise: few ask for a page
+    from reports.pages.search_page import render  # likewise: few ask for a page
 
     return render(command, plans, run, searched)
 

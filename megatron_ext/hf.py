@@ -19,12 +19,12 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from torch import Tensor
 
-from megatron_ext import hf_files, safetensors
-from megatron_ext.checkpoint import WEIGHTS
-from megatron_ext.checkpoint_meta import Checkpoint, Meta, part_file, part_names
-from megatron_ext.errors import EngineError
-from megatron_ext.files import read_regular
-from megatron_ext.indexed_dataset import replacing
+from megatron_ext.checkpoints import hf_files, safetensors
+from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_file, part_names
+from megatron_ext.checkpoints.tensors import WEIGHTS
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.files import read_regular
+from megatron_ext.data.indexed_dataset import replacing
 
 PREFIX = "transformer."
 """Of the names in a model with a head; the published GPT-2 files are without it."""

@@ -22,14 +22,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext import link_times, worker
-from megatron_ext.comm import meet, told
-from megatron_ext.errors import is_out_of_memory
-from megatron_ext.notes import Note
-from megatron_ext.plan import Place, Plan
-from megatron_ext.profile_parts import LAPS, Parts, groups_of, told_medians
-from megatron_ext.software import same_software
-from megatron_ext.tensor_parallel import TensorGroup
+from megatron_ext import worker
+from megatron_ext.contract.errors import is_out_of_memory
+from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.measuring import link_times
+from megatron_ext.measuring.parts import LAPS, Parts, groups_of, told_medians
+from megatron_ext.parallel.comm import meet, told
+from megatron_ext.parallel.software import same_software
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.timeline.notes import Note
 from megatron_ext.train import device_of
 
 REQUEST = "TDPP_PROFILE"

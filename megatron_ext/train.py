@@ -9,23 +9,25 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext import checkpoint, clock, memory
-from megatron_ext.blend import BlendedSamples
-from megatron_ext.comm import Gate, meet, told
-from megatron_ext.cuda_timeline import CudaRecorder
-from megatron_ext.engine import Engine
-from megatron_ext.errors import EngineError
-from megatron_ext.event_files import EventBuffer, event_file
-from megatron_ext.gpt_data import BEGINNING, GptSamples, Position, Samples
-from megatron_ext.grid import Grid, Groups
-from megatron_ext.interruption import Interrupted, Interruption
-from megatron_ext.log import TrainingLog
-from megatron_ext.pace import messages_timeout
-from megatron_ext.plan import Place, Plan
-from megatron_ext.rehearsal import rehearse
-from megatron_ext.saving import Saver
-from megatron_ext.software import same_software
-from megatron_ext.timeline import Recorder, begin_events
+from megatron_ext.checkpoints import tensors
+from megatron_ext.checkpoints.saving import Saver
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.data.blend import BlendedSamples
+from megatron_ext.data.gpt_samples import BEGINNING, GptSamples, Position, Samples
+from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.log import TrainingLog
+from megatron_ext.engine.pace import messages_timeout
+from megatron_ext.engine.rehearsal import rehearse
+from megatron_ext.parallel import clock
+from megatron_ext.parallel.comm import Gate, meet, told
+from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.parallel.interruption import Interrupted, Interruption
+from megatron_ext.parallel.software import same_software
+from megatron_ext.timeline import memory
+from megatron_ext.timeline.cuda_recorder import CudaRecorder
+from megatron_ext.timeline.event_files import EventBuffer, event_file
+from megatron_ext.timeline.recorder import Recorder, begin_events
 
 
 def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuffer]) -> None:
@@ -62,15 +64,15 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
 def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device: torch.device, store: Store) -> int:
     """Returns the last iteration that was trained: of all, or after which all ranks were asked to end."""
     gate = Gate(store, plan.world_size)
-    found = checkpoint.find(plan, place, store)
+    found = tensors.find(plan, place, store)
     start = BEGINNING if found is None else found.position
     samples = _samples(plan, place, start, gate)
     engine = Engine(plan, place, groups, samples, recorder)
     gate.wait("model", "waiting for the models of all ranks")
     engine.pass_once()
     if found is not None:
-        checkpoint.check_order(found, samples.order)
-        checkpoint.load(found, plan, engine)
+        tensors.check_order(found, samples.order)
+        tensors.load(found, plan, engine)
     gate.wait("state", "waiting for the weights of all stages")
     saver = Saver(plan, place, engine, start, samples.order, gate)
     clock.align(recorder, store, "begin")

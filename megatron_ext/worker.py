@@ -26,14 +26,15 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext import interface, interruption, local_store, memory
-from megatron_ext.errors import EngineError, PeerLost, address_space_left, shortage
-from megatron_ext.event_files import EventBuffer, EventFiles
-from megatron_ext.interruption import Interrupted
-from megatron_ext.local_store import LocalStore
-from megatron_ext.plan import Place, Plan
-from megatron_ext.progress import STOPPED, Board, Wait
-from megatron_ext.store import AuthenticatedStore, Server, read_secret
+from megatron_ext.contract.errors import EngineError, PeerLost, address_space_left, shortage
+from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.parallel import interface, interruption, local_store
+from megatron_ext.parallel.interruption import Interrupted
+from megatron_ext.parallel.local_store import LocalStore
+from megatron_ext.parallel.store import AuthenticatedStore, Server, read_secret
+from megatron_ext.timeline import memory
+from megatron_ext.timeline.event_files import EventBuffer, EventFiles
+from megatron_ext.timeline.progress import STOPPED, Board, Wait
 from megatron_ext.train import train
 
 START = "TDPP_START"

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from conf.errors import RunFolderError
-from conf.rundir import RunDir, write_atomic
+from conf.reading.values import Parser, option, whole
+from conf.run_folder.rundir import RunDir, write_atomic
 from conf.visible import visible
-from conf.words import Parser, option, whole
-from reports import picture, run_page, statistics, timeline_page
 from reports.errors import NeitherError, unwritable
-from reports.exports import Export, write_exports
-from reports.megatron_log import Sizes
-from reports.page import refreshing
+from reports.exports.write import Export, write_exports
+from reports.facts import statistics
+from reports.figures import picture
+from reports.figures.page import refreshing
+from reports.pages import run_page, timeline_page
+from reports.pages.several import Compared, all_of, compare
+from reports.readers.judgement import Findings, Verdict
+from reports.readers.megatron_log import Sizes
 from reports.sources import Found, Source, placed
-from reports.sweep import Compared, all_of, compare
-from reports.verdict import Findings, Verdict
 
 Judge = Callable[[RunDir], Findings]
 Given = TypeVar("Given")

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from conf import run_folders
 from conf.errors import RunFolderError, TdppError
-from conf.rundir import RunDir
-from fasop.predict import Prediction
-from reports import events, megatron_log, record
+from conf.run_folder import run_folders
+from conf.run_folder.rundir import RunDir
+from fasop.simulation.predict import Prediction
 from reports.errors import NeitherError, ReportError
-from reports.events import Timeline
-from reports.expected import expected
-from reports.gpus import GpuReport, read_files, read_gpus
-from reports.megatron_log import Sizes
-from reports.record import Record
+from reports.readers import events, megatron_log, record
+from reports.readers.events import Timeline
+from reports.readers.expected import expected
+from reports.readers.gpus import GpuReport, read_files, read_gpus
+from reports.readers.megatron_log import Sizes
+from reports.readers.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from launch.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 
-PLAN = ["megatron_ext.plan", "megatron_ext.plan_check"]
+PLAN = ["megatron_ext.contract.plan", "megatron_ext.contract.plan_check"]
 """What a plan.json must hold, for all who read one."""
 
 ROOMS = {
@@ -27,8 +27,13 @@ ROOMS = {
         "conf",
         *(f"megatron_ext.{module}" for module in ("indexed_dataset", "index_maps", "blend", "errors", "files")),
     ],
-    "fasop": ["conf", "megatron_ext.schedule", "megatron_ext.schedule_check", "megatron_ext.errors"],
-    "launch": ["conf", "fasop", *PLAN, "megatron_ext.files"],
+    "fasop": [
+        "conf",
+        "megatron_ext.contract.schedules",
+        "megatron_ext.contract.schedule_check",
+        "megatron_ext.contract.errors",
+    ],
+    "launch": ["conf", "fasop", *PLAN, "megatron_ext.contract.files"],
     "reports": ["conf", "fasop", *PLAN],
 }
 """What a room may import of the others: whole rooms, or single modules."""

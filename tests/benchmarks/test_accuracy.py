@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.accuracy import MEAN, PAGE, WORST, Outcome, published, written
 from benchmarks.accuracy_cases import ENGINE, PUBLISHED, REHEARSALS, stood_for
-from fasop.predict import predict, predict_plan
+from fasop.simulation.predict import predict, predict_plan
 
 PARTS = ("engine", "computing", "rehearsed", "published")
 

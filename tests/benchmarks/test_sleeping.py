@@ -10,7 +10,7 @@ from benchmarks import sleeping
 from benchmarks.accuracy_cases import ENGINE, SLEEPING
 from benchmarks.sleeping import Pass
 from conf.compose import compose
-from reports.events import read_run
+from reports.readers.events import read_run
 
 PLAN = ("parallel=single", "parallel.pipeline=2", "parallel.micro_batch_size=1", "parallel.global_batch_size=4")
 TIMES = (Pass(forward=0.02, backward=0.06), Pass(forward=0.01, backward=0.1))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.status import NODES, make_run, status_cpu_s
-from launch.findings import findings
-from launch.observe import observe
-from launch.verdict import State
+from launch.judge.findings import findings
+from launch.judge.observe import observe
+from launch.judge.verdict import State
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["on one node", "over all nodes"])

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from conf.compose import compose, config_text, read_experiment
 from conf.errors import ConfigError
-from conf.partition import Partition
-from conf.schema import ContainerKind, EngineKind, ExecutorKind, Experiment, Het
+from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Het
+from conf.schema.partition import Partition
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = compose()

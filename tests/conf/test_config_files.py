@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.config_files import OWN, found_files
 from conf.errors import ConfigError
+from conf.reading.user_files import OWN, found_files
 from tests.ordinary_user import ordinary_user
 
 MINE = "tensor: 1\ndata: 1\npipeline: 2\npartition: 3-1\nglobal_batch_size: 6\n"

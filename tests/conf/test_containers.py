@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.containers import IMAGE_SUFFIX, ImageReference, Mount
 from conf.errors import ConfigError
-from conf.schema import Container
+from conf.schema.containers import IMAGE_SUFFIX, ImageReference, Mount
+from conf.schema.experiment import Container
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose_unchecked
-from conf.config_files import OWN
 from conf.defaults_taken import SEARCHED, TRAINED, defaults_taken
+from conf.reading.user_files import OWN
 
 OWN_FILES = {
     "cluster/mine.yaml": "defaults:\n  - a10x8\n  - _self_\nname: mine\n",

@@ -10,7 +10,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from conf.compose import compose
-from conf.schema import Experiment
+from conf.schema.experiment import Experiment
 from launch.cli import COMMANDS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "from-shell-scripts.md").read_text(encoding="utf-8")

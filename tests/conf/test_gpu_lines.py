@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuSample, GpuTrouble, entries, entry_text
+from conf.run_folder.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuSample, GpuTrouble, entries, entry_text
 
 IDLE = GpuSample(
     index=0,

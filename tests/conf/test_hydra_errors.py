@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.compose import command_line, compose
-from conf.config_files import groups
 from conf.errors import ConfigError
+from conf.reading.user_files import groups
 
 EVERY = "'tdpp launch --cfg job' prints every key"
 MODEL = "name: mine\nlayers: 4\nhidden: 64\nheads: 4\nsequence_length: 64\nvocab_size: 256\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conf.errors import RunFolderError
-from conf.json_values import Count, Unix, typed
+from conf.run_folder.json_values import Count, Unix, typed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.log_lines import IterationLine, is_iteration_line, iteration_line, unlabelled
+from conf.run_folder.log_lines import IterationLine, is_iteration_line, iteration_line, unlabelled
 
 OLD = (
     " iteration       10/      50 | consumed samples:          640 | elapsed time per iteration (ms): 4541.6 | "

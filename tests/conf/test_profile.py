@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from conf import profile
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.profile_text import profile_text
-from conf.schema import Precision
+from conf.schema.experiment import Precision
+from fasop.costs import profile
+from fasop.costs.profile_text import profile_text
 
 SHIPPED = sorted(path.stem for path in profile.FOLDER.glob("*.yaml"))
 PROFILE = """gpu: X

@@ -9,24 +9,24 @@ from dataclasses import fields
 
 import pytest
 
-from conf import schema
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.ranges import RANGES
+from conf.schema import experiment
+from conf.schema.ranges import RANGES
 
 PARTS = {
-    "cluster.gpus.*": schema.Gpu,
-    "cluster.groups.*": schema.NodeGroup,
-    "model": schema.Model,
-    "parallel": schema.Parallel,
-    "executor": schema.Executor,
-    "train": schema.Train,
-    "data": schema.Corpus,
-    "profile": schema.Profile,
-    "": schema.Experiment,
+    "cluster.gpus.*": experiment.Gpu,
+    "cluster.groups.*": experiment.NodeGroup,
+    "model": experiment.Model,
+    "parallel": experiment.Parallel,
+    "executor": experiment.Executor,
+    "train": experiment.Train,
+    "data": experiment.Corpus,
+    "profile": experiment.Profile,
+    "": experiment.Experiment,
 }
 ELSEWHERE = {("train", "adam_beta1"), ("train", "adam_beta2")}
-"""Whose ends are not part of the range: `conf.rules.optimizer`."""
+"""Whose ends are not part of the range: `conf.schema.rules.optimizer`."""
 
 
 def numbers(kind: type) -> set[str]:
@@ -39,10 +39,10 @@ def numbers(kind: type) -> set[str]:
 def test_no_number_of_the_schema_is_without_a_range() -> None:
     classes = {
         kind
-        for kind in vars(schema).values()
-        if getattr(kind, "__module__", "") == schema.__name__ and hasattr(kind, "__dataclass_fields__")
+        for kind in vars(experiment).values()
+        if getattr(kind, "__module__", "") == experiment.__name__ and hasattr(kind, "__dataclass_fields__")
     }
-    assert {kind for kind in classes if numbers(kind)} - set(PARTS.values()) == {schema.Data}  # checked as a Corpus
+    assert {kind for kind in classes if numbers(kind)} - set(PARTS.values()) == {experiment.Data}  # checked as a Corpus
     for part, kind in PARTS.items():
         assert {(part, key) for key in numbers(kind)} - ELSEWHERE == {(part, key) for key in RANGES[part]}
 
@@ -86,4 +86,4 @@ def test_an_option_of_slurm_is_one_line(option: str, value: str) -> None:
     cluster = compose(["experiment=seed_a10x8"]).cluster
     group = {**vars(cluster.groups["gpu2"]), option: value}
     with pytest.raises(ConfigError, match=rf"cluster.groups.gpu2.{option}=.* cannot be an option of Slurm"):
-        schema.Cluster(name="a", gpus=cluster.gpus, groups={"gpu2": schema.NodeGroup(**group)})
+        experiment.Cluster(name="a", gpus=cluster.gpus, groups={"gpu2": experiment.NodeGroup(**group)})

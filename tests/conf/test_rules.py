@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.schema import Cluster, Experiment, Gpu, NodeGroup, Parallel
+from conf.schema.experiment import Cluster, Experiment, Gpu, NodeGroup, Parallel
 
 SEED = "experiment=seed_a10x8"
 HET = "experiment=seed_a100x1_a10x7"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conf import run_files
 from conf.errors import ClosedError, RunFolderError
-from conf.run_files import appended, entries, parse_json, read_bytes, read_tail, read_text
+from conf.run_folder import run_files
+from conf.run_folder.run_files import appended, entries, parse_json, read_bytes, read_tail, read_text
 from tests.ordinary_user import open_to_others, ordinary_user
 
 

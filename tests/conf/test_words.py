@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
-from conf.schema import Precision
-from conf.words import Reader, above_0, flag, name_of, one_of, option, own_words, path, read, several, whole
+from conf.reading.values import Reader, above_0, flag, name_of, one_of, option, own_words, path, read, several, whole
+from conf.schema.experiment import Precision
 
 READERS: dict[str, Reader[Any]] = {
     "flag": flag,

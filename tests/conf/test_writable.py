@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.writable import why_not_writable, write_whole
+from conf.reading.writable import why_not_writable, write_whole
 from data_prep.cli import main as data
 from data_prep.errors import DataPrepError
 from launch.cli import main

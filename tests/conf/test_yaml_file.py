@@ -9,7 +9,7 @@ import pytest
 
 from conf.compose import compose, config_text, read_experiment
 from conf.errors import ConfigError
-from conf.yaml_file import load_yaml
+from conf.reading.yaml_file import load_yaml
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)

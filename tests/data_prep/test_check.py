@@ -15,10 +15,10 @@ from data_prep.errors import DataPrepError
 from data_prep.manifest import TOKENIZER
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
-from megatron_ext.blend import BlendedSamples
-from megatron_ext.gpt_data import GptSamples
-from megatron_ext.index_maps import saved_maps
-from megatron_ext.indexed_dataset import IndexedDataset, data_file, write_indexed
+from megatron_ext.data.blend import BlendedSamples
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.index_maps import saved_maps
+from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, write_indexed
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from data_prep.cli import main
 from data_prep.corpus import stdlib_corpus
 from data_prep.errors import DataPrepError
 from data_prep.tokenizer import ByteTokenizer
-from megatron_ext.gpt_data import GptSamples
-from megatron_ext.indexed_dataset import CODES, IndexedDataset, data_file, write_indexed
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.indexed_dataset import CODES, IndexedDataset, data_file, write_indexed
 from tests.data_prep.conftest import TEXTS
 
 

@@ -20,7 +20,7 @@ from data_prep.formats import BadDocument, Documents, Format, text_of
 from data_prep.manifest import Manifest
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer
-from megatron_ext.indexed_dataset import IndexedDataset
+from megatron_ext.data.indexed_dataset import IndexedDataset
 
 TEXTS = ["first", "Grüße, 世界\nsecond line", "third " * 1000]
 JSONL = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS).encode()

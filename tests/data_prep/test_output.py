@@ -17,8 +17,8 @@ from data_prep.prepare import Request, prepare
 from data_prep.progress import Show
 from data_prep.tokenizer import ByteTokenizer
 from launch.cli import main as tdpp
-from megatron_ext.index_maps import build_or_load, saved_maps
-from megatron_ext.indexed_dataset import IndexedDataset, data_file
+from megatron_ext.data.index_maps import build_or_load, saved_maps
+from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from tests.ordinary_user import ordinary_user
 
 PREPARE = ["prepare", "--source", "stdlib", "--output", "out/text"]

@@ -13,7 +13,7 @@ from data_prep.errors import DataPrepError
 from data_prep.manifest import read_manifest
 from data_prep.prepare import Request, is_prepared, prepare
 from data_prep.tokenizer import ByteTokenizer
-from megatron_ext.indexed_dataset import IndexedDataset, data_file
+from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from tests.data_prep.conftest import TEXTS
 from tests.full_disk import largest_file
 

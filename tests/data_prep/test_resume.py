@@ -25,7 +25,7 @@ from data_prep.errors import DataPrepError
 from data_prep.partial import partial
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer
-from megatron_ext.indexed_dataset import data_file
+from megatron_ext.data.indexed_dataset import data_file
 from tests.full_disk import largest_file
 
 

@@ -21,7 +21,7 @@ from data_prep.errors import DataPrepError
 from data_prep.manifest import tokenizer_of
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import END_OF_TEXT, JsonTokenizer, train_bpe
-from megatron_ext.indexed_dataset import IndexedDataset
+from megatron_ext.data.indexed_dataset import IndexedDataset
 
 
 @cache

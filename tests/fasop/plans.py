@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from conf.compose import compose
-from conf.schema import Experiment
-from fasop.hardware import NodeKind, node_kinds
-from fasop.on_nodes import pipelines
-from fasop.pipelines import Pipelines
-from fasop.training import Training
+from conf.schema.experiment import Experiment
+from fasop.costs.hardware import NodeKind, node_kinds
+from fasop.costs.training import Training
+from fasop.simulation.on_nodes import pipelines
+from fasop.simulation.pipelines import Pipelines
 
 MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.precision=fp16")
 """What the published runs were: Megatron-LM in fp16."""

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from conf.schema import Engine, EngineKind, Gpu, Model, NodeGroup, Parallel, Precision, Recompute
-from fasop.choices import Choices
-from fasop.fast import KNOWN
-from fasop.hardware import Factors, NodeKind
-from fasop.memory import GIB
-from fasop.on_nodes import pipelines
-from fasop.training import Training
+from conf.schema.experiment import Engine, EngineKind, Gpu, Model, NodeGroup, Parallel, Precision, Recompute
+from fasop.costs.hardware import Factors, NodeKind
+from fasop.costs.memory import GIB
+from fasop.costs.training import Training
+from fasop.search.choices import Choices
+from fasop.simulation.fast import KNOWN
+from fasop.simulation.on_nodes import pipelines
 from tests.fasop.random_pipelines import all_partitions
 
 MOST_PLANS = 10_000

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from conf.schema import Schedule
-from fasop.fast import KNOWN
-from fasop.pipelines import Hidden, Linear, Pipelines
+from conf.schema.experiment import Schedule
+from fasop.simulation.fast import KNOWN
+from fasop.simulation.pipelines import Hidden, Linear, Pipelines
 
 Numbers = Callable[[int], np.ndarray]
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fasop.bounds import quick_bound
-from fasop.candidates import Space
-from fasop.dominance import distinct, never_worse
-from fasop.exact import proved
-from fasop.floor import floor
-from fasop.partition import bottleneck, feasible
-from fasop.pipelines import Hidden, Linear, Pipelines
-from fasop.search import Best, explore
+from fasop.partition.bounds import quick_bound
+from fasop.partition.dominance import distinct, never_worse
+from fasop.partition.exact import proved
+from fasop.partition.local_search import bottleneck, feasible
+from fasop.search.candidates import Space
+from fasop.search.lower_bound import floor
+from fasop.search.search import Best, explore
+from fasop.simulation.pipelines import Hidden, Linear, Pipelines
 from tests.fasop.random_clusters import best_times, random_case
 from tests.fasop.random_pipelines import all_times, random_pipelines
 from tests.fasop.seeds import seeds

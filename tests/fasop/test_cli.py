@@ -12,8 +12,8 @@ import yaml
 
 from conf.compose import compose
 from fasop import cli
-from fasop.progress import bar
-from fasop.table import CSV_COLUMNS
+from fasop.search.progress import bar
+from fasop.tables.plans import CSV_COLUMNS
 from launch.cli import main
 from tests.ordinary_user import ordinary_user
 

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from conf.links import Link, between, within
-from conf.profile import Cost, LayerProfile, ModelCosts, Shape, optimizer_s_per_parameter
-from conf.schema import Precision, Recompute
-from fasop.costs import (
+from conf.schema.experiment import Precision, Recompute
+from fasop.costs.layers import (
     Basis,
     LayerTimes,
     gradients_summed,
@@ -21,8 +19,10 @@ from fasop.costs import (
     weights_handed_out,
     why_not_measured,
 )
+from fasop.costs.links import Link, between, within
+from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape, optimizer_s_per_parameter
+from fasop.costs.training import Training
 from fasop.errors import SearchError
-from fasop.training import Training
 from tests.fasop.plans import MEGATRON, kinds, mixed, training
 
 A100, A10 = kinds(mixed())

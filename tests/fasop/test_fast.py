@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.schema import Schedule
-from fasop import blocking
-from fasop.fast import KNOWN, Times, Traffic, ends
-from fasop.fast import longest as longest_path
-from fasop.simulate import StageTimes, simulate
-from fasop.steps import steps
-from megatron_ext.schedule import as_json, schedule
+from conf.schema.experiment import Schedule
+from fasop.simulation import blocking
+from fasop.simulation.fast import KNOWN, Times, Traffic, ends
+from fasop.simulation.fast import longest as longest_path
+from fasop.simulation.replay import StageTimes, simulate
+from fasop.simulation.steps import steps
+from megatron_ext.contract.schedules import as_json, schedule
 
 TIMES = st.floats(0, 100, allow_nan=False)
 

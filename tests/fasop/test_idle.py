@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from fasop.asked import Asked
-from fasop.idle import idle, left, notes
-from fasop.inputs import read
-from fasop.search import Plan, by_time
-from fasop.sought import best_plans
+from fasop.search.arguments import Asked
+from fasop.search.idle import idle, left, notes
+from fasop.search.inputs import read
+from fasop.search.run import best_plans
+from fasop.search.search import Plan, by_time
 from launch.cli import main
 
 SLOW = (

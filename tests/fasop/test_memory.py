@@ -19,10 +19,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conf.compose import compose
-from conf.schema import Schedule
-from conf.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
-from fasop import memory
-from fasop.memory import (
+from conf.schema.experiment import Schedule
+from fasop.costs import memory
+from fasop.costs.memory import (
     GIB,
     Amount,
     StageMemory,
@@ -32,13 +31,14 @@ from fasop.memory import (
     parameter_bytes,
     stage_memory,
 )
-from launch.plan import make_plan
-from megatron_ext import tensor_parallel
-from megatron_ext.linear import WeightGradients
-from megatron_ext.model import Stage, TransformerLayer
-from megatron_ext.plan import ModelConfig, Plan
-from megatron_ext.schedule import Kind, schedule
-from megatron_ext.tensor_parallel import TensorGroup, vocab_cross_entropy
+from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
+from launch.control.plan import make_plan
+from megatron_ext.contract.plan import ModelConfig, Plan
+from megatron_ext.contract.schedules import Kind, schedule
+from megatron_ext.parallel import tensor_parallel
+from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
+from megatron_ext.tasks.gpt import Stage, TransformerLayer
+from megatron_ext.tasks.linear import WeightGradients
 from tests.fasop.plans import MEGATRON, training
 
 

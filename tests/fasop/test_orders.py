@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasop import orders
-from fasop.candidates import Space
-from fasop.climb import Bounded
-from fasop.climb import searched as searched_partitions
-from fasop.inputs import read
-from fasop.orders import MOST, count, few, magnitude, neighbours, searched, starts
-from fasop.search import Best, Plan, explore
+from fasop.search import orders
+from fasop.search.candidates import Space
+from fasop.search.inputs import read
+from fasop.search.node_moves import Bounded
+from fasop.search.node_moves import searched as searched_partitions
+from fasop.search.orders import MOST, count, few, magnitude, neighbours, searched, starts
+from fasop.search.search import Best, Plan, explore
 from tests.fasop.random_clusters import best_times, random_case
 from tests.fasop.seeds import seeds
 
@@ -97,7 +97,7 @@ def best(words: Sequence[str], *counts: int) -> Plan:
 def test_moving_nodes_finds_what_all_orders_have(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*MANY, "parallel.schedule=one_f_one_b", "parallel.recompute=none"]
     moved = best(words, 5, 5).total
-    monkeypatch.setattr("fasop.orders.MOST", 252)
+    monkeypatch.setattr("fasop.search.orders.MOST", 252)
     assert moved == best(words, 5, 5).total
 
 
@@ -119,7 +119,7 @@ def test_a_group_that_is_split_in_two_is_found_among_thousands_of_orders() -> No
 
 def test_moving_nodes_mostly_ends_at_the_best_of_all_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if even few orders were too many: how far the plans are from the best of all sizes, orders and partitions."""
-    monkeypatch.setattr("fasop.orders.MOST", 3)
+    monkeypatch.setattr("fasop.search.orders.MOST", 3)
     longer = []
     for seed in seeds(60):
         training, kinds, choices = random_case(np.random.default_rng(seed))

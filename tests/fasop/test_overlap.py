@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from conf.compose import compose
-from conf.links import Link
-from conf.overlap import BUCKET_BYTES, SUM_BYTES
-from conf.profile import Cost, LayerProfile, ModelCosts, Shape
-from conf.schema import Experiment
-from conf.sizes import layer_parameters
-from fasop.predict import planned, what_is_taken
-from launch.plan import make_plan
-from megatron_ext import engine
-from megatron_ext.flat import FlatWeights
-from megatron_ext.model import Stage
-from megatron_ext.plan import Plan
-from megatron_ext.reduce import buckets
-from megatron_ext.tensor_parallel import TensorGroup
+from conf.schema.experiment import Experiment
+from fasop.costs.links import Link
+from fasop.costs.overlap import BUCKET_BYTES, SUM_BYTES
+from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
+from fasop.costs.sizes import layer_parameters
+from fasop.simulation.predict import planned, what_is_taken
+from launch.control.plan import make_plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.engine import engine
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.reduce import buckets
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.gpt import Stage
 from tests.fasop.plans import MEGATRON, built, column, experiment
 
 BACKWARD_S = 1.0

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from fasop import orders
-from fasop.asked import Asked, First, parse
-from fasop.candidates import Space
-from fasop.clusters import clusters
 from fasop.errors import SearchError
-from fasop.floor import Floors, floor
-from fasop.inputs import Inputs, read
-from fasop.on_nodes import pipelines
-from fasop.pareto import Front, Limits
-from fasop.prices import DAY, HOUR, Run, step_cost
-from fasop.search import Best, explore
-from fasop.sought import front
+from fasop.search import orders
+from fasop.search.arguments import Asked, First, parse
+from fasop.search.candidates import Space
+from fasop.search.clusters import clusters
+from fasop.search.inputs import Inputs, read
+from fasop.search.lower_bound import Floors, floor
+from fasop.search.pareto import Front, Limits
+from fasop.search.prices import DAY, HOUR, Run, step_cost
+from fasop.search.run import front
+from fasop.search.search import Best, explore
+from fasop.simulation.on_nodes import pipelines
 from launch.cli import main
 from tests.fasop.random_clusters import random_case
 from tests.fasop.seeds import seeds

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.schema import Schedule
-from fasop.baselines import amp, even, minmax, start
-from fasop.bounds import quick_bound
-from fasop.exact import EXACT, proved
-from fasop.fast import KNOWN
-from fasop.partition import bottleneck, exhaustive, feasible, improved, largest_stage
-from fasop.pipelines import Hidden, Linear, Pipelines
+from conf.schema.experiment import Schedule
+from fasop.partition.baselines import amp, even, minmax, start
+from fasop.partition.bounds import quick_bound
+from fasop.partition.exact import EXACT, proved
+from fasop.partition.local_search import bottleneck, exhaustive, feasible, improved, largest_stage
+from fasop.simulation.fast import KNOWN
+from fasop.simulation.pipelines import Hidden, Linear, Pipelines
 from tests.fasop.plans import MEGATRON, built, column, experiment, mixed
 
 TIME = st.floats(0, 10, allow_nan=False)

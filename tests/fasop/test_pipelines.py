@@ -11,17 +11,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conf.partition import Partition
-from conf.schema import Schedule
-from conf.sizes import embedding_parameters, layer_parameters
+from conf.schema.experiment import Schedule
+from conf.schema.partition import Partition
+from fasop.costs.hardware import node_kinds
+from fasop.costs.memory import GIB, stage_memory
+from fasop.costs.placed import place
+from fasop.costs.sizes import embedding_parameters, layer_parameters
+from fasop.costs.training import Training
 from fasop.errors import SearchError
-from fasop.fast import Times, ends
-from fasop.hardware import node_kinds
-from fasop.memory import GIB, stage_memory
-from fasop.on_nodes import pipelines
-from fasop.pipelines import Linear
-from fasop.placement import place
-from fasop.training import Training
+from fasop.simulation.fast import Times, ends
+from fasop.simulation.on_nodes import pipelines
+from fasop.simulation.pipelines import Linear
 from tests.fasop.plans import MEGATRON, built, column, experiment, mixed
 
 SEED = Partition.parse("0-11-8-8-8-8-5-0").layers

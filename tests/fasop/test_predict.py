@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from conf.schema import Experiment
-from fasop.candidates import space
+from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
-from fasop.inputs import read
-from fasop.predict import GRADIENTS, NORM, OPTIMIZER, predict, predict_plan, replay
-from fasop.search import search
-from megatron_ext.schedule import as_json, schedule
+from fasop.search.candidates import space
+from fasop.search.inputs import read
+from fasop.search.search import search
+from fasop.simulation.predict import GRADIENTS, NORM, OPTIMIZER, predict, predict_plan, replay
+from megatron_ext.contract.schedules import as_json, schedule
 from tests.fasop.plans import MEGATRON, built, column, experiment, mixed
 
 SLOW = ("cluster.groups.gpu2.inter_gbit_per_s=0.5",)

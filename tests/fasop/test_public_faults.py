@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.links import between
-from conf.sizes import word_parameters
-from fasop.baselines import even
-from fasop.partition import improved
-from fasop.pipelines import Linear
+from fasop.costs.links import between
+from fasop.costs.sizes import word_parameters
+from fasop.partition.baselines import even
+from fasop.partition.local_search import improved
+from fasop.simulation.pipelines import Linear
 from launch.cli import main
 from tests.fasop.plans import MEGATRON, built, column, experiment, kinds, training
 

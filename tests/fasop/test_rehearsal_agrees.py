@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conf.schema import Experiment
-from fasop.pipelines import Linear
-from launch.plan import make_plan
-from launch.rehearsal import rehearsal_times
+from conf.schema.experiment import Experiment
+from fasop.simulation.pipelines import Linear
+from launch.control.plan import make_plan
+from launch.control.rehearsal import rehearsal_times
 from tests.fasop.plans import built, column, experiment, mixed
 
 LOCAL = ("executor=local", "container=none", "train.precision=fp16")

@@ -13,24 +13,24 @@ import pytest
 import yaml
 
 from conf.compose import compose
-from conf.schema import Experiment, Schedule
-from fasop.asked import Asked
-from fasop.baselines import minmax, start
-from fasop.candidates import Space, sizes, space
-from fasop.clusters import MOST as MOST_CLUSTERS
-from fasop.clusters import clusters, step
-from fasop.dominance import never_worse
+from conf.schema.experiment import Experiment, Schedule
+from fasop.costs.hardware import NodeKind
+from fasop.costs.placed import place
+from fasop.costs.training import Training
 from fasop.errors import SearchError
-from fasop.hardware import NodeKind
-from fasop.inputs import Inputs, read
-from fasop.on_nodes import pipelines
-from fasop.partition import bottleneck, improved
-from fasop.placement import place
-from fasop.proof import prove
-from fasop.search import Best, Result, explore, search
-from fasop.sought import best_layers, best_plans
-from fasop.table import plan_yaml
-from fasop.training import Training
+from fasop.partition.baselines import minmax, start
+from fasop.partition.dominance import never_worse
+from fasop.partition.local_search import bottleneck, improved
+from fasop.search.arguments import Asked
+from fasop.search.candidates import Space, sizes, space
+from fasop.search.clusters import MOST as MOST_CLUSTERS
+from fasop.search.clusters import clusters, step
+from fasop.search.inputs import Inputs, read
+from fasop.search.proof import prove
+from fasop.search.run import best_layers, best_plans
+from fasop.search.search import Best, Result, explore, search
+from fasop.simulation.on_nodes import pipelines
+from fasop.tables.plans import plan_yaml
 from tests.fasop.plans import MEGATRON, experiment, kinds, mixed
 
 KEYS = (

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fasop.simulate import Event, StageTimes, pipeline_time, simulate
-from megatron_ext.schedule import as_json, schedule
+from fasop.simulation.replay import Event, StageTimes, pipeline_time, simulate
+from megatron_ext.contract.schedules import as_json, schedule
 
 
 def lists(name: str, stages: int, micro_batches: int, chunks: int = 1) -> dict[str, Any]:

@@ -11,18 +11,18 @@ import pytest
 from omegaconf import OmegaConf
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from conf.schema import Experiment
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Experiment
 from fasop import cli
-from fasop.calibration import Calibration, read_calibration
+from fasop.costs.calibration import Calibration, read_calibration
+from fasop.costs.hardware import Factors
 from fasop.errors import SearchError
-from fasop.hardware import Factors
-from fasop.predict import Prediction, predict
-from fasop.validate import TERMS, Measured, MeasuredStage, calibration, compare
-from fasop.validate_tables import runs, shared, together, verdict
+from fasop.simulation.predict import Prediction, predict
+from fasop.tables.accuracy import TERMS, Measured, MeasuredStage, calibration, compare
+from fasop.tables.accuracy_tables import runs, shared, together, verdict
 from launch.cli import main
-from launch.plan import make_plan
-from megatron_ext.plan import Plan
+from launch.control.plan import make_plan
+from megatron_ext.contract.plan import Plan
 from tests.fasop.plans import MEGATRON, experiment, mixed
 from tests.megatron_ext.engine_run import EngineRun
 

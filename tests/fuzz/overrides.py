@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from conf.config_files import choices, groups
 from conf.hydra_errors import known_keys
+from conf.reading.user_files import choices, groups
 from tests.fuzz.corpora import write_corpus
 from tests.fuzz.mutate import hurt
 

@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-import launch.submit
+import launch.control.submit
 from launch.cli import COMMANDS, main
 from launch.errors import LaunchError
 
@@ -87,7 +87,13 @@ def ready() -> None:
     """Imports what trials would else import one by one."""
     for module, _ in COMMANDS.values():
         import_module(module)
-    for name in ("fasop.search", "fasop.sought", "fasop.inputs", "fasop.table", "data_prep.check"):
+    for name in (
+        "fasop.search.search",
+        "fasop.search.run",
+        "fasop.search.inputs",
+        "fasop.tables.plans",
+        "data_prep.check",
+    ):
         import_module(name)
 
 
@@ -129,7 +135,7 @@ def _run(argv: Sequence[str], work: Path, home: Path, out: Path, err: Path) -> N
             signal.signal(number, signal.SIG_DFL)
             faulthandler.register(number, sys.stderr, chain=True)
         signal.alarm(WALL_S)
-        launch.submit._start = _refused
+        launch.control.submit._start = _refused
         code = main(list(argv))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1

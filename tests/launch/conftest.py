@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
-from launch import processes
+from conf.run_folder.rundir import RunDir
+from launch.machine import processes
 from tests.launch.live import token
 
 

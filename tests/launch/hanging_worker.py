@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from megatron_ext import checkpoint, engine, optimizer, worker
-from megatron_ext.engine import Engine
-from megatron_ext.gpt_data import GptSamples
-from megatron_ext.model import Stage
+from megatron_ext import worker
+from megatron_ext.checkpoints import tensors
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.engine import engine, optimizer
+from megatron_ext.engine.engine import Engine
+from megatron_ext.tasks.gpt import Stage
 
 RANK, AT = int(os.environ["HANG_RANK"]), os.environ["HANG_AT"]
 ITERATION = 3
@@ -22,7 +24,7 @@ PLACES = {
     "forward": (Stage, "forward"),
     "loss": (engine, "vocab_cross_entropy"),
     "optimizer": (optimizer.Optimizer, "step"),
-    "checkpoint": (checkpoint, "parts"),
+    "checkpoint": (tensors, "parts"),
 }
 now = {"rank": -1, "iteration": 0}
 

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from conf.rundir import RunDir
-from launch import processes
-from launch.launching import launching
+from conf.run_folder.rundir import RunDir
+from launch.files.launch_lock import launching
+from launch.machine import processes
 from tests.launch.live import wait_for
 
 

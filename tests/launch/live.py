@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch import processes
-from launch.submit import submit
+from conf.run_folder.rundir import RunDir
+from launch.control.submit import submit
+from launch.machine import processes
 
 ROOT = Path(__file__).parents[2]
 WORKER = "tests.launch.stand_in_worker"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import launch.app
+import launch.commands.launch
 from launch import cli
 from tests.launch.live import WORKER, no_data_needed
 
-real_launch = launch.app.main
+real_launch = launch.commands.launch.main
 
 
 def stand_in_launch(argv: Sequence[str], *, preflight: object) -> int:
@@ -17,5 +17,5 @@ def stand_in_launch(argv: Sequence[str], *, preflight: object) -> int:
 
 
 if __name__ == "__main__":
-    launch.app.main = stand_in_launch
+    launch.commands.launch.main = stand_in_launch
     sys.exit(cli.main())

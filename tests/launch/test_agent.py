@@ -9,17 +9,17 @@ from typing import NoReturn
 import pytest
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch import processes
-from launch.agent import NodeAgent, _Node
+from conf.run_folder.rundir import RunDir
+from launch.control.plan import make_plan
+from launch.control.submit import node_worker, run_environment
 from launch.errors import LaunchError
-from launch.plan import make_plan
-from launch.provenance import PROJECT
-from launch.submit import node_worker, run_environment
-from launch.told import Told
-from launch.verdict import judge
-from launch.worker import WORKER, ModuleWorker, given_environment, job_info, scrubbed
-from launch.workplace import process_to_start
+from launch.judge.verdict import judge
+from launch.machine import processes
+from launch.machine.provenance import PROJECT
+from launch.node.agent import NodeAgent, _Node
+from launch.node.stop_signals import Told
+from launch.node.worker_command import WORKER, ModuleWorker, given_environment, job_info, scrubbed
+from launch.node.workplace import process_to_start
 from tests.launch.test_verdict import OK, Case
 
 SHELL = {"PYTHONPATH": f"/one:{PROJECT}:/two", "CUDA_VISIBLE_DEVICES": "2,3"}
@@ -106,7 +106,7 @@ def test_what_not_even_a_kill_ends_is_told_as_the_nodes_end(tmp_path: Path, monk
     def in_vain(_token: str, _node_rank: int) -> NoReturn:
         raise LaunchError("processes [7] of the run do not end, even when killed")
 
-    monkeypatch.setattr("launch.processes.kill", in_vain)
+    monkeypatch.setattr("launch.machine.processes.kill", in_vain)
     run = Case([None, OK]).make(tmp_path / "run")
     told = Told.__new__(Told)  # which signals none
     told.end, told.save = None, False

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from conf.errors import TdppError
-from conf.rundir import RunDir
+from conf.run_folder.rundir import RunDir
 from launch import cli
 from tests.launch.live import ENVIRONMENT
 
@@ -56,18 +56,18 @@ def test_an_error_of_ours_is_one_line_with_its_exit_code(
 ) -> None:
     error = TdppError("key=1 is wrong")
     error.exit_code = 9
-    monkeypatch.setitem(sys.modules, "launch.runs", fails_with(error))
+    monkeypatch.setitem(sys.modules, "launch.commands.runs", fails_with(error))
     assert cli.main(["runs"]) == 9
     assert capsys.readouterr() == ("", "tdpp: error: key=1 is wrong\n")
 
 
 def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "launch.runs", fails_with(KeyboardInterrupt()))
+    monkeypatch.setitem(sys.modules, "launch.commands.runs", fails_with(KeyboardInterrupt()))
     assert cli.main(["runs"]) == 130
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "launch.runs", fails_with(ZeroDivisionError()))
+    monkeypatch.setitem(sys.modules, "launch.commands.runs", fails_with(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         cli.main(["runs"])
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from conf.errors import RunFolderError
-from conf.rundir import RunDir
+from conf.run_folder.rundir import RunDir
 from launch import cli
-from launch.follow import follow
-from launch.glance import Glance
-from launch.observe import Observation, complete
-from launch.runs_table import COLUMNS, MORE_COLUMNS
-from launch.slurm_commands import JobState
-from launch.table import narrow, plain, print_table
+from launch.control.follow import follow
+from launch.files.run_files import Glance
+from launch.judge.observe import Observation, complete
+from launch.judge.runs_table import COLUMNS, MORE_COLUMNS
+from launch.machine.slurm_commands import JobState
+from launch.screen.table import narrow, plain, print_table
 from tests.launch.live import TWO_NODES, start
 
 
@@ -172,7 +172,7 @@ def test_a_run_that_is_deleted_meanwhile_is_not_listed(
             shutil.rmtree(look.run.path)
         return complete(look, answers)
 
-    monkeypatch.setattr("launch.runs.complete", delayed)
+    monkeypatch.setattr("launch.commands.runs.complete", delayed)
     assert cli.main(["runs", "--runs-dir", str(tmp_path)]) == 0
     _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[:2] for row in rows] == [["tiny/kept", "succeeded"]]

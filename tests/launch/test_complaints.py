@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.complaints import Complaint, complaints, last_words, warnings
+from launch.judge.stderr_lines import Complaint, complaints, last_words, warnings
 
 PYTHON_WARNING = b"""\
 /lib/torch/x.py:12: UserWarning: something is deprecated

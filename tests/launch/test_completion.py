@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launch import cli
-from launch.completion import SCRIPTS
+from launch.commands.completion import SCRIPTS
 from tests.launch.live import ENVIRONMENT
 
 START = {

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.containers import ImageReference, Mount
 from conf.errors import ConfigError
-from conf.schema import ContainerKind
-from launch.container import (
+from conf.schema.containers import ImageReference, Mount
+from conf.schema.experiment import ContainerKind
+from launch.control.plan import make_plan
+from launch.machine.container_commands import (
     Command,
     RunContainer,
     SlurmStep,
@@ -25,7 +26,6 @@ from launch.container import (
     run_container,
     start,
 )
-from launch.plan import make_plan
 
 NGC = ImageReference.parse("nvcr.io/nvidia/pytorch:23.04-py3")
 WORKER = ("python3", "-u", "-m", "megatron_ext.worker", "/runs/xl/1/plan.json", "3")

@@ -16,15 +16,17 @@ import pytest
 from submitit.core.utils import DelayedSubmission
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from conf.schema import Experiment
-from launch import cli, processes, stop
-from launch.commit import existing
-from launch.cut_off import verdict_on
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Experiment
+from launch import cli
+from launch.control import stop
+from launch.control.commit import existing
+from launch.control.submit import resume, submit
 from launch.errors import LaunchError
-from launch.observe import observe
-from launch.submit import resume, submit
-from launch.verdict import State, decide, judge
+from launch.judge.cut_off import verdict_on
+from launch.judge.observe import observe
+from launch.judge.verdict import State, decide, judge
+from launch.machine import processes
 from tests.launch import fake_slurm
 from tests.launch.live import FOREVER, WORKER, no_data_needed, token
 from tests.slurm.seed import NODES, SMALL

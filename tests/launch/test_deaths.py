@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
-from launch import processes
+from conf.run_folder.rundir import RunDir
+from launch.control.follow import follow
+from launch.control.stop import stop
+from launch.control.submit import resume
 from launch.errors import LaunchError
-from launch.follow import follow
-from launch.observe import observe
-from launch.stop import stop
-from launch.submit import resume
-from launch.verdict import State, Verdict, judge
+from launch.judge.observe import observe
+from launch.judge.verdict import State, Verdict, judge
+from launch.machine import processes
 from tests.launch.live import (
     FOREVER,
     TWO_NODES,
@@ -114,7 +114,7 @@ def test_a_killed_helper_process_ends_the_run(
     runs: Path, victim: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find, rules = VICTIMS[victim]
-    monkeypatch.setattr("launch.observe.START_S", 1.0)
+    monkeypatch.setattr("launch.judge.observe.START_S", 1.0)
     run = start(runs, *FOREVER)
     wait_for(lambda: find(run))
     if when == "mid-run":
@@ -175,7 +175,7 @@ def test_a_run_that_is_resumed_is_followed_from_there_to_its_end(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The ends that its nodes told before are not taken for new ones, nor are old lines printed again."""
-    monkeypatch.setattr("launch.follow.GRACE_S", 0.1)
+    monkeypatch.setattr("launch.control.follow.GRACE_S", 0.1)
     run = start(runs, "+cluster.environment.ITERATION_S=0.2")
     wait_until_running(run)
     stop(run)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import processes
+from launch.control.stop import stop
+from launch.control.submit import resume
 from launch.errors import LaunchError
-from launch.stop import stop
-from launch.submit import resume
-from launch.verdict import State, judge
+from launch.judge.verdict import State, judge
+from launch.machine import processes
 from tests.launch.live import FOREVER, TWO_NODES, start, token, wait_for, wait_until_running
 
 

@@ -14,10 +14,11 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import TdppError
-from conf.rundir import RunDir
-from launch import doctor, processes
-from launch.checks import Level
-from launch.doctor_login import SLURM_COMMANDS, file_system, login_checks
+from conf.run_folder.rundir import RunDir
+from launch.commands import doctor
+from launch.doctor.checks import Level
+from launch.doctor.login import SLURM_COMMANDS, file_system, login_checks
+from launch.machine import processes
 from tests.launch.live import ENVIRONMENT, TDPP, TWO_NODES, no_data_needed, token
 from tests.megatron_ext.engine_run import make_corpus
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from conf.schema import Engine, EngineKind
-from launch.checks import Check, Level
-from launch.doctor_findings import Link, NodeFindings, RankFindings
-from launch.doctor_judge import Case, checkpoint_bytes, judge, size_text
+from conf.schema.experiment import Engine, EngineKind
+from launch.doctor.checks import Check, Level
+from launch.doctor.findings import Link, NodeFindings, RankFindings
+from launch.doctor.judge import Case, checkpoint_bytes, judge, size_text
 
 SEED = compose(["experiment=seed_a100x1_a10x7", "container=none", "executor=slurm"])
 GIB = 2**30

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.findings import STDERR_BYTES, all_findings, findings
-from launch.observe import observe
-from launch.status_text import as_json, as_text
+from launch.judge.findings import STDERR_BYTES, all_findings, findings
+from launch.judge.observe import observe
+from launch.judge.status_text import as_json, as_text
 from tests.launch.live import ENVIRONMENT
 from tests.launch.test_verdict import NOW, Case, Error, Node, ended
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
-from launch.glance import glance
-from launch.observe import complete
-from launch.slurm_commands import JobState
-from launch.verdict import State, decide
+from conf.run_folder.rundir import RunDir
+from launch.files.run_files import glance
+from launch.judge.observe import complete
+from launch.judge.verdict import State, decide
+from launch.machine.slurm_commands import JobState
 from tests.launch.test_verdict import NOW, OK, Case, Node, ended
 
 WAITING = {"7": JobState(id="7", state="PENDING")}

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from conf.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuSample, GpuTrouble
-from launch.gpu_health import GRACE_S, READINGS, NodeGpus, evidence, hang
+from conf.run_folder.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuSample, GpuTrouble
+from launch.judge.gpu_health import GRACE_S, READINGS, NodeGpus, evidence, hang
 
 NOW = 1_000_000
 OURS = (GpuProcess(pid=1, memory_mib=11000, ours=True),)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from conf.gpu_lines import GpuReading, GpuTrouble, entries
-from conf.rundir import RunDir
-from launch import processes
-from launch.observe import observe
-from launch.stop import stop
-from launch.verdict import State, decide, judge
+from conf.run_folder.gpu_lines import GpuReading, GpuTrouble, entries
+from conf.run_folder.rundir import RunDir
+from launch.control.stop import stop
+from launch.judge.observe import observe
+from launch.judge.verdict import State, decide, judge
+from launch.machine import processes
 from tests.launch import live
 from tests.launch.live import FOREVER, ranks, token, wait_for, wait_until_running
 from tests.launch.machines import Machine, nvml_gpu, smi_gpu, uuid

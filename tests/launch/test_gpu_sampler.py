@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from conf.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuTrouble, entries, entry_text
-from conf.rundir import RunDir
-from launch import gpu_sampler, processes
+from conf.run_folder.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuTrouble, entries, entry_text
+from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
-from launch.gpu_sampler import append, gpu_sampling, sample
-from launch.gpus import GpuSource
+from launch.machine import gpu_sampler, processes
+from launch.machine.gpu_sampler import append, gpu_sampling, sample
+from launch.machine.gpus import GpuSource
 from tests.launch.live import ROOT, wait_for
 from tests.launch.machines import Machine, nvml_gpu, smi_gpu, uuid
 
@@ -163,8 +163,8 @@ def test_a_driver_that_never_answered_is_told(machine: Machine, run: RunDir, mon
 def test_it_ends_with_its_parent_however_that_ends(machine: Machine, run: RunDir, environment: dict[str, str]) -> None:
     machine.nvidia_smi(hangs=True)
     code = (
-        "import sys, time; from pathlib import Path; from conf.rundir import RunDir\n"
-        "from launch.gpu_sampler import gpu_sampling\n"
+        "import sys, time; from pathlib import Path; from conf.run_folder.rundir import RunDir\n"
+        "from launch.machine.gpu_sampler import gpu_sampling\n"
         f"with gpu_sampling(RunDir(Path({str(run.path)!r})), 'a-0', 1, {environment!r}):\n    time.sleep(100)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)})

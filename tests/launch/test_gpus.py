@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.gpu_lines import GpuProcess, GpuSample
+from conf.run_folder.gpu_lines import GpuProcess, GpuSample
 from launch.errors import LaunchError
-from launch.gpus import open_gpus, visible
-from launch.nvidia_smi import GPU_FIELDS, NvidiaSmi
-from launch.nvml import UNTOLD, Nvml
+from launch.machine.gpus import open_gpus, visible
+from launch.machine.nvidia_smi import GPU_FIELDS, NvidiaSmi
+from launch.machine.nvml import UNTOLD, Nvml
 from tests.launch.machines import FAKE_NVML, Machine, nvml_gpu, smi_gpu, uuid
 
 A10 = GpuSample(

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch import processes
-from launch.follow import follow
-from launch.submit import submit
-from launch.verdict import State, judge
-from launch.worker import WORKER as ENGINE
+from conf.run_folder.rundir import RunDir
+from launch.control.follow import follow
+from launch.control.submit import submit
+from launch.judge.verdict import State, judge
+from launch.machine import processes
+from launch.node.worker_command import WORKER as ENGINE
 from tests.launch.live import TWO_NODES, no_data_needed, ranks, token, wait_for
 from tests.megatron_ext.engine_run import make_corpus
 

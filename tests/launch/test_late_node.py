@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 from conf.compose import compose
-from launch import local, processes
-from launch.agent import NodeAgent
-from launch.doctor import WORKER
-from launch.observe import observe
-from launch.plan import make_plan
-from launch.submit import run_environment
-from launch.worker import ModuleWorker
+from launch.commands.doctor import WORKER
+from launch.control import local
+from launch.control.plan import make_plan
+from launch.control.submit import run_environment
+from launch.judge.observe import observe
+from launch.machine import processes
+from launch.node.agent import NodeAgent
+from launch.node.worker_command import ModuleWorker
 from tests.launch.live import TWO_NODES, wait_for
 from tests.launch.test_verdict import Case, ended
 from tests.megatron_ext.engine_run import make_corpus

@@ -13,15 +13,15 @@ from omegaconf import OmegaConf
 
 from conf.compose import compose, to_experiment
 from conf.errors import RunFolderError, TdppError
-from conf.rundir import RunDir
-from conf.schema import Experiment
-from launch import processes
-from launch.app import _record, main
-from launch.dry_run import stage_contents
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Experiment
+from launch.commands.launch import _record, main
+from launch.control.dry_run import stage_contents
+from launch.control.follow import follow
+from launch.control.submit import submit
 from launch.errors import LaunchError
-from launch.follow import follow
-from launch.submit import submit
-from launch.verdict import State, judge
+from launch.judge.verdict import State, judge
+from launch.machine import processes
 from tests.launch.live import WORKER, done, no_data_needed, start, tdpp
 
 SHORT = ("train.iterations=6", "train.log_interval=1")

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose, config_text
-from conf.rundir import RunDir
+from conf.run_folder.rundir import RunDir
 from launch import cli
-from launch.cut_off import PLANNING_S, verdict_on
+from launch.control.submit import resume
 from launch.errors import LaunchError
-from launch.launching import is_launching, launching
-from launch.observe import SUBMISSION_S
-from launch.submit import resume
-from launch.verdict import State, judge
+from launch.files.launch_lock import is_launching, launching
+from launch.judge.cut_off import PLANNING_S, verdict_on
+from launch.judge.observe import SUBMISSION_S
+from launch.judge.verdict import State, judge
 from tests.launch.launchers import launched_by_another
 from tests.launch.live import wait_for
 from tests.launch.test_verdict import NOW, Case, ended

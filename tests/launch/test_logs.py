@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from conf.gpu_lines import GpuTrouble, entry_text
-from conf.rundir import RunDir
-from launch import cli, logs
-from launch.agent_logs import agent_logs
-from launch.follow import PART_BYTES, Log, follow
-from launch.logs import tail_begin
-from launch.records import JobRecord
+from conf.run_folder.gpu_lines import GpuTrouble, entry_text
+from conf.run_folder.rundir import RunDir
+from launch import cli
+from launch.commands import logs
+from launch.commands.logs import tail_begin
+from launch.control.follow import PART_BYTES, Log, follow
+from launch.files.records import JobRecord
+from launch.judge.agent_logs import agent_logs
 from tests.launch.live import FOREVER, TWO_NODES, start, wait_for, wait_until_running
 
 

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from conf.schema import Experiment
-from launch import processes
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Experiment
+from launch.control.follow import follow
+from launch.control.megatron_lm import Master, check, layout, worker
+from launch.control.plan import make_plan
+from launch.control.stop import stop
+from launch.control.submit import submit
 from launch.errors import LaunchError
-from launch.follow import follow
-from launch.megatron_lm import Master, check, layout, worker
-from launch.plan import make_plan
-from launch.stop import stop
-from launch.submit import submit
-from launch.verdict import State, judge
+from launch.judge.verdict import State, judge
+from launch.machine import processes
 from tests.launch.live import TWO_NODES, agents, done, no_data_needed, token, wait_for
 from tests.launch.megatron_lm import pretrain_gpt
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from conf.gpu_lines import GpuReading, GpuSample, entry_text
-from conf.rundir import RunDir
-from launch.faults import Faults
-from launch.findings import findings
-from launch.mismatches import is_a, mismatches
-from launch.observe import observe
-from launch.status_text import as_json, as_text
-from launch.worker import job_info
+from conf.run_folder.gpu_lines import GpuReading, GpuSample, entry_text
+from conf.run_folder.rundir import RunDir
+from launch.files.faults import Faults
+from launch.judge.findings import findings
+from launch.judge.mismatches import is_a, mismatches
+from launch.judge.observe import observe
+from launch.judge.status_text import as_json, as_text
+from launch.node.worker_command import job_info
 from tests.launch.test_gpu_health import WORK
 from tests.launch.test_verdict import NOW, Case
 

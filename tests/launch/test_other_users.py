@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
-from launch import processes, stop
-from launch.app import main as launch
+from conf.run_folder.rundir import RunDir
+from launch.commands import stop as stop_command
+from launch.commands.launch import main as launch
+from launch.control import stop
 from launch.errors import LaunchError
-from launch.observe import observe
-from launch.verdict import State, judge
+from launch.judge.observe import observe
+from launch.judge.verdict import State, judge
+from launch.machine import processes
 from tests.launch.live import ENVIRONMENT, FOREVER, TDPP, no_data_needed, start, token, wait_until_running
 from tests.ordinary_user import ANOTHER, NOBODY, only_root_is_two_users
 
@@ -55,7 +57,7 @@ def ours(runs: Path) -> RunDir:
 
 def test_root_stops_the_run_of_another_user(theirs: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert not observe(theirs).over
-    assert stop.main([str(theirs.path)]) == 0
+    assert stop_command.main([str(theirs.path)]) == 0
     assert processes.find(token(theirs)) == set()
     assert judge(theirs).state is State.stopped
     out = capsys.readouterr().out

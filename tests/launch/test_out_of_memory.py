@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.memory_signs import memory_sign
-from launch.verdict import judge
+from launch.judge.verdict import judge
+from launch.machine.memory_signs import memory_sign
 from tests.launch.test_verdict import NOW, Case, Error, Node, ended
 
 ABORTED = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"

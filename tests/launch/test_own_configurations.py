@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
+from conf.run_folder.rundir import RunDir
 from launch import cli
-from launch.app import main
+from launch.commands.launch import main
 from tests.launch.live import WORKER, no_data_needed
 
 MODEL = "name: mine\nlayers: 2\nhidden: 96\nheads: 2\nsequence_length: 32\nvocab_size: 101\n"

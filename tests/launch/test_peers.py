@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conf.rundir import RunDir
-from launch.peers import DECISION_S, LOOK_S, SILENCE_S, Finding, JobFate, OtherJob, Peer, Peers, Sign, watched
-from launch.start import Start
+from conf.run_folder.rundir import RunDir
+from launch.files.attempt import Start
+from launch.node.peers import DECISION_S, LOOK_S, SILENCE_S, Finding, JobFate, OtherJob, Peer, Peers, Sign, watched
 
 NAMES = ["a-0", "b-0", "b-1"]
 HERE = Start(0, 1)

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from conf.schema import Cluster, Experiment, Gpu, NodeGroup, Parallel
-from launch.plan import make_plan
-from launch.plan_line import plan_line
-from megatron_ext.plan import Plan
+from conf.schema.experiment import Cluster, Experiment, Gpu, NodeGroup, Parallel
+from launch.control.plan import make_plan
+from launch.judge.plan_line import plan_line
+from megatron_ext.contract.plan import Plan
 
 DEMO = compose([])
 

@@ -10,8 +10,8 @@ import pytest
 from conf.compose import compose
 from conf.errors import TdppError
 from launch import cli
-from megatron_ext.checkpoint_meta import Meta
-from megatron_ext.schedule import schedule
+from megatron_ext.checkpoints.meta import Meta
+from megatron_ext.contract.schedules import schedule
 from tests.ordinary_user import ordinary_user
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "sequence_length": 128, "vocab_size": 257}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launch import processes
+from launch.machine import processes
 from tests.ordinary_user import ordinary_user
 
 TOKEN = "0123abcd"

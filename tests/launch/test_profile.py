@@ -13,18 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import profile as profiles
 from conf.compose import compose
 from conf.errors import TdppError
-from conf.links import Link
-from conf.profile import read_profile
-from conf.rundir import RunDir
-from conf.schema import Model, Precision
-from fasop.predict import predict
-from launch import processes, profile
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Model, Precision
+from fasop.costs import profile as profiles
+from fasop.costs.links import Link
+from fasop.costs.profile import read_profile
+from fasop.simulation.predict import predict
 from launch.cli import main
-from launch.link_fit import all_reduce_times, p2p_times
-from launch.profile_findings import Found, merged, too_large, unsettled
+from launch.commands import profile
+from launch.machine import processes
+from launch.profile.findings import Found, merged, too_large, unsettled
+from launch.profile.link_fit import all_reduce_times, p2p_times
 from tests.launch.live import token
 from tests.ordinary_user import ordinary_user
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch import processes
-from launch.dry_run import dry_run_text
+from conf.run_folder.rundir import RunDir
+from launch.control.dry_run import dry_run_text
+from launch.control.plan import make_plan
+from launch.control.profilers import ProfiledWorker, Profiler, check, profiled
 from launch.errors import LaunchError
-from launch.observe import observe
-from launch.plan import make_plan
-from launch.profilers import ProfiledWorker, Profiler, check, profiled
-from launch.verdict import State, judge
-from launch.worker import SAVED
+from launch.judge.observe import observe
+from launch.judge.verdict import State, judge
+from launch.machine import processes
+from launch.node.worker_command import SAVED
 from tests.launch import live
 from tests.launch.live import FOREVER, TWO_NODES, wait_for
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import provenance
-from launch.provenance import read_source
+from launch.machine import provenance
+from launch.machine.provenance import read_source
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch import processes
-from launch.follow import follow
-from launch.submit import submit
-from launch.verdict import State, judge
-from launch.worker import SAVED
-from launch.worker import WORKER as ENGINE
-from megatron_ext.indexed_dataset import write_indexed
+from conf.run_folder.rundir import RunDir
+from launch.control.follow import follow
+from launch.control.submit import submit
+from launch.judge.verdict import State, judge
+from launch.machine import processes
+from launch.node.worker_command import SAVED
+from launch.node.worker_command import WORKER as ENGINE
+from megatron_ext.data.indexed_dataset import write_indexed
 from tests.launch.live import no_data_needed, ranks, token, wait_for, workers
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.rundir import RunDir
+from conf.run_folder.rundir import RunDir
 from launch import cli
-from launch.observe import SUBMISSION_S
-from launch.plan import make_plan
-from launch.runs import listed
-from launch.slurm_commands import JobState
+from launch.commands.runs import listed
+from launch.control.plan import make_plan
+from launch.judge.observe import SUBMISSION_S
+from launch.machine.slurm_commands import JobState
 from tests.launch.live import TWO_NODES
 from tests.launch.test_verdict import NOW, OK, Case, Node, ended
 from tests.ordinary_user import open_to_others, ordinary_user
@@ -186,7 +186,7 @@ def several(tmp_path: Path) -> dict[str, RunDir]:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: NOW)
-    monkeypatch.setattr("launch.slurm_commands.job_states", lambda ids, *_: dict.fromkeys(ids, RUNNING))
+    monkeypatch.setattr("launch.machine.slurm_commands.job_states", lambda ids, *_: dict.fromkeys(ids, RUNNING))
 
 
 RUNNING = JobState(id="12", state="RUNNING")
@@ -292,7 +292,7 @@ def test_a_watch_prints_nothing_anew_because_time_goes_by(
     later = iter(range(0, 10_000, 200))
     over = iter([False] * 3 + [True] * 99)
     monkeypatch.setattr("time.time", lambda: NOW + next(later) / 100)
-    monkeypatch.setattr("launch.runs.Listed.over", property(lambda _: next(over)))
+    monkeypatch.setattr("launch.commands.runs.Listed.over", property(lambda _: next(over)))
     assert cli.main(["runs", "--watch=0.01", "--runs-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("tiny/") == 1
 

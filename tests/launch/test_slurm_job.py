@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
-from launch import slurm_commands, slurm_job
+from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
-from launch.peers import JobFate
-from launch.slurm_job import SlurmJob
+from launch.machine import slurm_commands
+from launch.node import slurm_job
+from launch.node.peers import JobFate
+from launch.node.slurm_job import SlurmJob
 
 SUBMITTED = {"token": "t", "executor": "slurm", "submission": 0}
 STATE = {"pid": 1, "started_unix": 0.0, "beat_unix": 0.0, "ended_unix": None, "stopped": None, "reason": None}

@@ -9,11 +9,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from conf.compose import compose
-from conf.rundir import RunDir
+from conf.run_folder.rundir import RunDir
 from launch import cli
+from launch.control.submit import resume
 from launch.errors import LaunchError
-from launch.submit import resume
-from launch.verdict import State, judge
+from launch.judge.verdict import State, judge
 from tests.launch.test_verdict import NOW, OK, Case, Error, Node, ended
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
+from launch.control.jobs import JobRequest, job_requests
+from launch.control.sbatch import Submission, sbatch_text
 from launch.errors import LaunchError
-from launch.jobs import JobRequest, job_requests
-from launch.sbatch import Submission, sbatch_text
-from launch.slurm_commands import JobState, environment, parse_sacct, parse_squeue
-from launch.start import Start
+from launch.files.attempt import Start
+from launch.machine.slurm_commands import JobState, environment, parse_sacct, parse_squeue
 
 GOLDEN = Path(__file__).parent / "golden" / "sbatch"
 SUBMISSION = Submission(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import status
-from launch.glance import glance
-from launch.observe import Observation, complete
-from launch.slurm_commands import JobState
-from launch.verdict import State, decide
+from launch.commands import status
+from launch.files.run_files import glance
+from launch.judge.observe import Observation, complete
+from launch.judge.verdict import State, decide
+from launch.machine.slurm_commands import JobState
 from tests.launch.test_verdict import NOW, Case, Error, Node, ended
 
 GAVE_UP = "ended because node local-1 did not start within executor.meet_min=5 minutes: job 12 is PENDING (Resources)"
@@ -122,12 +122,12 @@ def test_watching_goes_on_until_the_cause_is_known(
         if name.startswith("a-node-was-set-down")
     ]
     left = iter(looks)
-    monkeypatch.setattr("launch.status.observe", lambda _run: next(left))
+    monkeypatch.setattr("launch.commands.status.observe", lambda _run: next(left))
     folder = str(tmp_path / "a-node-was-set-down" / "run")
     assert status.main([folder, "--watch=0.01"]) == 1
     assert [line.split(": ")[1][:14] for line in capsys.readouterr().out.splitlines() if line.startswith("a-node")] == [
         "failing, rank ",
         "failed, node l",
     ]
-    monkeypatch.setattr("launch.status.observe", lambda _run: looks[0])
+    monkeypatch.setattr("launch.commands.status.observe", lambda _run: looks[0])
     assert status.main([folder]) == 10

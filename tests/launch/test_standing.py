@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
-from launch.verdict import State, Verdict, judge
+from conf.run_folder.rundir import RunDir
+from launch.judge.verdict import State, Verdict, judge
 from tests.launch.test_verdict import NOW, Case, Error, Node, ended
 
 LOST = NOW - 20

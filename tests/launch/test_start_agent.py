@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.rundir import RunDir
+from conf.run_folder.rundir import RunDir
 from launch import start_agent
-from launch.dry_run import dry_run_text
+from launch.control.dry_run import dry_run_text
 from launch.errors import LaunchError
 from launch.start_agent import require_own
 from tests.launch.live import done

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
-from launch import processes, stop
-from launch.follow import follow
-from launch.observe import observe
-from launch.verdict import State, judge
+from conf.run_folder.rundir import RunDir
+from launch.commands import stop as stop_command
+from launch.control import stop
+from launch.control.follow import follow
+from launch.judge.observe import observe
+from launch.judge.verdict import State, judge
+from launch.machine import processes
 from tests.launch.launchers import launched_by_another
 from tests.launch.live import (
     ENVIRONMENT,
@@ -46,7 +48,7 @@ from tests.launch.live import (
 def test_stop_ends_a_run_at_any_moment(runs: Path, moment, capsys: pytest.CaptureFixture[str]) -> None:
     run = start(runs, *FOREVER, *TWO_NODES)
     moment(run)
-    assert stop.main([str(run.path)]) == 0
+    assert stop_command.main([str(run.path)]) == 0
     assert processes.find(token(run)) == set()
     assert "stopped" in capsys.readouterr().out
     verdict = judge(run)
@@ -73,7 +75,7 @@ def test_a_submission_to_slurm_that_is_under_way_is_not_over(runs: Path) -> None
 def test_stop_leaves_a_run_alone_that_has_ended(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = start(runs)
     follow(run)
-    assert stop.main([run.name, "--runs-dir", str(runs)]) == 0
+    assert stop_command.main([run.name, "--runs-dir", str(runs)]) == 0
     assert "has ended already: succeeded" in capsys.readouterr().out
     assert not run.stop_request.exists()
 
@@ -87,7 +89,7 @@ def test_a_run_is_stopped_whatever_its_files_hold(runs: Path, capsys: pytest.Cap
     run.node_ranks("local-0").unlink(missing_ok=True)
     os.mkfifo(run.node_ranks("local-0"))
     run.provenance.write_text("[]")
-    assert stop.main([str(run.path)]) == 0
+    assert stop_command.main([str(run.path)]) == 0
     assert capsys.readouterr().out.startswith(f"{run.name}: stopped, ended on request; ")
     assert processes.find(token(run)) == set()
 

@@ -16,16 +16,16 @@ import pytest
 from conf.compose import compose, config_text
 from conf.errors import ConfigError
 from conf.identity import NOT_OF_THE_RUN, identity
-from conf.rundir import RunDir, write_atomic
-from conf.schema import Experiment
-from launch import sweep
-from launch.app import main
-from launch.commit import confirm, existing
+from conf.run_folder.rundir import RunDir, write_atomic
+from conf.schema.experiment import Experiment
+from launch.commands.launch import main
+from launch.control import sweep
+from launch.control.commit import confirm, existing
+from launch.control.follow import finishing
+from launch.control.outcomes import differing
+from launch.control.plan import make_plan
 from launch.errors import LaunchError
-from launch.follow import finishing
-from launch.outcomes import differing
-from launch.plan import make_plan
-from launch.verdict import State, judge
+from launch.judge.verdict import State, judge
 from tests.launch.live import WORKER, controller, done, no_data_needed, start, tdpp, wait_for, wait_until_running
 from tests.ordinary_user import open_to_others, ordinary_user
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
-from launch.glance import glance
-from launch.hostlist import expanded
-from launch.observe import complete
-from launch.peers import JobFate
-from launch.slurm_commands import JobState, parse_sacct, parse_squeue
-from launch.slurm_job import SlurmJob
-from launch.verdict import State, decide
+from conf.run_folder.rundir import RunDir
+from launch.files.run_files import glance
+from launch.judge.observe import complete
+from launch.judge.verdict import State, decide
+from launch.machine.hostlist import expanded
+from launch.machine.slurm_commands import JobState, parse_sacct, parse_squeue
+from launch.node.peers import JobFate
+from launch.node.slurm_job import SlurmJob
 from tests.launch.test_verdict import NOW, Case, Node, ended
 
 JOBS = [{"id": "11", "role": "master", "nodes": [0]}, {"id": "12", "role": "slave", "nodes": [1]}]

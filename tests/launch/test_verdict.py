@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch.findings import findings
-from launch.observe import SILENCE_S, observe
-from launch.pace import median_ms
-from launch.plan import make_plan
-from launch.runs_table import run_row
-from launch.status_text import as_text
-from launch.verdict import EXIT_CODES, State, decide, judge
+from conf.run_folder.rundir import RunDir
+from launch.control.plan import make_plan
+from launch.judge.findings import findings
+from launch.judge.observe import SILENCE_S, observe
+from launch.judge.pace import median_ms
+from launch.judge.runs_table import run_row
+from launch.judge.status_text import as_text
+from launch.judge.verdict import EXIT_CODES, State, decide, judge
 from tests.launch.live import TWO_NODES
 
 A10 = ("experiment=seed_a10x8", "executor=local", "container=none", "train.precision=fp16")

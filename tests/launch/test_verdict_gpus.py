@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from conf.gpu_lines import GpuReading, GpuSample, GpuTrouble, entry_text
-from conf.rundir import RunDir
-from launch.findings import Findings
-from launch.observe import observe
-from launch.status_text import as_json, as_text
-from launch.verdict import State, decide, judge
+from conf.run_folder.gpu_lines import GpuReading, GpuSample, GpuTrouble, entry_text
+from conf.run_folder.rundir import RunDir
+from launch.judge.findings import Findings
+from launch.judge.observe import observe
+from launch.judge.status_text import as_json, as_text
+from launch.judge.verdict import State, decide, judge
 from tests.launch.test_gpu_health import REST, SPIN, WORK
 from tests.launch.test_verdict import NOW, Case, ended
 

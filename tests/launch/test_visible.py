@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.rundir import RunDir
+from conf.run_folder.rundir import RunDir
 from conf.visible import visible
 from launch import cli
-from launch.follow import follow
+from launch.control.follow import follow
 from tests.launch.live import start
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"

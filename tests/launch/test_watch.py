@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from launch import cli
-from launch.follow import follow
-from launch.screen import compact
-from launch.stop import stop
-from launch.watch import View, watch
+from launch.commands.terminal import compact
+from launch.control.follow import follow
+from launch.control.stop import stop
+from launch.screen.watch import View, watch
 from tests.launch.live import ENVIRONMENT, FOREVER, TDPP, TWO_NODES, start, tdpp, wait_until_running
 from tests.launch.test_verdict import OK, Case
 

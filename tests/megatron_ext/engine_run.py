@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch.plan import make_plan
-from megatron_ext import safetensors, worker
-from megatron_ext.checkpoint_meta import Checkpoint
-from megatron_ext.indexed_dataset import write_indexed
-from megatron_ext.plan import Plan
+from conf.run_folder.rundir import RunDir
+from launch.control.plan import make_plan
+from megatron_ext import worker
+from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.meta import Checkpoint
+from megatron_ext.contract.plan import Plan
+from megatron_ext.data.indexed_dataset import write_indexed
 
 NOTHING = nullcontext()
 VOCAB = 61

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ext import blend
-from megatron_ext.blend import BlendedSamples, build_or_load, compute, map_files, normalized, samples_of
-from megatron_ext.errors import DataError
-from megatron_ext.gpt_data import GptSamples, Position
-from megatron_ext.indexed_dataset import write_indexed
+from megatron_ext.contract.errors import DataError
+from megatron_ext.data import blend
+from megatron_ext.data.blend import BlendedSamples, build_or_load, compute, map_files, normalized, samples_of
+from megatron_ext.data.gpt_samples import GptSamples, Position
+from megatron_ext.data.indexed_dataset import write_indexed
 from tests.megatron_ext.engine_run import VOCAB as MODEL_VOCAB
 from tests.megatron_ext.engine_run import make_corpus, make_run
 from tests.megatron_ext.golden import PREFIX

@@ -14,11 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_ext import safetensors, saving, train
-from megatron_ext.checkpoint_meta import Checkpoint
-from megatron_ext.engine import Engine, StepResult
-from megatron_ext.errors import EngineError
-from megatron_ext.gpt_data import GptSamples
+from megatron_ext import train
+from megatron_ext.checkpoints import safetensors, saving
+from megatron_ext.checkpoints.meta import Checkpoint
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.engine.engine import Engine, StepResult
 from tests.full_disk import largest_file
 from tests.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_ext import comm
-from megatron_ext.comm import Inbox, Outbox, Peer, told
-from megatron_ext.errors import PeerLost
+from megatron_ext.contract.errors import PeerLost
+from megatron_ext.parallel import comm
+from megatron_ext.parallel.comm import Inbox, Outbox, Peer, told
 
 
 class Sending:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from megatron_ext.engine import Engine, StepResult
+from megatron_ext.engine.engine import Engine, StepResult
 from tests.megatron_ext.engine_run import EngineRun
 
 TINY = (

@@ -13,15 +13,15 @@ from typing import Any, cast
 import pytest
 from torch.distributed import HashStore
 
-from megatron_ext import safetensors
-from megatron_ext.checkpoint_meta import Checkpoint, part_names
-from megatron_ext.comm import Gate
-from megatron_ext.engine import Engine
-from megatron_ext.gpt_data import BEGINNING, Samples
-from megatron_ext.grid import Groups
-from megatron_ext.plan import Plan
-from megatron_ext.saving import Saver
-from megatron_ext.timeline import Recorder
+from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.meta import Checkpoint, part_names
+from megatron_ext.checkpoints.saving import Saver
+from megatron_ext.contract.plan import Plan
+from megatron_ext.data.gpt_samples import BEGINNING, Samples
+from megatron_ext.engine.engine import Engine
+from megatron_ext.parallel.comm import Gate
+from megatron_ext.parallel.grid import Groups
+from megatron_ext.timeline.recorder import Recorder
 from tests.megatron_ext.engine_run import EngineRun
 
 ALONE = (
@@ -110,7 +110,7 @@ def test_before_whatever_step_on_the_disk_it_ends_the_newest_one_is_whole_and_th
 ) -> None:
     run: EngineRun = engine_run(*ALONE)
     groups = Groups(**dict.fromkeys(Groups.__dataclass_fields__))
-    monkeypatch.setattr("megatron_ext.engine.warm_up", lambda *given: None)  # there is nobody to connect to
+    monkeypatch.setattr("megatron_ext.engine.engine.warm_up", lambda *given: None)  # there is nobody to connect to
     engine = Engine(run.plan, run.plan.ranks[0], groups, cast(Samples, None), Recorder(None))
     save(run.plan, engine, 1)
     found = []

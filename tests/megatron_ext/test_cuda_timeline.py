@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ext import cuda_timeline
-from megatron_ext.cuda_timeline import CudaRecorder
-from megatron_ext.event_files import EventBuffer
+from megatron_ext.timeline import cuda_recorder
+from megatron_ext.timeline.cuda_recorder import CudaRecorder
+from megatron_ext.timeline.event_files import EventBuffer
 from tests.megatron_ext.test_parts import RECORD
 
 
@@ -51,7 +51,7 @@ def test_a_gpu_whose_clock_runs_too_fast_does_not_drift(monkeypatch: pytest.Monk
     clock = Clock()
     monkeypatch.setattr(torch.cuda, "Event", clock.event)
     monkeypatch.setattr(torch.cuda, "synchronize", clock.synchronize)
-    monkeypatch.setattr(cuda_timeline.time, "monotonic_ns", clock.monotonic_ns)
+    monkeypatch.setattr(cuda_recorder.time, "monotonic_ns", clock.monotonic_ns)
     buffer = EventBuffer()
     recorder = CudaRecorder(buffer, nvtx=False)
     true = []

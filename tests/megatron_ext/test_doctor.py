@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from launch.plan import make_plan
-from megatron_ext.links import steps
+from launch.control.plan import make_plan
+from megatron_ext.parallel.links import steps
 from tests.ordinary_user import NOBODY, run_by
 
 QUICK = """

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_ext import cuda_timeline
-from megatron_ext.event_files import RECORD, EventBuffer, EventFile
-from megatron_ext.executor import Executor, Key
-from megatron_ext.schedule import Kind
-from megatron_ext.schedule_check import actions_of
-from megatron_ext.timeline import MAGIC, NAMES, Recorder, begin_events
-from reports.events import read_rank
+from megatron_ext.contract.schedule_check import actions_of
+from megatron_ext.contract.schedules import Kind
+from megatron_ext.engine.executor import Executor, Key
+from megatron_ext.timeline import cuda_recorder
+from megatron_ext.timeline.event_files import RECORD, EventBuffer, EventFile
+from megatron_ext.timeline.recorder import MAGIC, NAMES, Recorder, begin_events
+from reports.readers.events import read_rank
 from tests.full_disk import largest_file
 from tests.megatron_ext import test_parts
 from tests.megatron_ext.engine_run import EngineRun
@@ -236,8 +236,8 @@ def test_a_gpus_events_are_kept_as_far_as_it_has_come(
     monkeypatch: pytest.MonkeyPatch,
     end: str,
 ) -> None:
-    monkeypatch.setattr(cuda_timeline, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(cuda_timeline, "ANCHOR_S", 0.02)
+    monkeypatch.setattr(cuda_recorder, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(cuda_recorder, "ANCHOR_S", 0.02)
     ends(ENDS[end])
     run = engine_run(GPU, *LAYOUT)
     worker = run.start(pretended_gpus(tmp_path / "waits"))

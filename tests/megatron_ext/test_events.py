@@ -12,10 +12,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from conf.rundir import RunDir
-from megatron_ext import engine as engine_module
-from megatron_ext.schedule import Kind, as_json
-from reports.events import read_rank
+from conf.run_folder.rundir import RunDir
+from megatron_ext.contract.schedules import Kind, as_json
+from megatron_ext.engine import engine as engine_module
+from reports.readers.events import read_rank
 from tests.megatron_ext.engine_run import EngineRun
 from tests.megatron_ext.pretended_gpus import pretended_gpus
 from tests.megatron_ext.test_executor_soak import random_schedule

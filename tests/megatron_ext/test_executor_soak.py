@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron_ext import comm
-from megatron_ext.executor import Executor, neighbours
-from megatron_ext.grid import Grid, Groups
-from megatron_ext.linear import WeightGradients, linear
-from megatron_ext.pace import Pace
-from megatron_ext.schedule import Action, Actions, Kind, exists, schedule
-from megatron_ext.schedule_check import check
-from megatron_ext.timeline import Recorder
+from megatron_ext.contract.schedule_check import check
+from megatron_ext.contract.schedules import Action, Actions, Kind, exists, schedule
+from megatron_ext.engine.executor import Executor, neighbours
+from megatron_ext.engine.pace import Pace
+from megatron_ext.parallel import comm
+from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.tasks.linear import WeightGradients, linear
+from megatron_ext.timeline.recorder import Recorder
 
 SCHEDULES = 2000
 RANKS = 4

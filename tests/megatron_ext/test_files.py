@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.run_files import read_bytes
-from megatron_ext import hf, safetensors
-from megatron_ext.errors import EngineError
-from megatron_ext.files import read_regular
+from conf.run_folder.run_files import read_bytes
+from megatron_ext import hf
+from megatron_ext.checkpoints import safetensors
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.files import read_regular
 
 ODD: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,

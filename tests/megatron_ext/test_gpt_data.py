@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ext.errors import DataError
-from megatron_ext.gpt_data import GptSamples
-from megatron_ext.index_maps import compute
-from megatron_ext.indexed_dataset import write_indexed
+from megatron_ext.contract.errors import DataError
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.index_maps import compute
+from megatron_ext.data.indexed_dataset import write_indexed
 
 VOCAB = 1000
 LENGTHS = [5, 0, 1, 40, 3, 2, 17, 1, 1, 8]

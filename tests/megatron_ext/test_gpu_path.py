@@ -16,10 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from megatron_ext import cuda_timeline, doctor, link_times, links, profile, worker
-from megatron_ext import engine as engine_module
-from megatron_ext.flat import FlatWeights
-from megatron_ext.timeline import NAMES
+from megatron_ext import profile, worker
+from megatron_ext.doctor import __main__
+from megatron_ext.engine import engine as engine_module
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.measuring import link_times
+from megatron_ext.parallel import links
+from megatron_ext.timeline import cuda_recorder
+from megatron_ext.timeline.recorder import NAMES
 from tests.megatron_ext.engine_run import EngineRun, make_run
 from tests.megatron_ext.pretended_cuda import MEMORY, NAME, NCCL, Cuda, resolve
 from tests.megatron_ext.pretended_gpus import pretended_gpus
@@ -133,7 +137,7 @@ def test_training_on_gpus_gives_a_cpus_losses_and_waits_only_to_know_loss_and_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_module, "BUCKET_BYTES", 4096)  # so that there are several
-    monkeypatch.setattr(cuda_timeline, "ANCHOR_S", 3600.0)  # between iterations the events wait for the GPU, too
+    monkeypatch.setattr(cuda_recorder, "ANCHOR_S", 3600.0)  # between iterations the events wait for the GPU, too
     run = engine_run(GPU, *layout.split(), "train.log_interval=2", "train.save_interval=4", "train.checkpoint=true")
     assert run.plan.device == "cuda"
     waits = tmp_path / "waits"
@@ -205,7 +209,7 @@ def test_the_doctor_examines_gpus(engine_run: Callable[..., EngineRun], tmp_path
     notes = run.run.path / "doctor"
     notes.mkdir()
     with pretended_gpus(tmp_path / "waits"):
-        assert doctor.main([str(run.run.plan), "0"]) == 0
+        assert __main__.main([str(run.run.plan), "0"]) == 0
     for rank in (0, 1):
         found = json.loads((notes / f"rank-{rank:05d}.json").read_text())
         assert (found["stage"], found["gpus"]) == ("done", [NAME] * 4)

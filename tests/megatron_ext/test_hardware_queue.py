@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext import comm
-from megatron_ext.errors import EngineError
-from megatron_ext.executor import Executor, neighbours
-from megatron_ext.grid import Groups
-from megatron_ext.linear import WeightGradients
-from megatron_ext.pace import Pace
-from megatron_ext.schedule import Actions, schedule
-from megatron_ext.timeline import Recorder
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.schedules import Actions, schedule
+from megatron_ext.engine.executor import Executor, neighbours
+from megatron_ext.engine.pace import Pace
+from megatron_ext.parallel import comm
+from megatron_ext.parallel.grid import Groups
+from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.timeline.recorder import Recorder
 from megatron_ext.train import device_of
 from tests.megatron_ext.engine_run import EngineRun
 from tests.megatron_ext.test_executor_soak import BATCH, HIDDEN, SEQUENCE, TinyStage, squares

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from megatron_ext import hf, safetensors
-from megatron_ext.checkpoint_meta import Checkpoint
-from megatron_ext.errors import EngineError
-from megatron_ext.model import Stage
-from megatron_ext.tensor_parallel import TensorGroup
+from megatron_ext import hf
+from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.meta import Checkpoint
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.gpt import Stage
 from tests.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
 LAYERS, HIDDEN, HEADS, SEQUENCE = 3, 32, 4, 24

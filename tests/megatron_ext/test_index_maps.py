@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megatron_ext import index_maps
-from megatron_ext.errors import DataError
-from megatron_ext.gpt_data import GptSamples
-from megatron_ext.index_maps import (
+from megatron_ext.contract.errors import DataError
+from megatron_ext.data import index_maps
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.index_maps import (
     IndexMaps,
     build_or_load,
     check_saved,
@@ -31,7 +31,7 @@ from megatron_ext.index_maps import (
     saved_maps,
     split_documents,
 )
-from megatron_ext.indexed_dataset import IndexedDataset, data_file, write_indexed
+from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, write_indexed
 from tests.full_disk import largest_file
 from tests.megatron_ext.golden import DOCUMENTS, PREFIX, SEED, SEQUENCE_LENGTH
 

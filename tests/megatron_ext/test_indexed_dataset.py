@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from megatron_ext import indexed_dataset
-from megatron_ext.errors import DataError
-from megatron_ext.indexed_dataset import DTYPES, IndexedDataset, data_file, token_dtype, write_indexed
+from megatron_ext.contract.errors import DataError
+from megatron_ext.data import indexed_dataset
+from megatron_ext.data.indexed_dataset import DTYPES, IndexedDataset, data_file, token_dtype, write_indexed
 from tests.full_disk import largest_file
 from tests.megatron_ext.golden import PREFIX, golden_documents
 from tests.ordinary_user import ordinary_user

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from megatron_ext import interface
-from megatron_ext.errors import EngineError
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.parallel import interface
 
 
 @pytest.fixture(autouse=True)

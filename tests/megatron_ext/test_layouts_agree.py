@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ext import engine, flat, tensor_parallel
-from megatron_ext.gpt_data import GptSamples
-from megatron_ext.model import Stage
-from megatron_ext.optimizer import learning_rate
-from megatron_ext.schedule import NAMES, as_json
-from megatron_ext.tensor_parallel import TensorGroup
+from megatron_ext.contract.schedules import NAMES, as_json
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.engine import engine, flat
+from megatron_ext.engine.optimizer import learning_rate
+from megatron_ext.parallel import tensor_parallel
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.gpt import Stage
 from tests.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 from tests.megatron_ext.test_executor_soak import random_schedule
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from conf.log_lines import iteration_line
-from megatron_ext.engine import StepResult
-from megatron_ext.gpt_data import Position
-from megatron_ext.log import TrainingLog
+from conf.run_folder.log_lines import iteration_line
+from megatron_ext.data.gpt_samples import Position
+from megatron_ext.engine.engine import StepResult
+from megatron_ext.engine.log import TrainingLog
 from tests.megatron_ext.engine_run import EngineRun
 
 

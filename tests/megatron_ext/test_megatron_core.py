@@ -13,9 +13,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megatron_ext import blend
-from megatron_ext.index_maps import compute, layout
-from megatron_ext.indexed_dataset import IndexedDataset, data_file, indexed_writer
+from megatron_ext.data import blend
+from megatron_ext.data.index_maps import compute, layout
+from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, indexed_writer
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")

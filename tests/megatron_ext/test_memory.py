@@ -15,17 +15,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megatron_ext.checkpoint import KINDS
-from megatron_ext.engine import Engine
-from megatron_ext.flat import FlatWeights
-from megatron_ext.gpt_data import GptSamples, Samples
-from megatron_ext.grid import Groups
-from megatron_ext.linear import WeightGradients
-from megatron_ext.model import Stage, TransformerLayer
-from megatron_ext.plan import ModelConfig, Plan
-from megatron_ext.reduce import GradientReducer
-from megatron_ext.tensor_parallel import TensorGroup
-from megatron_ext.timeline import Recorder
+from megatron_ext.checkpoints.tensors import KINDS
+from megatron_ext.contract.plan import ModelConfig, Plan
+from megatron_ext.data.gpt_samples import GptSamples, Samples
+from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.reduce import GradientReducer
+from megatron_ext.parallel.grid import Groups
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.gpt import Stage, TransformerLayer
+from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.timeline.recorder import Recorder
 from tests.megatron_ext.engine_run import VOCAB, EngineRun
 
 NO_GROUPS = Groups(**{field.name: None for field in fields(Groups)})

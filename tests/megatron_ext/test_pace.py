@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from megatron_ext import pace
-from megatron_ext.errors import PeerLost
-from megatron_ext.pace import PASSES_AHEAD, Pace
+from megatron_ext.contract.errors import PeerLost
+from megatron_ext.engine import pace
+from megatron_ext.engine.pace import PASSES_AHEAD, Pace
 
 
 class Gpu:

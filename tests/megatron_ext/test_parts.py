@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from megatron_ext.executor import neighbours
-from megatron_ext.flat import FlatWeights
-from megatron_ext.grid import Grid, Groups
-from megatron_ext.log import iteration_line
-from megatron_ext.model import Stage
-from megatron_ext.optimizer import NORM_ROW, DataGroup, Optimizer, learning_rate
-from megatron_ext.plan import TrainConfig
-from megatron_ext.precision import LossScaler
-from megatron_ext.reduce import buckets
-from megatron_ext.schedule import Kind
-from megatron_ext.software import difference
-from megatron_ext.tensor_parallel import TensorGroup
-from megatron_ext.timeline import NAMES, Recorder
+from megatron_ext.contract.plan import TrainConfig
+from megatron_ext.contract.schedules import Kind
+from megatron_ext.engine.executor import neighbours
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.log import iteration_line
+from megatron_ext.engine.optimizer import NORM_ROW, DataGroup, Optimizer, learning_rate
+from megatron_ext.engine.precision import LossScaler
+from megatron_ext.engine.reduce import buckets
+from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.parallel.software import difference
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.gpt import Stage
+from megatron_ext.timeline.recorder import NAMES, Recorder
 from tests.megatron_ext.engine_run import make_run
 
 RECORD = np.dtype(

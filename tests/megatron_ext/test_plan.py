@@ -12,15 +12,15 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import RunFolderError
-from conf.rundir import RunDir
-from launch.glance import glance
-from launch.plan import make_plan
-from launch.plan_line import plan_line
+from conf.run_folder.rundir import RunDir
+from launch.control.plan import make_plan
+from launch.files.run_files import glance
+from launch.judge.plan_line import plan_line
 from megatron_ext import worker
-from megatron_ext.errors import EngineError
-from megatron_ext.plan import Plan
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
-from reports.record import read
+from reports.readers.record import read
 
 Steps = tuple[str | int, ...]
 """Where a value lies in a plan: keys and places in lists."""

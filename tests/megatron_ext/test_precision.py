@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ext.checkpoint import KINDS
-from megatron_ext.precision import LossScaler
+from megatron_ext.checkpoints.tensors import KINDS
+from megatron_ext.engine.precision import LossScaler
 from tests.megatron_ext.engine_run import EngineRun
 
 LAYOUTS = {

@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from fasop.memory import layer_activations
-from fasop.training import Training
-from launch.plan import make_plan
-from megatron_ext.laps import Lap, Marks
-from megatron_ext.medians import LEAST, median
-from megatron_ext.plan import Plan
+from conf.run_folder.rundir import RunDir
+from fasop.costs.memory import layer_activations
+from fasop.costs.training import Training
+from launch.control.plan import make_plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.measuring.laps import Lap, Marks
+from megatron_ext.measuring.medians import LEAST, median
+from megatron_ext.measuring.parts import LAPS, Parts, groups_of
+from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.profile import Trial
-from megatron_ext.profile_parts import LAPS, Parts, groups_of
-from megatron_ext.tensor_parallel import TensorGroup
 
 CPU = torch.device("cpu")
 

@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.log_lines import iteration_line
-from conf.rundir import RunDir
-from fasop.asked import Asked
-from fasop.choices import runnable
-from fasop.inputs import read
-from fasop.predict import predict
-from fasop.simulate import pipeline_time, rehearsed_times, simulate
-from fasop.sought import best_plans
-from fasop.table import plan_yaml
-from launch.faults import Faults
-from launch.observe import read_log
-from launch.plan import make_plan
-from launch.rehearsal import doubts
-from megatron_ext.plan import Plan
-from megatron_ext.schedule import as_json, schedule
-from megatron_ext.timeline import NAMES
+from conf.run_folder.log_lines import iteration_line
+from conf.run_folder.rundir import RunDir
+from fasop.search.arguments import Asked
+from fasop.search.choices import runnable
+from fasop.search.inputs import read
+from fasop.search.run import best_plans
+from fasop.simulation.predict import predict
+from fasop.simulation.replay import pipeline_time, rehearsed_times, simulate
+from fasop.tables.plans import plan_yaml
+from launch.control.plan import make_plan
+from launch.control.rehearsal import doubts
+from launch.files.faults import Faults
+from launch.judge.observe import read_log
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.schedules import as_json, schedule
+from megatron_ext.timeline.recorder import NAMES
 from tests.megatron_ext.engine_run import EngineRun
 from tests.megatron_ext.test_executor_soak import random_schedule
 from tests.megatron_ext.test_parts import RECORD

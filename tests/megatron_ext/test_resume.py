@@ -18,12 +18,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ext import interruption, safetensors
-from megatron_ext.checkpoint_meta import Checkpoint
-from megatron_ext.engine import Engine, StepResult
-from megatron_ext.errors import EngineError
-from megatron_ext.gpt_data import BEGINNING, GptSamples, Position
-from megatron_ext.log import keep_lines
+from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.meta import Checkpoint
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.data.gpt_samples import BEGINNING, GptSamples, Position
+from megatron_ext.engine.engine import Engine, StepResult
+from megatron_ext.engine.log import keep_lines
+from megatron_ext.parallel import interruption
 from tests.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
 ITERATIONS = 9

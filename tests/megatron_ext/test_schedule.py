@@ -16,10 +16,10 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from conf.schema import Schedule
-from megatron_ext.errors import EngineError
-from megatron_ext.schedule import NAMES, Action, Actions, Kind, as_json, schedule
-from megatron_ext.schedule_check import check, read
+from conf.schema.experiment import Schedule
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.schedule_check import check, read
+from megatron_ext.contract.schedules import NAMES, Action, Actions, Kind, as_json, schedule
 
 TIMES = {Kind.FORWARD: 3, Kind.BACKWARD: 7, Kind.BACKWARD_INPUT: 4, Kind.BACKWARD_WEIGHT: 3}
 """Of one chunk; no two schedules have a bubble in common by accident."""
@@ -289,9 +289,7 @@ def test_what_is_no_file_to_read_whole_is_refused_at_once(tmp_path: Path, what: 
 
 def test_the_command_prints_a_schedule_without_torch(tmp_path: Path) -> None:
     arguments = ["interleaved", "--stages", "2", "--chunks", "2", "--micro-batches", "3"]
-    code = (
-        f"import sys; sys.modules['torch'] = None\nfrom megatron_ext.schedule import main\nsys.exit(main({arguments}))"
-    )
+    code = f"import sys; sys.modules['torch'] = None\nfrom megatron_ext.contract.schedules import main\nsys.exit(main({arguments}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (tmp_path / "printed.json").write_text(done.stdout)
     assert read(tmp_path / "printed.json", 2, 2, 3) == schedule("interleaved", 2, 2, 3)

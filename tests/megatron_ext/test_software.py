@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_ext import software
-from megatron_ext.errors import EngineError, PeerLost
+from megatron_ext.contract.errors import EngineError, PeerLost
+from megatron_ext.parallel import software
 
 CPU = torch.device("cpu")
 

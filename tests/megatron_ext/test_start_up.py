@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_ext import drawing, model
-from megatron_ext.drawing import draw
-from megatron_ext.model import Stage
-from megatron_ext.tensor_parallel import Shard, TensorGroup
+from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
+from megatron_ext.tasks import gpt, initial_weights
+from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.initial_weights import draw
 from tests.megatron_ext.engine_run import EngineRun
 from tests.megatron_ext.test_worker import ended
 
@@ -49,7 +49,7 @@ def share_of(whole: torch.Tensor, filled: int, shard: Shard | None, size: int, r
     st.integers(1, 40),
     st.one_of(st.integers(1, 70), st.sampled_from([16, 32, 48, 64, 128])),
     st.floats(0.1, 1.0),
-    st.sampled_from([64, 512, drawing.PIECE]),
+    st.sampled_from([64, 512, initial_weights.PIECE]),
 )
 def test_a_share_is_what_torch_draws_there(
     shard: Shard | None, size: int, rows: int, columns: int, part: float, piece: int
@@ -60,7 +60,7 @@ def test_a_share_is_what_torch_draws_there(
     filled = max(1, int(rows * part)) if shard in (None, Shard(0, 1)) else rows
     whole = plain(rows, filled, columns)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "PIECE", piece)
+        patch.setattr(initial_weights, "PIECE", piece)
         for rank in range(size):
             expected = whole if shard is None else shard.part(whole, size, rank)
             assert torch.equal(share_of(whole, filled, shard, size, rank), expected)
@@ -76,7 +76,7 @@ def test_what_comes_after_the_own_share_is_not_drawn(monkeypatch: pytest.MonkeyP
             return call(self, *args, **named)
 
         monkeypatch.setattr(torch.Tensor, name, counting)
-    monkeypatch.setattr(drawing, "PIECE", 1024)
+    monkeypatch.setattr(initial_weights, "PIECE", 1024)
     rows, columns = 256, 64
     own = rows // 4 * columns
     for rank in range(4):
@@ -99,10 +99,10 @@ def test_a_stage_has_the_numbers_of_its_names_however_many_threads_draw_them(
         if first.dim() == 1:
             assert (first == (1.0 if name.endswith("norm.weight") else 0.0)).all()
             continue
-        shard = model.shard_of(name)
+        shard = gpt.shard_of(name)
         found = first if shard is None else shard.whole([share[name] for share in shares])
         filled = plan.model.vocab_size if name.endswith("word") else len(found)
-        source = torch.Generator().manual_seed(model._seed(plan.train.seed, name))
+        source = torch.Generator().manual_seed(gpt._seed(plan.train.seed, name))
         std = 0.02 / 6**0.5 if "_out." in name else 0.02
         expected = torch.zeros_like(found)
         expected[:filled] = torch.empty(filled, found.shape[1]).normal_(0.0, std, generator=source)

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
-from megatron_ext import store as module
-from megatron_ext.errors import EngineError
-from megatron_ext.store import SECRET, AuthenticatedStore, Server, StoreError, read_secret
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.parallel import store as module
+from megatron_ext.parallel.store import SECRET, AuthenticatedStore, Server, StoreError, read_secret
 
 TOLD = b"0123456789abcdef0123456789abcdef"
 SHORT = timedelta(seconds=1)

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_ext.executor import neighbours, warm_up
-from megatron_ext.grid import Grid, Groups
+from megatron_ext.engine.executor import neighbours, warm_up
+from megatron_ext.parallel.grid import Grid, Groups
 
 LAYOUTS = [
     (tensor, data, pipeline, chunks)

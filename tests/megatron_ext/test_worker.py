@@ -18,11 +18,12 @@ import pytest
 import torch
 from torch.distributed import Store, TCPStore
 
-from megatron_ext import interruption, worker
-from megatron_ext.engine import Engine, StepResult
-from megatron_ext.indexed_dataset import write_indexed
-from megatron_ext.plan import Place, Plan
-from megatron_ext.store import AuthenticatedStore, StoreError
+from megatron_ext import worker
+from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.data.indexed_dataset import write_indexed
+from megatron_ext.engine.engine import Engine, StepResult
+from megatron_ext.parallel import interruption
+from megatron_ext.parallel.store import AuthenticatedStore, StoreError
 from tests.megatron_ext.engine_run import EngineRun, make_run
 
 FOUR_RANKS = ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=1")

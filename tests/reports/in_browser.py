@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import Page
 
-from reports.events import Timeline, read_run
+from reports.readers.events import Timeline, read_run
 
 BARS = "#timeline .barlayer .trace:not(:last-child) .point"
 """Of events; the last trace covers what is waiting of them."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from megatron_ext.schedule import Kind, schedule
-from megatron_ext.timeline import NAMES
-from reports.record import Rank
+from megatron_ext.contract.schedules import Kind, schedule
+from megatron_ext.timeline.recorder import NAMES
+from reports.readers.record import Rank
 
 RECORD = np.dtype("<u2,<u2,<u4,<i4,<i4,<i8,<i8")
 ID = {name: index for index, name in enumerate(NAMES)}

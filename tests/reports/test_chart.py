@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.chart import MOST, Series, lines, thinned, ticks
+from reports.figures.chart import MOST, Series, lines, thinned, ticks
 
 
 @given(low=st.floats(-1e6, 1e6), span=st.floats(1e-3, 1e6), count=st.integers(2, 10))

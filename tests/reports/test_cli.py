@@ -18,7 +18,7 @@ import pytest
 from conf.errors import RunFolderError
 from reports.cli import main
 from reports.errors import ReportError
-from reports.verdict import Findings
+from reports.readers.judgement import Findings
 from tests.ordinary_user import NOBODY, only_root_is_two_users, open_to_others, ordinary_user
 from tests.reports.synthetic import Shape, make_run
 
@@ -180,7 +180,9 @@ def test_the_summary_has_the_plan_the_figures_and_the_submitted_configuration(ru
 
 def test_changed_sources_are_part_of_how_to_reproduce(run: Path):
     provenance = json.loads((run / "provenance.json").read_text())
-    (run / "provenance.json").write_text(json.dumps({**provenance, "changed": [" M conf/schema.py", "?? new.py"]}))
+    (run / "provenance.json").write_text(
+        json.dumps({**provenance, "changed": [" M conf/schema/experiment.py", "?? new.py"]})
+    )
     summary, _ = report(run)
     assert f"git apply {run / 'diff.patch'}\n# not in the patch, for git did not track it: new.py\n" in summary
 

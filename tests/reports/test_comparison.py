@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.rundir import RunDir
-from reports import comparison, record, sweep_page
-from reports.axes import Axis, Item, parallel
+from conf.run_folder.rundir import RunDir
 from reports.cli import main
-from reports.comparison import Outcome, best, front, outcome, swept
+from reports.figures.axes import Axis, Item, parallel
+from reports.pages import comparison, sweep_page
+from reports.pages.comparison import Outcome, best, front, outcome, swept
+from reports.readers import record
 from tests.reports.conftest import Opener
 from tests.reports.legacy import Job, calls, log
 from tests.reports.synthetic import PRICE_PER_HOUR, Shape, make_run

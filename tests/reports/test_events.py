@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.errors import TdppError
-from reports.events import EVENT, RECORD, Timeline, aligned, read_rank, read_run
+from reports.readers.events import EVENT, RECORD, Timeline, aligned, read_rank, read_run
 from tests.reports.synthetic import NAMES, Shape, make_run
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=3, iterations=2, ranks_per_node=2)

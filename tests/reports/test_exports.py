@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.rundir import RunDir
-from reports import cli, record
+from conf.run_folder.rundir import RunDir
+from reports import cli
 from reports.cli import main
 from reports.errors import ReportError
-from reports.events import EVENT, Timeline, read_run
-from reports.exports import Export, write_exports
-from reports.record import Record
-from reports.trace import LANES, chrome_trace, lane
+from reports.exports.trace import LANES, chrome_trace, lane
+from reports.exports.write import Export, write_exports
+from reports.readers import record
+from reports.readers.events import EVENT, Timeline, read_run
+from reports.readers.record import Record
 from tests.full_disk import largest_file
 from tests.reports.chromium import CHROMIUM
 from tests.reports.conftest import Opener, until

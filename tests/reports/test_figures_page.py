@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from launch.cli import main
-from megatron_ext.indexed_dataset import write_indexed
+from megatron_ext.data.indexed_dataset import write_indexed
 from tests.reports.conftest import Opener
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.gpu_lines import GpuSample
+from conf.run_folder.gpu_lines import GpuSample
 from reports.cli import main
-from reports.gpustat import readings
+from reports.readers.gpustat import readings
 from tests.reports.legacy import Job, calls, job_info, log
 
 TEXT = """\

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.cli import main
-from reports.events import RECORD
+from reports.readers.events import RECORD
 from tests.reports.synthetic import NAMES, Shape, make_run
 from tests.reports.test_cli import text
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from reports.cli import main
 from reports.errors import ReportError
-from reports.events import Timeline
-from reports.legacy_log import HEAD
-from reports.megatron_log import Sizes, read
-from reports.record import Record
+from reports.readers.events import Timeline
+from reports.readers.legacy_log import HEAD
+from reports.readers.megatron_log import Sizes, read
+from reports.readers.record import Record
 from tests.reports.conftest import Opener, until
 from tests.reports.in_browser import BARS, ready
 from tests.reports.legacy import Call, Job, calls, job_info, log, memory_line

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from reports import megatron_log
 from reports.cli import main
 from reports.errors import ReportError
-from reports.events import Timeline
-from reports.megatron_log import Sizes, read
-from reports.record import Record
-from reports.upstream_log import Evaluation, parse
+from reports.readers import megatron_log
+from reports.readers.events import Timeline
+from reports.readers.megatron_log import Sizes, read
+from reports.readers.record import Record
+from reports.readers.upstream_log import Evaluation, parse
 from tests.reports.legacy import Job, calls, job_info, log
 from tests.reports.test_upstream_log import LOG
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.events import EVENT, Timeline
-from reports.pack import Packed, event_columns, pack
+from reports.figures.pack import Packed, event_columns, pack
+from reports.readers.events import EVENT, Timeline
 
 EXACT = st.integers(-(2**52) + 1, 2**52 - 1)
 
 
 def unpacked(packed: Packed) -> dict[str, list[int]]:
-    """The stream by its description in reports/pack.py, without numpy."""
+    """The stream by its description in reports/figures/pack.py, without numpy."""
     stream = zlib.decompress(base64.b64decode(packed.text))
     columns, at = {}, 0
     for name, length, width in packed.layout:

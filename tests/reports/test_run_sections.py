@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from conf.gpu_lines import GpuProcess, GpuReading, GpuSample, GpuTrouble, entry_text
-from reports.expected_section import expected_section
-from reports.gpus import gpu_report
-from reports.megatron_log import Sizes
+from conf.run_folder.gpu_lines import GpuProcess, GpuReading, GpuSample, GpuTrouble, entry_text
+from reports.facts.terms import Terms
+from reports.readers.gpus import gpu_report
+from reports.readers.megatron_log import Sizes
+from reports.sections.expected_section import expected_section
 from reports.sources import Source
-from reports.terms import Terms
 from tests.reports.conftest import Opener
 from tests.reports.synthetic import PRICE_PER_HOUR, Shape, make_run
 from tests.reports.test_cli import Found, Line, report

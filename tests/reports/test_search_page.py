@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from fasop.cli import main
-from fasop.predict import predict_plan
-from fasop.prices import Run
-from fasop.search import Plan
-from reports import search_page
-from reports.search_page import render
+from fasop.search.prices import Run
+from fasop.search.search import Plan
+from fasop.simulation.predict import predict_plan
+from reports.pages import search_page
+from reports.pages.search_page import render
 from tests.reports.conftest import Opener
 
 COMMAND = (

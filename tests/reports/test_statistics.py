@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasop.simulate import StageTimes, pipeline_time, simulate
-from megatron_ext.schedule import Kind, as_json, schedule
-from reports.breakdown import PARTS
-from reports.events import EVENT, Timeline, legend_order
-from reports.record import Rank
-from reports.statistics import Statistics, ideal_bubble
-from reports.statistics import statistics as statistics_of
-from reports.waits import waiting_ns
+from fasop.simulation.replay import StageTimes, pipeline_time, simulate
+from megatron_ext.contract.schedules import Kind, as_json, schedule
+from reports.facts.breakdown import PARTS
+from reports.facts.statistics import Statistics, ideal_bubble
+from reports.facts.statistics import statistics as statistics_of
+from reports.facts.waits import waiting_ns
+from reports.readers.events import EVENT, Timeline, legend_order
+from reports.readers.record import Rank
 
 MS = 1_000_000
 SENDS_TO = {"forward-send": 1, "backward-send": -1, "forward-recv": -1, "backward-recv": 1}

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from megatron_ext.model import Stage
-from reports.breakdown import TENSOR
+from megatron_ext.tasks.gpt import Stage
 from reports.cli import main
-from reports.record import Plan
-from reports.statistics import statistics
-from reports.terms import TITLES
-from reports.waits import waiting_ns
+from reports.facts.breakdown import TENSOR
+from reports.facts.statistics import statistics
+from reports.facts.terms import TITLES
+from reports.facts.waits import waiting_ns
+from reports.readers.record import Plan
 from tests.megatron_ext.engine_run import EngineRun, make_corpus, make_run
 from tests.reports.conftest import Opener
 from tests.reports.in_browser import WAITS, events_of, iteration, ready

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conf.rundir import RunDir
-from reports import record
-from reports.events import Timeline, read_run
-from reports.record import Record
-from reports.statistics import statistics
-from reports.terms import Terms, measured
-from reports.waits import NORM, waiting_ns
+from conf.run_folder.rundir import RunDir
+from reports.facts.statistics import statistics
+from reports.facts.terms import Terms, measured
+from reports.facts.waits import NORM, waiting_ns
+from reports.readers import record
+from reports.readers.events import Timeline, read_run
+from reports.readers.record import Record
 from tests.reports.synthetic import Shape, make_run
 
 SHAPES = {

@@ -11,12 +11,12 @@ import pytest
 from playwright.sync_api import Page
 
 from conf.compose import read_experiment
-from fasop.predict import predict
-from megatron_ext.timeline import NAMES as ENGINE_NAMES
+from fasop.simulation.predict import predict
+from megatron_ext.timeline.recorder import NAMES as ENGINE_NAMES
 from reports.cli import main
-from reports.events import NAMES, Timeline
-from reports.statistics import Statistics
-from reports.statistics import statistics as statistics_of
+from reports.facts.statistics import Statistics
+from reports.facts.statistics import statistics as statistics_of
+from reports.readers.events import NAMES, Timeline
 from tests.reports.conftest import Opener, until
 from tests.reports.in_browser import BARS, drawn_after, events_in, events_of, iteration, ready
 from tests.reports.synthetic import Shape, make_run, ranks_of

@@ -14,8 +14,8 @@ import pytest
 from playwright.sync_api import Page
 
 from reports.cli import main
-from reports.events import RECORD
-from reports.statistics import statistics
+from reports.facts.statistics import statistics
+from reports.readers.events import RECORD
 from tests.reports.conftest import Opener
 from tests.reports.in_browser import BARS, drawn_after, events_in, events_of, iteration, ready
 from tests.reports.synthetic import Shape, make_run, ranks_of

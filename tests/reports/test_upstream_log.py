@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.upstream_log import Memory, parse
+from reports.readers.upstream_log import Memory, parse
 from tests.reports.synthetic import Shape, make_run
 from tests.reports.test_cli import report
 

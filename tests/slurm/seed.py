@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
-from launch.app import main
-from launch.slurm_commands import comment_of
-from launch.slurm_commands import submitted as submitted_jobs
-from launch.verdict import State, Verdict, judge
+from conf.run_folder.rundir import RunDir
+from launch.commands.launch import main
+from launch.judge.verdict import State, Verdict, judge
+from launch.machine.slurm_commands import comment_of
+from launch.machine.slurm_commands import submitted as submitted_jobs
 from tests.launch.live import FOREVER, WORKER, no_data_needed
 from tests.slurm.cluster import Cluster
 

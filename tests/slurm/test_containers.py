@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conf.rundir import RunDir
-from launch import stop
-from launch.provenance import PROJECT
-from launch.verdict import State, judge
-from launch.worker import SAVED
-from launch.worker import WORKER as ENGINE
+from conf.run_folder.rundir import RunDir
+from launch.commands import stop
+from launch.judge.verdict import State, judge
+from launch.machine.provenance import PROJECT
+from launch.node.worker_command import SAVED
+from launch.node.worker_command import WORKER as ENGINE
 from tests.launch.containers.conftest import REAL, Runtime
 from tests.launch.live import FOREVER, WORKER
 from tests.megatron_ext.engine_run import make_corpus

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from data_prep.check import check_for_training
-from launch import doctor
+from launch.commands import doctor
 from tests.launch.live import ENVIRONMENT, TDPP
 from tests.megatron_ext.engine_run import make_corpus
 from tests.slurm.cluster import Cluster

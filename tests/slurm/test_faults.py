@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launch import stop
+from launch.commands import stop as stop_command
+from launch.control import stop
 from launch.errors import LaunchError
-from launch.observe import observe
-from launch.slurm_commands import job_states
-from launch.verdict import State, Verdict, judge
+from launch.judge.observe import observe
+from launch.judge.verdict import State, Verdict, judge
+from launch.machine.slurm_commands import job_states
 from tests.launch.live import FOREVER
 from tests.slurm.cluster import Cluster
 from tests.slurm.seed import (
@@ -59,7 +60,7 @@ def test_a_rank_that_hangs_is_told_and_stop_ends_it(slurm: Cluster, tmp_path: Pa
     last = observe(run).log[-1].unix
     verdict = judge(run, last + 100)
     assert (verdict.state, verdict.rule, verdict.exit_code) == (State.stalled, "no-progress", 5)
-    assert stop.main([str(run.path)]) == 0
+    assert stop_command.main([str(run.path)]) == 0
     assert judge(run).state is State.stopped
 
 
@@ -140,7 +141,7 @@ def test_stop_ends_all_jobs_of_a_run_and_no_other(slurm: Cluster, tmp_path: Path
             run = submitted(tmp_path / "runs", *FOREVER, f"executor.het={het}")
         else:
             run = endless(tmp_path, f"executor.het={het}")
-        assert stop.main([str(run.path)]) == 0
+        assert stop_command.main([str(run.path)]) == 0
         assert judge(run).state is State.stopped
         assert [job.id for job in slurm.jobs()] == [other]
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
-from launch import stop
-from launch.slurm_commands import comment_of
-from launch.verdict import State, judge
+from conf.run_folder.rundir import RunDir
+from launch.commands import stop as stop_command
+from launch.control import stop
+from launch.judge.verdict import State, judge
+from launch.machine.slurm_commands import comment_of
 from tests.launch.live import ENVIRONMENT, FOREVER, TDPP
 from tests.launch.test_verdict import Case
 from tests.ordinary_user import DAEMON, NOBODY, only_root_is_two_users, open_to_others, run_by
@@ -38,7 +39,7 @@ def test_root_ends_the_jobs_of_another_users_run(slurm: Cluster, tmp_path: Path)
     jobs = [{"id": job, "role": role, "nodes": [node]} for node, (role, job) in enumerate(zip("ms", ids, strict=True))]
     run.write_json(run.jobs, {"token": token, "executor": "slurm", "submission": 0, "jobs": jobs})
     os.chown(run.path, NOBODY, NOBODY)
-    assert stop.main([str(run.path)]) == 0
+    assert stop_command.main([str(run.path)]) == 0
     assert not slurm.jobs()
     assert judge(run).state is State.stopped
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conf import profile as profiles
-from conf.profile import read_profile
-from launch import profile
+from fasop.costs import profile as profiles
+from fasop.costs.profile import read_profile
+from launch.commands import profile
 from tests.slurm.cluster import Cluster
 from tests.slurm.seed import NODES
 

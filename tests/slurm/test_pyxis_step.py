@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conf.containers import Mount
-from conf.schema import ContainerKind
-from launch.container import RunContainer, SlurmStep, start
+from conf.schema.containers import Mount
+from conf.schema.experiment import ContainerKind
+from launch.machine.container_commands import RunContainer, SlurmStep, start
 from tests.launch.containers.image import VARIABLE
 from tests.slurm.cluster import Cluster
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.app import main
+from launch.commands.launch import main
 from launch.errors import LaunchError
-from launch.observe import observe
-from launch.verdict import State, judge
+from launch.judge.observe import observe
+from launch.judge.verdict import State, judge
 from tests.launch.live import WORKER, no_data_needed
 from tests.slurm.cluster import Cluster
 from tests.slurm.seed import (

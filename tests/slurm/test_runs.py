@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch import status
-from launch.app import main
-from launch.submit import submit
-from launch.verdict import State
-from launch.worker import WORKER as ENGINE
+from conf.run_folder.rundir import RunDir
+from launch.commands import status
+from launch.commands.launch import main
+from launch.control.submit import submit
+from launch.judge.verdict import State
+from launch.node.worker_command import WORKER as ENGINE
 from tests.launch.live import WORKER, no_data_needed
 from tests.megatron_ext.engine_run import make_corpus
 from tests.slurm.cluster import Cluster

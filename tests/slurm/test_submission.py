@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from conf.errors import TdppError
-from conf.rundir import RunDir
-from launch import stop
-from launch.app import main
+from conf.run_folder.rundir import RunDir
+from launch.commands import stop as stop_command
+from launch.commands.launch import main
 from launch.errors import LaunchError
-from launch.verdict import State, judge
+from launch.judge.verdict import State, judge
 from tests.launch.live import FOREVER, no_data_needed
 from tests.slurm.cluster import Cluster
 from tests.slurm.seed import (
@@ -42,7 +42,7 @@ def before_it_submits(slurm: Cluster, does: str, folder: Path, patch: pytest.Mon
 def test_stop_finds_jobs_of_a_submission_that_was_cut_off(slurm: Cluster, tmp_path: Path) -> None:
     run = endless(tmp_path)
     run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": []})
-    assert stop.main([str(run.path)]) == 0
+    assert stop_command.main([str(run.path)]) == 0
     assert not slurm.jobs()
 
 
@@ -118,7 +118,7 @@ def test_a_launch_that_is_killed_while_it_submits_is_settled_by_stop(
     verdict = judge(run)
     assert (verdict.state, verdict.rule) == (State.lost, "launch-cut-off"), "submitit's file of the slave is not there"
     assert f"job {master['id']} is " in "".join(verdict.evidence)
-    assert stop.main([str(run.path)]) == 0
+    assert stop_command.main([str(run.path)]) == 0
     assert not slurm.jobs()
     assert judge(run).state is State.stopped
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
-from launch import stop
-from launch.app import main
+from conf.run_folder.rundir import RunDir
+from launch.commands import stop
+from launch.commands.launch import main
 from launch.errors import LaunchError
-from launch.observe import observe
-from launch.slurm_commands import job_states
-from launch.verdict import State, judge
+from launch.judge.observe import observe
+from launch.judge.verdict import State, judge
+from launch.machine.slurm_commands import job_states
 from tests.launch.live import WORKER, no_data_needed, tdpp
 from tests.slurm.cluster import Cluster
 from tests.slurm.seed import NODES, SMALL, at_work, ids, verdict_of, wait_for

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.rundir import RunDir
+from conf.run_folder.rundir import RunDir
 from launch import cli
 from tests.launch.live import FOREVER, ROOT, TDPP
 from tests.slurm.cluster import Cluster

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from conf.containers import ImageReference
-from conf.rundir import RunDir
-from conf.schema import ContainerKind
-from launch import clean
-from launch.container import RunContainer
-from launch.container_setup import Setup, private_folder
+from conf.run_folder.rundir import RunDir
+from conf.schema.containers import ImageReference
+from conf.schema.experiment import ContainerKind
+from launch.commands import clean
+from launch.control.stop import stop
 from launch.errors import LaunchError
-from launch.file_lock import FileLock
-from launch.stop import stop
+from launch.machine.container_commands import RunContainer
+from launch.machine.file_lock import FileLock
+from launch.node.container_setup import Setup, private_folder
 from tests.launch import live
 from tests.launch.containers.conftest import Runtime
 from tests.launch.live import FOREVER, wait_for
@@ -79,8 +79,8 @@ def unfinished(runs: Path, name: str = "tiny") -> RunDir:
     launcher = [
         sys.executable,
         "-c",
-        "import sys; from pathlib import Path; from conf.rundir import RunDir; "
-        "from launch.launching import launching; import os\n"
+        "import sys; from pathlib import Path; from conf.run_folder.rundir import RunDir; "
+        "from launch.files.launch_lock import launching; import os\n"
         "with launching(RunDir(Path(sys.argv[1]))): os._exit(9)",
     ]
     subprocess.run([*launcher, str(run.path)], check=False, env=live.ENVIRONMENT)
@@ -127,7 +127,7 @@ def test_a_launch_that_goes_on_is_left_alone(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = unfinished(tmp_path / "runs")
-    code = "import sys,time; from pathlib import Path; from conf.rundir import RunDir; from launch.launching import *\n"
+    code = "import sys,time; from pathlib import Path; from conf.run_folder.rundir import RunDir; from launch.files.launch_lock import *\n"
     code += "with launching(RunDir(Path(sys.argv[1]))): print(flush=True); time.sleep(60)"
     words = [sys.executable, "-c", code, str(run.path)]
     with subprocess.Popen(words, env=live.ENVIRONMENT, stdout=subprocess.PIPE) as launcher:

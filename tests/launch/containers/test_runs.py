@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from launch import processes
-from launch.dry_run import dry_run_text
+from conf.run_folder.rundir import RunDir
+from launch.control.dry_run import dry_run_text
+from launch.control.follow import follow
+from launch.control.profilers import Profiler
+from launch.control.stop import stop
+from launch.control.submit import check
 from launch.errors import LaunchError
-from launch.follow import follow
-from launch.observe import observe
-from launch.profilers import Profiler
-from launch.provenance import PROJECT
-from launch.stop import stop
-from launch.submit import check
-from launch.verdict import State, judge
-from launch.worker import SAVED
+from launch.judge.observe import observe
+from launch.judge.verdict import State, judge
+from launch.machine import processes
+from launch.machine.provenance import PROJECT
+from launch.node.worker_command import SAVED
 from tests.launch import live
 from tests.launch.containers.apptainer_double import MAGIC
 from tests.launch.containers.conftest import Runtime

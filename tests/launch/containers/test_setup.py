@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from conf.containers import ImageReference
-from conf.schema import ContainerKind
-from launch import container_setup
-from launch.container import RunContainer
-from launch.container_setup import Setup, check_program
+from conf.schema.containers import ImageReference
+from conf.schema.experiment import ContainerKind
 from launch.errors import LaunchError
-from launch.image_file import record_of
+from launch.machine.container_commands import RunContainer
+from launch.node import container_setup
+from launch.node.container_setup import Setup, check_program
+from launch.node.image_file import record_of
 from tests.launch.containers.apptainer_double import MAGIC
 from tests.launch.containers.conftest import Runtime
 from tests.launch.live import wait_for

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from conf.rundir import RunDir
-from conf.schema import ContainerKind
-from launch.container import RunContainer, run_container, start
-from launch.container_setup import Setup
-from launch.plan import make_plan
-from launch.provenance import PROJECT
-from megatron_ext.indexed_dataset import write_indexed
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import ContainerKind
+from launch.control.plan import make_plan
+from launch.machine.container_commands import RunContainer, run_container, start
+from launch.machine.provenance import PROJECT
+from launch.node.container_setup import Setup
+from megatron_ext.data.indexed_dataset import write_indexed
 from tests.launch.containers.apptainer_double import MAGIC
 from tests.launch.containers.conftest import Runtime
 from tests.launch.live import wait_for

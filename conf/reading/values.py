@@ -1,0 +1,163 @@
+"""What the text of a value stands for, in the words and options of commands that Hydra does not read.
+
+A `Reader` takes the text and raises `NoValue` with the rule that it breaks, which begins with a verb: "must be …". Who
+knows where the text stood puts the key before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+
+from conf.errors import TdppError
+from conf.reading.user_files import is_file
+from conf.visible import shortened, visible
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+T = TypeVar("T")
+Word = TypeVar("Word", bound=StrEnum)
+Reader: TypeAlias = Callable[[str], T]
+
+
+class NoValue(ValueError):
+    """The rule that a text breaks."""
+
+
+def own_words(
+    words: Sequence[str], readers: Mapping[str, Reader[Any]], error: type[TdppError]
+) -> tuple[dict[str, Any], list[str]]:
+    """The values of words `key=value` whose key has a reader, and all other words.
+
+    Of a word that comes twice the last one counts.
+
+    Raises:
+        error: a word has no such value.
+    """
+    own, others = {}, []
+    for word in words:
+        key, equals, text = word.partition("=")
+        if equals and key in readers:
+            own[key] = read(key, text, readers[key], error)
+        else:
+            others.append(word)
+    return own, others
+
+
+def read(key: str, text: str, reader: Reader[T], error: type[TdppError]) -> T:
+    """The value of `key=text`.
+
+    Raises:
+        error: there is none.
+    """
+    try:
+        return reader(text)
+    except NoValue as rule:
+        raise error(f"{key}={_shown(text)} {rule}") from rule
+
+
+def option(reader: Reader[T]) -> Reader[T]:
+    """`reader` as argparse takes it, which puts the option before the message."""
+
+    def read_option(text: str) -> T:
+        try:
+            return reader(text)
+        except NoValue as rule:
+            raise argparse.ArgumentTypeError(f"{text!r} {rule}") from rule
+
+    return read_option
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose messages a terminal can show, whatever words they quote."""
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """As argparse does, which drops what finds no room."""
+        (file or sys.stdout).write(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        super().error(visible(shortened(message)))
+
+
+def flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise NoValue("must be true or false")
+    return text.lower() == "true"
+
+
+def above_0(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise NoValue("must be a number above 0")
+    return number
+
+
+def not_negative(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise NoValue("must be a number, 0 or more")
+    return number
+
+
+def whole(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise NoValue("must be a whole number, 1 or more")
+    return int(text)
+
+
+def path(text: str) -> Path:
+    if not text:
+        raise NoValue("names no file; give the path of one")
+    return Path(text)
+
+
+def name_of(what: str) -> Reader[str]:
+    """Names that tdpp makes a file of, in a folder of its own; or the path of a file that lies elsewhere."""
+
+    def name(text: str) -> str:
+        if not (is_file(text) or re.fullmatch(r"[A-Za-z0-9_-]+", text)):
+            raise NoValue(
+                f"cannot name a {what}: use letters, digits, '_' and '-', or the path of a file that ends with .yaml"
+            )
+        return text
+
+    return name
+
+
+def one_of(kind: type[Word]) -> Reader[Word]:
+    def word(text: str) -> Word:
+        if text not in list(kind):
+            raise NoValue(f"must be one of {', '.join(kind)}")
+        return kind(text)
+
+    return word
+
+
+def several(reader: Reader[T]) -> Reader[tuple[T, ...]]:
+    """Values joined by commas, in their order; one that comes twice counts once."""
+
+    def values(text: str) -> tuple[T, ...]:
+        try:
+            return tuple(dict.fromkeys(reader(part.strip()) for part in text.split(",")))
+        except NoValue as rule:
+            raise NoValue(f"{rule}; several are joined by commas") from rule
+
+    return values
+
+
+def _shown(text: str) -> str:
+    """Quoted where its ends would not be plain to see, or where it may be a path."""
+    return text if re.fullmatch(r"[A-Za-z0-9_.,+-]+", text) else repr(text)

@@ -1,0 +1,48 @@
+"""Files that users name for results: whether they can be written, before the work is done, and writing them whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from conf.reading.user_files import is_file, path_of
+from conf.run_folder.rundir import write_atomic
+
+
+def why_not_writable(path: Path) -> str | None:
+    """In words, with a way out; None if there can be such a file."""
+    try:
+        if path.is_dir():
+            return "it is a folder; give the path of a file"
+        if not path.parent.is_dir():
+            return f"there is no folder {path.parent}; make it, or choose another one"
+        if os.access(path if _is_device(path) else path.parent, os.W_OK, effective_ids=True):
+            return None
+    except PermissionError:  # a folder above is closed
+        pass
+    except OSError as error:  # the name is too long
+        return f"{error.strerror}; give another path"
+    return "permission denied; choose a folder where you may write"
+
+
+def why_not_kept(name: str, folder: Path) -> str | None:
+    """The same of what is kept under a name in a folder of tdpp's own, or in the file whose path `name` is."""
+    if not (is_file(name) or os.access(folder, os.W_OK, effective_ids=True)):
+        return f"you may not write in {folder}, a part of tdpp; give the path of a file instead, such as ./{name}.yaml"
+    return why_not_writable(path_of(name, folder))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a result: what is there stays until the new one is complete; a link is replaced, not followed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if _is_device(path):  # or a pipe: nothing takes its place
+        path.write_text(text, encoding="utf-8")
+    else:
+        write_atomic(path, text)
+
+
+def _is_device(path: Path) -> bool:
+    return path.exists() and not (path.is_file() or path.is_dir())

@@ -1,0 +1,339 @@
+"""A run on disk: `RunDir` owns every file name; `docs/formats.md` says what is in the files."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import uuid
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from conf.errors import RunFolderError
+from conf.run_folder import run_files, run_folders
+from conf.run_folder.json_values import typed
+
+T = TypeVar("T")
+STAMP = "%Y%m%d-%H%M%S"
+"""How the name of a run's folder begins: when it was made, in local time."""
+SCHEDULE = "schedule.json"
+"""What plan.json calls the copy of `parallel.schedule_file` in the run's folder."""
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Writes so that a reader, or a crash, finds the old content or the new one, never a part.
+
+    Others can read it as far as the umask lets them; only its user can write to it.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _shared(folder: Path) -> None:
+    """Makes a folder that everybody may write in who may write in the one it lies in."""
+    with suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(stat.S_IMODE(folder.parent.stat().st_mode))
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk, or somebody's share of it, has no room left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _digest(identity: str) -> str:
+    return hashlib.sha256(identity.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """`runs/<name>/<time>-<hash>/`. Making the object touches nothing; `create` makes the folder."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, runs: Path, name: str, identity: str, now: datetime, *, group: bool = False) -> RunDir:
+        """A new folder; two runs never share one. Runs of one `identity` (conf/identity.py) have the same hash. With
+        `group` its group may write wherever ranks do; submitit's folder stays its owner's.
+
+        Raises:
+            RunFolderError: the folder cannot be made.
+        """
+        digest = _digest(identity)
+        stamp = now.strftime(STAMP)
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            _shared(runs / name)
+            for attempt in range(1000):
+                path = runs / name / (f"{stamp}-{digest}" + (f".{attempt}" if attempt else ""))
+                try:
+                    path.mkdir(0o755)
+                except FileExistsError:
+                    continue
+                run = cls(path.absolute())
+                for folder in (run.nodes, run.events, run.errors, run.checkpoints, run.submitit):
+                    folder.mkdir(0o755)
+                for folder in (run.path, run.nodes, run.events, run.errors, run.checkpoints) if group else ():
+                    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_ISGID | stat.S_IRWXG)
+                return run
+        except OSError as error:
+            raise RunFolderError(
+                f"runs_dir={runs}: cannot make a run folder there ({error.strerror}: {error.filename}); "
+                "choose a folder you may write to"
+            ) from error
+        raise RunFolderError(f"{runs / name}: too many runs of this configuration in one second")
+
+    @classmethod
+    def is_one(cls, path: Path) -> bool:
+        return run_folders.is_run(path)
+
+    @classmethod
+    def all(cls, runs: Path) -> Iterator[RunDir]:
+        """Every run below `runs`, oldest first; others may be made and deleted meanwhile."""
+        for path in run_folders.by_time(run_folders.folders(runs)):
+            if run_folders.is_run(path):
+                yield cls(path.absolute())
+
+    @classmethod
+    def everything(cls, runs: Path) -> list[RunDir]:
+        """The same with the folders that are no run: not yet, not any more, or they never became one."""
+        found = run_folders.by_time(run_folders.folders(runs))
+        return [cls(path.absolute()) for path in found if run_folders.is_run(path) or run_folders.is_begun(path)]
+
+    @classmethod
+    def alike(cls, runs: Path, name: str, identity: str) -> list[RunDir]:
+        """Runs of that name whose folders have the hash of `identity`, latest first."""
+        pattern = re.compile(rf"\d{{8}}-\d{{6}}-{_digest(identity)}(\.(?P<attempt>\d+))?")
+        found = []
+        for path in run_folders.entries(runs / name):
+            if (match := pattern.fullmatch(path.name)) and cls.is_one(path):
+                found.append((path.name[:15], int(match["attempt"] or 0), path))
+        return [cls(path.absolute()) for _, _, path in sorted(found, reverse=True)]
+
+    @classmethod
+    def find(cls, runs: Path, wanted: str | None) -> RunDir:
+        """The run that a user means by `wanted`; raises RunFolderError as `run_folders.find` does."""
+        return cls(run_folders.find(runs, wanted))
+
+    def keep_secret(self) -> None:
+        """Gives the run what its ranks know each other by, unless it has it; nobody but its owner can read it."""
+        with suppress(FileExistsError):
+            handle = os.open(self.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(32) + "\n")
+
+    def link_job(self, job: str) -> None:
+        """Makes by_job/<job> lead here. A local job's id is a process id: an older run may have had it.
+
+        Raises:
+            RunFolderError: it cannot be made.
+        """
+        link = self.runs / run_folders.BY_JOB / job
+        fresh = link.with_name(f".{job}.{os.getpid()}")
+        try:
+            _shared(link.parent)
+            fresh.symlink_to(os.path.relpath(self.path, link.parent))
+            fresh.replace(link)
+        except OSError as error:
+            raise RunFolderError(
+                f"{link}: cannot make this link to the run ({error.strerror}); everybody who starts runs in "
+                f"{self.runs} must be allowed to write in {link.parent}, or choose a runs_dir of your own"
+            ) from error
+
+    @property
+    def name(self) -> str:
+        """`<name>/<time>-<hash>`, unique below the runs folder."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+    @property
+    def launched_unix(self) -> float:
+        """When the folder was made, by its name; a folder of another name has the time of its plan."""
+        try:
+            return datetime.strptime("-".join(self.path.name.split("-")[:2]), STAMP).timestamp()
+        except (ValueError, OverflowError, OSError):
+            return self.plan.stat().st_mtime
+
+    @property
+    def runs(self) -> Path:
+        return self.path.parent.parent
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        return self.path / "overrides.txt"
+
+    @property
+    def provenance(self) -> Path:
+        return self.path / "provenance.json"
+
+    @property
+    def diff(self) -> Path:
+        return self.path / "diff.patch"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def schedule(self) -> Path:
+        return self.path / SCHEDULE
+
+    @property
+    def jobs(self) -> Path:
+        return self.path / "jobs.json"
+
+    @property
+    def launch_lock(self) -> Path:
+        """Held by who launches the run, as long as that takes."""
+        return self.path / "launch.lock"
+
+    @property
+    def submitit(self) -> Path:
+        """What submitit itself writes: pickles, its own log."""
+        return self.path / "submitit"
+
+    @property
+    def secret(self) -> Path:
+        """What the run's ranks know each other by."""
+        return self.path / "secret"
+
+    @property
+    def address(self) -> Path:
+        """Host and port of rank 0's store, published by its node."""
+        return self.path / "master.json"
+
+    @property
+    def stop_request(self) -> Path:
+        return self.path / "stop.json"
+
+    def save_request(self, start: str) -> Path:
+        """There when the nodes are to save and end, because one of them is running out of time."""
+        return self.path / f"save-{start}.json"
+
+    @property
+    def sbatch(self) -> Path:
+        """What was submitted to Slurm."""
+        return self.path / "sbatch"
+
+    @property
+    def nodes(self) -> Path:
+        return self.path / "nodes"
+
+    def node_out(self, node: str) -> Path:
+        return self.nodes / f"{node}.out"
+
+    def node_err(self, node: str) -> Path:
+        return self.nodes / f"{node}.err"
+
+    def node_gpu(self, node: str) -> Path:
+        return self.nodes / f"{node}.gpu"
+
+    def node_state(self, node: str) -> Path:
+        return self.nodes / f"{node}.json"
+
+    def node_ranks(self, node: str) -> Path:
+        return self.nodes / f"{node}.ranks.json"
+
+    @property
+    def errors(self) -> Path:
+        return self.path / "errors"
+
+    def rank_error(self, rank: int) -> Path:
+        return self.errors / f"rank-{rank:05d}.json"
+
+    def rank_memory(self, rank: int) -> Path:
+        return self.path / "memory" / f"rank-{rank:05d}.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    def rank_events(self, rank: int) -> Path:
+        return self.events / f"rank-{rank:05d}.bin"
+
+    @property
+    def nsys(self) -> Path:
+        """What Nsight Systems saw of each node."""
+        return self.path / "nsys"
+
+    @property
+    def ncu(self) -> Path:
+        """What Nsight Compute saw of each node."""
+        return self.path / "ncu"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def doctor_node(self, node: str) -> Path:
+        """What `tdpp doctor` found on a node."""
+        return self.path / "doctor" / f"{node}.json"
+
+    def doctor_rank(self, rank: int) -> Path:
+        return self.path / "doctor" / f"rank-{rank:05d}.json"
+
+    def profile_rank(self, rank: int) -> Path:
+        """What `tdpp profile` measured on a rank."""
+        return self.path / "profile" / f"rank-{rank:05d}.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    def read_json(self, path: Path) -> Any:
+        """The content of one of the run's JSON files, or None if it is not there yet.
+
+        Raises:
+            RunFolderError: it cannot be read, or is not JSON.
+        """
+        try:
+            return run_files.parse_json(run_files.read_text(path), str(path))
+        except FileNotFoundError:
+            return None
+
+    def read(self, path: Path, kind: type[T]) -> T | None:
+        """The same as a dataclass; raises RunFolderError also where it does not fit."""
+        content = self.read_json(path)
+        return None if content is None else typed(kind, content, str(path))
+
+    def read_object(self, path: Path, keys: Collection[str]) -> dict[str, Any] | None:
+        """The same of a file that holds an object with certain keys.
+
+        Raises:
+            RunFolderError: it holds something else.
+        """
+        content = self.read_json(path)
+        if content is None:
+            return None
+        if not isinstance(content, dict):
+            raise RunFolderError(f"{path} is damaged: it holds no JSON object")
+        if lacking := [key for key in keys if key not in content]:
+            raise RunFolderError(f"{path} is damaged, or of another version of tdpp: it lacks {', '.join(lacking)}")
+        return content
+
+    def write_json(self, path: Path, value: Any) -> None:
+        write_atomic(path, json.dumps(value, indent=1) + "\n")

@@ -1,0 +1,193 @@
+"""Images, mounts and environments as a configuration names them, and what each container runtime can express.
+
+Sources: runtime.sh and enroot-mount.c of enroot 4.1, args.c and pyxis_slurmstepd.c of pyxis 0.24, mount.go and
+create.go of Apptainer 1.5.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Container, ContainerKind, Experiment
+
+IMAGE_SUFFIX = {"enroot": ".sqsh", "pyxis": ".sqsh", "apptainer": ".sif"}
+"""Of an image file, by container kind."""
+
+_EXAMPLE = "nvcr.io/nvidia/pytorch:23.04-py3"
+_COMPONENT = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    r"(?:(?P<registry>localhost(?::[0-9]+)?|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+(?::[0-9]+)?|[A-Za-z0-9-]+:[0-9]+)/)?"
+    rf"(?P<name>{_COMPONENT}(?:/{_COMPONENT})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?)",
+    re.ASCII,
+)
+
+_UNMOUNTABLE: Mapping[str, tuple[str, str]] = {
+    # Mounts are lines of an fstab, their fields joined by ':'; a backslash starts an octal escape there.
+    "enroot": (r"[\s:\\]", "spaces, ':' and '\\'"),
+    # The same, in a list joined by ',', written to a shell script in double quotes.
+    "pyxis": (r"[\s:\\,\"$`]", "spaces, ':', ',', '\"', '$', '`' and '\\'"),
+    # Fields of a CSV record, which may be quoted.
+    "apptainer": (r"[\x00-\x1f]", "control characters"),
+}
+"""What a mounted path may not hold: a pattern, and its words."""
+
+_RESERVED: Mapping[str, tuple[str, str]] = {
+    "enroot": (r"ENROOT_.*", "ENROOT_…"),
+    "pyxis": (r"(?:ENROOT|SLURM|PYXIS)_.*", "ENROOT_…, SLURM_… and PYXIS_…"),
+    "apptainer": (r"HOME|UID|GID", "HOME, UID and GID"),
+}
+"""Variables that a runtime sets itself: a pattern of names, and its words."""
+
+
+@dataclass(frozen=True)
+class ImageReference:
+    """An image in a registry."""
+
+    registry: str | None
+    """With its port, if it has one; None for Docker Hub."""
+    name: str
+    """With tag or digest: nvidia/pytorch:23.04-py3."""
+
+    @classmethod
+    def parse(cls, text: str) -> ImageReference:
+        """From Docker's notation.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        found = _REFERENCE.fullmatch(text)
+        if not found:
+            raise ConfigError(
+                f"container.image={text!r} is neither a file (.sqsh for enroot and pyxis, .sif for apptainer) nor an "
+                f"image in a registry, such as {_EXAMPLE}"
+            )
+        return cls(found["registry"], found["name"])
+
+    def __str__(self) -> str:
+        """In Docker's notation."""
+        return f"{self.registry}/{self.name}" if self.registry else self.name
+
+    @property
+    def enroot(self) -> str:
+        """In enroot's notation, where '#' ends the registry."""
+        return f"{self.registry}#{self.name}" if self.registry else self.name
+
+    @property
+    def file_stem(self) -> str:
+        """A file name for it, as enroot itself would choose, after the registry."""
+        return re.sub("[/:@]", "+", str(self))
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder or file of the host, seen in the container. Both paths are absolute."""
+
+    source: Path
+    target: Path
+    read_only: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Mount:
+        """From SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro.
+
+        Raises:
+            ConfigError: it is none of these.
+        """
+        source, *rest = text.split(":")
+        target, *options = rest or [source]
+        paths = Path(source), Path(target)
+        if options not in ([], ["ro"]) or not all(path.is_absolute() for path in paths) or paths[1] == paths[1].parent:
+            raise ConfigError(
+                f"container.mounts: {text!r} is not a mount; write SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro with "
+                "absolute paths, TARGET other than /"
+            )
+        return cls(*paths, read_only=bool(options))
+
+
+def container(container: Container) -> None:
+    """The image is there and of the kind's form, and the mounts are some that the kind can make."""
+    kind = container.kind
+    mounts = [Mount.parse(text) for text in container.mounts]
+    if kind == "none":
+        return
+    if not container.image:
+        raise ConfigError(f"container.kind={kind} needs container.image, such as {_EXAMPLE}")
+    if not container.python:
+        raise ConfigError("container.python is empty; give the interpreter in the image, such as python3")
+    suffix = Path(container.image).suffix
+    if suffix not in IMAGE_SUFFIX.values():
+        ImageReference.parse(container.image)
+    elif suffix != IMAGE_SUFFIX[kind]:
+        raise ConfigError(
+            f"container.image={container.image} is not an image file of {kind}, whose name ends in {IMAGE_SUFFIX[kind]}"
+        )
+    if container.digest is not None:
+        _digest(container.digest, kind, from_registry=suffix != IMAGE_SUFFIX[kind])
+    for mount in mounts:
+        for path in (mount.source, mount.target):
+            mountable(kind, path, "container.mounts")
+
+
+def _digest(text: str, kind: ContainerKind, *, from_registry: bool) -> None:
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
+        raise ConfigError(
+            f"container.digest={text!r} is not the SHA-256 of an image file; write sha256: and the 64 "
+            "hexadecimal digits that 'sha256sum FILE' prints"
+        )
+    if kind == "pyxis" and from_registry:
+        raise ConfigError(
+            "container.digest is that of a file, but pyxis takes the image from the registry itself; give the "
+            "registry's digest in container.image (name@sha256:…), or import the image to a .sqsh file and give that"
+        )
+
+
+def has_digest(container: Container) -> bool:
+    """Whether the configuration says which image it must be, not only where it lies."""
+    return container.digest is not None or (container.image is not None and "@sha256:" in container.image)
+
+
+def mountable(kind: ContainerKind, path: Path, asked_by: str) -> None:
+    """A path can be mounted. `asked_by` is what names it: a key, perhaps with its value."""
+    pattern, words = _UNMOUNTABLE[kind]
+    if re.search(pattern, str(path)):
+        raise ConfigError(
+            f"{asked_by}: {kind} cannot mount {str(path)!r}, for it takes no path with {words}; use another path, such "
+            "as a link to it"
+        )
+
+
+def environment(experiment: Experiment) -> None:
+    """What the cluster gives to its ranks can be given in the container."""
+    kind, cluster = experiment.container.kind, experiment.cluster
+    if kind == "none":
+        return
+    given = {"cluster": cluster.environment}
+    for group in dict.fromkeys(experiment.node_order.groups):
+        given[f"cluster.groups.{group}"] = cluster.groups[group].environment
+    for owner, variables in given.items():
+        for name, value in variables.items():
+            variable(kind, name, value, f"{owner}.environment.{name}")
+    for name in cluster.environment_from:
+        variable(kind, name, "", "cluster.environment_from")
+
+
+def variable(kind: ContainerKind, name: str, value: str, key: str) -> None:
+    """An environment variable can be given. `key` is what names it."""
+    pattern, words = _RESERVED[kind]
+    if re.fullmatch(pattern, name):
+        raise ConfigError(f"{key}: {kind} sets {words} itself and takes no other value; leave it out")
+    if kind == "apptainer":
+        return
+    # Variables are lines of a file, and a pair of quotes around a value is dropped.
+    if "\n" in value or re.fullmatch(r"[\"'].*[\"']\s*", value):
+        raise ConfigError(
+            f"{key}={value!r}: {kind} takes no value that holds a line break, or begins and ends with a quotation "
+            "mark; write it without"
+        )

@@ -1,0 +1,56 @@
+"""The variables that a cluster gives to its ranks: names that hold, and no secrets in files that others can read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from conf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Cluster
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(
+    r"(?:^|_)(?:SECRET|TOKEN|PASS|PASSWD|PASSWORD|PASSPHRASE|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE|AUTH)_?KEY)(?:_|$)",
+    re.IGNORECASE,
+)
+"""Names of variables whose values nobody else may see: WANDB_API_KEY, HF_TOKEN, AWS_SECRET_ACCESS_KEY."""
+
+OWN = ("TDPP_RUN_TOKEN", "TDPP_START", "NODE_RANK")
+"""What tdpp itself tells a worker by."""
+
+
+def check(cluster: Cluster) -> None:
+    """Raises ConfigError for a variable that cannot be given, or not like that."""
+    for key, name, value in _given(cluster):
+        _require_name(key, name)
+        if "\0" in value:
+            raise ConfigError(f"{key}={value!r} holds a byte 0, which no variable can; write it without")
+        if _SECRET.search(name):
+            raise ConfigError(
+                f"{key}: a value given there stands in the run's files, pages and job, where others can read it, and "
+                f"{name} looks like a secret; export {name} in your shell and give cluster.environment_from=[{name}], "
+                "which passes it on by its name"
+            )
+    for name in cluster.environment_from:
+        _require_name("cluster.environment_from", name)
+        if name in cluster.environment:
+            raise ConfigError(f"cluster.environment_from has {name}, which cluster.environment gives a value; keep one")
+
+
+def _given(cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+    """Of every variable its key, name and value."""
+    groups = {f"cluster.groups.{name}": group.environment for name, group in cluster.groups.items()}
+    owners: Mapping[str, Mapping[str, str]] = {"cluster": cluster.environment, **groups}
+    for owner, variables in owners.items():
+        for name, value in variables.items():
+            yield f"{owner}.environment.{name}", name, value
+
+
+def _require_name(key: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{key}: {name!r} is not a variable's name; use letters, digits and '_'")
+    if name in OWN:
+        raise ConfigError(f"{key}: tdpp sets {name} itself; leave it out")

@@ -1,0 +1,95 @@
+"""The rules of `engine=megatron_lm`: what a configuration may ask of Megatron-LM, as of core_v0.19.0.
+
+Every function returns nothing and raises `ConfigError` when its rule is broken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Engine, Experiment
+
+SCHEDULES = ("one_f_one_b", "interleaved")
+
+
+def engine(value: Engine) -> None:
+    """What the keys of the engine say together."""
+    given = [key for key in ("checkout", "vocab_file", "merge_file", "arguments") if getattr(value, key)]
+    if value.kind == "tdpp":
+        if given:
+            raise ConfigError(f"engine.{given[0]} is for Megatron-LM, but engine.kind=tdpp; use engine=megatron_lm too")
+        return
+    if not value.checkout:
+        raise ConfigError(
+            "engine.kind=megatron_lm needs engine.checkout, the folder of Megatron-LM that has pretrain_gpt.py, as the "
+            "ranks see it"
+        )
+    if (value.vocab_file is None) != (value.merge_file is None):
+        raise ConfigError(
+            f"engine.vocab_file={value.vocab_file} and engine.merge_file={value.merge_file} are the two files of one "
+            "tokenizer: give both, or neither"
+        )
+
+
+def can_run(experiment: Experiment) -> None:
+    """Whether Megatron-LM can do what the rest of the configuration says."""
+    if experiment.engine.kind != "megatron_lm":
+        return
+    _schedule(experiment)
+    _devices(experiment)
+    _without_equal(experiment)
+    train = experiment.train
+    if train.load is not None:
+        raise ConfigError(
+            f"train.load={train.load} reads checkpoints of tdpp's own engine; for those of Megatron-LM use "
+            "engine.arguments=[--load,<folder>]"
+        )
+    if train.iterations % train.log_interval:
+        raise ConfigError(
+            f"train.iterations={train.iterations} must be a multiple of train.log_interval={train.log_interval}: "
+            "Megatron-LM logs no other iteration, and the last one in the log is what tells that a run is complete"
+        )
+
+
+def _schedule(experiment: Experiment) -> None:
+    parallel = experiment.parallel
+    if parallel.schedule_file is not None:
+        raise ConfigError(
+            f"parallel.schedule_file={parallel.schedule_file}: Megatron-LM cannot read a schedule; use "
+            "parallel.schedule_file=null, or engine=tdpp"
+        )
+    if parallel.schedule not in SCHEDULES:
+        raise ConfigError(
+            f"parallel.schedule={parallel.schedule}: Megatron-LM has {' and '.join(SCHEDULES)} only; use one of them, "
+            "or engine=tdpp"
+        )
+    if parallel.chunks > 1 and parallel.micro_batches < parallel.pipeline:
+        raise ConfigError(
+            f"parallel.schedule=interleaved with {parallel.micro_batches} micro-batches (global_batch_size / (data * "
+            f"micro_batch_size)): Megatron-LM needs at least as many as parallel.pipeline={parallel.pipeline}"
+        )
+
+
+def _devices(experiment: Experiment) -> None:
+    cluster = experiment.cluster
+    for name in dict.fromkeys(experiment.node_order.groups):
+        gpu = cluster.groups[name].gpu
+        if cluster.gpus[gpu].name == "CPU":
+            raise ConfigError(
+                f"cluster.groups.{name}.gpu={gpu}: Megatron-LM trains on GPUs only; choose another cluster, or "
+                "engine=tdpp"
+            )
+
+
+def _without_equal(experiment: Experiment) -> None:
+    """What tdpp's own engine alone can do."""
+    rehearse = experiment.executor.rehearse
+    for given, key, value, off in (
+        (experiment.train.compile, "train.compile", "true", "false"),
+        (rehearse != "none", "executor.rehearse", rehearse, "none"),
+    ):
+        if given:
+            raise ConfigError(f"{key}={value} is for tdpp's own engine only; use {key}={off}, or engine=tdpp")

@@ -1,0 +1,147 @@
+"""The smallest and the largest value of every number of a configuration, checked before anything is computed from it.
+
+The largest ones are far beyond what anybody runs, and small enough that every rule, message and file that follows
+takes no more than seconds and megabytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conf.errors import ConfigError
+
+MOST_RANKS = 2**17
+"""Of a plan."""
+MOST_NODES = 2**16
+"""Of a group, and of a node order."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Both ends are allowed."""
+
+    least: float
+    most: float
+
+    def check(self, key: str, value: float) -> None:
+        """Raises ConfigError where the value of `key` lies outside."""
+        if not self.least <= value:  # nor is what is no number at all
+            raise ConfigError(f"{key}={value} must be at least {_plain(self.least)}")
+        if value > self.most:
+            raise ConfigError(f"{key}={value} must be at most {_plain(self.most)}")
+
+
+@dataclass(frozen=True)
+class Between(Range):
+    """Both ends are of interest to a user."""
+
+    def check(self, key: str, value: float) -> None:
+        if not self.least <= value <= self.most:
+            raise ConfigError(f"{key}={value} must be between {_plain(self.least)} and {_plain(self.most)}")
+
+
+@dataclass(frozen=True)
+class Positive(Range):
+    """Any number above 0, up to `most`."""
+
+    least: float = 0.0
+    most: float = 1e9
+
+    def check(self, key: str, value: float) -> None:
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{key}={value} must be a number above 0")
+        super().check(key, value)
+
+
+@dataclass(frozen=True)
+class NotNegative(Range):
+    """0 or any number above it, up to `most`."""
+
+    least: float = 0.0
+    most: float = 1e9
+
+    def check(self, key: str, value: float) -> None:
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{key}={value} must be a number, 0 or above")
+        super().check(key, value)
+
+
+_COUNT = Range(1, 10**9)
+
+RANGES: Mapping[str, Mapping[str, Range]] = {
+    "cluster.gpus.*": dict.fromkeys(
+        ("memory_gib", "fp32_tflops", "fp16_tflops", "bf16_tflops", "memory_gb_per_s"), Positive()
+    ),
+    "cluster.groups.*": {
+        "count": Range(1, MOST_NODES),
+        "gpus_per_node": Range(1, 1024),
+        "cpus_per_task": Range(1, 2**16),
+        "time_min": Range(1, 10**7),
+        "intra_gbit_per_s": Positive(),
+        "intra_latency_us": NotNegative(),
+        "inter_gbit_per_s": Positive(),
+        "inter_latency_us": NotNegative(),
+        "price_per_hour": NotNegative(),
+    },
+    "model": {
+        "layers": Range(1, 10_000),
+        "hidden": Range(1, 2**20),
+        "heads": Range(1, 2**16),
+        "sequence_length": Range(1, 2**24),
+        "vocab_size": Range(1, 2**27),
+        "vocab_multiple": Range(1, 2**20),
+    },
+    "parallel": {
+        "tensor": Range(1, 1024),
+        "data": Range(1, MOST_RANKS),
+        "pipeline": Range(1, 10_000),
+        "micro_batch_size": Range(1, 2**20),
+        "global_batch_size": Range(1, 2**20),
+        "chunks": Range(1, 10_000),
+    },
+    "executor": {
+        "master_port": Between(1024, 65535),
+        "time_min": Range(1, 10**7),
+        "meet_min": Positive(most=10**7),
+        "save_s": Between(10, 65535),
+        "max_requeues": Range(0, 10**6),
+    },
+    "train": {
+        "iterations": _COUNT,
+        "seed": Between(0, 2**32 - 1),
+        "lr": Positive(most=1e6),
+        "min_lr": NotNegative(most=1e6),
+        "lr_warmup_iterations": Range(0, 10**9),
+        "lr_decay_iterations": _COUNT,
+        "weight_decay": NotNegative(most=1e6),
+        "adam_eps": Positive(most=1.0),
+        "clip_grad": NotNegative(),
+        "log_interval": _COUNT,
+        "save_interval": _COUNT,
+        "keep_checkpoints": Range(1, 10**6),
+        "comm_timeout_s": Range(1, 10**7),
+    },
+    "data": {"weight": Positive()},
+    "profile": {"gpu_interval_s": Range(0, 10**6)},
+    "": {"max_jobs": Range(1, 10**6), "confirm_gpu_hours": NotNegative(most=1e12)},
+}
+"""By the part of a configuration and the key in it; where a rule of `conf.schema.rules` says more, it stands there
+too."""
+
+
+def check(part: str, values: Any, name: str | None = None) -> None:
+    """Raises ConfigError for a number in `values` that lies outside its range; null, where it is allowed, does not.
+
+    `name` is what a user calls the part, where that is not `part` itself.
+    """
+    before = part if name is None else name
+    for key, allowed in RANGES[part].items():
+        if (value := getattr(values, key)) is not None:
+            allowed.check(f"{before}.{key}" if before else key, value)
+
+
+def _plain(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)

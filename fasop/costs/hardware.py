@@ -1,0 +1,69 @@
+"""The kinds of nodes of a cluster, with what is known of their GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from conf.schema.experiment import Cluster, Gpu, NodeGroup, config
+from fasop.costs.profile import LayerProfile, read_profile
+from fasop.errors import SearchError
+
+LEAST, MOST = 0.01, 100.0
+"""A factor beyond is no calibration: something else is wrong."""
+
+
+@config
+class Factors:
+    """By what predicted times are multiplied (fasop/costs/calibration.py); 1: as they are."""
+
+    forward: float = 1.0
+    backward: float = 1.0
+    messages: float = 1.0
+    gradients: float = 1.0
+    embedding: float = 1.0
+    optimizer: float = 1.0
+
+    def __post_init__(self) -> None:
+        for term, value in asdict(self).items():
+            if not LEAST <= value <= MOST:
+                raise SearchError(f"a factor for {term} must be from {LEAST:g} to {MOST:g}, not {value:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeKind:
+    """A node group, ready to be searched."""
+
+    name: str
+    group: NodeGroup
+    gpu: Gpu
+    gpus: int
+    """Of one node."""
+    profile: LayerProfile | None
+    """None: its GPUs were not measured."""
+    factors: Factors = field(default_factory=Factors)
+
+
+def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
+    """In the cluster's order.
+
+    Raises:
+        ConfigError: a GPU names a profile that cannot be read.
+        SearchError: a group does not tell how many GPUs its nodes have.
+    """
+    kinds = []
+    for name, group in cluster.groups.items():
+        if group.gpus_per_node is None:
+            raise SearchError(
+                f"cluster.groups.{name}.gpus_per_node=null: a search must know how many ranks the node is to run; "
+                f"give cluster.groups.{name}.gpus_per_node=4, for example"
+            )
+        gpu = cluster.gpus[group.gpu]
+        profile = None if gpu.profile is None else read_profile(gpu.profile)
+        kinds.append(NodeKind(name=name, group=group, gpu=gpu, gpus=group.gpus_per_node, profile=profile))
+    return kinds
+
+
+def gpus_of(kinds: Sequence[NodeKind]) -> int:
+    """Of all nodes of these kinds."""
+    return sum(kind.gpus * kind.group.count for kind in kinds)

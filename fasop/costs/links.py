@@ -1,0 +1,54 @@
+"""What messages take on a cluster's links: latency plus bytes over bandwidth (Hockney 1994).
+
+A link is shared by the ranks that use it at the same time. Times are seconds, sizes bytes. Everything is linear in the
+size, so a collective is a link of its own: `all_reduce` of a link gives the latency and the seconds per byte that it
+has for the size of the whole tensor. Numbers may be floats or arrays of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from conf.schema.experiment import NodeGroup
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+Number = TypeVar("Number", float, "NDArray[float64]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link(Generic[Number]):
+    latency_s: Number
+    s_per_byte: Number
+
+    def takes(self, size: Number) -> Number:
+        """Seconds for `size` bytes."""
+        return self.latency_s + size * self.s_per_byte
+
+    def all_reduce(self, ranks: int) -> Link[Number]:
+        """Ring: 2 (n - 1) steps of an n-th of the bytes (Patarasuk and Yuan 2009); nothing for one rank."""
+        return self._steps(2 * (ranks - 1), ranks)
+
+    def reduce_scatter(self, ranks: int) -> Link[Number]:
+        """Ring: n - 1 steps of an n-th of the bytes; `size` is that of the whole tensor."""
+        return self._steps(ranks - 1, ranks)
+
+    def all_gather(self, ranks: int) -> Link[Number]:
+        """As `reduce_scatter`: the second half of an all-reduce."""
+        return self._steps(ranks - 1, ranks)
+
+    def _steps(self, steps: int, ranks: int) -> Link[Number]:
+        return Link(latency_s=steps * self.latency_s, s_per_byte=steps / ranks * self.s_per_byte)
+
+
+def within(group: NodeGroup) -> Link[float]:
+    """Between two GPUs of a node, which have it for themselves."""
+    return Link(latency_s=group.intra_latency_us * 1e-6, s_per_byte=8e-9 / group.intra_gbit_per_s)
+
+
+def between(group: NodeGroup, sharing: int) -> Link[float]:
+    """Out of a node of the group, while `sharing` of its ranks send at the same time."""
+    return Link(latency_s=group.inter_latency_us * 1e-6, s_per_byte=8e-9 * sharing / group.inter_gbit_per_s)

@@ -1,0 +1,222 @@
+"""What a rank holds, bytes: weights, gradients and optimizer state, activations in flight, buffers.
+
+A stage's memory is linear in its layers, so the GPUs of a stage allow it a largest number of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.schema.experiment import Precision, Recompute, Schedule
+from fasop.costs.links import Number
+from fasop.costs.sizes import LOGITS_AT_ONCE, activation_bytes, embedding_parameters, head_parameters, layer_parameters
+from fasop.costs.training import Training
+
+GIB = 2**30
+CONTEXT_BYTES = GIB
+"""An allowance, assumed, for what no tensor shows: the CUDA context, NCCL's buffers, fragments of the allocator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount(Generic[Number]):
+    """Bytes: of every layer, and what is there with none."""
+
+    layer: Number
+    fixed: Number
+
+    def of(self, layers: int) -> Number:
+        return self.fixed + layers * self.layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory(Generic[Number]):
+    """What a rank of one stage holds, or of each of several."""
+
+    weights: Amount[Number]
+    gradients: Amount[Number]
+    optimizer: Amount[Number]
+    """Master weights and moments."""
+    activations: Amount[Number]
+    """Of all micro-batches in flight."""
+    buffers: Amount[Number]
+    """Messages, logits, and `CONTEXT_BYTES`."""
+
+    def by_term(self) -> dict[str, Amount[Number]]:
+        """Every amount by its name."""
+        return dict(vars(self))
+
+    @property
+    def layer(self) -> Number:
+        return (
+            self.weights.layer
+            + self.gradients.layer
+            + self.optimizer.layer
+            + self.activations.layer
+            + self.buffers.layer
+        )
+
+    @property
+    def fixed(self) -> Number:
+        return (
+            self.weights.fixed
+            + self.gradients.fixed
+            + self.optimizer.fixed
+            + self.activations.fixed
+            + self.buffers.fixed
+        )
+
+    def of(self, layers: int) -> Number:
+        return self.fixed + layers * self.layer
+
+    def capacity(self, memory_gib: Number) -> NDArray[np.int64]:
+        """The most layers that fit into a GPU; negative if not even a stage without layers does."""
+        most: NDArray[np.int64] = np.floor((memory_gib * GIB - self.fixed) / self.layer).astype(np.int64)
+        return most
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterBytes:
+    """Of one parameter."""
+
+    weight: float
+    gradient: float
+    optimizer: float
+
+    @property
+    def all(self) -> float:
+        return self.weight + self.gradient + self.optimizer
+
+
+def parameter_bytes(training: Training) -> ParameterBytes:
+    """What is kept for every parameter.
+
+    tdpp's engine keeps 16-bit weights, gradients in fp32 and an optimizer with fp32 master weights, which in fp32 are
+    the weights themselves unless the optimizer is sharded. Megatron-LM: docs/source/api-guide/dist_optimizer.md, where
+    fp16 has 16-bit gradients and an fp32 copy of them, 20 bytes in all.
+    """
+    precision, sharded = training.precision, training.parallel.sharded_optimizer
+    gradient, state = 4.0, 8.0 if precision is Precision.fp32 else 12.0
+    if training.megatron_lm:
+        if precision is Precision.fp16:
+            gradient, state = 2.0, 16.0
+    elif sharded:
+        state = 12.0
+    shares = training.parallel.data if sharded else 1
+    return ParameterBytes(weight=float(training.width), gradient=gradient, optimizer=state / shares)
+
+
+def layer_activations(training: Training) -> float:
+    """Of one layer and one micro-batch, kept from its forward to its backward pass, without recomputation.
+
+    Counted in tensors of [micro-batch, sequence, hidden]. tdpp's engine: the inputs of both norms and of the linear
+    layers after them; and, shared by the tensor group, query, key, value, the attention's result and the MLP's inner
+    tensor before and after GELU. Its attention keeps no scores, so recomputing it saves nothing. Megatron-LM:
+    Korthikanti et al. 2022, equations 2 and 4, where the scores are kept unless they are recomputed.
+    """
+    model, parallel = training.model, training.parallel
+    tensor = parallel.tensor
+    size = activation_bytes(model, parallel.micro_batch_size, training.precision)
+    if training.megatron_lm:
+        scores = (
+            0.0
+            if parallel.recompute is Recompute.selective
+            else 2.5 * model.heads * model.sequence_length / model.hidden
+        )
+        return size * (5 / (tensor if parallel.sequence_parallel else 1) + (12 + scores) / tensor)
+    outside = 2 / tensor + 2 if parallel.sequence_parallel else 4
+    return size * (outside + 12 / tensor)
+
+
+def in_flight(schedule: Schedule, stage: Number, stages: int, micro_batches: int) -> Number:
+    """Micro-batches that a stage of one chunk holds at once, at most (megatron_ext/contract/schedules.py)."""
+    assert schedule is not Schedule.interleaved, "see chunks_in_flight"
+    if schedule is Schedule.gpipe:
+        return micro_batches + 0 * stage
+    held: Number = np.minimum(micro_batches, stages - stage if schedule is Schedule.one_f_one_b else stages + 0 * stage)
+    return held
+
+
+@lru_cache(maxsize=4096)
+def chunks_in_flight(stages: int, micro_batches: int, chunks: int) -> NDArray[np.int64]:
+    """[moments, chunks, stages]: micro-batches of each chunk that a stage holds with `interleaved`.
+
+    Forward passes go in groups of as many micro-batches as stages through one chunk after another, backward passes the
+    other way round, and so many forward passes ahead; so the numbers repeat with every group. Between the moments at
+    which one of the two goes on to another chunk, or has no micro-batch left, they grow or fall evenly: no other moment
+    takes more memory.
+    """
+    group = stages * chunks
+    ahead = 2 * (stages - 1 - np.arange(stages)) + (chunks - 1) * stages + 1
+    turns = stages * np.arange(chunks)
+    ends = [turns, turns + micro_batches % stages]
+    by_forward = [(turn[:, np.newaxis] - ahead) % group for turn in ends]
+    backward = np.concatenate([np.repeat(turns[:, np.newaxis], stages, axis=1), *by_forward])
+    forward = np.minimum(ahead + backward, -(-micro_batches // stages) * group)
+    chunk = np.arange(chunks)[:, np.newaxis]
+
+    def passed(passes: NDArray[np.int64], before: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of a chunk, with so many others before it in a group."""
+        whole, begun = np.divmod(passes[:, np.newaxis], group)
+        there: NDArray[np.int64] = whole * stages + np.clip(begun - before * stages, 0, stages)
+        return there
+
+    held: NDArray[np.int64] = np.clip(passed(forward, chunk) - passed(backward, chunks - 1 - chunk), 0, micro_batches)
+    return held
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LossMemory:
+    """Bytes that the loss of a micro-batch takes on the last stage."""
+
+    kept: float
+    """From its forward to its backward pass."""
+    passing: float
+
+
+def _loss_memory(training: Training, logits: float) -> _LossMemory:
+    """tdpp's engine keeps the logits, of which it makes their gradient, and has some of them in fp32 at once, twice.
+    Megatron-LM keeps fp32 probabilities, and has logits and an fp32 gradient of them besides.
+    """
+    if training.megatron_lm:
+        return _LossMemory(kept=4 * logits, passing=(training.width + 4) * logits)
+    return _LossMemory(kept=training.width * logits, passing=2 * 4 * min(logits, LOGITS_AT_ONCE))
+
+
+def stage_memory(training: Training, stage: Number, of_layer: Number | None = None) -> StageMemory[Number]:
+    """Of the ranks of a stage, or of each of several, with the schedule, batches and sizes of `training.parallel`.
+
+    `of_layer` is of how many micro-batches a layer keeps its activations; without it, what follows from the schedule
+    for a stage of one chunk. Of several chunks each has its own number (`chunks_in_flight`).
+    """
+    model, parallel = training.model, training.parallel
+    tensor, stages = parallel.tensor, parallel.pipeline
+    first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
+    state = parameter_bytes(training)
+    message = float(activation_bytes(model, parallel.micro_batch_size, training.precision))
+    held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches) if of_layer is None else of_layer
+    again, kept, put_off = 0.0, layer_activations(training), none
+    if parallel.recompute is Recompute.full:
+        if parallel.schedule is Schedule.zb_h1:  # what was computed again waits for the weights' gradients
+            put_off = kept * np.minimum(stage + 1, parallel.micro_batches)
+        again, kept = kept, message  # of the one layer that is computed again
+    logits = message / training.width / model.hidden * (model.padded_vocab(tensor) // tensor)
+    layer = layer_parameters(model, tensor) + none
+    fixed = first * embedding_parameters(model, tensor) + last * head_parameters(model, tensor, own_word=stages > 1)
+    of_loss = _loss_memory(training, logits)
+    # The norm's input and output, and the loss; of several chunks the last goes back as soon as it is there.
+    of_head = 1 if parallel.chunks > 1 else held
+    activations = again + last * of_head * (2 * message + of_loss.kept)
+    # A message each way, being received and being sent.
+    buffers = CONTEXT_BYTES + 4.0 * message + last * of_loss.passing
+    return StageMemory(
+        weights=Amount(layer=state.weight * layer, fixed=state.weight * fixed),
+        gradients=Amount(layer=state.gradient * layer, fixed=state.gradient * fixed),
+        optimizer=Amount(layer=state.optimizer * layer, fixed=state.optimizer * fixed),
+        activations=Amount(layer=held * kept + put_off, fixed=activations),
+        buffers=Amount(layer=none, fixed=buffers),
+    )

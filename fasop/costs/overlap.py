@@ -1,0 +1,41 @@
+"""How much of the gradients' all-reduce the last backward pass hides (megatron_ext/engine/reduce.py).
+
+Gradients are summed in buckets, the last layer's first, each as soon as it is complete, one after another. So what is
+left of the all-reduce after the backward pass is at least the last bucket, and what does not fit between the moment at
+which the first bucket is complete and the end of the pass; and never more than all of it:
+`min(whole, max(whole - hidden, last))`.
+"""
+
+from __future__ import annotations
+
+from conf.schema.experiment import Model, Schedule
+from fasop.costs.sizes import embedding_parameters, layer_parameters
+
+BUCKET_BYTES = 16 * 2**20
+"""The least that is summed at once; a larger matrix is a bucket of its own."""
+SUM_BYTES = 4
+"""Of a gradient, as tdpp's engine sums it."""
+LARGE_PARTS = 3
+"""Of a layer: the two matrices of the MLP, and the attention's together, with a third of the weights each."""
+
+
+def buckets_per_layer(model: Model, tensor: int) -> float:
+    """Less than 1 where a bucket holds several layers."""
+    return min(float(LARGE_PARTS), SUM_BYTES * layer_parameters(model, tensor) / BUCKET_BYTES)
+
+
+def filling(schedule: Schedule) -> float:
+    """The part of the last backward pass in which gradients of weights become complete: with ZB-H1 its second half."""
+    return 0.5 if schedule is Schedule.zb_h1 else 1.0
+
+
+def first_bucket_layers(model: Model, tensor: int) -> float:
+    """Of how many layers the gradients must be complete before any can be summed."""
+    return 1 / buckets_per_layer(model, tensor)
+
+
+def last_bucket_parameters(model: Model, tensor: int, *, first: bool) -> float:
+    """Of a stage's last bucket; that of the first stage has the embeddings, which are complete at the very end."""
+    if first:
+        return embedding_parameters(model, tensor)
+    return layer_parameters(model, tensor) / buckets_per_layer(model, tensor)

@@ -1,0 +1,174 @@
+"""Profiles: what the parts of a model take on a GPU, and what messages take between such GPUs (docs/profile.md)."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from pathlib import Path
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from conf.errors import ConfigError
+from conf.reading.user_files import SUFFIX, is_file, path_of
+from conf.reading.yaml_file import fault, load_yaml
+from conf.schema.experiment import Gpu, Model, Precision, config
+from fasop.costs import profile_rules
+from fasop.costs.sizes import ADAM_BYTES
+
+OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
+"""Times of the one serve for the other, where nothing else tells them apart."""
+FOLDER = Path(__file__).parents[1] / "profiles"
+
+
+@config
+class Cost:
+    """Of one micro-batch, on one rank. Times are medians, milliseconds."""
+
+    forward: float = MISSING
+    backward: float = MISSING
+    forward_spread: float | None = None
+    """Half of the median's 95 % confidence interval, ms; null: not known."""
+    backward_spread: float | None = None
+    activation_bytes: int | None = None
+    """What is kept from the forward to the backward pass."""
+
+
+@config
+class ModelCosts:
+    """Costs of a model's parts for one tensor size, micro-batch and number format."""
+
+    model: str = MISSING
+    """A key of the profile's `models`."""
+    tensor: int = MISSING
+    micro_batch_size: int = MISSING
+    precision: Precision = MISSING
+    embedding: Cost = MISSING
+    layer: Cost = MISSING
+    head: Cost = MISSING
+    """Final norm, logits and loss."""
+    peak_bytes: int | None = None
+    """Most that the allocator held at once, but for weights, gradients and optimizer, while embedding, `peak_layers`
+    layers and head went forward and backward; null: not measured, as on a CPU."""
+    peak_layers: int | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"model={self.model} parallel.tensor={self.tensor} parallel.micro_batch_size={self.micro_batch_size} "
+            f"train.precision={self.precision}"
+        )
+
+
+@config
+class Shape:
+    """What of a model decides the costs of its parts, whatever it is called and however many layers it has."""
+
+    hidden: int = MISSING
+    heads: int = MISSING
+    sequence_length: int = MISSING
+    vocab_size: int = MISSING
+
+    @classmethod
+    def of(cls, model: Model) -> Shape:
+        return cls(
+            hidden=model.hidden,
+            heads=model.heads,
+            sequence_length=model.sequence_length,
+            vocab_size=model.vocab_size,
+        )
+
+
+@config
+class LinkTimes:
+    """Microseconds by message size, and the latency and bandwidth fitted to them."""
+
+    latency_us: float = MISSING
+    gbit_per_s: float = MISSING
+    """Of an all-reduce, latency and bandwidth are those of each link of the ring that would take as long."""
+    ranks: int = 2
+    """That took part."""
+    us_by_bytes: dict[int, float] = field(default_factory=dict)
+
+
+@config
+class Links:
+    p2p: LinkTimes | None = None
+    """A message one way. Between nodes all ranks of a node send at once: `gbit_per_s` is the node's, times a rank's."""
+    all_reduce: LinkTimes | None = None
+
+
+@config
+class LayerProfile:
+    """Of one type of GPU."""
+
+    gpu: str = MISSING
+    source: str = MISSING
+    """Where the figures come from."""
+    date: str | None = None
+    device: str | None = None
+    """As the driver calls it."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the software that it was measured with."""
+    models: dict[str, Shape] = field(default_factory=dict)
+    costs: list[ModelCosts] = MISSING
+    optimizer_ns_per_parameter: dict[Precision, float] = field(default_factory=dict)
+    """Nanoseconds a parameter of a rank takes in the whole optimizer step; without: what the GPU's memory allows."""
+    within: Links = field(default_factory=Links)
+    """Between GPUs of a node."""
+    between: Links = field(default_factory=Links)
+    """From node to node."""
+
+    def __post_init__(self) -> None:
+        profile_rules.check(self)
+
+    def doubts(self, model: Model | None = None) -> list[str]:
+        """Its figures that are hard to believe, in words; with a model those of other models are left out."""
+        names = {name for name, shape in self.models.items() if model is None or shape == Shape.of(model)}
+        return profile_rules.doubts(self, [costs for costs in self.costs if costs.model in names])
+
+    def points(self, model: Model, precision: Precision) -> list[ModelCosts]:
+        """All costs of a model of this shape in this number format; none if it was not measured."""
+        names = {name for name, shape in self.models.items() if shape == Shape.of(model)}
+        return [costs for costs in self.costs if costs.model in names and costs.precision is precision]
+
+    def precisions(self, model: Model) -> list[Precision]:
+        """The number formats in which a model of this shape was measured."""
+        return [precision for precision in Precision if self.points(model, precision)]
+
+
+def profile_path(name: str) -> Path:
+    return path_of(name, FOLDER)
+
+
+def read_profile(name: str) -> LayerProfile:
+    """The profile `fasop/profiles/<name>.yaml`, or of the file `name`.
+
+    Raises:
+        ConfigError: it does not exist, is not one, or holds what cannot be.
+    """
+    path = profile_path(name)
+    try:
+        profile = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LayerProfile), load_yaml(path)))
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{path} is not a profile: {error.full_key} has no value (docs/profile.md)") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path} is not a profile: {fault(error)} (docs/profile.md)") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except FileNotFoundError as error:
+        known = ", ".join(sorted(other.stem for other in FOLDER.glob(f"*{SUFFIX}")))
+        others = "" if is_file(name) else f" in {FOLDER}; there are: {known}"
+        raise ConfigError(f"there is no profile {name!r}{others}; 'tdpp profile' makes one") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    assert isinstance(profile, LayerProfile)
+    return profile
+
+
+def optimizer_s_per_parameter(gpu: Gpu, profile: LayerProfile | None, precision: Precision) -> float:
+    """As measured, in this number format or in the other one of 16 bits, of which a step moves as many bytes; or by the
+    memory traffic of Adam, a lower bound."""
+    known = {} if profile is None else profile.optimizer_ns_per_parameter
+    for measured in (precision, OTHER_16_BIT.get(precision)):
+        if measured in known:
+            return known[measured] * 1e-9
+    return ADAM_BYTES / (gpu.memory_gb_per_s * 1e9)

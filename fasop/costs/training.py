@@ -1,0 +1,60 @@
+"""What is trained and how it is cut, without a place for it yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Parallel, Precision, Schedule
+from fasop.costs.sizes import BYTES, activation_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    model: Model
+    parallel: Parallel
+    precision: Precision
+    engine: Engine
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Training:
+        return cls(
+            model=experiment.model,
+            parallel=experiment.parallel,
+            precision=experiment.train.precision,
+            engine=experiment.engine,
+        )
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight or an activation."""
+        return BYTES[self.precision]
+
+    @property
+    def megatron_lm(self) -> bool:
+        return self.engine.kind is EngineKind.megatron_lm
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are summed while the backward pass of earlier layers goes on."""
+        return not self.megatron_lm or "--overlap-grad-reduce" in self.engine.arguments
+
+    @property
+    def blocks(self) -> bool:
+        """Whether stages wait until what they send has arrived: Megatron-LM does, but for interleaved stages."""
+        return self.megatron_lm and self.parallel.schedule is Schedule.one_f_one_b
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a parameter, as the replicas sum it.
+
+        tdpp's engine sums in fp32. Megatron-LM does too, but for fp16, whose gradients stay 16 bit unless it is told
+        --accumulate-allreduce-grads-in-fp32.
+        """
+        half = self.megatron_lm and self.precision is Precision.fp16
+        return 2 if half and "--accumulate-allreduce-grads-in-fp32" not in self.engine.arguments else 4
+
+    @property
+    def message_bytes(self) -> int:
+        """Of what a rank hands to the next stage for a micro-batch."""
+        whole = activation_bytes(self.model, self.parallel.micro_batch_size, self.precision)
+        return whole // self.parallel.tensor if self.parallel.sequence_parallel else whole

@@ -1,0 +1,1 @@
+"""How many layers each stage gets: heuristics, local search, bounds and proofs."""

@@ -1,0 +1,88 @@
+"""How others divide the layers, to compare with and to start from. They know no memory: look at `Pipelines.fits`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conf.schema.partition import Partition
+from fasop.costs.placed import Integers
+from fasop.simulation.fast import Floats
+from fasop.simulation.pipelines import Pipelines
+
+ROUNDING = 1e-9
+"""What is this near below a whole number of layers counts as one."""
+
+
+def even(pipelines: Pipelines, layers: int) -> Integers:
+    """Megatron's split, the same number of layers for every part; where that is none, as even as possible."""
+    split = Partition.even(layers, pipelines.parts_count).layers
+    return np.repeat(np.array([split]).T, len(pipelines), axis=1)
+
+
+def minmax(pipelines: Pipelines, layers: int) -> Integers:
+    """The heuristic of the public FASOP (HPDC 2024): from the even split, a layer goes from the largest part to the
+    smallest for as long as that makes the largest one smaller. Every part keeps a layer, if it had one.
+    """
+    found = even(pipelines, layers)
+    active = np.arange(len(pipelines)) if pipelines.parts_count > 1 else np.arange(0)
+    while len(active):
+        lines, here = pipelines.take(active), found[:, active]
+        parts = lines.forward.of(here) + lines.backward.of(here)
+        every = np.arange(len(active))
+        source, target = np.argmax(parts, axis=0), np.argmin(parts, axis=0)
+        moved = here.copy()
+        moved[source, every] -= 1
+        moved[target, every] += 1
+        largest = (lines.forward.of(moved) + lines.backward.of(moved)).max(axis=0)
+        gained = (here[source, every] > 1) & (largest < parts.max(axis=0))
+        active = active[gained]
+        found[:, active] = moved[:, gained]
+    return found
+
+
+def amp(pipelines: Pipelines, layers: int) -> Integers:
+    """The partition that AMP's dynamic program finds (Li et al. 2022): the least sum of all parts' times and, for every
+    micro-batch after the first, of the largest one.
+
+    Its messages cost the same with every partition, and every part has a layer, embedding or head. Since the layers of
+    a part cost the same each, the least sum for a given largest part fills up the parts whose layers are cheapest.
+    """
+    fixed = pipelines.forward.fixed + pipelines.backward.fixed
+    layer = pipelines.forward.layer + pipelines.backward.layer
+    least = np.zeros(pipelines.parts_count, np.int64)
+    if layers >= pipelines.parts_count - 2:
+        least[1:-1] = 1
+    found = [
+        _least_sum(fixed[:, column], layer[:, column], least, layers, pipelines.micro_batches)
+        for column in range(len(pipelines))
+    ]
+    return np.array(found).T
+
+
+def _least_sum(fixed: Floats, layer: Floats, least: Integers, layers: int, micro_batches: int) -> Integers:
+    largest = np.unique(fixed + np.arange(layers + 1)[:, np.newaxis] * layer)
+    cheapest = np.argsort(layer, kind="stable")
+    room = np.floor((largest[:, np.newaxis] - fixed) / layer + ROUNDING) - least
+    largest, room = largest[(room >= 0).all(axis=1)], room[(room >= 0).all(axis=1)][:, cheapest]
+    before = np.cumsum(room, axis=1) - room
+    partitions = np.empty_like(room)
+    partitions[:, cheapest] = np.clip(layers - least.sum() - before, 0, room)
+    partitions += least
+    times = fixed + partitions * layer
+    cost = times.sum(axis=1) + (micro_batches - 1) * times.max(axis=1)
+    cost[partitions.sum(axis=1) < layers] = np.inf
+    best: Integers = partitions[np.argmin(cost)].astype(np.int64)
+    return best
+
+
+def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
+    """Where the search for partitions begins: the best of what others do, if it fits, and the smallest largest stage.
+
+    So the partition that is found is never worse than theirs.
+    """
+    ways = (balanced, minmax(pipelines, layers), even(pipelines, layers), amp(pipelines, layers))
+    every, together = np.arange(len(pipelines)), np.tile(np.arange(len(pipelines)), len(ways))
+    partitions, lines = np.concatenate(ways, axis=1), pipelines.take(together)
+    seconds = np.where(lines.fits(partitions), lines.iteration(partitions), np.inf).reshape(len(ways), -1)
+    best: Integers = np.stack(ways)[np.argmin(seconds, axis=0), :, every].T
+    return best

@@ -1,0 +1,256 @@
+"""Seconds below which no partition gets an iteration, proved: by chains of waits that every partition has.
+
+In all schedules a stage begins after the first micro-batch's way to it, computes for all micro-batches, and from its
+last backward pass the gradient goes the same way back (with `zb_h1`, before the weight gradients that the stage still
+owes). Then the first stage still sums its gradients, and then the embedding's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from conf.schema.experiment import Schedule
+from fasop.costs.placed import Integers
+from fasop.partition.local_search import both_passes, by_stage, largest_stage, least_largest
+from fasop.simulation.fast import Floats
+from fasop.simulation.pipelines import Linear, Pipelines
+
+LEVELS = 200
+"""Amounts that are looked at one after another."""
+ROUNDING = 1e-9
+"""What is this near below a whole number of layers counts as one."""
+TINY = 1e-30
+"""Seconds that are none, but may divide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """Passes that a stage still has after its first gradient left for the stage before: how many, [chunks, stages].
+
+    Not counted are those of `zb_h1` whose gradient nobody waits for.
+    """
+
+    forward: Floats
+    backward: Floats
+
+
+def passes_left(schedule: Schedule, stages: int, chunks: int, micro_batches: int, gone: int = 1) -> Left:
+    """After the first micro-batch's gradient, which has come from the end of the model; with several chunks, after
+    `gone` gradients of the first group of micro-batches have left the stage's first chunk.
+
+    With 1F1B and `zb_h1`, stage s of P has run P - s forward passes by then, and with `zb_h1` its weight gradients lag
+    s micro-batches behind. With `interleaved` (`fasop.simulation.steps`) the group has gone back through all other
+    chunks, and forward passes are 2 (P - 1 - s) + 2 (chunks - 1) P ahead.
+    """
+    number, count = np.arange(float(stages)), micro_batches
+    if schedule is Schedule.interleaved:
+        chunk, group = np.arange(float(chunks)).reshape(-1, 1), stages * chunks
+        ahead = 2 * (stages - 1 - number) + 2 * (chunks - 1) * stages + gone
+        done = ahead // group * stages + np.clip(ahead % group - chunk * stages, 0, stages)
+        back = np.where(chunk == 0, gone, in_turn(stages, count)) + 0 * number
+        return Left(forward=np.maximum(0.0, count - done), backward=count - back)
+    ahead = np.ones(stages) if schedule is Schedule.gpipe else np.minimum(count, stages - number)
+    owed = np.minimum(number, count - 1) / 2 if schedule is Schedule.zb_h1 else 0 * number
+    return Left(forward=(count - ahead)[np.newaxis], backward=(count - 1 - owed)[np.newaxis])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chains:
+    """What the links of such chains take, by stage."""
+
+    own: Linear
+    """A stage's passes from its first one until the last gradient leaves it."""
+    way: Linear
+    """Its passes for a micro-batch that only goes through it, there and back. Of several chunks the first one counts,
+    which may have no layer."""
+    trip: Linear
+    """Its passes for the first micro-batch, in all its chunks."""
+    hops: Floats
+    """[pipelines]: the messages of that micro-batch, through all parts and back."""
+    left: Linear
+    """Its passes from the first gradient that leaves it until the last one. Of several chunks, a layer of that one
+    counts which has the shortest passes left."""
+    turn: Linear
+    """[parts, pipelines]: with several chunks, the backward passes of one of them that follow its first one in turn."""
+    of_part: Linear | None
+    """[parts, pipelines]: with several chunks these, and of what the stage has left after that for each chunk as much
+    as is left of every one: a mean over all parts, not what any part takes.
+    """
+
+
+def _freed(pipelines: Pipelines) -> Floats:
+    """[pipelines]: what follows at least on any stage's last backward pass."""
+    sums = pipelines.least_exposed
+    freed: Floats = sums.min(axis=0) if pipelines.schedule is Schedule.zb_h1 else sums[0] + pipelines.embedding
+    return freed
+
+
+def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats:
+    """[pipelines]: the largest of five bounds; `balanced` is from `bottleneck`.
+
+    For the largest stage: it steps its optimizer and computes for all micro-batches, and then either its gradient goes
+    back to the first stage, or it sums its gradients.
+
+    For any stage, and for the mean over the stages: the first micro-batch goes through all parts and back, and then the
+    stage has passes left (`_trip_bound`).
+
+    For the mean over the stages: see `_mean_bound`.
+    """
+    chains, stepped = _chains(pipelines), pipelines.optimizer.fixed
+    first_sums = pipelines.least_exposed[0] + pipelines.embedding
+    back = pipelines.micro_batches * largest_stage(pipelines, balanced) + stepped.min(axis=0) + _freed(pipelines)
+    busiest = np.maximum(back, _summing_bound(pipelines, layers))
+    longest = np.maximum(_mean_bound(chains, pipelines.hop, layers), _trip_bound(chains, pipelines.capacity, layers))
+    least: Floats = np.maximum(busiest, longest + stepped[0] + first_sums)
+    return least
+
+
+def _summing_bound(pipelines: Pipelines, layers: int) -> Floats:
+    """[pipelines]: the largest stage's optimizer step, passes and sums, which is least where those are balanced."""
+    both, sums, step = both_passes(pipelines), pipelines.unhidden(layers).sums, pipelines.optimizer
+    whole = Linear(
+        fixed=step.fixed + pipelines.micro_batches * both.fixed + sums.fixed + layers * np.minimum(0.0, sums.layer),
+        layer=step.layer + pipelines.micro_batches * both.layer + np.maximum(0.0, sums.layer),
+    )
+    whole.fixed[0] += pipelines.embedding
+    whole.fixed[-1] += pipelines.embedding if pipelines.stages > 1 else 0
+    least: Floats = whole.of(least_largest(whole, pipelines.capacity, layers)).max(axis=0)
+    return least
+
+
+def in_turn(stages: int, micro_batches: int) -> int:
+    """With `interleaved`, micro-batches of the first group: they go through a chunk in turn, and only then through the
+    next one. So on its way back the first one may hand over to the last one, in any part, and that one goes on.
+    """
+    return min(stages, micro_batches)
+
+
+def _chains(pipelines: Pipelines) -> _Chains:
+    schedule, stages, count = pipelines.schedule, pipelines.stages, pipelines.micro_batches
+    split, hop = schedule is Schedule.zb_h1, pipelines.hop
+    forward, backward, number = pipelines.forward, pipelines.backward, np.arange(float(stages)).reshape(-1, 1)
+    chunks = pipelines.parts_count // stages
+    owed = np.where(number > 0, np.minimum(number + 1, count) / 2, 0) if split else 0 * number
+    half = 0.5 if split else 1.0
+    way = _weighted(1.0, forward, half, backward)
+    whole = [by_stage(passes, stages) for passes in (forward, backward)]
+    left = passes_left(schedule, stages, chunks, count)
+    ahead, back = (passes.reshape(-1, 1) for passes in (left.forward, left.backward))
+    of_parts = _weighted(ahead, forward, back, backward)
+    return _Chains(
+        own=_weighted(count, whole[0], count - owed, whole[1]),
+        way=Linear(fixed=way.fixed[:stages], layer=way.layer[:stages] if chunks == 1 else 0 * hop),
+        trip=_weighted(1.0, whole[0], half, whole[1]),
+        hops=2 * (chunks * hop.sum(axis=0) - hop[-1]),
+        left=Linear(
+            fixed=of_parts.fixed.reshape(chunks, stages, -1).sum(axis=0),
+            layer=of_parts.layer.reshape(chunks, stages, -1).min(axis=0),
+        ),
+        turn=_weighted(0.0, forward, in_turn(stages, count) - 1.0, backward),
+        of_part=_of_part(pipelines, chunks) if chunks > 1 else None,
+    )
+
+
+def _of_part(pipelines: Pipelines, chunks: int) -> Linear:
+    """See `_Chains.of_part`. The largest part's passes in turn, and after them the largest stage's passes left, are at
+    least their means with the same weights, if a stage has those of all its chunks, which are alike.
+    """
+    stages, turns = pipelines.stages, in_turn(pipelines.stages, pipelines.micro_batches)
+    left = passes_left(pipelines.schedule, stages, chunks, pipelines.micro_batches, turns)
+    forward, backward = left.forward.min(axis=0).reshape(-1, 1), left.backward.min(axis=0).reshape(-1, 1)
+    layer = forward * pipelines.forward.layer[:stages] + backward * pipelines.backward.layer[:stages]
+    whole = (turns - 1) * pipelines.backward.layer + np.tile(chunks * layer, (chunks, 1))
+    return Linear(fixed=np.zeros_like(whole), layer=whole)
+
+
+def _weighted(forwards: Floats | float, forward: Linear, backwards: Floats | float, backward: Linear) -> Linear:
+    return Linear(
+        fixed=forwards * forward.fixed + backwards * backward.fixed,
+        layer=forwards * forward.layer + backwards * backward.layer,
+    )
+
+
+def _trip_bound(chains: _Chains, capacity: Integers, layers: int) -> Floats:
+    """[pipelines]: the first micro-batch's trip, and the largest stage's passes left, or the largest part's."""
+    trip, parts = chains.trip.layer, chains.of_part
+    longest = np.maximum(_mean_of(trip, chains.left, layers), _whole_of(trip, chains.left, capacity, layers))
+    if parts is not None:
+        chunks = len(parts.layer) // len(trip)
+        trips, capacities = np.tile(trip, (chunks, 1)), np.tile(capacity, (chunks, 1))
+        longest = np.maximum(longest, _mean_of(trips, parts, layers))
+        longest = np.maximum(longest, _whole_of(trips, chains.turn, capacities, layers))
+    least: Floats = chains.hops + chains.trip.fixed.sum(axis=0) + longest
+    return least
+
+
+def _whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Floats:
+    """[pipelines]: as `_mean_of`, but of whole layers: the least over all amounts that the largest stage may have left.
+
+    For each amount stages have room for whole layers; those go where the trip is shortest. More than the least amount
+    for which there is room at all is worth it only as long as it takes less than the trip can become shorter.
+    """
+    if not left.layer.all():
+        return np.zeros(trip.shape[1])
+    order = np.argsort(trip, axis=0, kind="stable")
+    sorted_trip = np.take_along_axis(trip, order, axis=0)
+    most = np.minimum(capacity, layers)
+    amount = left.of(least_largest(left, capacity, layers)).max(axis=0)
+    least: Floats = np.full(trip.shape[1], np.inf)
+    for _ in range(LEVELS):
+        room = np.minimum(np.floor((amount - left.fixed) / left.layer + ROUNDING), most)
+        held = np.minimum(np.cumsum(np.take_along_axis(np.maximum(room, 0), order, axis=0), axis=0), layers)
+        taken = (np.diff(held, axis=0, prepend=0) * sorted_trip).sum(axis=0)
+        least = np.minimum(least, amount + taken)
+        following = np.where(room < most, left.fixed + (room + 1) * left.layer, np.inf).min(axis=0)
+        if (following + layers * sorted_trip[0] >= least).all():
+            break
+        amount = np.maximum(amount, following)
+    else:
+        least = np.minimum(least, amount + layers * sorted_trip[0])
+    return least
+
+
+def _mean_of(trip: Floats, left: Linear, layers: int) -> Floats:
+    """[pipelines]: what the trip's passes of layers take at least, and the largest stage's passes left.
+
+    The largest is at least the mean with any weights, and that is a constant and a price for each stage's layers. No
+    partition pays less than `layers` times the lowest price; the weights make the prices equal where they can.
+    """
+    weights = np.maximum(0.0, level(trip, left.layer) - trip) / np.maximum(left.layer, TINY)
+    weights /= np.maximum(weights.sum(axis=0), TINY)
+    lowest = (trip + weights * left.layer).min(axis=0)
+    least: Floats = layers * lowest + (weights * left.fixed).sum(axis=0)
+    return least
+
+
+def level(trip: Floats, left: Floats) -> Floats:
+    """[pipelines], of [stages, pipelines]: the least price of a layer, `trip` and the largest of `left`, if layers have
+    parts: those stages have any whose trip is shortest, and each has as much left.
+    """
+    cheapest = np.argsort(trip, axis=0, kind="stable")
+    share = 1 / np.maximum(np.take_along_axis(left, cheapest, axis=0), TINY)
+    paid = np.cumsum(share * np.take_along_axis(trip, cheapest, axis=0), axis=0)
+    least: Floats = ((1 + paid) / np.cumsum(share, axis=0)).min(axis=0)
+    return least
+
+
+def _mean_bound(chains: _Chains, hop: Floats, layers: int) -> Floats:
+    """[pipelines]: what the pipeline takes at least, by a mean over its stages.
+
+    For every stage s: the way through those before it, and its own passes. The largest of these is at least their mean
+    with any weights. Each is linear in the layers, so a mean is a constant and a price for each stage's layers, and no
+    partition pays less than `layers` times the lowest price. The weights, found from the last stage back, make the
+    prices equal where they can.
+    """
+    own, way = chains.own, chains.way
+    weights, later = np.zeros_like(own.layer), np.zeros(own.layer.shape[1])
+    for stage in range(len(weights) - 1, -1, -1):
+        weights[stage] = np.maximum(0.0, 1 - later * way.layer[stage]) / own.layer[stage]
+        later += weights[stage]
+    weights /= later
+    beyond = np.cumsum(weights[::-1], axis=0)[::-1] - weights
+    constant = (weights * own.fixed + beyond * (way.fixed + 2 * hop)).sum(axis=0)
+    least: Floats = constant + layers * (weights * own.layer + beyond * way.layer).min(axis=0)
+    return least

@@ -1,0 +1,72 @@
+"""Which pipelines need not be looked at, since another one is as fast with every partition."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.schema.experiment import Schedule
+from fasop.costs.placed import Integers
+from fasop.simulation.pipelines import Linear, Pipelines
+
+ROUNDING = 1e-9
+"""Of a pass: what differences of times may be off by."""
+
+
+def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:
+    """[pipelines]: whether no partition is slower with `one`, of the same schedule, and all that fit `other` fit it.
+
+    A stage that ends earlier delays nobody. Times are linear in the layers, so none and all of them tell of any number.
+    """
+    if one.hidden is None and other.hidden is not None:
+        return np.zeros(len(one), bool)
+    room = np.minimum(one.capacity, layers) >= np.minimum(other.capacity, layers)
+    better: NDArray[np.bool_] = room.all(axis=0) & (one.embedding <= other.embedding)
+    if one.shares is not None and other.shares is not None:
+        better &= (one.shares <= other.shares).all(axis=(0, 1)) | (one.shares * layers <= 1).all(axis=(0, 1))
+    better &= (one.hop <= other.hop).all(axis=0)
+    better &= (one.occupied <= other.occupied).all(axis=0)
+    for mine, theirs in zip(_stage_times(one), _stage_times(other), strict=True):
+        better &= (mine.fixed <= theirs.fixed).all(axis=0)
+        better &= (mine.of(np.array(layers)) <= theirs.of(np.array(layers))).all(axis=0)
+    return better if one.hidden is None or other.hidden is None else better & _hides_enough(one, other, layers)
+
+
+def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:
+    """[pipelines]: whether the sums of gradients of `one`, whose passes are shorter, never end later for being hidden
+    less.
+
+    With GPipe and 1F1B a stage's last backward pass is whole: one that takes longer ends at least so much later, and
+    may hide so much more. With other schedules what is left of the sums is compared for every number of layers.
+    """
+    assert one.hidden is not None
+    assert other.hidden is not None
+    if one.schedule in (Schedule.gpipe, Schedule.one_f_one_b):
+        enough: NDArray[np.bool_] = np.all(one.hidden.last <= other.hidden.last, axis=0)
+        for held in map(np.array, (0, layers)):
+            hidden = other.hidden.time.of(held) - one.hidden.time.of(held)
+            longer = other.backward.of(held) - one.backward.of(held)
+            enough &= (hidden <= longer + ROUNDING * other.backward.of(held)).all(axis=0)
+        return enough
+    amount = np.arange(layers + 1).reshape(-1, 1, 1)
+    left: NDArray[np.bool_] = np.all(one.exposed(amount) <= other.exposed(amount), axis=(0, 1))
+    return left
+
+
+def _stage_times(lines: Pipelines) -> tuple[Linear, ...]:
+    return lines.forward, lines.backward, lines.sums, lines.optimizer
+
+
+def distinct(lines: Pipelines) -> Integers:
+    """The first of each that has the same stages and links as others: nodes of a stage may change places."""
+    if len(lines) == 1:
+        return np.arange(1)
+    parts = _stage_times(lines)
+    rows = [*(part.fixed for part in parts), *(part.layer for part in parts), lines.hop, lines.capacity]
+    rows += [] if lines.shares is None else [*lines.shares]
+    if lines.hidden is not None:
+        rows += [lines.hidden.time.fixed, lines.hidden.time.layer, lines.hidden.last]
+    rows += [lines.busy] if lines.busy is not None else []
+    numbers = np.concatenate([*rows, lines.embedding[np.newaxis], lines.basis[np.newaxis]])
+    first = {column.tobytes(): number for number, column in reversed([*enumerate(numbers.T)])}
+    return np.sort([*first.values()])

@@ -1,0 +1,191 @@
+"""The partition of one pipeline with the shortest iteration, or how much shorter one could be at most: branch and cut.
+
+An iteration takes as long as its longest path of waits. Every path takes a time that is linear in the layers, so each
+one gives a lower bound of all partitions, a cut (`Pipelines.longest`). A linear program over many of them bounds all
+partitions of a box, and boxes are halved where its solution is no partition (Kelley 1960, Land and Doig 1960, Gomory
+1960). What is done is counted in boxes, not seconds, so that the same search says the same everywhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+
+from fasop.costs.placed import Integers
+from fasop.partition.linear_program import LeastLargest, Node, Solved
+from fasop.simulation.fast import Floats
+from fasop.simulation.pipelines import FULL, Layers, Pipelines
+
+EXACT = 1e-6
+"""Partitions that differ by less, in proportion, are as good as each other."""
+NEAR = 1e-3
+"""A solution whose longest path is known but for this needs no further cut."""
+CUTS = (20, 2)
+"""At the solutions of the first box, one after another: at first, and after what is no partition was excluded."""
+EXCLUDED = 10
+"""How often that is."""
+TRIED = 8
+"""Amounts at which a box is halved on trial."""
+ROUNDED = 4
+"""Of the solution of every so many boxes the nearest partition is simulated."""
+WHOLE = 1e-6
+"""What an amount may differ from a number of layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """`seconds` is what the partition takes, `bound` what every partition takes at least."""
+
+    partition: Integers
+    """[parts, 1]"""
+    seconds: float
+    bound: float
+    boxes: int
+    """How many were looked at."""
+
+
+def proved(one: Pipelines, layers: int, begin: Integers, boxes: int) -> Proof:
+    """The best partition, from `begin` [parts, 1], which fits; and its bound, the best that so many boxes prove."""
+    search = _Search(one, layers, begin)
+    bound, looked_at = search.run(boxes)
+    seconds = float(one.iteration(search.best)[0])
+    return Proof(partition=search.best, seconds=seconds, bound=min(bound, seconds), boxes=looked_at)
+
+
+class _Search:
+    """Boxes, those with the lowest bounds first."""
+
+    def __init__(self, one: Pipelines, layers: int, begin: Integers) -> None:
+        self._one = one
+        self._paths = one.unhidden(layers)
+        self.best, self.seconds = begin, float(one.iteration(begin)[0])
+        chunks = one.parts_count // one.stages
+        self._stages = np.tile(np.eye(one.stages, dtype=np.int64), chunks)
+        """[stages, parts]: 1 where a part is of a stage."""
+        self._high = np.tile(np.minimum(one.capacity[:, 0], layers), chunks)
+        self._known = {begin[:, 0].tobytes()}
+        self._problem = LeastLargest(layers, one.parts_count)
+        if chunks > 1:
+            self._problem.limit(self._stages, one.capacity[:, 0], whole=True)
+        self._cut(_crowded(begin[:, 0]))
+        self._cut(begin)
+
+    def run(self, most: int) -> tuple[float, int]:
+        """The bound of all partitions, and how many boxes were looked at."""
+        order = count()
+        boxes = [(first.least, next(order), first) for first in [self._whole_box()]]
+        stuck, looked_at = np.inf, 0
+        while boxes and looked_at < most and boxes[0][0] < self._enough:
+            looked_at += 1
+            solved = self._problem.solve(heapq.heappop(boxes)[2].node)
+            whole = _rounded(solved)
+            is_whole = np.abs(solved.amounts - whole).max() <= WHOLE
+            new = (is_whole or looked_at % ROUNDED == 1) and self._try(whole)
+            halves = [solved] if new else [] if is_whole else self._halved(solved)
+            if is_whole and not new:
+                stuck = min(stuck, solved.least)
+            for half in halves:
+                if half.least < self._enough:
+                    heapq.heappush(boxes, (half.least, next(order), half))
+        return float(min([stuck, *(least for least, _, _ in boxes[:1])])), looked_at
+
+    @property
+    def _enough(self) -> float:
+        """A box that cannot go below this is of no use."""
+        return self.seconds * (1 - EXACT)
+
+    def _whole_box(self) -> Solved:
+        """Of all partitions."""
+        root = self._problem.root(np.zeros_like(self._high), self._high)
+        solved = self._cut_off(self._problem.solve(root), CUTS[0])
+        for _ in range(EXCLUDED):
+            if solved.least >= self._enough or not self._problem.exclude(solved):
+                break
+            solved = self._cut_off(self._problem.solve(solved.node), CUTS[1])
+        return solved
+
+    def _cut_off(self, solved: Solved, most: int) -> Solved:
+        """Cuts at the solution, until its longest path is known."""
+        for _ in range(most):
+            if not np.isfinite(solved.least) or self._cut(solved.amounts.reshape(-1, 1))[0] <= solved.least * (
+                1 + NEAR
+            ):
+                break
+            self._try(_rounded(solved))
+            solved = self._problem.solve(solved.node)
+        return solved
+
+    def _cut(self, partitions: Layers) -> Floats:
+        """At these; returns their seconds, with nothing hidden."""
+        slopes, seconds = self._paths.longest(partitions)
+        self._problem.cut(slopes.T, seconds - (slopes * partitions).sum(axis=0))
+        return seconds
+
+    def _try(self, partition: Integers) -> bool:
+        """Keeps it if it is the best so far; returns whether the problem has a new cut or limit for it."""
+        column = partition.reshape(-1, 1)
+        if partition.tobytes() in self._known:
+            return False
+        self._known.add(partition.tobytes())
+        if not self._one.fits(column)[0]:
+            return self._limit_memory(partition)
+        seconds = self._cut(column)
+        taken = float((seconds if self._one.hidden is None else self._one.iteration(column))[0])
+        if taken < self.seconds:
+            self.best, self.seconds = column, taken
+        return True
+
+    def _limit_memory(self, partition: Integers) -> bool:
+        """Adds what of its stages' memory a partition breaks, each at its fullest moment: all limits would be many."""
+        if self._one.shares is None:
+            return False
+        of_stages = self._one.shares[:, np.newaxis, :, 0] * self._stages
+        taken = of_stages @ partition
+        broken = np.nonzero(taken.max(axis=0) > FULL)[0]
+        if len(broken):
+            rows = of_stages[taken.argmax(axis=0)[broken], broken]
+            self._problem.limit(rows, np.full(len(rows), FULL), whole=False)
+        return len(broken) > 0
+
+    def _halved(self, solved: Solved) -> list[Solved]:
+        """Where that raises both bounds most, of the amounts that are farthest from whole numbers."""
+        fractions = solved.amounts % 1
+        distance = np.minimum(fractions, 1 - fractions)
+        best, most = [], -1.0
+        for number in np.argsort(-distance, kind="stable")[:TRIED]:
+            if distance[number] > WHOLE:
+                halves = [self._problem.solve(node) for node in _sides(solved, int(number))]
+                below, above = (min(half.least, self.seconds) - solved.least + EXACT for half in halves)
+                if below * above > most:
+                    best, most = halves, below * above
+        return best
+
+
+def _sides(solved: Solved, number: int) -> tuple[Node, Node]:
+    """Of the box, below and above an amount."""
+    node, below = solved.node, np.floor(solved.amounts[number])
+    high, low = node.high.copy(), node.low.copy()
+    high[number], low[number] = below, below + 1
+    return replace(node, high=high), replace(node, low=low)
+
+
+def _crowded(partition: Integers) -> Floats:
+    """[parts, partitions]: with parts of layers, and more of them where the longest path is to be."""
+    found = []
+    for length in (1, 2, 4, 8, 16, 32):
+        for first in range(0, len(partition) - length + 1, max(1, length // 2)):
+            shares = 0.95 * (partition + 0.01)
+            shares[first : first + length] *= 1.15
+            found.append(shares * partition.sum() / shares.sum())
+    return np.array(found).T
+
+
+def _rounded(solved: Solved) -> Integers:
+    """The nearest partition, by largest remainders; it is in the box, too."""
+    whole = np.floor(solved.amounts + WHOLE).astype(np.int64)
+    left = round(float(solved.amounts.sum())) - int(whole.sum())
+    whole[np.argsort(whole - solved.amounts, kind="stable")[:left]] += 1
+    return whole

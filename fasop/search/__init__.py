@@ -1,0 +1,1 @@
+"""The best plans of a cluster: what is tried, in which order, and what no plan can beat."""

@@ -1,0 +1,110 @@
+"""The words of `tdpp search` that are not Hydra's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from conf.reading.values import NoValue, Reader, above_0, flag, name_of, own_words, path, whole
+from fasop.errors import SearchError
+
+
+class First(StrEnum):
+    """Which end of a front of time against cost comes first."""
+
+    time = "time"
+    cost = "cost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a command line asks for; every field but the last is a word."""
+
+    top: int = 10
+    csv: Path | None = None
+    page: Path | None = None
+    plan: str | None = None
+    overwrite: bool = False
+    explain: int | None = None
+    leave_out: bool = True
+    prove: bool = False
+    pareto: First | None = None
+    max_cost: float = math.inf
+    """US dollars, of the whole training."""
+    max_days: float = math.inf
+    tokens: float | None = None
+    """Of the whole training."""
+    validate: tuple[str, ...] = ()
+    """Runs."""
+    calibrate: Path | None = None
+    calibration: Path | None = None
+    overrides: tuple[str, ...] = ()
+    """Hydra's."""
+
+    def limits(self) -> str:
+        """Those of a whole training, as they were given; empty without any."""
+        given = {"max_cost": self.max_cost, "max_days": self.max_days}
+        return " ".join(f"{word}={value:g}" for word, value in given.items() if math.isfinite(value))
+
+
+OF_VALIDATE = frozenset(("validate", "calibrate", "calibration"))
+NOT_OF_PARETO = frozenset(("top", "leave_out", "prove"))
+"""Words that would change nothing."""
+
+
+def parse(argv: Sequence[str]) -> Asked:
+    """Takes the search's own words out of the others.
+
+    Raises:
+        SearchError: a word has no such value, or no meaning beside another one.
+    """
+    own, overrides = own_words(argv, WORDS, SearchError)
+    if "pareto" not in own and (limits := [word for word in ("max_cost", "max_days") if word in own]):
+        raise SearchError(f"{limits[0]}={own[limits[0]]:g} limits a front of time against cost: add pareto=time")
+    if "validate" in own and (others := own.keys() - OF_VALIDATE):
+        raise SearchError(
+            f"validate={','.join(own['validate'])} searches nothing, so it does not take {', '.join(sorted(others))}, "
+            "only calibrate=FILE, calibration=FILE and runs_dir=DIR"
+        )
+    if "pareto" in own and (others := own.keys() & NOT_OF_PARETO):
+        raise SearchError(
+            f"pareto={own['pareto']} shows every plan that no other one beats, on any number of nodes; it does not "
+            f"take {', '.join(sorted(others))}"
+        )
+    return Asked(**own, overrides=tuple(overrides))
+
+
+def _runs(text: str) -> tuple[str, ...]:
+    if not all(text.split(",")):
+        raise NoValue("must be runs, joined by commas: their folders, names or job ids")
+    return tuple(text.split(","))
+
+
+def _first(text: str) -> First:
+    if text not in list(First):
+        raise NoValue("must be time or cost: whether the fastest or the cheapest plan comes first")
+    return First(text)
+
+
+WORDS: Mapping[str, Reader[Any]] = {
+    "top": whole,
+    "csv": path,
+    "page": path,
+    "plan": name_of("configuration"),
+    "overwrite": flag,
+    "leave_out": flag,
+    "prove": flag,
+    "pareto": _first,
+    "max_cost": above_0,
+    "max_days": above_0,
+    "tokens": above_0,
+    "explain": whole,
+    "validate": _runs,
+    "calibrate": path,
+    "calibration": path,
+}
+"""By word, which is a field of `Asked`."""

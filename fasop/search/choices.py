@@ -1,0 +1,186 @@
+"""What a search tries of each part of a plan.
+
+A search chooses everything of `parallel` but the global batch. What a command line gives of it stays:
+`parallel.recompute=full` is the one value that is tried, and `parallel.recompute=none,full` tries both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from conf.reading.values import NoValue, Reader, flag, one_of, read, several, whole
+from conf.schema.experiment import Engine, EngineKind, Model, Parallel, Recompute, Schedule, Train
+from conf.schema.megatron_lm import SCHEDULES
+from fasop.errors import SearchError
+from fasop.simulation.fast import KNOWN
+
+SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
+FOUND = ("partition", "node_order")
+"""What nobody can give: finding it is what a search is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """The values that are tried, in this order; of a size None tries every one that is possible."""
+
+    tensor: tuple[int, ...] | None = None
+    data: tuple[int, ...] | None = None
+    pipeline: tuple[int, ...] | None = None
+    micro_batch_size: tuple[int, ...] | None = None
+    schedule: tuple[Schedule, ...] = (Schedule.one_f_one_b,)
+    chunks: tuple[int, ...] = (2,)
+    """With the schedule `interleaved`."""
+    recompute: tuple[Recompute, ...] = (Recompute.none,)
+    sharded_optimizer: tuple[bool, ...] = (False,)
+    sequence_parallel: tuple[bool, ...] = (False,)
+
+    @classmethod
+    def of(cls, parallel: Parallel) -> Choices:
+        """Every size, and the options that a plan has."""
+        return cls(
+            schedule=(parallel.schedule,),
+            chunks=(max(2, parallel.chunks),),
+            recompute=(parallel.recompute,),
+            sharded_optimizer=(parallel.sharded_optimizer,),
+            sequence_parallel=(parallel.sequence_parallel,),
+        )
+
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """Those that are given, by key."""
+        return {key: value for key in SIZES if (value := getattr(self, key)) is not None}
+
+    def tries(self, parallel: Parallel) -> bool:
+        """Whether the sizes of a plan are to be tried."""
+        return all(getattr(parallel, key) in values for key, values in self.sizes.items())
+
+    @property
+    def ways(self) -> Iterator[tuple[Schedule, int]]:
+        """Every schedule, with each number of chunks that it can have."""
+        for schedule in self.schedule:
+            yield from ((schedule, chunks) for chunks in (self.chunks if schedule is Schedule.interleaved else (1,)))
+
+    def runs(self, sized: Parallel, schedule: Schedule, chunks: int, model: Model, engine: Engine) -> bool:
+        """Whether such a pipeline can run a schedule, and needs to be tried with it.
+
+        Every chunk of an interleaved schedule can have a layer. Megatron-LM needs as many micro-batches as stages.
+        A single stage takes as long with every schedule; with 1F1B it holds one micro-batch at a time, as few as any.
+        """
+        if sized.pipeline == 1 and Schedule.one_f_one_b in self.schedule:
+            return schedule is Schedule.one_f_one_b
+        if schedule is not Schedule.interleaved:
+            return True
+        groups = engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline
+        return groups and sized.pipeline > 1 and sized.pipeline * chunks <= model.layers
+
+    def schedules(self, sized: Parallel, model: Model, engine: Engine) -> Iterator[Parallel]:
+        """A plan's sizes with each schedule that such a pipeline can run."""
+        for schedule, chunks in self.ways:
+            if self.runs(sized, schedule, chunks, model, engine):
+                yield _with(sized, schedule=schedule, chunks=chunks)
+
+    def variants(self, sized: Parallel) -> Iterator[Parallel]:
+        """A plan's sizes and schedule with each option that changes anything; those that save memory come last."""
+        for recompute in self.recompute:
+            for sharded in _that_matter(self.sharded_optimizer, sized.data > 1):
+                for sequence in _that_matter(self.sequence_parallel, sized.tensor > 1):
+                    yield _with(sized, recompute=recompute, sharded_optimizer=sharded, sequence_parallel=sequence)
+
+
+def _with(parallel: Parallel, **values: Any) -> Parallel:
+    """A plan with these values: itself if it has them, since a copy is checked again and there are many plans."""
+    changed = any(getattr(parallel, key) != value for key, value in values.items())
+    return replace(parallel, **values) if changed else parallel
+
+
+def _that_matter(values: Sequence[bool], matters: bool) -> Sequence[bool]:
+    """An option that changes nothing for these sizes is off, where it may be."""
+    return values if matters or False not in values else (False,)
+
+
+def runnable(engine: Engine, train: Train) -> Choices:
+    """All that can be run with these parts of a configuration (conf/schema/rules.py), and that is predicted."""
+    megatron_lm = engine.kind is EngineKind.megatron_lm
+    schedules = tuple(
+        schedule
+        for schedule in KNOWN
+        if not (megatron_lm and schedule not in SCHEDULES) and not (train.compile and schedule is Schedule.zb_h1)
+    )
+    both = (False, True)
+    return Choices(schedule=schedules, recompute=tuple(Recompute), sharded_optimizer=both, sequence_parallel=both)
+
+
+def tried(allowed: Choices, given: Mapping[str, tuple[Any, ...]], engine: Engine, sequence_parallel: bool) -> Choices:
+    """What a command line gives; of the rest all that is allowed and can be worth it.
+
+    tdpp's engine keeps no attention scores, so that to recompute the attention's core saves it nothing. Sharing the
+    sequence is as configured: the times of profiles are of one way of the two.
+
+    Raises:
+        SearchError: what is given cannot be run, or is not predicted.
+    """
+    for key in ("schedule", "recompute", "sharded_optimizer", "sequence_parallel"):
+        can = getattr(allowed, key)
+        for value in given.get(key, ()):
+            if value not in can:
+                raise SearchError(
+                    f"parallel.{key}={_text(value)} cannot be searched with this engine and "
+                    f"train.compile; use one of: {', '.join(map(_text, can))}"
+                )
+    worth = replace(
+        allowed,
+        sequence_parallel=tuple(v for v in allowed.sequence_parallel if v == sequence_parallel) or (False,),
+        recompute=tuple(
+            r for r in allowed.recompute if r is not Recompute.selective or engine.kind is EngineKind.megatron_lm
+        ),
+    )
+    found = replace(worth, **given)
+    if "chunks" in given and Schedule.interleaved not in found.schedule:
+        raise SearchError(
+            f"parallel.chunks={','.join(map(str, found.chunks))} is of the schedule interleaved, but only these are "
+            f"searched: {', '.join(found.schedule)}; leave it out"
+        )
+    return found
+
+
+def split(overrides: Sequence[str]) -> tuple[Mapping[str, tuple[Any, ...]], list[str]]:
+    """The values that overrides give for parts of a plan, and the other overrides.
+
+    Raises:
+        SearchError: a value is none, or what a search finds is given.
+    """
+    given: dict[str, tuple[Any, ...]] = {}
+    others = []
+    for word in overrides:
+        name, equals, value = word.partition("=")
+        key = name.removeprefix("++").removeprefix("parallel.")
+        if not equals or name.removeprefix("++") != f"parallel.{key}" or key not in (*_KEYS, *FOUND):
+            others.append(word)
+        elif key in FOUND:
+            raise SearchError(f"{word}: a search finds the {key.replace('_', ' ')}; leave it out")
+        else:
+            given[key] = read(f"parallel.{key}", value, several(_KEYS[key]), SearchError)
+    return given, others
+
+
+def _chunks(text: str) -> int:
+    if whole(text) < 2:
+        raise NoValue("must be 2 or more, as in every interleaved schedule")
+    return int(text)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_KEYS: Mapping[str, Reader[Any]] = {
+    **dict.fromkeys(SIZES, whole),
+    "schedule": one_of(Schedule),
+    "chunks": _chunks,
+    "recompute": one_of(Recompute),
+    "sharded_optimizer": flag,
+    "sequence_parallel": flag,
+}
+assert set(_KEYS) == {field.name for field in fields(Choices)}

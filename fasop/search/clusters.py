@@ -1,0 +1,76 @@
+"""The clusters that are left when some nodes of a cluster are not used."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fasop.costs.hardware import NodeKind, gpus_of
+
+MOST = 1000
+"""Clusters that are tried; of a cluster with more, the numbers of a group's nodes go up in steps."""
+
+Counts = tuple[int, ...]
+"""Nodes by group."""
+
+
+def step(counts: Sequence[int]) -> int | None:
+    """By how many nodes the clusters of so many nodes of each group differ: 1 if that does not make too many.
+
+    None: there are too many even with all or none of a group.
+    """
+    return next((by for by in range(1, max(counts) + 1) if _product(counts, by) - 1 <= MOST), None)
+
+
+def clusters(kinds: Sequence[NodeKind]) -> list[Sequence[NodeKind]]:
+    """Those with some nodes of some groups, the one of all nodes first, then by their number of GPUs.
+
+    Of very many groups only these: some nodes of one group, and of the groups that are better than it all or none, of
+    the others none or all. A group is better whose GPUs are faster, or do more for the price.
+    """
+    counts = [kind.group.count for kind in kinds]
+    by = step(counts)
+    chosen = set(_ranked(kinds)) if by is None else itertools.product(*(_numbers(count, by) for count in counts))
+    found = [
+        [_with(kind, count) for kind, count in zip(kinds, some, strict=True) if count] for some in chosen if any(some)
+    ]
+    return sorted(found, key=lambda some: (-gpus_of(some), [(kind.name, kind.group.count) for kind in some]))
+
+
+def tried(kinds: Sequence[NodeKind]) -> str:
+    """In words, which clusters `clusters` gives."""
+    by, number = step([kind.group.count for kind in kinds]), len(clusters(kinds))
+    if by is None:
+        return f"{number} sets of nodes, in which at most one group is there in part, and only worse ones are left out"
+    return f"{number} sets of nodes" + (f", whose numbers differ by {by}" if by > 1 else "")
+
+
+def _product(counts: Sequence[int], by: int) -> int:
+    return math.prod(-(-count // by) + 1 for count in counts)
+
+
+def _numbers(count: int, by: int) -> list[int]:
+    return [*range(0, count, by), count]
+
+
+def _ranked(kinds: Sequence[NodeKind]) -> Iterator[Counts]:
+    """Sets of nodes by two rankings of groups, and those that lack nodes of one group only."""
+    counts = [kind.group.count for kind in kinds]
+    by = max(1, -(-3 * sum(counts) // MOST))
+    speed = [kind.gpus * kind.gpu.fp16_tflops for kind in kinds]
+    worth = [fast / (kind.group.price_per_hour or 1.0) for fast, kind in zip(speed, kinds, strict=True)]
+    for better in ([fast / kind.gpus for fast, kind in zip(speed, kinds, strict=True)], worth):
+        ranked = sorted(range(len(kinds)), key=lambda number: -better[number])
+        for place, group in enumerate(ranked):
+            for count in _numbers(counts[group], by):
+                some = {**{other: counts[other] for other in ranked[:place]}, group: count}
+                yield tuple(some.get(number, 0) for number in range(len(kinds)))
+    for group, most in enumerate(counts):
+        for count in _numbers(most, by):
+            yield (*counts[:group], count, *counts[group + 1 :])
+
+
+def _with(kind: NodeKind, count: int) -> NodeKind:
+    return replace(kind, group=replace(kind.group, count=count))

@@ -1,0 +1,363 @@
+"""Times that no plan of given sizes beats, in whatever order the nodes come: known before any stage is laid on a node.
+
+A stage is as slow as its slowest GPU. If GPUs, sorted by speed, share stages in that order, the j fastest stages are as
+fast as they can be in any order of the nodes, for every j. The chains of waits are those of `fasop.partition.bounds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from conf.schema.experiment import Parallel, Recompute, Schedule
+from fasop.costs import overlap
+from fasop.costs.hardware import NodeKind
+from fasop.costs.layers import LayerTimes
+from fasop.costs.placed import Integers
+from fasop.costs.training import Training
+from fasop.partition.bounds import TINY, in_turn, passes_left
+from fasop.simulation.fast import Floats
+from fasop.simulation.on_nodes import Nodes, on_nodes, times_on
+
+ROUNDING = 1e-9
+"""What is this near below a whole number of layers counts as one."""
+
+
+class Way(NamedTuple):
+    """What of a plan, beside its sizes, decides how long its layers take."""
+
+    schedule: Schedule
+    chunks: int
+    recompute: Recompute
+
+    @classmethod
+    def of(cls, parallel: Parallel) -> Way:
+        return cls(parallel.schedule, parallel.chunks, parallel.recompute)
+
+    @property
+    def half(self) -> float:
+        """The part of a backward pass that the stage before waits for."""
+        return 0.5 if self.schedule is Schedule.zb_h1 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Alone:
+    """What a plan takes beside its layers if all nodes are of one kind: seconds, by kind."""
+
+    hops: Floats
+    """[stages, kinds]: as in `Pipelines`."""
+    first: Floats
+    """From the first stage's last backward pass until its gradients are summed, but for its layers'."""
+    sums: Floats
+    """[layers + 1, kinds]: all gradients of a stage of so many layers."""
+    last: Floats
+    """Of them those of the last bucket, which nothing hides."""
+    embedding: Floats
+
+
+class _Beside(NamedTuple):
+    """What plans take beside their layers, at least; seconds, [plans] each."""
+
+    hops: Floats
+    """Of all messages from the first stage to the last."""
+    around: Floats
+    """Of the message from the last stage to the first."""
+    embedding: Floats
+    """Of its forward and backward passes that a micro-batch waits for."""
+    head: Floats
+    ending: Floats
+    """From the first stage's last backward pass to the end of the iteration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Classes:
+    """The stages of plans, by the slowest kind of their GPUs; [plans, kinds], the fastest kind first.
+
+    Seconds of a layer, which are at least as many with every kind as with the one before it.
+    """
+
+    stages: Integers
+    trip: Floats
+    """For a micro-batch there and back, but for what `zb_h1` puts off."""
+    both: Floats
+    """With that."""
+    left: Floats
+    """[plans, kinds, places]: of the passes that are left after the first gradient has left a stage in this place."""
+    turn: Floats
+    """With several chunks, of the backward passes of one that follow its first one in turn
+    (`fasop.partition.bounds`)."""
+    of_part: Floats
+    """With several chunks these, and of what the stage has left then."""
+    busy: Floats
+    """[plans, kinds, layers]: of all passes of one layer, two and so on, and of the sums of their gradients."""
+    slowest: Floats
+    """[plans]: `trip` on a stage of all kinds."""
+
+
+def floor(training: Training, kinds: Sequence[NodeKind]) -> float:
+    """Seconds below which no order of these nodes and no partition gets an iteration, proved."""
+    return float(Floors(kinds).of([training], Way.of(training.parallel), kinds)[0])
+
+
+class Floors:
+    """Of plans of many sizes, on some nodes of these kinds. What does not depend on their numbers is kept."""
+
+    def __init__(self, kinds: Sequence[NodeKind]) -> None:
+        self._kinds = kinds
+        self._names = [kind.name for kind in kinds]
+        self._times: dict[tuple[int, int, Recompute], Sequence[LayerTimes]] = {}
+        self._alone: dict[tuple[int, ...], _Alone] = {}
+        self._links: dict[tuple[int, ...], tuple[float, float, float]] = {}
+
+    def of(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Floats:
+        """[plans]: seconds below which no order of these nodes and no partition gets an iteration, proved.
+
+        All `plans` go that way, and have sizes; `kinds` are some of the kinds, each with its number of nodes.
+        """
+        if not plans:
+            return np.zeros(0)
+        layers = plans[0].model.layers
+        classes, beside = self._classes(plans, way, kinds), self._beside(plans, way, kinds)
+        count = np.array([one.parallel.micro_batches for one in plans])
+        messages = 2 * (way.chunks * beside.hops + (way.chunks - 1) * beside.around)
+        passes = np.maximum(
+            _in_parts(classes.stages, classes.trip, classes.left, layers),
+            _in_whole(classes.stages, classes.trip, classes.left.min(axis=2), layers),
+        )
+        if way.schedule is Schedule.interleaved:
+            parts = way.chunks * classes.stages
+            passes = np.maximum(passes, _in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], layers))
+            passes = np.maximum(passes, _in_whole(parts, classes.trip, classes.turn, layers))
+        trip = messages + beside.embedding + beside.head + passes
+        least: Floats = np.maximum(trip + beside.ending, _largest(classes.stages, classes.busy, layers))
+        if way.schedule is not Schedule.zb_h1:
+            each = classes.both[..., np.newaxis] * np.arange(1.0, layers + 1)
+            least = np.maximum(least, count * _largest(classes.stages, each, layers) + beside.ending)
+        if way.schedule in (Schedule.gpipe, Schedule.one_f_one_b, Schedule.zb_h1):
+            fixed = (beside.embedding + beside.head) / classes.slowest
+            least = np.maximum(least, beside.ending + (layers + fixed) / _reach(classes, count))
+        return least
+
+    def _classes(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> _Classes:
+        some = self._some(kinds)
+        parts = [[self._of_kinds(one, way.recompute)[kind].layer for kind in some] for one in plans]
+        times = np.array([[(part.forward, part.backward) for part in of_plan] for of_plan in parts])
+        fastest = np.argsort(times.sum(axis=2), axis=1, kind="stable")
+        forward, backward = np.take_along_axis(times, fastest[..., np.newaxis], axis=1).transpose(2, 0, 1)
+        gpus = np.array([kind.gpus * kind.group.count for kind in kinds])[fastest]
+        width = np.array([[one.parallel.tensor * one.parallel.data] for one in plans])
+        most = max(one.parallel.pipeline for one in plans)
+        passes = np.array([_passes(way, one.parallel.pipeline, one.parallel.micro_batches, most) for one in plans])
+        ahead, back = passes.transpose(1, 0, 2, 3)[..., np.newaxis, :]
+        left = ahead * forward[:, np.newaxis, :, np.newaxis] + back * backward[:, np.newaxis, :, np.newaxis]
+        turn = np.array([[in_turn(one.parallel.pipeline, one.parallel.micro_batches)] for one in plans])
+        then = np.array([_then(way, one.parallel.pipeline, one.parallel.micro_batches) for one in plans])
+        count = np.array([[[one.parallel.micro_batches]] for one in plans])
+        busy = count * (forward + backward)[..., np.newaxis] * np.arange(1.0, plans[0].model.layers + 1)
+        if len({kind.gpus for kind in kinds}) == 1:
+            exposed = self._exposed(plans, way, kinds, backward, fastest)
+            busy = np.minimum.accumulate((busy + exposed)[..., ::-1], axis=2)[..., ::-1]
+        return _Classes(
+            stages=np.diff(np.cumsum(gpus, axis=1) // width, axis=1, prepend=0),
+            trip=_not_falling(forward + way.half * backward),
+            both=forward + backward,
+            left=_not_falling(left.min(axis=1)),
+            turn=_not_falling((turn - 1) * backward),
+            of_part=_not_falling(then[:, :1] * forward + (turn - 1 + then[:, 1:]) * backward),
+            busy=_not_falling(busy),
+            slowest=forward.max(axis=1) + way.half * backward.max(axis=1),
+        )
+
+    def _exposed(
+        self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind], backward: Floats, order: Integers
+    ) -> Floats:
+        """[plans, kinds, layers]: seconds of the sums of gradients that the last backward pass does not hide, at least.
+
+        `backward` are seconds of a layer, with the kinds in this order.
+        """
+        some, nodes = self._some(kinds), sum(kind.group.count for kind in kinds)
+        alone = [self._of_one_kind(one, nodes, kinds[0].gpus) for one in plans]
+        sums, last = (np.array([getattr(one, name)[..., some].T for one in alone]) for name in ("sums", "last"))
+        whole = np.take_along_axis(sums, order[..., np.newaxis], axis=1)[..., 1:]
+        if not plans[0].overlaps:
+            return whole
+        model = plans[0].model
+        first = np.array([overlap.first_bucket_layers(model, one.parallel.tensor) for one in plans])
+        after = np.arange(1.0, model.layers + 1) - first[:, np.newaxis, np.newaxis]
+        hidden = overlap.filling(way.schedule) * backward[..., np.newaxis] * after
+        left = np.take_along_axis(last, order, axis=1)[..., np.newaxis]
+        exposed: Floats = np.minimum(whole, np.maximum(whole - hidden, left))
+        return exposed
+
+    def _some(self, kinds: Sequence[NodeKind]) -> list[int]:
+        return [self._names.index(kind.name) for kind in kinds]
+
+    def _of_kinds(self, one: Training, recompute: Recompute) -> Sequence[LayerTimes]:
+        parallel = one.parallel
+        key = parallel.tensor, parallel.micro_batch_size, recompute
+        if key not in self._times:
+            sized = replace(one, parallel=replace(parallel, recompute=recompute))
+            self._times[key] = [times_on(kind, sized) for kind in self._kinds]
+        return self._times[key]
+
+    def _beside(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> _Beside:
+        some, rows = self._some(kinds), []
+        for one in plans:
+            times = [self._of_kinds(one, way.recompute)[kind] for kind in some]
+            ends = [
+                min(time.forward for time in part) + way.half * min(time.backward for time in part)
+                for part in ([time.embedding for time in times], [time.head for time in times])
+            ]
+            rows.append((*self._on_links(one, some, kinds), *ends))
+        hops, around, ending, embedding, head = np.array(rows).T
+        return _Beside(hops=hops, around=around, embedding=embedding, head=head, ending=ending)
+
+    def _on_links(self, one: Training, some: Sequence[int], kinds: Sequence[NodeKind]) -> tuple[float, float, float]:
+        """Of a plan's messages and sums the seconds `hops`, `around` and `ending`; 0 where nodes differ in GPUs."""
+        if len({kind.gpus for kind in kinds}) > 1:
+            return 0.0, 0.0, 0.0
+        p, nodes = one.parallel, [kind.group.count for kind in kinds]
+        key = p.tensor, p.data, p.micro_batch_size, *some, *nodes
+        if key not in self._links:
+            self._links[key] = self._on_known_links(one, some, nodes, kinds[0].gpus)
+        return self._links[key]
+
+    def _on_known_links(
+        self, one: Training, some: Sequence[int], nodes: Sequence[int], gpus: int
+    ) -> tuple[float, float, float]:
+        p, alone = one.parallel, self._of_one_kind(one, sum(nodes), gpus)
+        width, hops = p.tensor * p.data, alone.hops[:, some]
+        ends = sorted(zip(alone.embedding[some].tolist(), nodes, strict=True))
+        first_and_last, fast = 2 * max(width, gpus), 0
+        embedding = ends[0][0]
+        for seconds, number in ends if p.world_size >= first_and_last else ():
+            embedding = seconds
+            fast += number * gpus
+            if fast >= first_and_last:
+                break
+        return _through(hops, width, gpus, nodes), hops[-1].min(), alone.first[some].min() + embedding
+
+    def _of_one_kind(self, one: Training, nodes: int, gpus: int) -> _Alone:
+        p = one.parallel
+        key = nodes, gpus, p.tensor, p.data, p.micro_batch_size
+        if key not in self._alone:
+            plain = replace(
+                p, schedule=Schedule.one_f_one_b, chunks=1, recompute=Recompute.none, sharded_optimizer=True
+            )
+            alike = [kind if kind.gpus == gpus else replace(kind, gpus=gpus) for kind in self._kinds]
+            orders = np.repeat(np.arange(len(alike))[:, np.newaxis], nodes, axis=1)
+            lines = on_nodes(replace(one, parallel=plain), Nodes(alike, orders))
+            amount = np.arange(one.model.layers + 1.0).reshape(-1, 1, 1)
+            self._alone[key] = _Alone(
+                hops=lines.hop,
+                first=lines.least_exposed[0],
+                sums=lines.sums.of(amount).min(axis=1),
+                last=np.zeros(len(lines)) if lines.hidden is None else lines.hidden.last.min(axis=0),
+                embedding=lines.embedding,
+            )
+        return self._alone[key]
+
+
+@lru_cache(maxsize=4096)
+def _passes(way: Way, stages: int, micro_batches: int, places: int) -> Floats:
+    """[2, chunks, places]: forward and backward passes left; without end in the places behind the last stage."""
+    left = passes_left(way.schedule, stages, way.chunks, micro_batches)
+    found = np.full((2, len(left.forward), places), np.inf)
+    found[..., :stages] = left.forward, left.backward
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _then(way: Way, stages: int, micro_batches: int) -> tuple[float, float]:
+    """Forward and backward passes of all chunks that any stage has left after those in turn, if each chunk has as few
+    as any."""
+    left = passes_left(way.schedule, stages, way.chunks, micro_batches, in_turn(stages, micro_batches))
+    return way.chunks * float(left.forward.min()), way.chunks * float(left.backward.min())
+
+
+def _not_falling(times: Floats) -> Floats:
+    """[plans, kinds, …]: of each kind the least of its own and all slower ones' times."""
+    least: Floats = np.minimum.accumulate(times[:, ::-1], axis=1)[:, ::-1]
+    return least
+
+
+def _through(hops: Floats, width: int, gpus: int, nodes: Sequence[int]) -> float:
+    """Seconds of messages from the first stage to the last, at least; `hops` are [stages, kinds], if alone.
+
+    A message between nodes is as slow as the slower one: of n nodes in a row, j slow ones have j slow links beside
+    them, but for the last. Likewise of stages that have whole nodes.
+    """
+    if len(hops) == 1:
+        return 0.0
+    if gpus % width and width % gpus:
+        return float(hops[:-1].min(axis=1).sum())
+    inside = max(1, gpus // width)
+    between, within = hops[inside - 1 : -1 : inside], hops[: inside - 1]
+    total = float(within.sum(axis=0) @ np.array(nodes))
+    if not len(between):
+        return total
+    together, seen, units = max(1, width // gpus), 0, 0
+    seconds, last = between.min(axis=0), 0.0
+    for kind in np.argsort(-seconds, kind="stable"):
+        seen += nodes[kind]
+        slow = -(-seen // together)
+        total += (slow - units) * seconds[kind]
+        last, units = seconds[kind], slow
+    return float(total - last)
+
+
+def _in_parts(stages: Integers, trip: Floats, left: Floats, layers: int) -> Floats:
+    """[plans]: the first micro-batch's passes and what the largest stage has left then, at least, if layers have parts.
+
+    `stages` and `trip` are [plans, kinds], `left` [plans, kinds, places]: each kind of stage is in the places where it
+    has least left.
+    """
+    share = stages / np.maximum(left[..., 0], TINY)
+    if left.shape[2] > 1:
+        reach = np.cumsum(1 / np.maximum(np.sort(left, axis=2), TINY), axis=2)
+        reach = np.concatenate([np.zeros((*reach.shape[:2], 1)), reach], axis=2)
+        share = np.take_along_axis(reach, stages[..., np.newaxis], axis=2)[..., 0]
+    prices = (1 + np.cumsum(share * trip, axis=1)) / np.maximum(np.cumsum(share, axis=1), TINY)
+    least: Floats = layers * prices.min(axis=1)
+    return least
+
+
+def _in_whole(stages: Integers, trip: Floats, left: Floats, layers: int) -> Floats:
+    """[plans]: as `_in_parts`, of whole layers, with the same `left` [plans, kinds] in every place."""
+    levels = (left[..., np.newaxis] * np.arange(1, layers + 1)).reshape(len(left), -1)
+    room = np.floor(levels[..., np.newaxis] / np.maximum(left, TINY)[:, np.newaxis] + ROUNDING)
+    room = np.where(left[:, np.newaxis] > 0, room, layers) * stages[:, np.newaxis]
+    filled = np.minimum(np.cumsum(room, axis=2), layers)
+    held = np.diff(filled, axis=2, prepend=0)
+    seconds = levels + (held * trip[:, np.newaxis]).sum(axis=2)
+    least: Floats = np.where(filled[..., -1] == layers, seconds, np.inf).min(axis=1)
+    return least
+
+
+def _largest(stages: Integers, seconds: Floats, layers: int) -> Floats:
+    """[plans]: the largest stage's seconds, at least; `stages` are [plans, kinds], `seconds` [plans, kinds, layers]."""
+    number = len(stages)
+    each = seconds.reshape(number, -1)
+    order = np.argsort(each, axis=1, kind="stable")
+    held = np.cumsum(np.take_along_axis(np.repeat(stages, layers, axis=1), order, axis=1), axis=1)
+    enough = np.argmax(held >= layers, axis=1)
+    least: Floats = each[np.arange(number), order[np.arange(number), enough]]
+    return least
+
+
+def _reach(classes: _Classes, micro_batches: Integers) -> Floats:
+    """[plans]: layers that a second has room for, at most, if the stages are busy one after another.
+
+    A stage computes U for each of M micro-batches, and waits while the first one goes through the stages before it,
+    and the last one back: U_0 + ... + U_(s-1) + M U_s is at most the iteration T. So all stages together have at most
+    T/M times the sum of (1 - 1/M)^s / l_s layers, if a layer takes l_s on stage s: the fastest stages first. (With
+    `zb_h1`, U and l are without what it puts off, which is at most half of the backward passes.)
+    """
+    share = 1 - 1 / micro_batches[:, np.newaxis]
+    last = np.cumsum(classes.stages, axis=1)
+    reach: Floats = ((share ** (last - classes.stages) - share**last) / classes.trip).sum(axis=1)
+    return reach

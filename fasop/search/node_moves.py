@@ -1,0 +1,143 @@
+"""The best node order of given sizes, where orders are too many to look at all: by moving nodes.
+
+What is found depends on nothing but the nodes and the sizes, so that a front of many sets of nodes has what a search on
+each of them finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fasop.costs.placed import Integers
+from fasop.partition.baselines import start
+from fasop.partition.bounds import quick_bound
+from fasop.partition.local_search import bottleneck, shortest
+from fasop.search.candidates import Candidates, Space, fitting
+from fasop.search.orders import neighbours
+from fasop.simulation.fast import Floats
+
+BEGUN = 4
+"""Orders, those with the lowest bounds, of which partitions are searched before any node is moved."""
+TRIED = 8
+"""Neighbours of an order, the most promising ones, of which partitions are searched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounded:
+    """Candidates, and what is known of them before any partition is searched."""
+
+    group: Candidates
+    balanced: Integers
+    """The partitions from `bottleneck`."""
+    proved: Floats
+    """The bounds."""
+
+    @classmethod
+    def of(cls, group: Candidates, floor: float = 0.0) -> Bounded:
+        """`floor` is a bound that is known of all."""
+        balanced = bottleneck(group.pipelines, group.layers)
+        proved = quick_bound(group.pipelines, group.layers, balanced)
+        return cls(group=group, balanced=balanced, proved=np.maximum(proved, floor))
+
+    def take(self, columns: Integers) -> Bounded:
+        return Bounded(group=self.group.take(columns), balanced=self.balanced[:, columns], proved=self.proved[columns])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A candidate with the best partition that was found."""
+
+    one: Bounded
+    partition: Integers
+    """[parts, 1]"""
+    seconds: float
+
+
+def searched(some: Bounded, begin: Integers | None = None) -> tuple[Integers, Floats]:
+    """Partitions, and their seconds: none is slower than `begin`, or than what others find."""
+    lines, layers = some.group.pipelines, some.group.layers
+    begun = start(lines, layers, some.balanced)
+    return shortest(lines, layers, begun if begin is None else _faster(some, begun, begin))
+
+
+def begun(groups: Sequence[Bounded]) -> Found | None:
+    """The best in the first orders of given sizes. None if nothing fits."""
+    rows = [
+        (bound, number, column) for number, one in enumerate(groups) for column, bound in enumerate(one.proved.tolist())
+    ]
+    chosen: dict[bytes, tuple[int, int]] = {}
+    for _, number, column in sorted(rows):
+        if len(chosen) < BEGUN:
+            chosen.setdefault(groups[number].group.orders[column].tobytes(), (number, column))
+    found = []
+    for number, one in enumerate(groups):
+        if columns := [column for where, column in chosen.values() if where == number]:
+            some = one.take(np.array(columns))
+            found.append(_best(some, *searched(some)))
+    return min(found, key=lambda one: one.seconds, default=None)
+
+
+def climbed(space: Space, number: int, found: Found) -> list[tuple[Bounded, Integers, Floats]]:
+    """The best order that moving nodes leads to from `found`, of the same sizes: every option in it, with the best
+    partitions and their seconds.
+    """
+    while (better := _nearby(found, space)) is not None:
+        found = better
+    some = [Bounded.of(group) for group in space.built(number, space.laid(found.one.group.orders))]
+    return [(one, *searched(one, np.repeat(found.partition, len(one.group), axis=1))) for one in some]
+
+
+def _nearby(found: Found, space: Space) -> Found | None:
+    """A neighbour with the same option that is faster, if there is one among the most promising."""
+    best = found
+    for nodes in space.laid(neighbours(found.one.group.orders[0])):
+        if (group := fitting([found.one.group.training(0)], nodes)) is None:
+            continue
+        near = Bounded.of(group)
+        near = near.take(np.nonzero(near.proved < found.seconds)[0])
+        if len(near.group):
+            begin = _faster(near, near.balanced, _carried(found, near.group))
+            first = np.argsort(near.group.pipelines.iteration(begin), kind="stable")[:TRIED]
+            some = near.take(first)
+            better = shortest(some.group.pipelines, some.group.layers, begin[:, first])
+            best = min(best, _best(some, *better), key=lambda one: one.seconds)
+    return best if best.seconds < found.seconds else None
+
+
+def _best(some: Bounded, partitions: Integers, seconds: Floats) -> Found:
+    first = np.array([np.argmin(seconds)])
+    return Found(one=some.take(first), partition=partitions[:, first], seconds=float(seconds[first[0]]))
+
+
+def _faster(some: Bounded, one: Integers, other: Integers) -> Integers:
+    """Of two partitions of each candidate the faster one; `one` fits."""
+    lines = some.group.pipelines
+    better = lines.fits(other) & (lines.iteration(other) < lines.iteration(one))
+    return np.where(better, other, one)
+
+
+def _carried(found: Found, group: Candidates) -> Integers:
+    """The partitions of `group` in which nodes take their layers with them, as nearly as whole layers allow."""
+    old, parallel = found.one.group.orders[0], group.training(0).parallel
+    stages, width = parallel.pipeline, parallel.tensor * parallel.data
+    if stages * width % len(old):
+        return np.repeat(found.partition, len(group.orders), axis=1)
+    moved = np.argsort(old, kind="stable")[np.argsort(np.argsort(group.orders, axis=1, kind="stable"), axis=1)]
+    parts = []
+    for chunk in found.partition.reshape(-1, stages):
+        of_nodes = np.repeat(chunk / width, width).reshape(len(old), -1)
+        wanted = of_nodes[moved].reshape(len(moved), stages, width).sum(axis=2).T
+        parts.append(_rounded(wanted, int(chunk.sum())))
+    return np.concatenate(parts)
+
+
+def _rounded(wanted: Floats, layers: int) -> Integers:
+    """[stages, partitions]: the nearest whole numbers with that sum, by largest remainders."""
+    whole = np.floor(wanted + 1e-9).astype(np.int64)
+    left = layers - whole.sum(axis=0)
+    rank = np.argsort(np.argsort(whole - wanted, axis=0, kind="stable"), axis=0)
+    nearest: Integers = whole + (rank < left)
+    return nearest

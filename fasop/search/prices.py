@@ -1,0 +1,66 @@
+"""What nodes cost, and so an iteration and a training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fasop.costs.hardware import NodeKind
+from fasop.errors import SearchError
+from fasop.search.search import Plan
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A whole training."""
+
+    iterations: int
+    known: bool = True
+    """False: nobody has said how long it is. A configuration's own iterations may be just enough to time a plan, so
+    neither days nor dollars are told of them."""
+
+    @classmethod
+    def of_tokens(cls, tokens: float, global_batch_size: int, sequence_length: int) -> Run:
+        """Of the iterations that so many tokens take."""
+        return cls(iterations=math.ceil(tokens / (global_batch_size * sequence_length)))
+
+    def days(self, plan: Plan) -> float:
+        return self.iterations * plan.total / DAY
+
+    def cost(self, plan: Plan) -> float | None:
+        """US dollars; None if the price of a node is not known."""
+        step = cost_of_step(plan)
+        return None if step is None else self.iterations * step
+
+
+def price_per_hour(nodes: Sequence[NodeKind]) -> float | None:
+    """US dollars, of these nodes; None if that of one is not known."""
+    prices = [node.group.price_per_hour for node in nodes]
+    known = [price for price in prices if price is not None]
+    return sum(known) if len(known) == len(prices) else None
+
+
+def cost_of_step(plan: Plan) -> float | None:
+    """US dollars of an iteration."""
+    price = price_per_hour(plan.nodes)
+    return None if price is None else price * plan.total / HOUR
+
+
+def step_cost(plan: Plan) -> float:
+    """As `cost_of_step`, of nodes whose prices are known."""
+    cost = cost_of_step(plan)
+    assert cost is not None
+    return cost
+
+
+def check_prices(kinds: Sequence[NodeKind]) -> None:
+    """Raises SearchError if there is a group without a price."""
+    without = [kind.name for kind in kinds if kind.group.price_per_hour is None]
+    if without:
+        raise SearchError(
+            f"pareto needs a price of every node: {', '.join(f'cluster.groups.{name}' for name in without)} "
+            f"has none; give cluster.groups.{without[0]}.price_per_hour=8.1, for example, in US dollars for a node"
+        )

@@ -1,0 +1,310 @@
+"""The best plans for a cluster: degrees, micro-batch, node order and partition.
+
+Bounds decide what need not be looked at: a plan is left out only if it is proved that none of its partitions beats the
+plans that are kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.schema.experiment import Parallel, Recompute, Schedule
+from conf.schema.partition import NodeOrder, Partition
+from fasop.costs.hardware import NodeKind
+from fasop.costs.layers import Basis
+from fasop.costs.placed import Integers
+from fasop.costs.training import Training
+from fasop.search.candidates import Candidates, Space
+from fasop.search.node_moves import Bounded, Found, begun, climbed, searched
+from fasop.search.progress import Told, nobody
+from fasop.simulation.fast import Floats
+from fasop.simulation.pipelines import Parts, Pipelines
+
+FIRST, BATCH = 16, 64
+"""Candidates of which partitions are searched together, at first and at most; what they give may leave out others."""
+GAIN = 0.95
+"""Of a plan's time: what moving nodes makes of it at best. (In some hundred sets of nodes it was 0.985.)"""
+NEAR = 1.03
+"""Times the fastest plan on some nodes: sizes that are as fast in their first orders are worth climbing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A plan, and what is predicted of it; times are seconds."""
+
+    training: Training
+    """Its `parallel` has partition and node order."""
+    nodes: Sequence[NodeKind]
+    """In their order."""
+    total: float
+    """An iteration, once the first one is over."""
+    parts: Parts
+    """Where the time goes; arrays of one."""
+    bound: float
+    """Proved: no partition of these sizes and nodes that fits takes less."""
+    basis: Basis
+    pipelines: Pipelines
+    """What its stages take; one pipeline."""
+
+    @property
+    def parallel(self) -> Parallel:
+        return self.training.parallel
+
+    @property
+    def gap(self) -> float:
+        """How much less than `total` another partition could take at most, as a part of it."""
+        return 1 - self.bound / self.total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a search has gone through."""
+
+    sizes: int
+    """On all sets of nodes, with every schedule."""
+    searched: int
+    """Of them, with their options and node orders, those of which partitions were searched; bounds left out others."""
+    climbed: int
+    """Sizes on sets of nodes with too many orders, whose best order was searched from the first ones."""
+    least: float
+    """Seconds below which no plan is, proved; infinite if there is none."""
+    left: int = 0
+    """Sizes that were worth a look when the time was up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Seen):
+    plans: Sequence[Plan]
+    """The best first; equal ones in the order of `by_time`."""
+
+
+class Keep(Protocol):
+    """The plans that a search is after."""
+
+    def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
+        """Whether plans on all these nodes that take so many seconds would be kept, by what is kept so far.
+
+        If not, none that takes longer would be.
+        """
+        ...
+
+    def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
+        """Whether moving nodes of a plan on all these nodes that takes so long could give one that matters."""
+        ...
+
+    def add(self, plans: Sequence[Plan]) -> None: ...
+
+
+class Best:
+    """So many plans that take the shortest time, of each sizes, options and node order one."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.plans: list[Plan] = []
+
+    def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
+        slowest = self.plans[-1].total if len(self.plans) == self._most else np.inf
+        return np.asarray(bounds <= slowest)
+
+    def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
+        return not self.plans or GAIN * seconds <= self.plans[0].total
+
+    def add(self, plans: Sequence[Plan]) -> None:
+        best: dict[Parallel, Plan] = {}
+        for plan in sorted([*self.plans, *plans], key=by_time):
+            best.setdefault(replace(plan.parallel, partition=None), plan)
+        self.plans = [*best.values()][: self._most]
+
+
+def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
+    """Orders plans; of equally fast ones first those on fewer GPUs, and then those that use less of everything that
+    makes a plan complicated.
+    """
+    p = plan.parallel
+    options = (list(Recompute).index(p.recompute), p.sharded_optimizer, p.sequence_parallel)
+    schedule = (list(Schedule).index(p.schedule), p.chunks)
+    sizes = (p.tensor, p.data, p.pipeline, p.micro_batch_size)
+    return plan.total, (p.world_size, *options, *schedule, *sizes, p.node_order, p.partition)
+
+
+def search(space: Space, most: int) -> Result:
+    """The `most` best plans on the nodes of `space`."""
+    best = Best(most)
+    return Result(**vars(explore([space], best)), plans=best.plans)
+
+
+def explore(spaces: Sequence[Space], keep: Keep, told: Told = nobody, until: float = np.inf) -> Seen:
+    """Hands every plan to `keep` that it may want: first on the nodes on which the fastest plan could be.
+
+    Args:
+        until: CPU seconds of this process, from which on nothing new is begun once there is a plan. Half of what is
+            left of them may go into choosing the nodes that are looked at first.
+    """
+    walks = [_Walk(space, keep, until) for space in sorted(spaces, key=lambda one: one.floors.min(initial=np.inf))]
+    sketched = (time.process_time() + until) / 2
+    for number, walk in enumerate(walks):
+        if number and time.process_time() > sketched:
+            break
+        walk.sketch()
+    walks.sort(key=lambda walk: walk.lead)
+    steps = [walk.look if walk.few else walk.climb for walk in walks] + [walk.look for walk in walks if not walk.few]
+    for number, step in enumerate(steps, 1):
+        step()
+        told(number / len(steps))
+    return Seen(
+        sizes=sum(map(len, spaces)),
+        searched=sum(walk.searched for walk in walks),
+        climbed=sum(walk.climbed for walk in walks),
+        least=min((walk.least for walk in walks), default=np.inf),
+        left=sum(walk.left for walk in walks),
+    )
+
+
+class _Walk:
+    """Through all sizes of a space, the most promising first."""
+
+    def __init__(self, space: Space, keep: Keep, until: float) -> None:
+        self._space, self._keep, self._until = space, keep, until
+        self._proved = space.floors.copy()
+        self._first: list[int] = []
+        self.lead = np.inf
+        """Seconds of the plan that `sketch` finds."""
+        self.searched = self.climbed = self.left = 0
+
+    @property
+    def few(self) -> bool:
+        return self._space.few
+
+    @property
+    def least(self) -> float:
+        return float(self._proved.min(initial=np.inf))
+
+    def sketch(self) -> None:
+        """Which sizes may have the best plan of all, those first of which the balanced partition is fastest.
+
+        A good plan that is found early leaves out most others. Floors do not tell of it: those of few stages are low,
+        and far from what any plan reaches. Of all options and orders only the one with the lowest bound is simulated.
+        """
+        found: list[tuple[float, int, Bounded]] = []
+        for number in self._by_floor():
+            if self._space.floors[number] > self.lead or (self._over() and np.isfinite(self.lead)):
+                break
+            if groups := self._bounded(number):
+                best = min(groups, key=lambda one: float(one.proved.min()))
+                one = best.take(np.array([np.argmin(best.proved)]))
+                seconds = float(one.group.pipelines.iteration(one.balanced)[0])
+                found.append((seconds, number, one))
+                self.lead = min(self.lead, seconds)
+        found.sort(key=lambda row: row[:2])
+        self._first = [number for _, number, _ in found]
+        for seconds, _, one in found[:1]:
+            self._keep_those(one, one.balanced, np.array([seconds]))
+
+    def climb(self) -> None:
+        """Where there are too many orders to look at all of them: from one of the best to better ones, for each of the
+        sizes that come near the fastest.
+
+        Which these are depends on nothing but the space, or there are more of them, whatever is kept: what is left out
+        is slower than what is found. So a front of many spaces has what a search in each of them finds.
+        """
+        begins: dict[int, Found] = {}
+        fastest = np.inf
+        for number, groups in self._promising():
+            bound = min((one.proved.min() for one in groups), default=np.inf)
+            if bound > NEAR * fastest or not self._keep.within_reach(self._space.kinds, bound):
+                continue
+            if (found := begun(groups)) is not None:
+                begins[number], fastest = found, min(fastest, found.seconds)
+                self.searched += 1
+                self._keep_those(found.one, found.partition, np.array([found.seconds]))
+        for number, begin in sorted(begins.items(), key=lambda item: item[1].seconds):
+            near = begin.seconds <= NEAR * fastest and self._worth(self._space.floors[number])
+            if near and not self._over() and self._keep.within_reach(self._space.kinds, begin.seconds):
+                self.climbed += 1
+                for some, partitions, seconds in climbed(self._space, number, begin):
+                    self.searched += len(seconds)
+                    self._keep_those(some, partitions, seconds)
+
+    def look(self) -> None:
+        """At the first orders of all sizes."""
+        for number, groups in self._promising():
+            if self._space.few:
+                bound = min((one.proved.min() for one in groups), default=np.inf)
+                self._proved[number] = max(self._proved[number], bound)
+            for one in groups:
+                self._look_at(one)
+
+    def _promising(self) -> Iterator[tuple[int, list[Bounded]]]:
+        """All sizes that are worth it, by what is kept when they are reached."""
+        for number in [*self._first, *(number for number in self._by_floor() if number not in self._first)]:
+            if not self._worth(self._space.floors[number]):
+                continue
+            if self._over():
+                self.left += 1
+            else:
+                yield number, self._bounded(number)
+
+    def _over(self) -> bool:
+        return time.process_time() > self._until
+
+    def _by_floor(self) -> list[int]:
+        """The sizes that are worth it before any plan of them is known."""
+        floors = self._space.floors
+        worth = self._keep.worth(self._space.kinds, floors)
+        return [number for number in np.argsort(floors, kind="stable").tolist() if worth[number]]
+
+    def _worth(self, seconds: float) -> bool:
+        return bool(self._keep.worth(self._space.kinds, np.array([seconds]))[0])
+
+    def _bounded(self, number: int) -> list[Bounded]:
+        floor = self._space.floors[number]
+        return [Bounded.of(group, floor) for group in self._space.built(number, self._space.first)]
+
+    def _look_at(self, one: Bounded) -> None:
+        """At the candidates that may be kept, those with the lowest bounds first."""
+        promising, size, begin = np.argsort(one.proved, kind="stable"), FIRST, 0
+        while begin < len(promising):
+            batch = promising[begin : begin + size]
+            batch = batch[self._keep.worth(self._space.kinds, one.proved[batch])]
+            if not len(batch):
+                break
+            some = one.take(batch)
+            partitions, seconds = searched(some)
+            self._keep_those(some, partitions, seconds)
+            self.searched += len(batch)
+            begin, size = begin + size, min(2 * size, BATCH)
+
+    def _keep_those(self, some: Bounded, partitions: Integers, seconds: Floats) -> None:
+        kept = np.nonzero(self._keep.worth(self._space.kinds, seconds))[0]
+        if len(kept):
+            self._keep.add(_plans(some.group.take(kept), partitions[:, kept], some.proved[kept]))
+
+
+def _plans(group: Candidates, partitions: Integers, proved: Floats) -> list[Plan]:
+    parts = group.pipelines.parts(partitions)
+    plans = []
+    for column, order in enumerate(group.orders):
+        nodes = [group.kinds[kind] for kind in order]
+        parallel = replace(
+            group.training(column).parallel,
+            partition=str(Partition(tuple(partitions[:, column].tolist()))),
+            node_order=str(NodeOrder(tuple(kind.name for kind in nodes))),
+        )
+        plans.append(
+            Plan(
+                training=replace(group.training(column), parallel=parallel),
+                nodes=nodes,
+                total=float(parts.total[column]),
+                parts=parts.of(column),
+                bound=float(proved[column]),
+                basis=Basis(int(group.pipelines.basis[column])),
+                pipelines=group.pipelines.take(np.array([column])),
+            )
+        )
+    return plans

@@ -1,0 +1,1 @@
+"""How long an iteration takes: schedules replayed with given times, one plan or thousands at once."""

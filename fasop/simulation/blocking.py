@@ -1,0 +1,133 @@
+"""1F1B as Megatron-LM runs it, for many pipelines at once: stages wait until what they send has arrived.
+
+A message is a meeting of two neighbours, and so are the two that they exchange once both alternate: each goes on when
+both have come and the messages have gone over. With n stages, stage s does n - 1 - s forward passes before it
+alternates. Between two passes it first sends and then receives, but for exchanges; so meetings of neighbours follow
+one another along the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from fasop.simulation.fast import Floats, Longest, Times
+
+
+class Kind(IntEnum):
+    FORWARD = 0
+    """A pass."""
+    BACKWARD = 1
+    AHEAD = 2
+    """A meeting: activations go from a stage to the next one."""
+    BACK = 3
+    """Gradients come from the next stage."""
+    BOTH = 4
+
+
+class Step(NamedTuple):
+    kind: Kind
+    stages: slice
+    """That do a pass, or that meet the stage after each of them."""
+
+
+@lru_cache(maxsize=4096)
+def steps(stages: int, micro_batches: int) -> tuple[Step, ...]:
+    """In an order in which each stage's own are in theirs."""
+    left = [list(reversed(_of_stage(stage, stages, micro_batches))) for stage in range(stages)]
+    found: list[Step] = []
+    while any(left):
+        coming = [own[-1] if own else None for own in left]
+        for kind in Kind:
+            if kind in (Kind.FORWARD, Kind.BACKWARD):
+                ready = [s for s, one in enumerate(coming) if one == (kind, s)]
+            else:
+                ready = [s for s in range(stages - 1) if coming[s] == coming[s + 1] == (kind, s)]
+            for s in ready:
+                left[s].pop()
+                if kind not in (Kind.FORWARD, Kind.BACKWARD):
+                    left[s + 1].pop()
+            found += (Step(kind, part) for part in _slices(ready))
+    return tuple(found)
+
+
+def _of_stage(stage: int, stages: int, micro_batches: int) -> list[tuple[Kind, int]]:
+    """Passes with the stage's own number, and meetings with the number of the first of the two."""
+    ahead = min(stages - 1 - stage, micro_batches)
+    before, after = stage - 1, stage
+    found: list[tuple[Kind, int]] = []
+    for _ in range(ahead):
+        found += [(Kind.AHEAD, before), (Kind.FORWARD, stage), (Kind.AHEAD, after)]
+    both = micro_batches - ahead
+    found += [(Kind.AHEAD, before)] * (both > 0)
+    for number in range(both):
+        found += [(Kind.FORWARD, stage), (Kind.BOTH, after), (Kind.BACKWARD, stage)]
+        found += [(Kind.BOTH if number < both - 1 else Kind.BACK, before)]
+    for _ in range(ahead):
+        found += [(Kind.BACK, after), (Kind.BACKWARD, stage), (Kind.BACK, before)]
+    return [one for one in found if one[0] < Kind.AHEAD or 0 <= one[1] < stages - 1]
+
+
+def _slices(numbers: Sequence[int]) -> Iterator[slice]:
+    """As few as it takes."""
+    begin = 0
+    while begin < len(numbers):
+        stride = numbers[begin + 1] - numbers[begin] if begin + 1 < len(numbers) else 1
+        end = begin + 1
+        while end < len(numbers) and numbers[end] - numbers[end - 1] == stride:
+            end += 1
+        yield slice(numbers[begin], numbers[end - 1] + 1, stride)
+        begin = end
+
+
+def ends(micro_batches: int, times: Times) -> Floats:
+    """[stages, pipelines]: when each stage has done its last action."""
+    now, takes = times.start.copy(), _takes(times)
+    for kind, stages in steps(len(now), micro_batches):
+        if kind < Kind.AHEAD:
+            now[stages] += takes[kind][stages]
+            continue
+        others = slice(stages.start + 1, stages.stop + 1, stages.step)
+        both = np.maximum(now[stages], now[others])
+        both += takes[kind][stages]
+        now[stages] = now[others] = both
+    return now
+
+
+def longest(micro_batches: int, times: Times, after: Floats) -> Longest:
+    """Why the iteration takes so long, if `after` [stages, pipelines] comes after each stage's last action."""
+    now, takes = times.start.copy(), _takes(times)
+    every = steps(len(now), micro_batches)
+    for_other = []
+    """At meetings, whether the second of the two came last."""
+    for kind, stages in every:
+        if kind < Kind.AHEAD:
+            now[stages] += takes[kind][stages]
+            continue
+        others = slice(stages.start + 1, stages.stop + 1, stages.step)
+        for_other.append(now[others] > now[stages])
+        both = np.maximum(now[stages], now[others])
+        both += takes[kind][stages]
+        now[stages] = now[others] = both
+    now += after
+    end = np.zeros_like(now)
+    end[np.argmax(now, axis=0), np.arange(now.shape[1])] = 1
+    here, passes = end.copy(), np.zeros((2, *now.shape))
+    for kind, stages in reversed(every):
+        if kind < Kind.AHEAD:
+            passes[kind][stages] += here[stages]
+            continue
+        others = slice(stages.start + 1, stages.stop + 1, stages.step)
+        other, on_path = for_other.pop(), here[stages] + here[others]
+        here[stages], here[others] = np.where(other, 0, on_path), np.where(other, on_path, 0)
+    return Longest(forward=passes[0], backward=passes[1], start=here, end=end, total=now.max(axis=0))
+
+
+def _takes(times: Times) -> tuple[Floats, ...]:
+    """By kind of step; of a meeting in the row of its first stage."""
+    back = np.roll(times.send_backward, -1, axis=0)
+    return times.forward, times.backward, times.send_forward, back, np.maximum(times.send_forward, back)

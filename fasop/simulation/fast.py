@@ -1,0 +1,305 @@
+"""Simulates one schedule for thousands of pipelines at once: exactly what `simulate` says, many times faster.
+
+All actions of a step (`fasop.simulation.steps`) are done together as rows of an array, and all pipelines as its
+columns; how long they really take only enters by the maximum of what an action waits for. 1F1B has a simulation of its
+own (`fasop.simulation.one_f_one_b`): it costs some 6 (micro-batches + stages) operations of numpy.
+
+Where every pass takes longer than the messages before it occupy their link, no message waits for another one: only
+the other pipelines need to know when links are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.schema.experiment import Schedule
+from fasop.simulation import one_f_one_b
+from fasop.simulation.steps import Pass, Steps, steps
+
+Floats = NDArray[np.float64]
+
+KNOWN = tuple(Schedule)
+ROUNDING = 1e-12
+"""The part of a time by which sums of the same times may differ."""
+
+
+class Times(NamedTuple):
+    """What stages take for one micro-batch."""
+
+    forward: Floats
+    """[parts, pipelines]; part c * stages + s is chunk c of stage s."""
+    backward: Floats
+    """Likewise; of a split backward pass each half takes half of it."""
+    send_forward: Floats
+    """[stages, pipelines]: from the end of a forward pass until the following stage has its result."""
+    send_backward: Floats
+    """Likewise, until the stage before has it."""
+    start: Floats
+    """[stages, pipelines]: when a stage begins."""
+
+    def take(self, columns: NDArray[np.int64]) -> Times:
+        return Times(*(_some(kind, columns) for kind in self))
+
+
+class Traffic(NamedTuple):
+    """How messages occupy the links that they leave by."""
+
+    forward: Floats
+    """[stages, pipelines]: seconds until the link takes the next message."""
+    backward: Floats
+    one_way_out: NDArray[np.bool_]
+    """[stages]: whether a stage's messages to both neighbours leave by the same link."""
+
+    @classmethod
+    def whole(cls, times: Times) -> Traffic:
+        """Of links that take no message before the last one has arrived."""
+        stages = len(times.start)
+        return cls(times.send_forward, times.send_backward, np.full(stages, stages == 2))
+
+    def take(self, columns: NDArray[np.int64]) -> Traffic:
+        return Traffic(_some(self.forward, columns), _some(self.backward, columns), self.one_way_out)
+
+
+def _some(values: Floats, columns: NDArray[np.int64]) -> Floats:
+    """Of some pipelines; what all have in common has one column."""
+    return values if values.shape[1] == 1 else values[:, columns]
+
+
+def ends(
+    schedule: Schedule,
+    micro_batches: int,
+    times: Times,
+    traffic: Traffic | None = None,
+    matters: Callable[[Floats], NDArray[np.bool_]] | None = None,
+) -> Floats:
+    """[stages, pipelines]: when each stage has done its last action.
+
+    `matters` tells of such ends, which may be too early, which pipelines need the right ones; without, all do.
+    """
+    traffic = Traffic.whole(times) if traffic is None else traffic
+    queued = may_queue(schedule, times, traffic)
+    if matters is None and queued.all():
+        return _queued_ends(schedule, micro_batches, times, traffic)
+    now = _free_ends(schedule, micro_batches, times)
+    if matters is not None and queued.any():
+        queued &= matters(now)
+    if (some := np.nonzero(queued)[0]).size:
+        now[:, some] = _queued_ends(schedule, micro_batches, times.take(some), traffic.take(some))
+    return now
+
+
+def may_queue(schedule: Schedule, times: Times, traffic: Traffic) -> NDArray[np.bool_]:
+    """[pipelines]: whether a message could be made before the link has sent the one before it.
+
+    Between two messages a stage does a pass, that of the later one at least. Without chunks the first stage has no
+    gradients to send, and the last one no activations.
+    """
+    stages, columns = times.start.shape
+    half = 0.5 if schedule is Schedule.zb_h1 else 1.0
+    forward, backward = (
+        kind.reshape(-1, stages, kind.shape[1]).min(axis=0) for kind in (times.forward, half * times.backward)
+    )
+    sends = (
+        [slice(0, stages), slice(0, stages)] if len(forward) < len(times.forward) else [slice(0, -1), slice(1, None)]
+    )
+    queued: NDArray[np.bool_] = np.zeros(columns, bool)
+    for passing, busy, where in zip((forward, backward), (traffic.forward, traffic.backward), sends, strict=True):
+        queued |= (busy[where] > passing[where]).any(axis=0)
+    both = np.nonzero(traffic.one_way_out)[0]
+    both = both if len(forward) < len(times.forward) else both[(both > 0) & (both < stages - 1)]
+    if len(both):
+        queued |= ((traffic.backward[both] > forward[both]) | (traffic.forward[both] > backward[both])).any(axis=0)
+    return queued
+
+
+def _free_ends(schedule: Schedule, micro_batches: int, times: Times) -> Floats:
+    """`ends`, where no message waits for a link."""
+    if schedule is Schedule.one_f_one_b:
+        return one_f_one_b.ends(micro_batches, times)
+    plan, compute, send = _prepared(schedule, micro_batches, times)
+    now = times.start.copy()
+    messages = np.zeros((plan.slots, *now.shape[1:]))
+    for kind, stages, parts, reads, writes in plan.steps:
+        done = now[stages]
+        if kind is Pass.WEIGHT:
+            done += compute[kind][parts]
+            continue
+        np.maximum(done, messages[reads], out=done)
+        done += compute[kind][parts]
+        np.add(done, send[kind][stages], out=messages[writes])
+    return now
+
+
+def _queued_ends(schedule: Schedule, micro_batches: int, times: Times, traffic: Traffic) -> Floats:
+    """`ends`, where messages may wait for a link."""
+    if schedule is Schedule.one_f_one_b:
+        return one_f_one_b.queued_ends(micro_batches, times, traffic)
+    plan, compute, send = _prepared(schedule, micro_batches, times)
+    links = _Links(times, traffic)
+    now = times.start.copy()
+    messages, begins = np.zeros((plan.slots, *now.shape[1:])), np.empty_like(now)
+    for kind, stages, parts, reads, writes in plan.steps:
+        done = now[stages]
+        if kind is Pass.WEIGHT:
+            done += compute[kind][parts]
+            continue
+        np.maximum(done, messages[reads], out=done)
+        done += compute[kind][parts]
+        begin = links.begin(kind, stages, parts, done, begins[stages])
+        np.add(begin, send[kind][stages], out=messages[writes])
+    return now
+
+
+class _Links:
+    """Until when each link is occupied."""
+
+    def __init__(self, times: Times, traffic: Traffic) -> None:
+        stages, columns = times.start.shape
+        chunks = len(times.forward) // stages
+        self._busy = (np.tile(traffic.forward, (chunks, 1)), np.tile(traffic.backward, (chunks, 1)))
+        self._busy[0][-1] = self._busy[1][0] = 0.0  # the last part sends nothing forward, and the first nothing back
+        one_way_out = traffic.one_way_out.copy()
+        if chunks == 1:
+            one_way_out[[0, -1]] = one_way_out[1:-1].all()  # they have one neighbour alone
+        every = np.arange(stages)
+        self.of = (every, np.where(one_way_out, every, stages + every))
+        """[stages]: numbers of the links forward and backward."""
+        forward = np.full((stages, columns), -np.inf)
+        self.free = (forward, forward if one_way_out.all() else forward.copy())
+        """[stages, pipelines]: when the links forward and backward are free, the same array where they are one."""
+        self._both = np.nonzero(one_way_out)[0] if 0 < one_way_out.sum() < stages else None
+
+    def begin(self, kind: Pass, stages: slice, parts: slice, made: Floats, out: Floats) -> Floats:
+        """When links begin with messages that are made at these times, in the place of `out`."""
+        way = min(kind, 1)
+        free = self.free[way][stages]
+        np.maximum(made, free, out=out)
+        np.add(out, self._busy[way][parts], out=free)
+        if self._both is not None:
+            self.free[1 - way][self._both] = self.free[way][self._both]
+        return out
+
+
+class Longest(NamedTuple):
+    """The chain of passes and messages, each waiting for the one before, that ends last: how often a pass is on it."""
+
+    forward: Floats
+    """[parts, pipelines]"""
+    backward: Floats
+    """[parts, pipelines]; half a pass counts one half."""
+    start: Floats
+    """[stages, pipelines]: 1 for the stage whose start it begins with."""
+    end: Floats
+    """[stages, pipelines]: 1 for the stage with whose last action it ends."""
+    total: Floats
+    """[pipelines]: when it ends, with what comes after."""
+
+
+def longest(
+    schedule: Schedule,
+    micro_batches: int,
+    times: Times,
+    after: Floats,
+    traffic: Traffic | None = None,
+    known: Floats | None = None,
+) -> Longest:
+    """Why the iteration takes so long, if `after` [stages, pipelines] comes after each stage's last action.
+
+    `known` [pipelines] is when it ends, if somebody has worked that out already.
+    """
+    traffic = Traffic.whole(times) if traffic is None else traffic
+    if schedule is Schedule.one_f_one_b:
+        found = _alternating(micro_batches, times, after)
+    else:
+        found = _longest(schedule, micro_batches, times, after, None)
+    some = np.nonzero(may_queue(schedule, times, traffic))[0]
+    if some.size:
+        # Of a pipeline that takes no longer for it, no message on the longest path waits for a link.
+        if known is None:
+            taken = (_queued_ends(schedule, micro_batches, times.take(some), traffic.take(some)) + after[:, some]).max(
+                0
+            )
+        else:
+            taken = known[some]
+        some = some[taken > found.total[some] * (1 + ROUNDING)]
+    if some.size:
+        own = times.take(some), after[:, some], traffic.take(some)
+        if schedule is Schedule.one_f_one_b:
+            waiting = _alternating(micro_batches, *own)
+        else:
+            waiting = _longest(schedule, micro_batches, *own)
+        for whole, part in zip(found, waiting, strict=True):
+            whole[..., some] = part
+    return found
+
+
+def _longest(schedule: Schedule, micro_batches: int, times: Times, after: Floats, traffic: Traffic | None) -> Longest:
+    """The schedule is gone through forwards as in `ends`, noting what each pass and each message waits for longest, and
+    then back. Without `traffic` no message waits for a link."""
+    plan, compute, send = _prepared(schedule, micro_batches, times)
+    links = None if traffic is None else _Links(times, traffic)
+    now = times.start.copy()
+    messages = np.zeros((plan.slots, *now.shape[1:]))
+    begins, nothing = np.empty_like(now), np.zeros(0, bool)
+    waited, queued = [], []
+    for kind, stages, parts, reads, writes in plan.steps:
+        done = now[stages]
+        if kind is Pass.WEIGHT:
+            waited.append(nothing)
+            queued.append(nothing)
+            done += compute[kind][parts]
+            continue
+        message = messages[reads]
+        waited.append(message > done)
+        np.maximum(done, message, out=done)
+        done += compute[kind][parts]
+        begin = done
+        if links is not None:
+            begin = links.begin(kind, stages, parts, done, begins[stages])
+            queued.append(begin > done)
+        np.add(begin, send[kind][stages], out=messages[writes])
+    now += after
+    end = np.zeros_like(now)
+    end[np.argmax(now, axis=0), np.arange(now.shape[1])] = 1
+    here, passes = end.copy(), np.zeros((2, *times.forward.shape))
+    messages[:] = 0
+    behind = np.zeros((2 * len(now), now.shape[1]))
+    """Paths to a message that waited until its link had sent the one before."""
+    for step in range(len(plan.steps) - 1, -1, -1):
+        kind, stages, parts, reads, writes = plan.steps[step]
+        if kind is Pass.WEIGHT:
+            passes[1][parts] += 0.5 * here[stages]
+            continue
+        sent = messages[writes].copy()
+        messages[writes] = 0
+        if links is not None:
+            link = links.of[min(kind, 1)][stages]
+            sent += behind[link]
+            behind[link] = np.where(queued[step], sent, 0)
+            sent[queued[step]] = 0
+        on_path = here[stages] + sent
+        passes[min(kind, 1)][parts] += on_path if kind is not Pass.INPUT else 0.5 * on_path
+        here[stages] = np.where(waited[step], 0, on_path)
+        messages[reads] = np.where(waited[step], on_path, 0)
+    return Longest(forward=passes[0], backward=passes[1], start=here, end=end, total=now.max(axis=0))
+
+
+def _alternating(micro_batches: int, times: Times, after: Floats, traffic: Traffic | None = None) -> Longest:
+    path, now = one_f_one_b.path(micro_batches, times, after, traffic)
+    every, start, end = np.arange(now.shape[1]), np.zeros_like(now), np.zeros_like(now)
+    start[path.start, every] = end[np.argmax(now, axis=0), every] = 1
+    return Longest(forward=path.forward, backward=path.backward, start=start, end=end, total=now.max(axis=0))
+
+
+def _prepared(
+    schedule: Schedule, micro_batches: int, times: Times
+) -> tuple[Steps, tuple[Floats, ...], tuple[Floats, ...]]:
+    """The steps, and by kind of pass what it takes and what sending its result takes."""
+    stages = len(times.start)
+    plan = steps(schedule, stages, len(times.forward) // stages, micro_batches)
+    half = 0.5 * times.backward
+    return plan, (times.forward, times.backward, half, half), (times.send_forward, *3 * (times.send_backward,))

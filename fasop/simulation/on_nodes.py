@@ -1,0 +1,198 @@
+"""What every stage of plans takes on the nodes where it lies: `Pipelines`, made from costs, links and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.schema.experiment import Parallel
+from fasop.costs import links, overlap, sizes
+from fasop.costs.hardware import NodeKind
+from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_handed_out
+from fasop.costs.links import Link
+from fasop.costs.memory import GIB, chunks_in_flight, stage_memory
+from fasop.costs.placed import Integers, Uses, place
+from fasop.costs.profile import optimizer_s_per_parameter
+from fasop.costs.training import Training
+from fasop.simulation.fast import Floats
+from fasop.simulation.pipelines import Hidden, Linear, Pipelines
+
+
+def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -> Pipelines:
+    """The pipelines of `training` on nodes of these kinds, [pipelines, nodes], all with the same numbers of GPUs.
+
+    Of a stage on several kinds of nodes the slowest counts, for each time of its own; of its memory the smallest.
+
+    Raises:
+        SearchError: a profile has no costs for the tensor size.
+    """
+    return on_nodes(training, Nodes(kinds, orders))
+
+
+def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
+    """As `pipelines`, for several plans on the same nodes."""
+    parallel, where = training.parallel, nodes.laid(training.parallel)
+    times = [times_on(kind, training) for kind in nodes.kinds]
+    numbers = [_of_kind(kind, time, training) for kind, time in zip(nodes.kinds, times, strict=True)]
+    most = nodes.largest(where.stages, numbers)
+    summing, handing = gradients_summed(where.sums, training), weights_handed_out(where.sums, training)
+    stepping = most[6] / (parallel.data if parallel.sharded_optimizer else 1)
+    backward, sums = _passes(most[3:6], parallel.chunks), _by_parameters(training, summing)
+    optimizer = Link(latency_s=handing.latency_s, s_per_byte=stepping + handing.s_per_byte)
+    capacity, shares = _room(training, -most[7])
+    return Pipelines(
+        schedule=parallel.schedule,
+        micro_batches=parallel.micro_batches,
+        forward=_passes(most[:3], parallel.chunks),
+        backward=backward,
+        hop=where.hops.takes(np.array(float(training.message_bytes))),
+        busy=training.message_bytes * where.hops.s_per_byte,
+        one_way_out=where.one_way_out,
+        blocking=training.blocks,
+        sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
+        optimizer=_by_parameters(training, optimizer),
+        embedding=_embedding(where.embedding, training),
+        capacity=capacity,
+        shares=shares,
+        basis=np.array([time.basis for time in times])[nodes.orders].max(axis=1),
+        hidden=_hidden(training, backward.layer[: parallel.pipeline], summing) if training.overlaps else None,
+    )
+
+
+def handing_out(training: Training, kinds: Sequence[NodeKind], orders: Integers) -> Linear:
+    """The part of `Pipelines.optimizer` that handing out the new weights of a sharded one takes."""
+    where = Nodes(kinds, orders).laid(training.parallel)
+    return _by_parameters(training, weights_handed_out(where.sums, training))
+
+
+def _room(training: Training, memory_gib: Floats) -> tuple[Integers, Floats | None]:
+    """The most layers of each stage and, of several chunks, the `shares` of its memory (fasop/simulation/pipelines.py).
+
+    Layers are as evenly shared by the chunks as they can, the first ones having one more.
+    """
+    parallel, layers, chunks = training.parallel, training.model.layers, training.parallel.chunks
+    stages = np.arange(float(parallel.pipeline)).reshape(-1, 1)
+    if chunks == 1:
+        return stage_memory(training, stages).capacity(memory_gib), None
+    held = chunks_in_flight(parallel.pipeline, parallel.micro_batches, chunks)
+    memory = stage_memory(training, stages, held[..., np.newaxis].astype(float))
+    room = memory_gib * GIB - memory.fixed
+    even = (np.arange(layers + 1)[:, np.newaxis] + chunks - 1 - np.arange(chunks)) // chunks
+    taken = np.einsum("lc,mcs->lms", even, memory.layer[..., 0]).max(axis=1)
+    capacity = [np.searchsorted(of, free, side="right") - 1 for of, free in zip(taken.T, room, strict=True)]
+    shares = memory.layer / np.where(room > 0, room, np.nan)
+    return np.array(capacity), shares.reshape(len(held), -1, room.shape[1])
+
+
+def times_on(kind: NodeKind, training: Training) -> LayerTimes:
+    """What the parts of the model take on a GPU of such a node, calibrated."""
+    found = layer_times(kind.gpu, kind.profile, training, links.within(kind.group))
+    return found.multiplied(kind.factors.forward, kind.factors.backward)
+
+
+def _of_kind(kind: NodeKind, times: LayerTimes, training: Training) -> tuple[float, ...]:
+    """What counts of a stage's slowest and smallest GPU: forward and then backward passes of embedding, layer and head;
+    the optimizer's step, for a parameter; less than none of GiB.
+    """
+    parts = (times.embedding, times.layer, times.head)
+    step = kind.factors.optimizer * optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision)
+    return (*(part.forward for part in parts), *(part.backward for part in parts), step, -kind.gpu.memory_gib)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laid:
+    """Where ranks lie, and the links that they have there: [items, pipelines] each."""
+
+    stages: Uses
+    hops: Link[Floats]
+    one_way_out: NDArray[np.bool_]
+    """[stages]"""
+    sums: Link[Floats]
+    embedding: Link[Floats]
+
+
+class Nodes:
+    """What nodes and their links are, in each order."""
+
+    def __init__(self, kinds: Sequence[NodeKind], orders: Integers) -> None:
+        self.kinds = kinds
+        self.orders = orders
+        self._last: tuple[tuple[int, int, int], Laid] | None = None
+
+    def laid(self, parallel: Parallel) -> Laid:
+        """That of the last sizes is kept, since plans that differ in something else come one after another."""
+        sizes = (parallel.tensor, parallel.data, parallel.pipeline)
+        if self._last is None or self._last[0] != sizes:
+            where = place(tuple(self.kinds[kind].gpus for kind in self.orders[0]), *sizes)
+            laid = Laid(
+                stages=where.stages,
+                hops=self._slowest(where.hops, [kind.factors.messages for kind in self.kinds]),
+                one_way_out=where.one_way_out,
+                sums=self._slowest(where.sums, [kind.factors.gradients for kind in self.kinds]),
+                embedding=self._slowest(where.embedding, [kind.factors.embedding for kind in self.kinds]),
+            )
+            self._last = (sizes, laid)
+        return self._last[1]
+
+    def largest(self, uses: Uses, numbers: Sequence[Sequence[float]]) -> Floats:
+        """[numbers, items, pipelines]: the largest of each of the numbers, by kind, of an item's nodes."""
+        values = np.array(numbers).T[:, self.orders.T[uses.nodes]]
+        reduced: Floats = np.maximum.reduceat(values, uses.starts, axis=1)
+        return reduced
+
+    def _slowest(self, uses: Uses, factors: Sequence[float]) -> Link[Floats]:
+        """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links.
+
+        `factors`, by kind, are what both are multiplied with.
+        """
+        known = [(links.within(kind.group), links.between(kind.group, 1)) for kind in self.kinds]
+        times = np.array([[[link.latency_s, link.s_per_byte] for link in pair] for pair in known])
+        times *= np.array(factors)[:, np.newaxis, np.newaxis]
+        used = times[self.orders.T[uses.nodes], uses.between[:, np.newaxis]]
+        used[..., 1] *= uses.sharing[:, np.newaxis]
+        reduced: Floats = np.maximum.reduceat(used, uses.starts, axis=0)
+        return Link(latency_s=reduced[..., 0], s_per_byte=reduced[..., 1])
+
+
+def _passes(times: Floats, chunks: int) -> Linear:
+    """[parts, pipelines], from the times of embedding, layer and head by stage."""
+    embedding, layer, head = times
+    layer = np.concatenate([layer] * chunks)
+    fixed = np.zeros_like(layer)
+    fixed[0] += embedding[0]
+    fixed[-1] += head[-1]
+    return Linear(fixed=fixed, layer=layer)
+
+
+def _by_parameters(training: Training, link: Link[Floats]) -> Linear:
+    """What takes so many seconds for each parameter of a stage's ranks."""
+    model, tensor = training.model, training.parallel.tensor
+    fixed = np.zeros((training.parallel.pipeline, 1))
+    fixed[0] += sizes.embedding_parameters(model, tensor)
+    fixed[-1] += sizes.head_parameters(model, tensor, own_word=len(fixed) > 1)
+    return Linear(fixed=link.takes(fixed), layer=link.s_per_byte * sizes.layer_parameters(model, tensor))
+
+
+def _in_buckets(training: Training, sums: Linear, summing: Link[Floats]) -> Linear:
+    """With the latency of every bucket."""
+    buckets = overlap.buckets_per_layer(training.model, training.parallel.tensor)
+    return replace(sums, layer=sums.layer + buckets * summing.latency_s)
+
+
+def _hidden(training: Training, layer: Floats, summing: Link[Floats]) -> Hidden:
+    """`layer` is the backward pass of one, by stage."""
+    model, tensor = training.model, training.parallel.tensor
+    first = overlap.first_bucket_layers(model, tensor)
+    layer = overlap.filling(training.parallel.schedule) * layer
+    parameters = [[overlap.last_bucket_parameters(model, tensor, first=stage == 0)] for stage in range(len(layer))]
+    return Hidden(time=Linear(fixed=-first * layer, layer=layer), last=summing.takes(np.array(parameters)))
+
+
+def _embedding(link: Link[Floats], training: Training) -> Floats:
+    parallel = training.parallel
+    size = training.gradient_bytes * sizes.word_parameters(training.model, parallel.tensor)
+    whole = link.all_reduce(2 if parallel.pipeline > 1 else 1).takes(np.array(float(size)))
+    return whole.reshape(-1)

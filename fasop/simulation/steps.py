@@ -1,0 +1,221 @@
+"""Schedules as steps that a vectorised simulation takes: what stages do at the same time, as slices of arrays.
+
+Every action of a schedule has its step of a common clock, such that whatever it waits for is done in an earlier step.
+How long actions really take plays no part here. Part `chunk * stages + stage` of the model is on stage `stage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from conf.schema.experiment import Schedule
+
+
+class Pass(IntEnum):
+    """What a stage does with a micro-batch."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    INPUT = 2
+    """The part of a backward pass that the stage before waits for."""
+    WEIGHT = 3
+    """The rest of it, for which nobody waits."""
+
+
+class Step(NamedTuple):
+    """Stages that all do a pass of the same sort."""
+
+    kind: Pass
+    stages: slice
+    parts: slice
+    reads: slice
+    """The slots of the messages that they wait for; those that nobody writes are there from the beginning."""
+    writes: slice
+    """The slots of what they send."""
+
+
+class Steps(NamedTuple):
+    """A schedule for so many stages and micro-batches."""
+
+    steps: tuple[Step, ...]
+    slots: int
+
+
+class Action(NamedTuple):
+    kind: Pass
+    micro_batch: int
+    chunk: int
+
+
+@lru_cache(maxsize=4096)
+def steps(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> Steps:
+    """The steps of an iteration, in their order. Those of 1F1B are in `fasop.simulation.one_f_one_b`."""
+    if schedule is Schedule.gpipe:
+        return Steps(tuple(_gpipe(stages, micro_batches)), 2 * (stages + 1))
+    if schedule is Schedule.interleaved:
+        return _clocked([_interleaved(s, stages, chunks, micro_batches) for s in range(stages)], chunks)
+    assert schedule is Schedule.zb_h1
+    return _clocked([_zb_h1(s, stages, micro_batches) for s in range(stages)], chunks)
+
+
+def _gpipe(stages: int, micro_batches: int) -> Iterator[Step]:
+    """Forward pass m of stage s in step s + m; backward passes the other way round, after the last forward pass."""
+    n, length = stages, stages + micro_batches - 1
+    for step in range(length):
+        yield from _regular(n, Pass.FORWARD, max(0, step - micro_batches + 1), min(step, n - 1))
+    for step in range(length):
+        yield from _regular(n, Pass.BACKWARD, max(0, n - 1 - step), min(n - 1, n + micro_batches - 2 - step))
+
+
+def _regular(count: int, kind: Pass, first: int, last: int) -> Iterator[Step]:
+    """The stages of `count` from `first` to `last`, where no message waits behind another."""
+    if first <= last:
+        stages = slice(first, last + 1, 1)
+        yield Step(
+            kind, stages, stages, _moved(stages, _read(count, kind, 0)), _moved(stages, _written(count, kind, 0))
+        )
+
+
+def _moved(where: slice, by: int) -> slice:
+    return slice(where.start + by, where.stop + by, where.step)
+
+
+def _read(count: int, kind: Pass, part: int) -> int:
+    """Where a part of `count` finds what it waits for: slots 0 to `count` are activations', the others gradients'."""
+    return part if kind is Pass.FORWARD else count + 2 + part
+
+
+def _written(count: int, kind: Pass, part: int) -> int:
+    """What the following part, or the one before, reads."""
+    return part + 1 if kind is Pass.FORWARD else count + 1 + part
+
+
+def _interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> list[Action]:
+    """Narayanan et al. 2021, section 2.2.2: micro-batches go round in groups of `stages`, chunk after chunk. What a
+    group that is not whole lacks is left out at last.
+    """
+    groups = [range(m, m + stages) for m in range(0, micro_batches, stages)]
+    forward = [Action(Pass.FORWARD, m, c) for group in groups for c in range(chunks) for m in group]
+    backward = [Action(Pass.BACKWARD, m, c) for group in groups for c in reversed(range(chunks)) for m in group]
+    whole = _alternating(forward, backward, 2 * (stages - 1 - stage) + (chunks - 1) * stages)
+    return [action for action in whole if action.micro_batch < micro_batches]
+
+
+def _zb_h1(stage: int, stages: int, micro_batches: int) -> list[Action]:
+    """Qi et al. 2023, section 2.1: 1F1B whose weight gradients lag `stage` micro-batches behind."""
+    count = micro_batches
+    forward = [Action(Pass.FORWARD, m, 0) for m in range(count)]
+    backward = [Action(Pass.INPUT, m, 0) for m in range(count)]
+    found = []
+    for action in _alternating(forward, backward, stages - 1 - stage):
+        found.append(action)
+        if action.kind is Pass.INPUT and action.micro_batch >= stage:
+            found.append(Action(Pass.WEIGHT, action.micro_batch - stage, 0))
+    return found + [Action(Pass.WEIGHT, m, 0) for m in range(max(0, count - stage), count)]
+
+
+def _alternating(forward: list[Action], backward: list[Action], ahead: int) -> list[Action]:
+    ahead = min(ahead, len(forward))
+    pairs = zip(forward[ahead:], backward, strict=False)
+    return forward[:ahead] + [action for pair in pairs for action in pair] + backward[len(forward) - ahead :]
+
+
+class _Done(NamedTuple):
+    """An action of a stage in its step."""
+
+    stage: int
+    part: int
+    read: tuple[int, int]
+    """The message that it waits for: its channel, and its number there."""
+    written: tuple[int, int]
+
+
+def _clocked(actions: Sequence[Sequence[Action]], chunks: int) -> Steps:
+    """Every action in the first step in which its stage and its message allow it, of those that are for it.
+
+    Forward passes of a stage are for every second step, backward passes for those between, so that every second stage
+    does the same in the same step, from the first one on. A pass for which nobody waits shares the step of the one
+    before it.
+    """
+    stages, count = len(actions), len(actions) * chunks
+    done: set[tuple[int, int]] = set()
+    left = [0] * stages
+    clock: list[dict[Pass, list[_Done]]] = []
+    while any(place < len(own) for place, own in zip(left, actions, strict=True)):
+        now: dict[Pass, list[_Done]] = {}
+        for stage, own in enumerate(actions):
+            if left[stage] == len(own):
+                continue
+            kind, m, chunk = own[left[stage]]
+            if kind is not Pass.WEIGHT and (len(clock) + stage) % 2 != (kind is not Pass.FORWARD):
+                continue
+            part = chunk * stages + stage
+            read = (_read(count, kind, part), m)
+            if kind is Pass.WEIGHT or read in done or part == (0 if kind is Pass.FORWARD else count - 1):
+                now.setdefault(kind, []).append(_Done(stage, part, read, (_written(count, kind, part), m)))
+                following = own[left[stage] + 1 : left[stage] + 2]
+                if kind is Pass.INPUT and following and following[0].kind is Pass.WEIGHT:
+                    now.setdefault(Pass.WEIGHT, []).append(_Done(stage, part, read, read))
+        assert now or not clock or clock[-1], "the schedule never ends"
+        for kind, passes in now.items():
+            done.update(one.written for one in passes if kind is not Pass.WEIGHT)
+            for one in passes:
+                left[one.stage] += 1
+        clock.append(now)
+    depth = _depth(clock)
+    found = (
+        step for now in clock for kind, passes in sorted(now.items()) for step in _runs(kind, passes, depth, count)
+    )
+    return Steps(tuple(found), 2 * (count + 1) * depth)
+
+
+def _depth(clock: Sequence[dict[Pass, list[_Done]]]) -> int:
+    """How many slots a channel needs, so that no message is written over before it was read."""
+    written: dict[tuple[int, int], int] = {}
+    read: dict[tuple[int, int], int] = {}
+    for step, now in enumerate(clock):
+        for kind, passes in now.items():
+            if kind is not Pass.WEIGHT:
+                written.update((one.written, step) for one in passes)
+                read.update((one.read, step) for one in passes)
+    depth = 1
+    for (channel, m), step in read.items():
+        while written.get((channel, m + depth), step + 1) <= step:
+            depth += 1
+    return depth
+
+
+def _slot(message: tuple[int, int], depth: int, count: int) -> int:
+    """Where a message lies: micro-batches that stages two apart send in the same step, one more or one less, in the
+    same place of their channels.
+    """
+    channel, m = message
+    shift = channel // 2 if channel <= count else -(channel // 2)
+    return channel * depth + (m + shift) % depth
+
+
+def _runs(kind: Pass, passes: Sequence[_Done], depth: int, count: int) -> Iterator[Step]:
+    """As few slices as it takes, in the order of the stages. What nobody waits for has no messages."""
+    rows = [
+        (one.stage, one.part, one.stage, one.stage)
+        if kind is Pass.WEIGHT
+        else (one.stage, one.part, _slot(one.read, depth, count), _slot(one.written, depth, count))
+        for one in passes
+    ]
+    while rows:
+        strides = [b - a for a, b in zip(rows[0], rows[1], strict=True)] if len(rows) > 1 else [1] * 4
+        length = 1
+        while (
+            length < len(rows)
+            and min(strides) > 0
+            and [b - a for a, b in zip(rows[length - 1], rows[length], strict=True)] == strides
+        ):
+            length += 1
+        strides = strides if length > 1 else [1] * 4
+        yield Step(
+            kind, *(slice(a, z + 1, stride) for a, z, stride in zip(rows[0], rows[length - 1], strides, strict=True))
+        )
+        rows = rows[length:]

@@ -1,0 +1,1 @@
+"""Plans, predictions and their accuracy as tables for people and programs."""

@@ -1,0 +1,219 @@
+"""What a run took, beside what was predicted of it: in all, term by term and stage by stage.
+
+Which term of the model is off is told by putting one at a time as it was measured into the same replay; with all of
+them as measured, what is left is what the replay itself does not know. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import mean
+
+from fasop.costs.calibration import Calibration
+from fasop.costs.hardware import Factors
+from fasop.errors import SearchError
+from fasop.simulation.predict import Prediction, Taken, replay
+from fasop.simulation.replay import StageTimes
+
+TERMS = ("forward", "backward", "messages", "gradients", "embedding", "optimizer")
+MESSAGES = ("send_forward", "send_backward", "busy_forward", "busy_backward")
+"""Of `StageTimes`."""
+SMALL_S = 1e-6
+"""What is predicted to take less has no factor: any measurement would be many times as much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a run took, as medians over its steady iterations."""
+
+    run: str
+    """Its name."""
+    iteration_s: float
+    iterations: int
+    """That were measured."""
+    stages: Sequence[MeasuredStage]
+    """None of a run without events, such as one of Megatron-LM."""
+    embedding: float
+    """To sum its gradients over the first and the last stage, once both have begun."""
+    emulated: bool
+    """A rehearsal: the times were given, not computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStage:
+    """Of a stage's ranks the slowest one's, for each time of its own."""
+
+    forward: Sequence[float]
+    """Of one micro-batch, by chunk; on the last one with the loss."""
+    backward: Sequence[float]
+    send_forward: float | None
+    """From a send until the receiver has it, of those that it waits for; None where it waits for none."""
+    send_backward: float | None
+    gradients: float
+    """What is left of summing them, once all replicas have begun."""
+    optimizer: float
+    """With the norm, but without waiting for other stages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One term of the model: mean over the stages that have it, per iteration."""
+
+    name: str
+    predicted: float
+    measured: float
+    iteration_s: float
+    """What the prediction would be, had this one term been known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    measured: Measured
+    prediction: Prediction
+    taken: Taken | None
+    """As measured; what was not measured is as predicted. None of a run without events."""
+    terms: Sequence[Term]
+    """None of a run without events."""
+    replayed_s: float | None
+    """The iteration with all terms as measured."""
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a part of what was measured; positive where it took less than predicted."""
+        return self.prediction.iteration_s / self.measured.iteration_s - 1
+
+    @property
+    def worst(self) -> Term | None:
+        """The term that, known, would change the prediction most."""
+        return max(self.terms, key=lambda term: abs(term.iteration_s - self.prediction.iteration_s), default=None)
+
+
+def compare(measured: Measured, prediction: Prediction) -> Comparison:
+    """Of one run; `prediction` is that of its frozen configuration."""
+    if not measured.stages:
+        return Comparison(measured=measured, prediction=prediction, taken=None, terms=(), replayed_s=None)
+    known = _as_measured(prediction.taken, measured)
+    with_one = {name: _put(prediction.taken, known, (name,)) for name in TERMS}
+    terms = [
+        Term(
+            name=name,
+            predicted=_mean(name, prediction.taken, prediction),
+            measured=_mean(name, known, prediction),
+            iteration_s=replay(prediction.schedule, with_one[name])[0],
+        )
+        for name in TERMS
+    ]
+    return Comparison(
+        measured=measured,
+        prediction=prediction,
+        taken=known,
+        terms=terms,
+        replayed_s=replay(prediction.schedule, known)[0],
+    )
+
+
+def _as_measured(predicted: Taken, measured: Measured) -> Taken:
+    optimizer = [stage.optimizer for stage in measured.stages]
+    return replace(
+        predicted,
+        times=[_with(times, stage) for times, stage in zip(predicted.times, measured.stages, strict=True)],
+        gradients=[stage.gradients for stage in measured.stages],
+        embedding=measured.embedding,
+        optimizer=optimizer,
+        weights=list(map(min, predicted.weights, optimizer)),
+    )
+
+
+def _with(times: StageTimes, measured: MeasuredStage) -> StageTimes:
+    """As measured. How long messages occupied links was not: as predicted, or for as long as they took."""
+    ahead = times.send_forward if measured.send_forward is None else measured.send_forward
+    back = times.send_backward if measured.send_backward is None else measured.send_backward
+    return replace(
+        times,
+        forward=measured.forward,
+        backward=measured.backward,
+        send_forward=ahead,
+        send_backward=back,
+        busy_forward=min(ahead, times.sends("forward-send")[1]),
+        busy_backward=min(back, times.sends("backward-send")[1]),
+    )
+
+
+def _put(base: Taken, known: Taken, names: Iterable[str]) -> Taken:
+    """`base`, with these terms as in `known`."""
+    for name in names:
+        if name in ("gradients", "embedding", "optimizer"):
+            base = replace(base, **{name: getattr(known, name)})
+        else:
+            keys = MESSAGES if name == "messages" else (name,)
+            pairs = zip(base.times, known.times, strict=True)
+            base = replace(base, times=[replace(a, **{key: getattr(b, key) for key in keys}) for a, b in pairs])
+    return base
+
+
+def _mean(name: str, taken: Taken, prediction: Prediction) -> float:
+    """Seconds of an iteration that a term takes, the mean over the stages that have it."""
+    values = by_stage(name, taken, prediction)
+    return mean(values) if values else 0.0
+
+
+def by_stage(name: str, taken: Taken, prediction: Prediction) -> list[float]:
+    """Seconds of an iteration: all micro-batches' passes, and for messages both ways of all."""
+    count = prediction.schedule["micro_batches"]
+    if name == "embedding":
+        return [taken.embedding]
+    if name == "gradients":
+        return list(taken.gradients)
+    if name == "optimizer":
+        return list(taken.optimizer)
+    if name == "messages":
+        hops = zip(taken.times[:-1], taken.times[1:], strict=True)
+        both_ways = count * prediction.schedule["chunks"]
+        return [both_ways * (here.send_forward + there.send_backward) for here, there in hops]
+    return [count * sum(getattr(times, name)) for times in taken.times]
+
+
+def calibration(comparisons: Sequence[Comparison]) -> Calibration:
+    """Measured over predicted time by node group and term, from all runs together.
+
+    What stages of several groups took counts for each of them. A term that was not measured, or that hardly takes
+    time, has the factor 1.
+
+    Raises:
+        SearchError: no run has events, or a factor is beyond what a calibration can mend.
+    """
+    sums: dict[str, dict[str, list[float]]] = {}
+    for one in comparisons:
+        for name in TERMS if one.taken else ():
+            for groups, predicted, measured in _pairs(name, one):
+                for group in groups:
+                    of = sums.setdefault(group, {}).setdefault(name, [0.0, 0.0])
+                    of[0] += predicted
+                    of[1] += measured
+    if not sums:
+        raise SearchError("calibrate: the runs have no events to calibrate by; use runs with profile.timeline=true")
+    return Calibration(
+        runs=[one.measured.run for one in comparisons if one.taken],
+        groups={
+            group: Factors(**{name: of[1] / of[0] for name, of in terms.items() if of[0] > SMALL_S})
+            for group, terms in sums.items()
+        },
+    )
+
+
+def _pairs(name: str, one: Comparison) -> Iterator[tuple[Iterable[str], float, float]]:
+    """What was measured of a term: of which node groups, predicted and measured seconds."""
+    assert one.taken is not None
+    groups = [stage.groups for stage in one.prediction.stages]
+    if name == "embedding":
+        groups = [(*groups[0], *groups[-1])]
+    elif name == "messages":
+        groups = [(*here, *there) for here, there in pairwise(groups)]
+    stages = one.measured.stages
+    known = [here.send_forward is not None and there.send_backward is not None for here, there in pairwise(stages)]
+    values = (by_stage(name, taken, one.prediction) for taken in (one.prediction.taken, one.taken))
+    for number, (of, predicted, measured) in enumerate(zip(groups, *values, strict=True)):
+        if name != "messages" or known[number]:
+            yield dict.fromkeys(of), predicted, measured

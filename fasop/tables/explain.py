@@ -1,0 +1,57 @@
+"""Where each second and each byte of a plan goes, stage by stage, as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from statistics import mean
+
+from fasop.costs.memory import GIB, StageMemory
+from fasop.simulation.predict import Prediction, Stage, Terms
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""Heading and rows."""
+
+TERMS = tuple(field.name for field in fields(Terms))
+HELD = tuple(field.name for field in fields(StageMemory))
+
+
+def times(prediction: Prediction) -> Table:
+    """Milliseconds of an iteration by stage; the terms of a stage are all of the iteration, which is as long for all.
+
+    The last row tells the stages' mean shares of it.
+    """
+    rows = [
+        [*_who(number, stage), *(f"{seconds * 1e3:.1f}" for seconds in stage.terms.by_name().values())]
+        for number, stage in enumerate(prediction.stages)
+    ]
+    shares = [
+        mean(stage.terms.by_name()[name] for stage in prediction.stages) / prediction.iteration_s for name in TERMS
+    ]
+    rows.append(["all", "", "", *(f"{share:.1%}" for share in shares)])
+    return (*_WHO, *TERMS), rows
+
+
+def memory(prediction: Prediction) -> Table:
+    """GiB of a rank by stage, against its smallest GPU's."""
+    rows = []
+    for number, stage in enumerate(prediction.stages):
+        layers = sum(stage.layers)
+        parts = [amount.of(layers) / GIB for amount in stage.memory.by_term().values()]
+        held = (*parts, stage.memory_gib, stage.limit_gib, stage.limit_gib - stage.memory_gib)
+        rows.append([*_who(number, stage), *(f"{gib:.2f}" for gib in held)])
+    return (*_WHO, *HELD, "sum", "GPU has", "left"), rows
+
+
+_WHO = ("stage", "GPU", "layers")
+
+
+def _who(number: int, stage: Stage) -> list[str]:
+    return [str(number), ", ".join(stage.gpus), "+".join(map(str, stage.layers))]
+
+
+LEGEND = (
+    "messages: waits while one is under way; bubble: waits for other stages, until they have computed, or have their "
+    "gradients; gradients: summed over the replicas, what the backward pass does not hide; embedding: its gradients, "
+    "between the first and the last stage; optimizer: the update; weights: handing out those of a sharded optimizer"
+)

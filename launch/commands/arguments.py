@@ -1,0 +1,69 @@
+"""The arguments that the commands about runs share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from conf.errors import RunFolderError
+from conf.reading.values import above_0, option
+from conf.run_folder.rundir import RunDir
+
+_WATCH = "--watch"
+_DEFAULT = "auto"
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        help="a run folder or a path in it; a name (tiny, or 20260131-120000-0123abcd); a folder of runs (runs/tiny): "
+        "its latest; a job id; or latest; default: the latest run",
+    )
+    add_runs_dir(parser)
+
+
+def add_runs_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="where runs are (default: %(default)s)")
+
+
+def add_watch(parser: argparse.ArgumentParser, until: str) -> None:
+    """`--watch` or `--watch=SECONDS`: for `parsed`. A word after it is a RUN."""
+    parser.add_argument(
+        _WATCH,
+        metavar="SECONDS",
+        type=option(_seconds),
+        help=f"look again every so many seconds, {until}: --watch (2 s, or 10 s while Slurm has to be asked) or "
+        "--watch=SECONDS; a terminal is drawn anew, elsewhere only changes are printed",
+    )
+
+
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """`argv`, in which a bare `--watch` takes no value: argparse would take the RUN after it for one."""
+    words = [f"{_WATCH}={_DEFAULT}" if word == _WATCH else word for word in argv]
+    return parser.parse_args(words)
+
+
+def chosen_run(arguments: argparse.Namespace) -> RunDir:
+    """Raises RunFolderError if there is no such run."""
+    return RunDir.find(arguments.runs_dir, arguments.run)
+
+
+def runs_folder(arguments: argparse.Namespace) -> Path:
+    """Raises RunFolderError if there is no such folder, or it cannot be listed."""
+    folder: Path = arguments.runs_dir
+    try:
+        next(folder.iterdir(), None)
+    except OSError as error:
+        raise RunFolderError(
+            f"--runs-dir {folder.absolute()}: {error.strerror}; give the folder where runs are, or start one with "
+            "'tdpp launch'"
+        ) from error
+    return folder
+
+
+def _seconds(text: str) -> float:
+    """0 leaves the choice to the command."""
+    return 0.0 if text == _DEFAULT else above_0(text)

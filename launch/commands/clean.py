@@ -1,0 +1,98 @@
+"""`tdpp clean`: lists what runs have left behind, and removes it once that was agreed to."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from conf.reading.values import Parser, not_negative, option
+from conf.schema.experiment import Cluster
+from conf.visible import visible
+from launch.commands.arguments import add_runs_dir
+from launch.commands.leftovers import Leftover, containers, dead_links, images, locks, short_jobs, unfinished_runs
+from launch.doctor.judge import size_text
+from launch.errors import LaunchError
+from launch.judge.evidence import span
+from launch.screen.consent import agreed, can_be_asked
+from launch.screen.table import print_table
+
+DAY_S = 86400.0
+DAYS = 30.0
+"""Containers and images take long to make: those that were used in so many days are kept, if nothing else is asked."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `tdpp clean <argv>`.
+
+    Raises:
+        LaunchError: something could not be removed; what could be, is.
+    """
+    arguments = _parser().parse_args(argv)
+    found = list(_found(arguments))
+    if not found:
+        print("nothing to remove")
+        return 0
+    print_table(("what", "unused for", "size", "where"), [_row(one) for one in found])
+    total = size_text(sum(one.size or 0 for one in found))
+    question = f"remove {'this' if len(found) == 1 else f'these {len(found)}'}, {total}?"
+    if not arguments.yes and not (can_be_asked() and agreed(question)):
+        print("nothing was removed" + ("" if can_be_asked() else "; add --yes to remove all of it"), file=sys.stderr)
+        return 0
+    _remove(found)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="tdpp clean",
+        description="List what your runs have left behind, and remove it after asking: launches that were cut off, "
+        "jobs of tdpp doctor and profile, dead links by job id, images that tdpp has fetched, and enroot's containers "
+        "and their locks on this machine. Runs that have started, and things of other users, are never touched.",
+    )
+    add_runs_dir(parser)
+    parser.add_argument(
+        "--image-dir", type=Path, help="container.image_dir of the runs (default: images beside the folder of runs)"
+    )
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        default=Path(Cluster.__dataclass_fields__["scratch"].default),
+        help="cluster.scratch of the runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--older-than",
+        metavar="DAYS",
+        type=option(not_negative),
+        help=f"only what has not been used for so many days (default: {DAYS:g} for containers and images, else 0)",
+    )
+    parser.add_argument("--yes", action="store_true", help="remove it all without asking")
+    return parser
+
+
+def _found(arguments: argparse.Namespace) -> Iterator[Leftover]:
+    runs, scratch, days = arguments.runs_dir, arguments.scratch, arguments.older_than
+    image_dir = arguments.image_dir or runs.absolute().parent / "images"
+    quick = (unfinished_runs(runs), short_jobs(runs), dead_links(runs), locks(scratch))
+    slow = (images(image_dir, runs), containers(scratch))
+    for sources, default in ((quick, 0.0), (slow, DAYS)):
+        least_s = DAY_S * (default if days is None else days)
+        yield from (one for source in sources for one in source if one.unused_s >= least_s)
+
+
+def _row(one: Leftover) -> list[str]:
+    return [one.what, span(one.unused_s), "" if one.size is None else size_text(one.size), visible(one.where)]
+
+
+def _remove(found: Sequence[Leftover]) -> None:
+    removed, failed = 0, []
+    for one in found:
+        try:
+            one.remove()
+            removed += 1
+        except (LaunchError, OSError) as error:
+            failed.append(f"{one.where}: {error.strerror if isinstance(error, OSError) else error}")
+    print(f"removed {removed} of {len(found)}")
+    if failed:
+        raise LaunchError("could not be removed: " + "; ".join(failed))

@@ -1,0 +1,136 @@
+"""`tdpp completion`: what lets a shell complete the words of tdpp.
+
+The script that a shell reads asks this command again, with the line so far, each time somebody presses Tab.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from conf.errors import TdppError
+from conf.reading.values import Parser
+from conf.run_folder.rundir import RunDir
+from launch.errors import LaunchError
+
+CONFIGURED = ("launch", "doctor", "search", "profile")
+"""Commands that take groups and keys."""
+OF_RUNS = ("status", "logs", "stop", "report")
+"""Commands that take a RUN."""
+RUN_WORDS = ("resume", "validate")
+MOST_RUNS = 50
+"""So many, the latest, are offered."""
+
+BASH = r"""_tdpp() {
+    local line="${COMP_LINE:0:COMP_POINT}" found
+    local word="${line##*[[:space:]]}"
+    mapfile -t found < <("${COMP_WORDS[0]/#\~/$HOME}" completion --line "$line" 2>/dev/null)
+    # Where = ends a word of readline's, only what stands behind it is completed.
+    [[ $COMP_WORDBREAKS == *=* ]] && found=("${found[@]#"${word%"${word##*=}"}"}")
+    COMPREPLY=("${found[@]}")
+    [[ ${#found[@]} == 1 && $found == *[=.] ]] && compopt -o nospace
+}
+complete -o default -F _tdpp tdpp"""
+ZSH = r"""(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
+_tdpp() {
+    local -a found
+    found=(${(f)"$("${words[1]/#\~/$HOME}" completion --line "${(j: :)words[1,CURRENT]}" 2>/dev/null)"})
+    if (( $#found )); then
+        compadd -S '' -- ${(M)found:#*[=.]}
+        compadd -- ${found:#*[=.]}
+    else
+        compset -P '*='
+        _files
+    fi
+}
+compdef _tdpp tdpp"""
+FISH = r"""function __tdpp
+    set -l program (commandline -opc)[1]
+    set -l found ($program completion --line (commandline -cp) 2>/dev/null)
+    if set -q found[1]
+        printf '%s\n' $found
+    else
+        set -l key (string match -r '^.*=' -- (commandline -ct))
+        printf '%s\n' $key(__fish_complete_path (string replace -r '^.*=' '' -- (commandline -ct)))
+    end
+end
+complete -c tdpp -f -a '(__tdpp)'"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+HOW = """in ~/.bashrc:                   eval "$(tdpp completion bash)"
+in ~/.zshrc:                    eval "$(tdpp completion zsh)"
+in ~/.config/fish/config.fish:  tdpp completion fish | source"""
+
+
+def main(argv: Sequence[str], *, commands: Sequence[str], own: Mapping[str, Sequence[str]]) -> int:
+    """Runs `tdpp completion <argv>`; `own` are the words of a command that are no keys, by command."""
+    parser = Parser(
+        prog="tdpp completion",
+        description="Print what lets a shell complete commands, groups, keys, values and runs.",
+        epilog=HOW,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("shell", nargs="?", choices=list(SCRIPTS))
+    which.add_argument("--line", help="print what the last word of this line may become; for the scripts")
+    arguments = parser.parse_args(argv)
+    if arguments.line is None:
+        print(SCRIPTS[arguments.shell])
+    else:
+        for word in completed(arguments.line, commands, own):
+            print(word)
+    return 0
+
+
+def hydra_option(argv: Sequence[str]) -> int:
+    """Hydra's own way to the same, `tdpp launch --shell-completion install=SHELL`. Its scripts know no commands.
+
+    Raises:
+        LaunchError: it asks for something else.
+    """
+    shells = [shell for shell in SCRIPTS if f"install={shell}" in argv]
+    if not shells:
+        raise LaunchError(f"{' '.join(argv)}: 'tdpp completion SHELL' is for {', '.join(SCRIPTS)}")
+    print(SCRIPTS[shells[0]])
+    return 0
+
+
+def completed(line: str, commands: Sequence[str], own: Mapping[str, Sequence[str]]) -> list[str]:
+    """What the last word of a line may become; none, where that cannot be known."""
+    try:
+        words = shlex.split(line)
+    except ValueError:  # within quotes
+        words = line.split()
+    word = "" if not words or line[-1:].isspace() else words.pop()
+    if len(words) < 2:
+        return [name for name in commands if name.startswith(word)] if words else []
+    _, command, *others = words
+    if command == "completion":
+        return [shell for shell in SCRIPTS if shell.startswith(word)]
+    key, equals, value = word.partition("=")
+    if (equals and key in RUN_WORDS) or command in OF_RUNS:
+        start, what = (f"{key}=", value) if equals else ("", word)
+        return [start + run for run in _runs(others) if run.startswith(what)]
+    found = [f"{name}=" for name in own.get(command, ()) if f"{name}=".startswith(word)]
+    if command in CONFIGURED and not (equals and key in own.get(command, ())):
+        from conf.completions import candidates  # Hydra takes a while
+
+        try:
+            found += candidates(word, [other for other in others if other not in ("-m", "--multirun")])
+        except TdppError:
+            return found
+    return found
+
+
+def _runs(words: Sequence[str]) -> list[str]:
+    """The names that runs share, and those of the latest runs."""
+    folder = Path("runs")
+    for before, word in zip(["", *words], [*words, ""], strict=True):
+        option, _, value = word.partition("=")
+        if value and option in ("--runs-dir", "runs_dir"):
+            folder = Path(value)
+        elif before == "--runs-dir" and word:
+            folder = Path(word)
+    found = list(RunDir.all(folder))[-MOST_RUNS:]
+    return [*dict.fromkeys(run.path.parent.name for run in found), *(run.name for run in found)]

@@ -1,0 +1,189 @@
+"""`tdpp doctor`: whether an experiment could be launched, found out with a short job on its own nodes.
+
+The job goes the way of every launch (plan, executor, container, node agents), but its workers are megatron_ext.doctor.
+It has a folder of its own below `<runs_dir>/doctor`, and is no run among the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from conf.compose import compose
+from conf.errors import TdppError
+from conf.reading.values import Parser, above_0, option
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Experiment, Rehearse
+from launch.control.dry_run import dry_run_text
+from launch.control.follow import interruptible, stopped_if_interrupted
+from launch.control.short_job import end, no_data_needed, short_job, wait
+from launch.control.stop import stop
+from launch.control.submit import Preflight, submit
+from launch.doctor.checks import Check, Level
+from launch.doctor.findings import read_findings
+from launch.doctor.judge import Case, judge
+from launch.doctor.login import HERE, jobs_check, login_checks
+from launch.errors import LaunchError
+from launch.files.run_files import read_submitted
+from launch.judge.agent_logs import agent_logs
+from launch.judge.observe import Job, Node, Observation, observe
+from launch.judge.stderr_lines import last_words
+from launch.screen.table import print_table
+
+WORKER = "megatron_ext.doctor"
+FOLDER = "doctor"
+"""In `runs_dir`."""
+WAIT_MIN = 10
+RUN_MIN = 5
+"""The nodes are done by then, once they are all there: megatron_ext.doctor bounds all that it does."""
+
+
+def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> int:
+    """Runs `tdpp doctor <argv>`; returns 0 if no check found an error, else 1.
+
+    Raises:
+        TdppError: the configuration cannot be composed.
+        KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the job has been ended.
+    """
+    arguments = _parser().parse_intermixed_args(argv)
+    arguments.overrides += [f"--config-dir={folder}" for folder in arguments.config_dir]
+    experiment = _experiment(arguments.overrides)
+    checkup = short_job(experiment, FOLDER, arguments.wait_min, RUN_MIN)
+    if experiment.dry_run:
+        print(dry_run_text(checkup, worker))
+        return 0
+    checks = list(login_checks(experiment, preflight))
+    checks.append(jobs_check(checkup))
+    path: Path | None = None
+    if not any(check.level is Level.error and check.what in ("runs_dir", "slurm", "processes") for check in checks):
+        with interruptible():
+            path, found = _examine(experiment, checkup, arguments.overrides, arguments.wait_min, worker)
+        checks += found
+    _tell(checks, path, arguments.json)
+    return int(any(check.level is Level.error for check in checks))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="tdpp doctor",
+        description="Check the machines that an experiment would run on, with a short job on them. Takes what "
+        "'tdpp launch' takes; dry_run=true prints what would be submitted.",
+    )
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="as for 'tdpp launch'")
+    parser.add_argument("-cd", "--config-dir", metavar="DIR", action="append", default=[], help="as for 'tdpp launch'")
+    parser.add_argument(
+        "--wait-min",
+        metavar="N",
+        type=option(above_0),
+        default=WAIT_MIN,
+        help="give up when not all nodes have started after so many minutes (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="the checks as one JSON object")
+    return parser
+
+
+def _experiment(overrides: Sequence[str]) -> Experiment:
+    experiment = compose(overrides)
+    if experiment.executor.rehearse is not Rehearse.none:
+        raise LaunchError(
+            f"executor.rehearse={experiment.executor.rehearse}: a rehearsal runs on this machine alone, and there is "
+            "nothing to check; leave it out"
+        )
+    return experiment
+
+
+def _examine(
+    experiment: Experiment, checkup: Experiment, overrides: Sequence[str], wait_min: float, worker: str
+) -> tuple[Path | None, list[Check]]:
+    """Submits the job, waits for its end and judges what it found; the folder, if it came to that."""
+    try:
+        run = submit(checkup, overrides, no_data_needed, worker, for_itself=True)
+    except TdppError as error:
+        return None, [Check(level=Level.error, where=HERE, what="jobs", text=str(error))]
+    checks = []
+    with stopped_if_interrupted(run):
+        given_up = wait(run, wait_min, RUN_MIN, "--wait-min", _examining)
+        if given_up is not None:
+            stop(run)
+        seen = observe(run)
+        end(run)
+    if given_up is not None:
+        checks.append(Check(level=Level.error, where=HERE, what="jobs", text=given_up))
+    plan = run.read_json(run.plan)
+    groups = tuple(node["group"] for node in plan["nodes"])
+    case = Case(
+        experiment=experiment,
+        groups=groups,
+        cuda=plan["device"] == "cuda",
+        nodes=read_findings(run),
+        lost=_lost(run, seen),
+        unseen=tuple(
+            (group, node.name, node.unseen) for group, node in zip(groups, seen.nodes, strict=True) if node.unseen
+        ),
+    )
+    return run.path, checks + judge(case)
+
+
+def _examining(seen: Observation) -> str:
+    return f"examining {len(seen.nodes)} node{'s' * (len(seen.nodes) > 1)}"
+
+
+def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
+    """By group and node, why nodes told nothing, or ended before they had told all."""
+    logs = agent_logs(run, seen.plan, read_submitted(run, len(seen.nodes)).by_id)
+    lost: dict[str, dict[str, str]] = {}
+    for place, node in zip(seen.plan["nodes"], seen.nodes, strict=True):
+        job = seen.job_of(node)
+        words = [path for source in (node.name, f"job {node.job}") for path in logs.get(source, [])]
+        told = run.doctor_node(node.name).exists()
+        why = _why_lost(node, job, told, seen.stop_unix is not None, [run.node_err(node.name)], words)
+        if why is not None:
+            lost.setdefault(place["group"], {})[node.name] = why
+    return lost
+
+
+def _why_lost(
+    node: Node, job: Job | None, told: bool, given_up: bool, of_worker: list[Path], of_agent: list[Path]
+) -> str | None:
+    """None for a node that told all, or ended early only because of others. The last two are what was printed."""
+    if node.ended and node.exit_code == 0:
+        return None
+    if node.unseen is not None:
+        return "did not start"
+    if given_up and node.state == "absent":
+        return "did not start in time"
+    state = f": {job}" if job is not None and job.over else ""
+    if node.ended and node.stopped and not node.reason and not given_up:
+        return f"was ended by {node.stopped} from outside{state}"
+    if node.ended and not node.stopped and not node.reason:
+        return f"its worker ended with {node.exit_code}{_last_words(of_worker)}"
+    if told and node.ended:
+        return None
+    return node.reason or f"told nothing{state}{_last_words(of_agent)}"
+
+
+def _last_words(paths: Sequence[Path]) -> str:
+    """The last line that says why, to be put behind what happened; empty if there is none."""
+    there = [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.exists()]
+    line = last_words("\n".join(there))
+    return f": {line}" if line else ""
+
+
+def _tell(checks: Sequence[Check], path: Path | None, as_json: bool) -> None:
+    if as_json:
+        folder = None if path is None else str(path)
+        print(json.dumps({"path": folder, "checks": [asdict(check) for check in checks]}))
+        return
+    print_table(
+        ("", "where", "check", "found"), [[check.level, check.where, check.what, check.text] for check in checks]
+    )
+    counts = [_count(checks, level) for level in (Level.error, Level.warning)]
+    print(" and ".join(filter(None, counts)) or "all well")
+
+
+def _count(checks: Sequence[Check], level: Level) -> str:
+    count = sum(check.level is level for check in checks)
+    return f"{count} {level}{'s' * (count > 1)}" if count else ""

@@ -1,0 +1,211 @@
+"""`tdpp launch`: the Hydra application. It starts one experiment, or with -m every combination of a sweep."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+import conf
+from conf.compose import command_line, read_experiment, register, to_experiment
+from conf.defaults_taken import TRAINED, defaults_taken
+from conf.errors import TdppError
+from conf.reading.user_files import config_dirs
+from conf.run_folder.rundir import RunDir, write_atomic
+from conf.schema.experiment import ExecutorKind, Experiment
+from conf.visible import visible
+from launch.commands.completion import hydra_option
+from launch.control.commit import Outcomes, confirm, settle, start_all
+from launch.control.follow import follow, interruptible
+from launch.control.outcomes import tell_single, tell_sweep
+from launch.control.submit import Preflight, resume
+from launch.control.sweep import Combination
+from launch.errors import LaunchError
+from launch.judge.verdict import judge
+from launch.node.worker_command import WORKER
+
+RESUME = "resume="
+COMPLETION = ("-sc", "--shell-completion")
+"""Hydra's own."""
+SWEEP_RECORD = "multirun.yaml"
+"""As Hydra calls it."""
+CONFIG_FOLDER = Path(conf.__file__).resolve().parent
+
+
+@dataclass
+class Session:
+    """One command: what Hydra has composed for it, and what came of that so far."""
+
+    as_given: Callable[[str], str] = str
+    """Of an override as Hydra read it: how it was given."""
+    mode: RunMode | None = None
+    """Unknown until the first task begins."""
+    combinations: list[Combination] = field(default_factory=list)
+    record: str = ""
+    """Of a sweep, as Hydra writes it."""
+    outcomes: Outcomes = field(default_factory=dict)
+
+    def task(self, cfg: DictConfig) -> None:
+        """Hydra calls this with each composed configuration. Nothing is started before all are known.
+
+        What a user can mend is noted, not raised: Hydra would print it in its own way, and end a sweep.
+        """
+        self.mode = HydraConfig.get().mode
+        # Unresolved: an override such as name='${model.name}-2' is text here, not a reference.
+        read = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False) or ()
+        overrides = tuple(self.as_given(str(override)) for override in read)
+        composed: Experiment | TdppError
+        try:
+            composed = to_experiment(cfg)
+        except TdppError as error:
+            composed = error
+        self.combinations.append(Combination(overrides=overrides, composed=composed))
+
+
+def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> int:
+    """Runs `tdpp launch <argv>`; returns the exit code of the verdict, or for a sweep 1 unless all is well.
+
+    Raises:
+        TdppError: the configuration cannot be composed, or (without -m) the run cannot be started, or GPU-hours are
+            not confirmed.
+        KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the run that was followed has been stopped.
+    """
+    if any(argument.startswith(RESUME) for argument in argv):
+        return _resume(argv, worker)
+    if any(argument in COMPLETION for argument in argv):
+        return hydra_option(argv)
+    session = Session()
+    try:
+        with interruptible():
+            _run_hydra(argv, session)
+            wanted = settle(session.combinations, session.outcomes, preflight)
+            for number in sorted(wanted)[:1]:  # of a sweep its first run: all choose values for the same keys
+                _tell_defaults(argv, session.combinations[number].overrides, wanted[number])
+            confirm(list(wanted.values()))
+            if session.mode is RunMode.MULTIRUN:
+                _record(session.record, list(wanted.values()))
+            start_all(session.combinations, wanted, session.outcomes, worker)
+    except (KeyboardInterrupt, LaunchError):
+        _tell(session)
+        raise
+    return _tell(session)
+
+
+def _tell_defaults(argv: Sequence[str], overrides: Sequence[str], experiment: Experiment) -> None:
+    folders = [f"--config-dir={folder}" for folder in config_dirs(argv)[0]]
+    if (told := defaults_taken([*folders, *overrides], experiment, TRAINED)) is not None:
+        print(f"({told})", file=sys.stderr, flush=True)
+
+
+def _tell(session: Session) -> int:
+    outcomes = [outcome for _, outcome in sorted(session.outcomes.items())]
+    if session.mode is RunMode.MULTIRUN:
+        return tell_sweep(outcomes, len(session.combinations))
+    return tell_single(outcomes)
+
+
+def _resume(argv: Sequence[str], worker: str) -> int:
+    """`resume=RUN` stands alone: the run goes on as it was configured, so Hydra composes nothing."""
+    wanted = {key: value for key, _, value in (argument.partition("=") for argument in argv)}
+    others = sorted(set(wanted) - {"resume", "runs_dir"})
+    if others or len(wanted) != len(argv) or not wanted["resume"]:
+        raise LaunchError(
+            f"{' '.join(argv)}: resume=RUN goes on with a run as it was configured, and takes nothing but runs_dir=… "
+            "beside it; for another configuration start a new run with train.load=FOLDER of that run"
+        )
+    run = RunDir.find(Path(wanted.get("runs_dir", "runs")), wanted["resume"])
+    with interruptible():
+        resume(run, worker)
+        print(f"run {run.path}", file=sys.stderr, flush=True)
+        executor = read_experiment(run.config).executor
+        if executor.kind is ExecutorKind.local and executor.wait:
+            follow(run)
+    verdict = judge(run)
+    print(visible(f"{run.name}: {verdict.state}, {verdict.reason}"))
+    return verdict.exit_code
+
+
+def _run_hydra(argv: Sequence[str], session: Session) -> None:
+    register()
+    task = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="config")(session.task)
+    with (
+        tempfile.TemporaryDirectory(prefix="tdpp-") as scratch,
+        command_line(argv) as words,
+        _arguments(words.all),
+        _errors_raised(),
+    ):
+        OmegaConf.register_new_resolver("sweep_dir", lambda: scratch, replace=True)
+        session.as_given = words.as_given
+        task()
+        if session.mode is RunMode.MULTIRUN:
+            session.record = words.as_given((Path(scratch) / SWEEP_RECORD).read_text(encoding="utf-8"))
+
+
+def _record(text: str, wanted: Sequence[Experiment]) -> None:
+    """Keeps what Hydra writes of a sweep, if any of it is to be started: <runs_dir>/sweeps/<time>/multirun.yaml."""
+    runs_dir = next((experiment.runs_dir for experiment in wanted if not experiment.dry_run), None)
+    if runs_dir is None:
+        return
+    sweeps, stamp = Path(runs_dir) / "sweeps", datetime.now().strftime("%Y%m%d-%H%M%S")
+    try:
+        sweeps.mkdir(parents=True, exist_ok=True)
+        write_atomic(_new_folder(sweeps, stamp) / SWEEP_RECORD, text)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot record the sweep: {error.strerror}: {error.filename}; choose another runs_dir, where you may write"
+        ) from error
+
+
+def _new_folder(sweeps: Path, stamp: str) -> Path:
+    """Two sweeps of one second do not share one."""
+    folder, attempt = sweeps / stamp, 0
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            attempt += 1
+            folder = sweeps / f"{stamp}.{attempt}"
+        else:
+            return folder
+
+
+@contextmanager
+def _arguments(argv: Sequence[str]) -> Iterator[None]:
+    """Hydra reads its arguments from sys.argv, and takes options only before or after all overrides."""
+    before = sys.argv
+    sys.argv = ["tdpp launch", *sorted(argv, key=lambda argument: argument not in ("-m", "--multirun"))]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _errors_raised() -> Iterator[None]:
+    """Hydra then raises what it would otherwise print and exit with, or log that it cannot log (--info)."""
+    before, handle = os.environ.get("HYDRA_FULL_ERROR"), logging.Handler.handleError
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    logging.Handler.handleError = _raised  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        logging.Handler.handleError = handle  # type: ignore[method-assign]
+        del os.environ["HYDRA_FULL_ERROR"]
+        if before is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _raised(handler: logging.Handler, record: logging.LogRecord) -> None:
+    """In the place of `logging.Handler.handleError`, which is called where an exception is at hand."""
+    raise

@@ -1,0 +1,186 @@
+"""`tdpp logs`: what the nodes of a run wrote, and what the agents on them did."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from conf.errors import RunFolderError
+from conf.reading.values import Parser
+from conf.run_folder.run_files import opened
+from conf.run_folder.rundir import RunDir
+from conf.visible import visible
+from launch.commands.arguments import add_run, chosen_run
+from launch.control.follow import LINE_S, LOOK_S, Log
+from launch.errors import LaunchError
+from launch.files.run_files import glance, read_submitted
+from launch.judge.agent_logs import agent_logs
+from launch.judge.observe import answers_to, complete
+from launch.screen.watch import SLURM_S
+
+_BLOCK = 64 * 1024
+_LINE_BYTES = 1 << 12
+_TAIL_BYTES = 1 << 20
+"""So far back are the last lines looked for, or `_LINE_BYTES` for each of them where that is more."""
+_MOST_BYTES = 1 << 36
+"""Nobody prints the whole of a larger log."""
+_NAMED = 16
+"""So many of a run's nodes are named in a message."""
+_FAULTS = 3
+"""So many files that cannot be read are named."""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(prog="tdpp logs", description="Print what the nodes of a run wrote.")
+    add_run(parser)
+    parser.add_argument("--node", help="only this node, such as local-0")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--err", action="store_true", help="stderr instead of stdout")
+    which.add_argument("--gpu", action="store_true", help="the readings of its GPUs (docs/gpus.md)")
+    which.add_argument("--agent", action="store_true", help="what its node agent printed, and the job's script")
+    parser.add_argument("--tail", type=_count, metavar="N", help="of each file only the last N lines, and what follows")
+    parser.add_argument("--raw", action="store_true", help="control characters as they are, also a terminal's orders")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on printing until the run has ended")
+    arguments = parser.parse_args(argv)
+    run = chosen_run(arguments)
+    plan = glance(run).plan
+    names = [node["name"] for node in plan["nodes"]]
+    if arguments.node is not None and arguments.node not in names:
+        raise LaunchError(f"--node {arguments.node}: the run {run.name} has {_some(names)}")
+    chosen = names if arguments.node is None else [arguments.node]
+    logs: dict[Path, Log] = {}
+    unread: dict[Path, RunFolderError] = {}
+    end = _End(run)
+    over = not arguments.follow
+    while True:
+        # Before the logs are read, so that nothing written until the end is missed.
+        over = over or end.is_here()
+        files = _files(run, plan, chosen, arguments)
+        for source, path in files:
+            if path in unread:
+                continue
+            try:
+                if path not in logs:
+                    logs[path] = Log(path, _begin(path, arguments.tail))
+                _print(source if len(chosen) > 1 else None, logs[path], over, str if arguments.raw else visible)
+            except RunFolderError as error:
+                unread[path] = error
+        sys.stdout.flush()
+        if unread and (over or len(unread) == len(files)):
+            raise LaunchError("; ".join(map(str, _first(list(unread.values())))))
+        if over:
+            return 0
+        time.sleep(LINE_S)
+
+
+def _first(errors: Sequence[RunFolderError]) -> list[object]:
+    """Some of them, and how many more there are."""
+    more = len(errors) - _FAULTS
+    return [*errors[:_FAULTS], *([f"{more} other files cannot be read either"] if more > 0 else [])]
+
+
+def _files(
+    run: RunDir, plan: Mapping[str, Any], chosen: Sequence[str], which: argparse.Namespace
+) -> list[tuple[str, Path]]:
+    """What is to be printed, with whose it is."""
+    if which.agent:
+        found = agent_logs(run, plan, read_submitted(run, len(plan["nodes"])).by_id)
+        sources = found if which.node is None else chosen
+        return [(source, path) for source in sources for path in found.get(source, [])]
+    path_of = run.node_err if which.err else run.node_gpu if which.gpu else run.node_out
+    return [(name, path_of(name)) for name in chosen]
+
+
+def _print(source: str | None, log: Log, over: bool, shown: Callable[[str], str]) -> None:
+    """What is new, with whose it is before each line; once the run is over also a last line that has no end."""
+    prefix = "" if source is None else f"{source}: "
+    while lines := log.new_lines():
+        print("\n".join(f"{prefix}{shown(line)}" for line in lines))
+    if over and (rest := log.rest()):
+        print(f"{prefix}{shown(rest)}")
+
+
+def _begin(path: Path, tail: int | None) -> int:
+    """Where in a file to begin, in bytes; raises RunFolderError for one of which nobody can want the whole."""
+    if tail is not None:
+        return tail_begin(path, tail)
+    with suppress(FileNotFoundError), opened(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
+            raise RunFolderError(f"{path} has {size} bytes; print its end with --tail N")
+    return 0
+
+
+def tail_begin(path: Path, lines: int) -> int:
+    """Where the last lines of a file begin, in bytes; 0 in one that is not there yet. It is read from its end, and no
+    further back than lines of a sensible length reach.
+
+    Raises:
+        RunFolderError: it is no regular file, or cannot be read.
+    """
+    try:
+        with opened(path) as file:
+            end = begin = file.seek(0, os.SEEK_END)
+            if not lines:
+                return end
+            missing = lines + 1  # the newline before the first of them
+            while begin > max(0, end - max(_TAIL_BYTES, lines * _LINE_BYTES)):
+                size = min(_BLOCK, begin)
+                begin -= size
+                file.seek(begin)
+                block = file.read(size)
+                at = len(block)
+                if begin + size == end and not block.endswith(b"\n"):
+                    missing -= 1  # the last line has no newline of its own
+                while missing and (at := block.rfind(b"\n", 0, at)) >= 0:
+                    missing -= 1
+                if not missing:
+                    return begin + at + 1
+    except FileNotFoundError:
+        return 0
+    return begin
+
+
+class _End:
+    """Whether a run is over: its files are looked at often, Slurm is asked seldom."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._next_look = self._next_ask = -math.inf
+        self._told = False
+
+    def is_here(self) -> bool:
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_S
+        look = glance(self._run)
+        if not look.asks and not look.unrecorded:
+            return look.settled or complete(look, {}).over
+        if now < self._next_ask:
+            return False
+        self._next_ask = now + SLURM_S
+        answers = answers_to([look])
+        if not isinstance(answers, LaunchError):
+            return complete(look, answers).over
+        if not self._told:  # the log goes on, whether or not Slurm answers
+            print(f"tdpp: the end of {self._run.name} cannot be seen for now: {answers}", file=sys.stderr, flush=True)
+        self._told = True
+        return False
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines, such as --tail 20")
+    return int(text)
+
+
+def _some(names: Sequence[str]) -> str:
+    others = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+    return f"the nodes {', '.join(names[:_NAMED])}{others}"

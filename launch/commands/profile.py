@@ -1,0 +1,266 @@
+"""`tdpp profile`: what a model's parts take on the GPUs of a cluster, and messages between them, as profiles.
+
+A short job on all nodes measures it (megatron_ext.profile); its folder is below `<runs_dir>/profile`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from conf.compose import compose, compose_unchecked, to_object
+from conf.reading.user_files import SUFFIX, is_file
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Cluster, Experiment, Model, Rehearse
+from fasop.costs.profile import LayerProfile, Links, profile_path
+from launch.control.dry_run import dry_run_text
+from launch.control.follow import interruptible, stopped_if_interrupted
+from launch.control.short_job import end, no_data_needed, short_job, wait
+from launch.control.stop import stop
+from launch.control.submit import submit
+from launch.errors import LaunchError
+from launch.judge.observe import observe
+from launch.judge.verdict import decide
+from launch.profile.arguments import Asked, check_free, parse
+from launch.profile.files import write
+from launch.profile.findings import Found, merged, read_found, too_large, unsettled
+from launch.screen.table import print_table
+
+WORKER = "megatron_ext.profile"
+REQUEST = "TDPP_PROFILE"
+"""As megatron_ext.profile reads it."""
+FOLDER = "profile"
+"""In `runs_dir`."""
+BUILD_S = 60
+"""For the weights of one tensor size and micro-batch, and its first passes, at most."""
+LINKS_S = 300
+PATIENCE_S = 300
+"""Of a rank that waits for others: those of another node may take longer to make large weights."""
+USAGE = """usage: tdpp profile [GROUP=CHOICE ...] [KEY=VALUE ...] [profile=NAME] [tensor_sizes=N,...] ...
+
+Measures on all nodes of a cluster, with a short job, what embedding, layers and head of the model take there, forward
+and backward, what they keep in memory, what an optimizer step takes, and messages and all-reduces by their size. GROUP,
+KEY and --config-dir DIR are those of 'tdpp launch'; of parallel nothing counts. Every type of GPU gets a file that
+'tdpp search' reads.
+
+  tdpp profile                                    the model 'tiny' on this machine's CPU
+  tdpp profile cluster=a10x8 model=xl executor=slurm train.precision=bf16 profile=a10_bf16
+  tdpp profile import=known_cost/gpt2XL_A10 gpu=A10 model=xl precision=fp16 micro_batch_size=1 backward_ratio=1.6
+
+  profile=NAME           write fasop/profiles/NAME.yaml (the GPU's key in cluster.gpus; of several NAME_KEY)
+  profile=FILE.yaml      write this file, where tdpp is installed for others, too (of several FILE_KEY.yaml)
+  add=true               into a file that is there; the same sizes and number format are replaced
+  overwrite=true         in the place of a file that is there
+  tensor_sizes=1,2       (all powers of two that the nodes and the model's heads allow; on a CPU 1 and 2)
+  micro_batches=1,2,4    (1,2,4,8; what does not fit is left out)
+  seconds=N              at most, for each tensor size and micro-batch (10)
+  wait_min=N             give up when not all nodes have started after so many minutes (10)
+  dry_run=true           print what would be submitted
+
+  import=FOLDER/PREFIX   instead of measuring: files PREFIX_<tensor size>.npy, seconds forward of embedding, layers and
+                         head; with gpu=, precision=, micro_batch_size=, backward_ratio=, which they do not tell"""
+
+
+def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
+    """Runs `tdpp profile <argv>`; returns 0 once all is written.
+
+    Raises:
+        TdppError: what is asked for cannot be read, measured or written.
+        KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the job has been ended.
+    """
+    if any(word in ("-h", "--help") for word in argv):
+        print(USAGE)
+        return 0
+    asked, comment = parse(argv), f"Made by: tdpp profile {shlex.join(argv)}".rstrip()
+    if asked.known_cost is not None:
+        return _import(asked, comment)
+    job = prepare(asked)
+    if job.experiment.dry_run:
+        print(dry_run_text(job.experiment, worker))
+        return 0
+    for name in job.names.values():
+        check_free(name, asked)
+    with interruptible():
+        found = _measure(job, asked, worker)
+    for gpu, name in job.names.items():
+        profile = merged(found, gpu, "measured by 'tdpp profile'", datetime.now().date().isoformat())
+        for text in too_large(found, gpu):
+            print(f"({name}: {text} does not fit into its memory, and is left out)", file=sys.stderr)
+        for text in unsettled(found, gpu):
+            print(f"({name}: {text} was not known to 2 % within seconds={asked.seconds:g})", file=sys.stderr)
+        write(name, profile, asked, comment)
+        _tell(name, profile, [group for group, one in job.experiment.cluster.groups.items() if one.gpu == gpu])
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be submitted, and under which names its profiles are written."""
+
+    experiment: Experiment
+    run_min: int
+    names: dict[str, str]
+    """By GPU, as it is called in cluster.gpus."""
+
+
+def prepare(asked: Asked) -> Job:
+    """The job on all nodes of the cluster, with all of their GPUs.
+
+    Raises:
+        TdppError: the configuration cannot be composed, or a tensor size fits no node or not the model.
+    """
+    cfg = compose_unchecked(asked.overrides)
+    cluster, model = to_object(cfg, Cluster, "cluster"), to_object(cfg, Model, "model")
+    tensor_sizes = _tensor_sizes(asked, cluster, model)
+    ranks = sum(group.count * (group.gpus_per_node or max(tensor_sizes)) for group in cluster.groups.values())
+    experiment = compose([*asked.overrides, *_plain(ranks)])
+    if experiment.executor.rehearse is not Rehearse.none:
+        raise LaunchError(
+            f"executor.rehearse={experiment.executor.rehearse}: a rehearsal measures nothing; leave it out"
+        )
+    points = len(tensor_sizes) * len(asked.micro_batches)
+    run_min = math.ceil((points * (BUILD_S + 2 * asked.seconds) + LINKS_S) / 60)
+    request = {
+        "padded_vocab_sizes": {str(tensor): model.padded_vocab(tensor) for tensor in tensor_sizes},
+        "micro_batch_sizes": asked.micro_batches,
+        "seconds": asked.seconds,
+    }
+    environment = {**experiment.cluster.environment, REQUEST: json.dumps(request, separators=(",", ":"))}
+    told = replace(
+        experiment,
+        cluster=replace(experiment.cluster, environment=environment),
+        train=replace(experiment.train, comm_timeout_s=max(PATIENCE_S, experiment.train.comm_timeout_s)),
+    )
+    gpus = list(dict.fromkeys(group.gpu for group in cluster.groups.values()))
+    names = {gpu: _name(asked.profile, gpu, alone=len(gpus) == 1) for gpu in gpus}
+    return Job(experiment=short_job(told, FOLDER, asked.wait_min, run_min), run_min=run_min, names=names)
+
+
+def _name(asked: str | None, gpu: str, *, alone: bool) -> str:
+    """Of the profile of a GPU; of several the name that is asked for tells them apart at its end."""
+    if asked is None:
+        return gpu
+    if alone:
+        return asked
+    return f"{asked.removesuffix(SUFFIX)}_{gpu}{SUFFIX}" if is_file(asked) else f"{asked}_{gpu}"
+
+
+def _plain(ranks: int) -> list[str]:
+    """Overrides for a plan that has so many ranks and nothing else."""
+    plan = {
+        "tensor": 1,
+        "data": ranks,
+        "pipeline": 1,
+        "chunks": 1,
+        "micro_batch_size": 1,
+        "global_batch_size": ranks,
+        "partition": "null",
+        "node_order": "null",
+        "schedule": "one_f_one_b",
+        "schedule_file": "null",
+        "sequence_parallel": "false",
+        "recompute": "none",
+        "sharded_optimizer": "false",
+    }
+    return [f"parallel.{key}={value}" for key, value in plan.items()]
+
+
+def _tensor_sizes(asked: Asked, cluster: Cluster, model: Model) -> tuple[int, ...]:
+    """Those asked for, or all powers of two that every node can have; each divides the model's heads."""
+    nodes = [group.gpus_per_node for group in cluster.groups.values() if group.gpus_per_node is not None]
+    most = min(nodes, default=max(asked.tensor_sizes, default=2))
+    if not asked.tensor_sizes:
+        powers = [1 << exponent for exponent in range(most.bit_length())]
+        return tuple(size for size in powers if model.heads % size == 0)
+    for size in asked.tensor_sizes:
+        if size > most:
+            raise LaunchError(f"tensor_sizes={size}: a tensor group lies inside one node, which has {most} GPUs")
+        if model.heads % size:
+            raise LaunchError(f"tensor_sizes={size} does not divide model.heads={model.heads}")
+    return asked.tensor_sizes
+
+
+def _measure(job: Job, asked: Asked, worker: str) -> Found:
+    """Submits the job, waits for its end and reads what its ranks tell."""
+    run = submit(job.experiment, asked.overrides, no_data_needed, worker)
+    with stopped_if_interrupted(run):
+        given_up = wait(run, asked.wait_min, job.run_min, "wait_min=N", lambda _: _doing(run))
+        if given_up is not None:
+            stop(run)
+        seen = observe(run)
+        end(run)
+    if given_up is not None:
+        raise LaunchError(f"{run.path}: {given_up}")
+    if any(node.exit_code != 0 for node in seen.nodes):
+        raise LaunchError(f"{run.path}: {decide(seen).reason}")
+    return read_found(run, job.experiment)
+
+
+def _doing(run: RunDir) -> str:
+    told = run.read_json(run.profile_rank(0)) or {}
+    return f"measuring {told['doing']}" if told.get("doing") else "done" if told.get("done") else "getting ready"
+
+
+def _import(asked: Asked, comment: str) -> int:
+    from launch.profile.known_cost import imported
+
+    assert asked.known_cost is not None
+    if asked.profile is None:
+        raise LaunchError("import=…: give the profile a name, profile=NAME, or a file, profile=FILE.yaml")
+    check_free(asked.profile, asked)
+    model = to_object(compose_unchecked(asked.overrides), Model, "model")
+    profile = imported(asked.known_cost, model)
+    write(asked.profile, profile, asked, comment)
+    _tell(asked.profile, profile, [])
+    return 0
+
+
+def _tell(name: str, profile: LayerProfile, groups: Sequence[str]) -> None:
+    """On stdout: the times, what the links give for the cluster's configuration, and where it is written."""
+    columns = ("tensor", "micro", "precision", "embedding ms", "layer ms", "head ms", "layer keeps")
+    rows = [
+        [
+            str(costs.tensor),
+            str(costs.micro_batch_size),
+            str(costs.precision),
+            *(f"{part.forward:g} + {part.backward:g}" for part in (costs.embedding, costs.layer, costs.head)),
+            "-" if costs.layer.activation_bytes is None else f"{costs.layer.activation_bytes / 2**20:.3g} MiB",
+        ]
+        for costs in profile.costs
+    ]
+    print(
+        f"{profile.gpu} ({profile.device or 'device not told'}), model {', '.join(profile.models)}: forward + backward"
+    )
+    print_table(columns, rows)
+    for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
+        print(f"optimizer, {precision}: {nanoseconds:g} ns a parameter")
+    for line in _link_lines(profile, groups):
+        print(line)
+    for doubt in profile.doubts():
+        print(f"({name}: {doubt})", file=sys.stderr)
+    print(f"written: {profile_path(name)}; cluster.gpus.<key>.profile={name} uses it")
+
+
+def _link_lines(profile: LayerProfile, groups: Sequence[str]) -> Iterator[str]:
+    for place, key, links in (("within a node", "intra", profile.within), ("between nodes", "inter", profile.between)):
+        told = [
+            f"{what} {times.latency_us:g} us + {times.gbit_per_s:g} Gbit/s"
+            for what, times in (("messages", links.p2p), ("all-reduce", links.all_reduce))
+            if times is not None
+        ]
+        if told:
+            yield f"{place}: {', '.join(told)}"
+        yield from _overrides(key, links, groups)
+
+
+def _overrides(key: str, links: Links, groups: Sequence[str]) -> Iterator[str]:
+    if links.p2p is not None:
+        for group in groups:
+            latency, rate = links.p2p.latency_us, links.p2p.gbit_per_s
+            of = f"cluster.groups.{group}.{key}"
+            yield f"  {of}_latency_us={latency:g} {of}_gbit_per_s={rate:g}"

@@ -1,0 +1,111 @@
+"""`tdpp status` and `tdpp runs` on a terminal: in colour, and nodes that are in the same state in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from conf.visible import visible
+from launch.judge.findings import Findings
+from launch.judge.runs_table import COLUMNS
+from launch.judge.status_text import SHOWN, STDERR_NOTE, complaint_lines, evidence
+from launch.judge.verdict import EXIT_CODES, State
+
+_GOOD = {State.succeeded: "bold green", State.running: "bold cyan", State.starting: "bold cyan"}
+_BAD = "bold red"
+_NAMED = 6
+"""So many nodes of a state are named."""
+_GPUS = "GPUs of "
+_INDENT = 4
+
+
+def colour(state: State) -> str:
+    """The style in which a verdict is written."""
+    return _GOOD.get(state, "bold yellow" if state is State.stopped or not EXIT_CODES[state] else _BAD)
+
+
+def status_screen(found: Findings) -> RenderableType:
+    verdict = found.verdict
+    head = Text.assemble((found.run.name, "bold"), "  ", (str(verdict.state), colour(verdict.state)))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in compact(evidence(found), [node.name for node in found.seen.nodes]):
+        table.add_row(Text(visible(label)), Text(visible(text), Style(color="yellow") if label == "mismatch" else ""))
+    parts: list[RenderableType] = [head, Padding(Text(visible(verdict.reason)), (0, 2)), Padding(table, (1, 2, 0, 2))]
+    if found.stderr:
+        more = len(found.stderr) - SHOWN
+        rest = [f"and {more} other lines: tdpp logs --err {found.run.name}"] if more > 0 else []
+        parts.append(_lines(f"stderr ({STDERR_NOTE})", [*complaint_lines(found.stderr[:SHOWN]), *rest]))
+    if found.agents:
+        parts.append(_lines("printed by agents that are gone, or by their job", complaint_lines(found.agents[-SHOWN:])))
+    return Group(*parts)
+
+
+def _lines(title: str, lines: Sequence[str]) -> RenderableType:
+    return Padding(Group(Text(title, "dim"), *(Padding(Text(visible(line)), (0, 2)) for line in lines)), (1, 2, 0, 2))
+
+
+def compact(lines: Iterable[str], nodes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Lines of evidence as label and text; nodes of which the same is said share a line, in the place of the first.
+
+    Of the lines on a node's GPUs only some are shown, for what follows is to fit on the screen, too.
+    """
+    rows: dict[tuple[str, str], list[str]] = {}
+    said_of = {f"node {node}": node for node in nodes}
+    for line in lines:
+        label, colon, text = line.partition(": ")
+        if label in said_of:
+            rows.setdefault(("node", text), []).append(said_of[label])
+        else:
+            rows.setdefault((label, text) if colon else ("", line), [])
+    of_gpus = [row for row in rows if row[0].startswith(_GPUS)]
+    for (label, text), names in rows.items():
+        if len(names) > 1:
+            yield f"{len(names)} nodes", f"{text} ({_some(names)})"
+        elif names:
+            yield f"node {names[0]}", text
+        elif (label, text) not in of_gpus[_NAMED:]:
+            yield label, text
+        elif (label, text) == of_gpus[-1]:
+            yield "GPUs", f"of {len(of_gpus) - _NAMED} other nodes: tdpp logs --gpu --tail 9"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
+
+
+def runs_screen(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
+    """`rows` begin with a name and a verdict. What a terminal has no room for stands beneath each of them."""
+    lines = [[visible(cell) for cell in row] + [""] * (len(columns) - len(row)) for row in rows]
+    table = Table(*columns, box=SIMPLE_HEAD)
+    for name, verdict, *cells in lines:
+        table.add_row(Text(name), Text(verdict, colour(State(verdict))), *map(Text, cells))
+    console = Console()
+    if Measurement.get(console, console.options.update(max_width=sys.maxsize), table).maximum <= console.width:
+        return table
+    count = len(COLUMNS)
+    first = [columns[:count], *(line[:count] for line in lines)]
+    widths = [max(map(len, cells)) for cells in zip(*first, strict=True)]
+    found: list[RenderableType] = [_aligned(columns[:count], widths, "bold", "bold")]
+    for line in lines:
+        more = [f"{column} {cell}" for column, cell in zip(columns[count:], line[count:], strict=True) if cell]
+        found += [
+            _aligned(line[:count], widths, "", colour(State(line[1]))),
+            Padding(Text(", ".join(more), "dim"), (0, 0, 0, _INDENT)),
+        ]
+    return Group(*found)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], style: str, second: str) -> Text:
+    """A line of cells, the second of which has a style of its own."""
+    parts = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    return Text("  ").join(Text(part, second if number == 1 else style) for number, part in enumerate(parts))

@@ -1,0 +1,167 @@
+"""Starting what a sweep has composed: everything is checked and counted first, then submitted one by one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from conf.compose import read_experiment
+from conf.errors import ClosedError, RunFolderError, TdppError
+from conf.identity import identity
+from conf.run_folder.run_files import read_text
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import ExecutorKind, Experiment, Rehearse
+from launch.control import sweep
+from launch.control.dry_run import dry_run_text
+from launch.control.follow import finishing, follow, give_up
+from launch.control.rehearsal import doubts
+from launch.control.submit import Preflight, check, check_inputs, check_supported, read_schedule, start
+from launch.control.sweep import Combination, Outcome
+from launch.errors import LaunchError
+from launch.judge.observe import Observation, observe
+from launch.machine.provenance import Source, read_source
+from launch.screen.consent import agreed, can_be_asked
+
+Outcomes = dict[int, Outcome]
+"""By the number of the combination; those that are not settled yet are missing."""
+
+
+def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: Preflight) -> dict[int, Experiment]:
+    """Notes what is wrong, or there already; returns what is left to be started, by the combination's number.
+
+    A dry run is shown although its data are not there: both are noted.
+    """
+    wanted = {}
+    doubts: dict[str, None] = {}
+    for number, combination in enumerate(combinations):
+        composed, overrides = combination.composed, combination.overrides
+        if isinstance(composed, TdppError):
+            outcomes[number] = Outcome(overrides=overrides, error=composed)
+            continue
+        try:
+            if composed.dry_run:
+                check_supported(composed)
+                wanted[number] = composed
+                doubts |= dict.fromkeys(check_inputs(composed, preflight))
+            else:
+                doubts |= dict.fromkeys(check(composed, preflight))
+            run = existing(composed)
+        except TdppError as error:
+            outcomes[number] = Outcome(overrides=overrides, error=error)
+            continue
+        if run is None:
+            wanted[number] = composed
+        else:
+            wanted.pop(number, None)
+            outcomes[number] = Outcome(overrides=overrides, run=run, skipped=True)
+    sweep.check_sweep_wide(list(wanted.values()))
+    for doubt in doubts:
+        print(f"({doubt})", file=sys.stderr, flush=True)
+    return wanted
+
+
+def existing(experiment: Experiment) -> RunDir | None:
+    """A run because of which this experiment need not be started, if that is wanted."""
+    if not experiment.skip_existing:
+        return None
+    for run in RunDir.alike(Path(experiment.runs_dir), experiment.name, identity(experiment)):
+        try:
+            if _is_run_of(run, experiment) and sweep.counts_as_done(_observed(run)):
+                return run
+        except ClosedError as error:  # whether another user's run is the same nobody else can know
+            print(f"skip_existing: {error}; it does not count", file=sys.stderr, flush=True)
+        except (FileNotFoundError, RunFolderError):
+            if RunDir.is_one(run.path):  # else somebody deletes it just now
+                raise
+    return None
+
+
+def _observed(run: RunDir) -> Observation:
+    """Raises ClosedError if this user may not read what would tell how the run is, and RunFolderError as `observe`."""
+    seen = observe(run)
+    for fault in seen.faults:
+        if fault.closed and fault.decisive:
+            raise ClosedError(fault.text)
+    return seen
+
+
+def _is_run_of(run: RunDir, experiment: Experiment) -> bool:
+    """The hash in a folder's name is short, and does not know what is in the file of a schedule."""
+    own = experiment.parallel.schedule_file
+    if own is not None and read_text(run.schedule) != read_schedule(own):
+        return False
+    return identity(read_experiment(run.config)) == identity(experiment)
+
+
+def confirm(experiments: Sequence[Experiment]) -> None:
+    """Tells the GPU-hours of all that is to be submitted; asks for consent where they are many.
+
+    Raises:
+        LaunchError: consent is refused, or nobody is there to give it.
+    """
+    told = sweep.budget(experiments)
+    if told is not None:
+        print(told, file=sys.stderr, flush=True)
+    reason = sweep.must_confirm([experiment for experiment in experiments if not experiment.dry_run])
+    if reason is None:
+        return
+    if not can_be_asked():
+        raise LaunchError(
+            f"{reason}: nothing was submitted; give yes=true if you mean it, or raise confirm_gpu_hours, or lower the "
+            "time limits (cluster.groups.<group>.time_min)"
+        )
+    if not agreed(f"{reason}; submit?"):
+        raise LaunchError("not confirmed: nothing was submitted")
+
+
+def start_all(
+    combinations: Sequence[Combination], wanted: Mapping[int, Experiment], outcomes: Outcomes, worker: str
+) -> None:
+    """Starts them in order; a run on this machine is followed to its end before the next one, if that is wanted.
+
+    A run that is being submitted when Ctrl-C comes is first submitted and noted.
+    """
+    source: Source | None = None
+    jobs: list[tuple[str, ...]] = []
+    for number, experiment in wanted.items():
+        overrides = combinations[number].overrides
+        behind = [job for before in sweep.lane(jobs, experiment.max_jobs) for job in before]
+        if experiment.dry_run:
+            shown = dry_run_text(experiment, worker, behind)
+            outcomes[number] = replace(outcomes.get(number, Outcome(overrides=overrides)), dry_run=shown)
+            jobs.append((f"<jobs of run {len(jobs) + 1}>",))
+            continue
+        source = source or read_source()
+        is_followed = experiment.executor.kind is ExecutorKind.local and experiment.executor.wait
+        try:
+            with finishing():
+                outcomes[number] = _started(experiment, overrides, worker, source, behind)
+        except KeyboardInterrupt:
+            if is_followed and number in outcomes and (run := outcomes[number].started) is not None:
+                give_up(run)
+            raise
+        run = outcomes[number].started
+        if run is None:
+            continue
+        print(f"run {run.path}", file=sys.stderr, flush=True)
+        if experiment.executor.kind is ExecutorKind.slurm:
+            jobs.append(tuple(job["id"] for job in run.read_json(run.jobs)["jobs"]))
+        if is_followed:
+            follow(run)
+            source = None  # it may have changed meanwhile
+
+
+def _started(
+    experiment: Experiment, overrides: tuple[str, ...], worker: str, source: Source, behind: Sequence[str]
+) -> Outcome:
+    try:
+        run = existing(experiment)  # once more: it may be the same as a combination before it
+        if run is not None:
+            return Outcome(overrides=overrides, run=run, skipped=True)
+        for doubt in doubts(experiment) if experiment.executor.rehearse is not Rehearse.none else ():
+            print(f"({doubt})", file=sys.stderr, flush=True)
+        return Outcome(overrides=overrides, run=start(experiment, overrides, worker, source, behind))
+    except TdppError as error:
+        return Outcome(overrides=overrides, error=error)

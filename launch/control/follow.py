@@ -1,0 +1,172 @@
+"""Watching a run to its end, and ending it when the watcher is told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TypeAlias
+
+from conf.run_folder.log_lines import is_iteration_line
+from conf.run_folder.run_files import opened
+from conf.run_folder.rundir import RunDir
+from conf.visible import visible
+from launch.control.stop import stop
+from launch.files.records import Submitted
+from launch.files.run_files import glance
+from launch.judge.observe import observe
+from launch.machine import processes
+from launch.node.worker_command import GRACE_S
+
+LINE_S = 0.2
+"""Between two looks at the logs."""
+LOOK_S = 2.0
+"""Between two looks at the processes, which cost more."""
+PART_BYTES = 4 << 20
+"""Of a log that is read at once."""
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Handler: TypeAlias = Callable[[int, FrameType | None], None]
+
+
+@contextmanager
+def _handled(handler: _Handler) -> Iterator[None]:
+    """In the block `handler` takes what ends a command; signals that are ignored (nohup) stay so."""
+    before = {signum: signal.getsignal(signum) for signum in _ENDING}
+    for signum, was in before.items():
+        if was is not signal.SIG_IGN:
+            signal.signal(signum, handler)
+    try:
+        yield
+    finally:
+        for signum, was in before.items():
+            signal.signal(signum, was)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt too, as SIGINT does."""
+
+    def interrupt(_signum: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handled(interrupt):
+        yield
+
+
+@contextmanager
+def finishing() -> Iterator[None]:
+    """What is in here is finished before Ctrl-C, SIGTERM or SIGHUP interrupt; a second one does not wait for it."""
+    noted: list[int] = []
+
+    def note(signum: int, _frame: FrameType | None) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(signum)
+
+    with _handled(note):
+        yield
+    if noted:
+        raise KeyboardInterrupt
+
+
+def follow(run: RunDir) -> None:
+    """Prints iteration lines on stderr as they come, until no process of the run is left.
+
+    If anything ends this early (Ctrl-C, a closed terminal), the run is stopped first.
+    """
+    with stopped_if_interrupted(run):
+        _watch(run)
+        tidy(run)
+
+
+@contextmanager
+def stopped_if_interrupted(run: RunDir) -> Iterator[None]:
+    """If anything ends the block early (Ctrl-C, a closed terminal), the run is stopped first."""
+    try:
+        yield
+    except BaseException:
+        give_up(run)
+        raise
+
+
+def give_up(run: RunDir) -> None:
+    """Stops a run whose watcher ends; no signal interrupts it any more."""
+    for signum in _ENDING:
+        signal.signal(signum, signal.SIG_IGN)
+    _say(f"stopping {run.name} …")
+    stop(run)
+    _say(f"stopped {run.name}; nothing of it runs any more")
+
+
+def _watch(run: RunDir) -> None:
+    logs: dict[str, Log] = {}
+    next_look = time.monotonic()
+    over = False
+    while not over:
+        time.sleep(LINE_S)
+        seen = glance(run)
+        over = seen.settled
+        if not over and time.monotonic() > next_look:
+            over = observe(run).over
+            next_look = time.monotonic() + LOOK_S
+        for name, state in seen.states.items():
+            # A run that is started again has the ends and the logs of its earlier starts.
+            if state is not None and state.of >= seen.submitted.first:
+                logs.setdefault(name, Log(run.node_out(name), state.out_begin))
+        for log in logs.values():
+            while lines := log.new_lines():
+                for line in filter(is_iteration_line, lines):
+                    print(visible(line), file=sys.stderr, flush=True)
+
+
+def tidy(run: RunDir) -> None:
+    """The last agents and submitit's controller are on their way out; what is not, is ended."""
+    submitted = run.read(run.jobs, Submitted)
+    if submitted is not None and processes.wait_until_gone(submitted.token, GRACE_S):
+        processes.terminate(submitted.token, 1.0)
+
+
+class Log:
+    """A text file that grows, and may be begun anew."""
+
+    def __init__(self, path: Path, begin: int = 0) -> None:
+        self._path = path
+        self._offset = begin
+
+    def new_lines(self) -> list[str]:
+        """The next lines completed since the last call, some megabytes of them; none while there is no file.
+
+        Raises:
+            RunFolderError: it is no regular file, or cannot be read.
+        """
+        text = self._read()
+        whole = text[: text.rfind(b"\n") + 1] or (text if len(text) == PART_BYTES else b"")
+        self._offset += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+    def rest(self) -> str:
+        """The last line, as long as nothing has ended it."""
+        return self._read().decode(errors="replace")
+
+    def _read(self) -> bytes:
+        try:
+            with opened(self._path) as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                return file.read(PART_BYTES)
+        except FileNotFoundError:
+            return b""
+
+
+def _say(text: str) -> None:
+    """A message to somebody who may have closed the terminal."""
+    try:
+        print(visible(text), file=sys.stderr, flush=True)
+    except OSError:
+        return

@@ -1,0 +1,122 @@
+"""Runs on this machine, through submitit's LocalExecutor: one controller process, one task per node of the plan."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from conf.schema.experiment import Executor
+from launch.errors import LaunchError
+from launch.machine import processes
+from launch.machine.processes import TOKEN
+from launch.node.agent import NodeAgent
+from launch.node.worker_command import SCRUBBED
+
+KILL_GRACE_S = 3.0
+_HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+def check_port(port: int | None) -> None:
+    """Raises LaunchError if something listens on the port by which the ranks are to meet."""
+    if port is None:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise LaunchError(
+                f"executor.master_port={port} cannot be used on this machine ({error.strerror}); choose another "
+                "port, or null for a free one"
+            ) from error
+
+
+def warning_s(executor: Executor) -> int:
+    """How long before the time limit submitit warns the agents (SIGUSR2); it kills them at the limit."""
+    return min(executor.save_s, executor.time_min * 30)
+
+
+def start(agent: NodeAgent, token: str, executor: Executor) -> None:
+    """Starts the node agents, which outlive this process and its terminal; jobs.json then names their job.
+
+    Raises:
+        LaunchError: submitit could not start them. Nothing of them is left then.
+    """
+    import submitit  # before the fork, so that it is not imported there each time
+
+    run = agent.run
+
+    def submit() -> None:
+        os.environ[TOKEN] = token
+        for name in SCRUBBED:  # agents are told apart from their workers by NODE_RANK
+            os.environ.pop(name, None)
+        controller = submitit.LocalExecutor(run.submitit)
+        controller.update_parameters(
+            tasks_per_node=len(agent.nodes),
+            timeout_min=executor.time_min,
+            signal_delay_s=warning_s(executor),
+            gpus_per_node=0,
+        )
+        job = controller.submit(agent)
+        entry = {
+            "id": job.job_id,
+            "pid": int(job.job_id),
+            "host": socket.gethostname(),
+            "nodes": list(agent.nodes),
+        }
+        run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": [entry]})
+
+    log = run.submitit / "controller.log"
+    try:
+        _detached(submit, log)
+        run.link_job(run.read_json(run.jobs)["jobs"][0]["id"])
+    except BaseException:  # Ctrl-C too
+        processes.terminate(token, KILL_GRACE_S)
+        raise
+
+
+def _detached(action: Callable[[], None], log: Path) -> None:
+    """Does `action` in a forked child with a session and streams of its own.
+
+    What the child starts therefore has no terminal that could end it, holds no pipe of the caller open, and is
+    not stopped half-way by the caller's Ctrl-C. submitit itself starts its controller as a plain child.
+
+    Raises:
+        LaunchError: it failed; the child left the reason in `log`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    try:
+        child = os.fork()
+        if child == 0:
+            _act(action, str(log))
+        _, status = os.waitpid(child, 0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if status != 0:
+        told = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise LaunchError(f"the run could not be started: {told[-1] if told else 'its controller left no message'}")
+
+
+def _act(action: Callable[[], None], log: str) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+        for stream, source in enumerate((null, out, out)):
+            os.dup2(source, stream)
+        for signum in _HELD:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+        action()
+        code = 0
+    except BaseException:  # noqa: BLE001  (the parent reads it from the log and tells)
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)

@@ -1,0 +1,240 @@
+"""Starting Megatron-LM (`engine=megatron_lm`): torchrun on every node, pretrain_gpt.py on every rank.
+
+Option names are those of Megatron-LM core_v0.19.0. What Megatron-LM cannot do is refused in `conf.schema.megatron_lm`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import ContainerKind, Experiment, Precision, Recompute
+from launch.errors import LaunchError
+
+ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+"""Megatron-LM wants its kernels queued in order where tensor parallelism overlaps with communication."""
+SCRIPT = "pretrain_gpt.py"
+
+Options = Mapping[str, str | int | float | list[str] | None]
+"""By name without dashes. "" is an option without a value, a list is several; one with None is left out."""
+
+
+@dataclass(frozen=True)
+class Master:
+    """Where the ranks meet: on node 0."""
+
+    host: str
+    port: int | str
+
+
+UNKNOWN = Master("<host of node 0>", "<port>")
+"""In a dry run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronLM:
+    """What runs the ranks of a node."""
+
+    python: str
+    checkout: str
+    ranks_per_node: tuple[int, ...]
+    """By node rank."""
+    port: int | None
+    """Where the ranks meet; None for a free one."""
+    options: tuple[str, ...]
+    """Of pretrain_gpt.py."""
+
+    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
+        """Node 0 publishes where the ranks meet (master.json); None on another node for as long as it has not."""
+        if node_rank == 0:
+            host = "127.0.0.1" if len(self.ranks_per_node) == 1 else socket.gethostname()
+            run.write_json(run.address, {"start": start, "host": host, "port": self.port or _free_port()})
+        address = run.read_json(run.address)
+        return (
+            None
+            if address is None or address["start"] != start
+            else self.torchrun(node_rank, Master(address["host"], address["port"]))
+        )
+
+    def shown(self, _run: Path, node_rank: int) -> list[str]:
+        return self.torchrun(node_rank, UNKNOWN)
+
+    def torchrun(self, node_rank: int, master: Master) -> list[str]:
+        options: Options = {
+            "nnodes": len(self.ranks_per_node),
+            "nproc-per-node": self.ranks_per_node[node_rank],
+            "node-rank": node_rank,
+            "master-addr": master.host,
+            "master-port": master.port,
+        }
+        script = str(Path(self.checkout) / SCRIPT)
+        return [self.python, "-u", "-m", "torch.distributed.run", *_words(options), script, *self.options]
+
+
+def worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, python: str) -> MegatronLM:
+    """What runs the ranks of each node of this run."""
+    assert experiment.engine.checkout is not None
+    options = _words(pretrain_options(experiment, _data_path(plan), run.checkpoints))
+    return MegatronLM(
+        python=python,
+        checkout=experiment.engine.checkout,
+        ranks_per_node=experiment.ranks_per_node(),
+        port=experiment.executor.master_port,
+        options=(*options, *experiment.engine.arguments),
+    )
+
+
+def check(experiment: Experiment) -> None:
+    """Raises LaunchError if the checkout, which is on this machine without a container, is not there."""
+    engine = experiment.engine
+    script = Path(engine.checkout or "") / SCRIPT
+    if experiment.container.kind is ContainerKind.none and not script.is_file():
+        raise LaunchError(f"engine.checkout={engine.checkout}: {script} is not there; give a checkout of Megatron-LM")
+
+
+def pretrain_options(experiment: Experiment, data_path: list[str], checkpoints: Path) -> Options:
+    """The options of pretrain_gpt.py. The model is the one that tdpp's own engine trains: GPT-2, without dropout."""
+    return {
+        **_model(experiment),
+        **_layout(experiment),
+        **_training(experiment),
+        **_data(experiment, data_path),
+        **_output(experiment, checkpoints),
+    }
+
+
+def layout(partition: Iterable[int], pipeline: int) -> str | None:
+    """Layers per (virtual) stage in Megatron-LM's words: E embedding, t layer, L head and loss; None for one stage.
+
+    Source: docs/user-guide/features/pipeline_parallel_layout.md of Megatron-LM; a stage may be empty. With several
+    chunks both sides count the stages of chunk 0 first.
+    """
+    if pipeline == 1:
+        return None
+    stages = [f"t*{layers}" if layers else "" for layers in partition]
+    stages[0] = f"E{stages[0]}"
+    stages[-1] = f"{stages[-1]}L"
+    return "|".join(stages)
+
+
+def _model(experiment: Experiment) -> Options:
+    model = experiment.model
+    return {
+        "num-layers": model.layers,
+        "hidden-size": model.hidden,
+        "num-attention-heads": model.heads,
+        "seq-length": model.sequence_length,
+        "max-position-embeddings": model.sequence_length,
+        "make-vocab-size-divisible-by": model.vocab_multiple,
+        "attention-dropout": 0.0,
+        "hidden-dropout": 0.0,
+    }
+
+
+def _layout(experiment: Experiment) -> Options:
+    parallel = experiment.parallel
+    full = parallel.recompute is Recompute.full
+    return {
+        "tensor-model-parallel-size": parallel.tensor,
+        "pipeline-model-parallel-size": parallel.pipeline,
+        "pipeline-model-parallel-layout": layout(experiment.partition.layers, parallel.pipeline),
+        "sequence-parallel": _flag(parallel.sequence_parallel),
+        "use-distributed-optimizer": _flag(parallel.sharded_optimizer),
+        "recompute-granularity": None if parallel.recompute is Recompute.none else str(parallel.recompute),
+        "recompute-method": "uniform" if full else None,
+        "recompute-num-layers": 1 if full else None,
+        "micro-batch-size": parallel.micro_batch_size,
+        "global-batch-size": parallel.global_batch_size,
+    }
+
+
+def _training(experiment: Experiment) -> Options:
+    train = experiment.train
+    return {
+        "train-iters": train.iterations,
+        "seed": train.seed,
+        "lr": train.lr,
+        "min-lr": train.min_lr,
+        "lr-decay-style": "cosine",
+        "lr-warmup-iters": train.lr_warmup_iterations,
+        "lr-decay-iters": train.iterations if train.lr_decay_iterations is None else train.lr_decay_iterations,
+        "weight-decay": train.weight_decay,
+        "adam-beta1": train.adam_beta1,
+        "adam-beta2": train.adam_beta2,
+        "adam-eps": train.adam_eps,
+        "clip-grad": train.clip_grad,
+        **({} if train.precision is Precision.fp32 else {str(train.precision): ""}),
+        "distributed-timeout-minutes": math.ceil(train.comm_timeout_s / 60),
+    }
+
+
+def _data_path(plan: Mapping[str, Any]) -> list[str]:
+    """The data's prefix; of a blend weight and prefix of each corpus."""
+    return [word for corpus in plan["data_blend"] for word in (str(corpus["weight"]), corpus["prefix"])] or [
+        plan["data_prefix"]
+    ]
+
+
+def _data(experiment: Experiment, path: list[str]) -> Options:
+    engine = experiment.engine
+    tokenizer: Options = (
+        {"tokenizer-type": "NullTokenizer", "vocab-size": experiment.model.vocab_size}
+        if engine.vocab_file is None
+        else {
+            "tokenizer-type": "GPT2BPETokenizer",
+            "vocab-file": engine.vocab_file,
+            "merge-file": engine.merge_file,
+        }
+    )
+    return {
+        "data-path": path,
+        "split": experiment.data.split,
+        "data-cache-path": experiment.data.cache and os.path.abspath(experiment.data.cache),  # noqa: PTH100
+        **tokenizer,
+        # No evaluation, as in tdpp's own engine; Megatron-LM divides by the interval all the same.
+        "eval-iters": 0,
+        "eval-interval": experiment.train.iterations,
+    }
+
+
+def _output(experiment: Experiment, checkpoints: Path) -> Options:
+    train = experiment.train
+    timers: Options = {"timing-log-level": 2, "timing-log-option": "minmax"} if experiment.profile.timeline else {}
+    kept: Options = (
+        {
+            "save": str(checkpoints),
+            "save-interval": train.save_interval or train.iterations,
+            "async-save": _flag(train.save_async),
+            "load": str(checkpoints),  # of this run, when it was interrupted and is started again
+        }
+        if train.checkpoint
+        else {}
+    )
+    return {"log-interval": train.log_interval, "log-throughput": "", **timers, **kept}
+
+
+def _flag(given: bool) -> str | None:
+    return "" if given else None
+
+
+def _words(options: Options) -> list[str]:
+    return [word for name, value in options.items() if value is not None for word in (f"--{name}", *_values(value))]
+
+
+def _values(value: str | int | float | list[str]) -> list[str]:
+    if isinstance(value, list):
+        return value
+    return [] if value == "" else [str(value)]
+
+
+def _free_port() -> int:
+    """One that is free now: torchrun must be told a port before it listens there."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,69 @@
+"""How long everything takes that a rehearsal does not do: what a search predicts of the plan
+(fasop/simulation/predict.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from conf.schema.experiment import Experiment
+
+
+def rehearsal_times(experiment: Experiment, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """By rank, nanoseconds: `rehearsal.ranks` of plan.json (docs/formats.md).
+
+    A rank takes its own GPU's time to compute, which of a stage on several kinds of GPU is not the slowest one's. All
+    else, which ranks do together, takes what is predicted of the stage.
+
+    Raises:
+        ConfigError: a profile cannot be read.
+        SearchError: a profile has no costs for the tensor size.
+    """
+    from fasop.simulation.predict import planned, what_is_taken  # with numpy, which no other launch needs
+
+    training, kinds = planned(experiment)
+    whole, _ = what_is_taken(training, kinds)
+    alone = {
+        kind.name: what_is_taken(training, [replace(kind, name=one.name, gpus=one.gpus) for one in kinds])[0]
+        for kind in kinds
+    }
+    last = experiment.parallel.pipeline - 1
+    ranks = []
+    for place in plan["ranks"]:
+        stage, own = place["stage"], alone[plan["nodes"][place["node"]]["group"]]
+        computes, sends = own.times[stage], whole.times[stage]
+        ranks.append(
+            {
+                "forward_ns": [_ns(seconds) for seconds in computes.forward],
+                "backward_ns": [_ns(seconds) for seconds in computes.backward],
+                "send_forward_ns": _ns(sends.send_forward),
+                "send_backward_ns": _ns(sends.send_backward),
+                "busy_forward_ns": _ns(sends.sends("forward-send")[1]),
+                "busy_backward_ns": _ns(sends.sends("backward-send")[1]),
+                "one_way_out": sends.one_way_out,
+                "grads_all_reduce_ns": _ns(whole.gradients[stage]),
+                "embedding_all_reduce_ns": _ns(whole.embedding) if stage in (0, last) else 0,
+                "optimizer_ns": _ns(own.optimizer[stage] - own.weights[stage]),
+                "params_all_gather_ns": _ns(whole.weights[stage]),
+            }
+        )
+    return ranks
+
+
+def doubts(experiment: Experiment) -> list[str]:
+    """What is hard to believe of the times that a rehearsal takes, or is no measurement, in words.
+
+    Raises:
+        ConfigError: a profile cannot be read.
+        SearchError: a profile has no costs for the tensor size.
+    """
+    from fasop.costs import doubts
+    from fasop.simulation.predict import planned, what_is_taken
+
+    training, kinds = planned(experiment)
+    return [*doubts.doubts(training, kinds, {what_is_taken(training, kinds)[1]})]
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

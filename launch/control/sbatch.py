@@ -1,0 +1,110 @@
+"""The text of a submission script. Nothing here is left to submitit's defaults or to the user's environment."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.control.jobs import Component, JobRequest
+from launch.errors import LaunchError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What all jobs of a run have in common."""
+
+    name: str
+    comment: str
+    """Tells the run's jobs from all others."""
+    python: str
+    """The interpreter of the node agents."""
+    folder: Path
+    """Of submitit: the pickled agents, and what they print."""
+    save_s: int
+    """Seconds before a time limit at which the job gets SIGUSR2."""
+    requeue: bool
+    """Whether Slurm may start a job again after a failure of a node."""
+    group: bool = False
+    """Whether the run's folder may be one that its group can write."""
+    behind: tuple[str, ...] = ()
+    """Ids of jobs that must have ended, however, before the run's first job starts."""
+
+
+def sbatch_text(submission: Submission, request: JobRequest, after: str | None) -> str:
+    """A script for sbatch. `after` is the id of a job that must have started before this one."""
+    options = [_options(submission, component) for component in request.components]
+    options[0] |= _whole_job(submission, after)
+    blocks = ["".join(f"#SBATCH --{name}{_value(value)}\n" for name, value in sorted(of.items())) for of in options]
+    header = "#SBATCH hetjob\n".join(blocks)
+    exports = f"export SUBMITIT_EXECUTOR=slurm FOLDER={shlex.quote(str(submission.folder))}"
+    return f"#!/bin/bash\n{header}\n{exports}\n{_srun(submission, request)}\n"
+
+
+def _options(submission: Submission, component: Component) -> dict[str, str | None]:
+    given = {
+        "partition": component.partition,
+        "gres": component.gres,
+        "cpus-per-task": component.cpus_per_task,
+        "mem": component.mem,
+        "account": component.account,
+        "qos": component.qos,
+        "constraint": component.constraint,
+        "time": component.time_min,
+    }
+    always = {
+        "nodes": str(len(component.nodes)),
+        "ntasks-per-node": "1",
+        "comment": submission.comment,
+        "job-name": submission.name,
+        "signal": f"USR2@{submission.save_s}",
+        "requeue" if submission.requeue else "no-requeue": None,
+    }
+    return always | {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _whole_job(submission: Submission, after: str | None) -> dict[str, str | None]:
+    log = f"{submission.folder}/".replace("%", "%%") + "%j_batch.out"
+    options: dict[str, str | None] = {"open-mode": "append", "output": log, "error": log}
+    if after is not None:
+        options |= {"dependency": f"after:{after}", "kill-on-invalid-dep": "yes"}
+    elif submission.behind:
+        options |= {"dependency": f"afterany:{':'.join(submission.behind)}"}
+    return options
+
+
+def _value(value: str | None) -> str:
+    """Behind an option's name. Slurm reads line by line: the rest of a value with a line break would be a command."""
+    if value is None:
+        return ""
+    if not value.isprintable():
+        raise LaunchError(
+            f"{value!r} cannot be written into a job's script: Slurm takes no line breaks or other control characters "
+            "there; choose another name, or folder"
+        )
+    return f"={shlex.quote(value)}"
+
+
+def _srun(submission: Submission, request: JobRequest) -> str:
+    """One agent on every node.
+
+    Their output goes to files by the task's rank in the whole job; srun's own patterns count within a component.
+    """
+    mode = " group" if submission.group else ""
+    agent = f'{shlex.quote(submission.python)} -u -m launch.start_agent "$FOLDER"{mode}'
+    inner = f'exec {agent} >>"$FOLDER/${{SLURM_JOB_ID}}_${{SLURM_PROCID}}_log.out" 2>&1'
+    return shlex.join(["srun", "--unbuffered", *_srun_words(request, ["bash", "-c", inner])])
+
+
+def _srun_words(request: JobRequest, task: Sequence[str]) -> Iterator[str]:
+    """What srun runs, and where: in a heterogeneous job one step over all components."""
+    several = len(request.components) > 1
+    for number, component in enumerate(request.components):
+        if number:
+            yield ":"
+        if several:
+            yield f"--het-group={number}"
+        if component.cpus_per_task is not None:
+            yield f"--cpus-per-task={component.cpus_per_task}"  # srun stopped taking it from the job in Slurm 22.05
+        yield from task

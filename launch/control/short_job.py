@@ -1,0 +1,99 @@
+"""A short job on an experiment's nodes that trains nothing: made from the experiment, waited for, cleared away.
+
+It goes the way of every launch (plan, executor, container, node agents), with another worker. Its folder is below
+`<runs_dir>/<folder>`, and so no run among the others.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Engine, ExecutorKind, Experiment
+from launch.control.follow import tidy
+from launch.control.stop import is_over, stop
+from launch.files.records import Submitted
+from launch.judge.observe import Observation, observe
+
+SAVE_S = 10
+"""The least that executor.save_s may be: nothing is saved."""
+END_S = 10.0
+"""Jobs have left the queue by then, once their nodes are done."""
+LOOK_S = {ExecutorKind.local: 0.2, ExecutorKind.slurm: 1.0}
+
+
+def short_job(experiment: Experiment, folder: str, wait_min: float, run_min: int) -> Experiment:
+    """The same nodes and ranks for a job that waits `wait_min` for all of them and then lasts up to `run_min`.
+
+    A short time limit lets Slurm's backfill start it early.
+    """
+    limit = math.ceil(wait_min) + run_min
+    groups = {
+        name: replace(group, time_min=min(limit, group.time_min or limit))
+        for name, group in experiment.cluster.groups.items()
+    }
+    return replace(
+        experiment,
+        runs_dir=str(Path(experiment.runs_dir) / folder),
+        cluster=replace(experiment.cluster, groups=groups),
+        engine=Engine(),
+        train=replace(experiment.train, checkpoint=False, save_interval=None),
+        profile=replace(experiment.profile, timeline=False, nsys=False, ncu=False, gpu_interval_s=0),
+        executor=replace(experiment.executor, meet_min=wait_min, time_min=limit, save_s=SAVE_S),
+    )
+
+
+def no_data_needed(_experiment: Experiment) -> tuple[str, ...]:
+    """In place of the check of the data: nothing is trained."""
+    return ()
+
+
+def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callable[[Observation], str]) -> str | None:
+    """Waits until all nodes are done, telling on stderr for what; returns why it gave up, if it did.
+
+    `longer` is the option for a longer wait. `doing` tells what goes on once all nodes have started.
+    """
+    kind = ExecutorKind.slurm if _on_slurm(run) else ExecutorKind.local
+    begun = time.monotonic()
+    told = ""
+    while not (seen := observe(run)).over:
+        absent = [node.name for node in seen.nodes if node.state == "absent" and node.unseen is None]
+        now = _awaited(seen, absent) if absent else doing(seen)
+        if now != told:
+            print(f"{run.name}: {now}", file=sys.stderr, flush=True)
+            told = now
+        waited = time.monotonic() - begun
+        if absent and waited > wait_min * 60:
+            return f"nodes did not start within {wait_min:g} minutes: {now}; wait longer with {longer}"
+        if waited > (wait_min + run_min) * 60:
+            return f"the nodes were not done after {wait_min + run_min:g} minutes, and were stopped"
+        time.sleep(LOOK_S[kind])
+    return None
+
+
+def _on_slurm(run: RunDir) -> bool:
+    submitted = run.read(run.jobs, Submitted)
+    return submitted is not None and submitted.on_slurm
+
+
+def end(run: RunDir) -> None:
+    """Nothing of it is left. A node that does not answer any more keeps its job until that is cancelled."""
+    if not _on_slurm(run):
+        tidy(run)
+        return
+    until = time.monotonic() + END_S
+    while not is_over(run):
+        if time.monotonic() > until:
+            print(f"stopping {run.name} …", file=sys.stderr, flush=True)
+            stop(run)
+        time.sleep(LOOK_S[ExecutorKind.slurm])
+
+
+def _awaited(seen: Observation, absent: Sequence[str]) -> str:
+    pending = [str(job) for job in seen.jobs if job.state and job.state.pending]
+    return f"waiting for {', '.join(absent)} to start" + (f": {', '.join(pending)}" if pending else "")

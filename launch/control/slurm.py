@@ -1,0 +1,165 @@
+"""Runs on a Slurm cluster, through submitit: one task per node of each job, all of them node agents."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.run_folder.rundir import RunDir, write_atomic
+from conf.schema.experiment import Experiment, RunsMode
+from launch.control.jobs import JobRequest, job_requests
+from launch.control.sbatch import Submission, sbatch_text
+from launch.errors import LaunchError
+from launch.files.owner import owner_of
+from launch.machine import slurm_commands
+from launch.node.agent import NodeAgent
+
+if TYPE_CHECKING:
+    import submitit
+
+MakeAgent = Callable[[JobRequest], NodeAgent]
+"""The agent for a job."""
+
+
+def check(experiment: Experiment, environment: Mapping[str, str]) -> None:
+    """Raises LaunchError for what Slurm could not run, as far as that is known without asking it."""
+    job = environment.get("SLURM_JOB_ID")
+    if job is not None and not experiment.dry_run:
+        raise LaunchError(
+            f"SLURM_JOB_ID={job}: this shell is inside a Slurm allocation, where submission would inherit its limits; "
+            "submit from a login node (or unset the SLURM_ variables if you know that it is one)"
+        )
+    if shutil.which("sbatch") is None and not experiment.dry_run:
+        raise LaunchError(
+            "executor.kind=slurm: sbatch is not on this machine; log in to the cluster, or use executor=local "
+            "(dry_run=true shows any plan anywhere)"
+        )
+    path = str(Path(experiment.runs_dir).absolute() / experiment.name)
+    if "\\" in path or not path.isprintable():
+        raise LaunchError(
+            f"runs_dir={experiment.runs_dir!r}, name={experiment.name!r}: {path!r} holds a backslash, a line break or "
+            "another control character, which Slurm does not take in the names of files; choose a path without it"
+        )
+
+
+def submission_of(
+    experiment: Experiment, run: Path, token: str, resumable: bool, behind: Sequence[str] = ()
+) -> Submission:
+    return Submission(
+        name=experiment.name,
+        comment=slurm_commands.comment_of(token),
+        python=sys.executable,
+        folder=RunDir(run).submitit,
+        save_s=experiment.executor.save_s,
+        requeue=resumable,
+        group=experiment.runs_mode is RunsMode.group,
+        behind=tuple(behind),
+    )
+
+
+def start(experiment: Experiment, run: RunDir, submission: Submission, make_agent: MakeAgent) -> None:
+    """Submits the run's jobs; jobs.json and sbatch/ then name and hold them. Returns at once.
+
+    If the run is stopped meanwhile, none of them is left.
+
+    Slurm is asked about all of them first, so that nothing is submitted if one cannot be.
+
+    Raises:
+        LaunchError: Slurm refuses one, or does not answer. What was submitted already is taken back.
+    """
+    requests = job_requests(experiment)
+    run.sbatch.mkdir(exist_ok=True)
+    for request in requests:
+        ask(submission, request, run.sbatch)
+    slurm_commands.end(submission.comment, owner_of(run))  # what an earlier start may have left waiting
+    try:
+        _submit_all(run, requests, submission, make_agent)
+    except BaseException:  # Ctrl-C too
+        slurm_commands.end(submission.comment, owner_of(run))
+        raise
+    if run.stop_request.exists():  # it may have come when not all of the jobs were in the queue
+        slurm_commands.end(submission.comment, owner_of(run))
+
+
+def ask(submission: Submission, request: JobRequest, folder: Path) -> None:
+    """Asks Slurm whether it would take a job; its script is left in a folder, and nothing is submitted.
+
+    Raises:
+        LaunchError: it would not; the message names the keys that it may be about.
+    """
+    script = folder / f"{request.role}.sh"
+    write_atomic(script, sbatch_text(submission, request, after=None))
+    try:
+        slurm_commands.test(str(script))
+    except LaunchError as error:
+        raise LaunchError(f"{asked_for(request)}: Slurm would not take this job: {error}") from error
+
+
+def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submission, make_agent: MakeAgent) -> None:
+    jobs: list[dict[str, Any]] = []
+
+    def write(*entries: dict[str, Any]) -> None:
+        run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": list(entries)})
+
+    for request in requests:
+        if run.stop_request.exists():
+            return
+        text = sbatch_text(submission, request, after=jobs[0]["id"] if jobs else None)
+        write_atomic(run.sbatch / f"{request.role}.sh", text)
+        entry = {"role": request.role, "nodes": list(request.nodes)}
+        write(*jobs, {"id": None, **entry})  # first: if this process is killed now, the job's comment tells its id
+        jobs.append({"id": _submit(run, text, make_agent(request)), **entry})
+        write(*jobs)
+    for submitted in jobs:  # now that none of them can be refused: links to a run that is taken back would stay
+        run.link_job(submitted["id"])
+
+
+def asked_for(request: JobRequest) -> str:
+    """The keys that an answer of Slurm may be about."""
+    return "; ".join(
+        f"cluster.groups.{part.group}: {len(part.nodes)} node{'s' * (len(part.nodes) > 1)}"
+        + "".join(
+            f", {key}={value}"
+            for key in ("partition", "gres", "cpus_per_task", "mem", "account", "qos", "constraint", "time_min")
+            if (value := getattr(part, key)) is not None
+        )
+        for part in request.components
+    )
+
+
+def _submit(run: RunDir, text: str, agent: NodeAgent) -> str:
+    """Has submitit pickle the agent and submit the script; returns the job's id."""
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    # sbatch inherits this: a terminal sends Ctrl-C to it, too, and the submission under way is to be finished.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return str(_executor(run.submitit, text, len(agent.nodes)).submit(agent).job_id)
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise LaunchError(f"sbatch did not take the job: {error}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _executor(folder: Path, text: str, tasks: int) -> submitit.SlurmExecutor:
+    """submitit's executor, with our script in the place of its own."""
+    import submitit
+
+    class Executor(submitit.SlurmExecutor):
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            return text
+
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            clean = slurm_commands.environment(os.environ)
+            unset = [word for name in os.environ if name not in clean for word in ("-u", name)]
+            return ["env", *unset, "sbatch", str(submission_file_path)]
+
+        def _num_tasks(self) -> int:
+            return tasks
+
+    return Executor(folder)

@@ -1,0 +1,111 @@
+"""Ends a run, and makes sure that nothing of it is left."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+from collections.abc import Set
+
+from conf.run_folder.rundir import RunDir
+from launch.files.launch_lock import is_launching
+from launch.files.owner import check_may_stop, owner_of
+from launch.files.records import Submitted
+from launch.judge.cut_off import verdict_without_plan
+from launch.judge.observe import is_here, observe
+from launch.judge.verdict import State
+from launch.machine import processes, slurm_commands
+from launch.machine.provenance import user_name
+from launch.node.worker_command import GRACE_S
+
+SUBMISSION_S = 3.0
+"""A submission that was under way when the run was stopped has shown its processes by then."""
+LAUNCH_S = slurm_commands.TIMEOUT_S + 10.0
+"""A launch that is under way has seen the request by then, unless it is held up: it looks between two submissions."""
+LOOK_S = 0.1
+STOP_S = GRACE_S + 4
+"""Running jobs have ended by themselves by then: their agents see the request, and end their workers."""
+
+
+def stop(run: RunDir) -> str:
+    """Ends everything that belongs to a run; returns what that was, in words. Takes at most some 15 s, or on Slurm
+    as long as Slurm takes to end a job (its KillWait).
+
+    The agents end their workers in order, and record it; what does not end that way is killed. An agent that has
+    not started yet finds the request when it does, and so does a launch that is under way.
+
+    Raises:
+        LaunchError: it is another user's, or a process or a job cannot be ended.
+    """
+    check_may_stop(run)
+    try:
+        run.write_json(run.stop_request, {"unix": time.time(), "user": user_name(), "host": socket.gethostname()})
+    except OSError as error:  # a full disk; one that is mounted read-only, or that root may not write
+        print(f"{run.path}: {error.strerror}: the run is ended without a note that it was asked to", file=sys.stderr)
+    until = time.monotonic() + LAUNCH_S
+    while is_launching(run) and time.monotonic() < until:
+        time.sleep(LOOK_S)
+    submitted = run.read(run.jobs, Submitted)
+    if submitted is None:
+        return "nothing of it had been started"
+    if submitted.on_slurm:
+        return _stop_jobs(slurm_commands.comment_of(submitted.token), owner_of(run), {job.id for job in submitted.jobs})
+    if is_here(run, submitted.jobs):
+        return _stop_processes(run, submitted.token, submitting=not submitted.jobs)
+    return _leave_to_its_agents(run)
+
+
+def _stop_jobs(comment: str, owner: int, known: Set[str | None]) -> str:
+    """Found by their comment: also those of a submission that was cut off before it wrote them down.
+
+    `known` are the ids in jobs.json, None for one that was not written down.
+    """
+    until = time.monotonic() + (SUBMISSION_S if None in known else 0.0)
+    while not set(ids := slurm_commands.submitted(comment, owner)) - known and time.monotonic() < until:
+        time.sleep(slurm_commands.QUEUE_S)
+    slurm_commands.cancel(ids, only_pending=True)  # what waits for a running one must not start now
+    until = time.monotonic() + STOP_S
+    # Agents see the request, end their workers and tell; only what is still there after a while is cancelled.
+    while slurm_commands.submitted(comment, owner) and time.monotonic() < until:
+        time.sleep(slurm_commands.QUEUE_S)
+    slurm_commands.end(comment, owner)
+    return f"{len(ids)} job{'s' * (len(ids) != 1)} ended" + (f" ({', '.join(ids)})" if ids else "")
+
+
+def _stop_processes(run: RunDir, token: str, submitting: bool) -> str:
+    found = _find(token, SUBMISSION_S if submitting else 0.0)
+    agents = {node.pid for node in observe(run).nodes if node.pid and not node.ended}
+    processes.send(agents & found, signal.SIGTERM)
+    processes.wait_until_gone(token, GRACE_S + 2)
+    processes.terminate(token, 1.0)
+    return f"{len(found)} processes ended"
+
+
+def _leave_to_its_agents(run: RunDir) -> str:
+    """On another machine: they see the request, and end their workers."""
+    until = time.monotonic() + STOP_S
+    while not observe(run).over and time.monotonic() < until:
+        time.sleep(LOOK_S)
+    return "its agents, on another machine, were asked to end it"
+
+
+def is_over(run: RunDir) -> bool:
+    """Whether nothing of a run is left that could be stopped."""
+    if (verdict := verdict_without_plan(run)) is not None:
+        return verdict.state is not State.starting
+    if not observe(run).over:  # its jobs may not be in the queue yet, or be another user's
+        return False
+    jobs = run.read(run.jobs, Submitted)
+    if jobs is None:
+        return True
+    if jobs.on_slurm:
+        return not slurm_commands.submitted(slurm_commands.comment_of(jobs.token), owner_of(run))
+    return not processes.find(jobs.token)
+
+
+def _find(token: str, patience_s: float) -> set[int]:
+    until = time.monotonic() + patience_s
+    while not (found := processes.find(token)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return found

@@ -1,0 +1,344 @@
+"""From an experiment to a run that has been started, or to nothing at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from conf.compose import config_text, read_experiment
+from conf.errors import RunFolderError
+from conf.identity import identity
+from conf.run_folder.rundir import RunDir, is_full, write_atomic
+from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse, RunsMode
+from launch.control import local, megatron_lm, profilers, slurm
+from launch.control.plan import make_plan
+from launch.errors import LaunchError
+from launch.files.launch_lock import launching
+from launch.files.owner import check_may_resume
+from launch.files.records import Origin
+from launch.judge.cut_off import verdict_without_plan
+from launch.judge.observe import observe
+from launch.judge.verdict import State, decide
+from launch.machine import processes
+from launch.machine.container_commands import found_image, run_container
+from launch.machine.provenance import PROJECT, Source, provenance, read_source
+from launch.node.agent import NodeAgent
+from launch.node.container_setup import check_program
+from launch.node.image_file import check_found
+from launch.node.worker_command import WORKER, ModuleWorker, Worker
+from launch.start_agent import require_own
+from megatron_ext.contract.files import read_regular, why
+
+Preflight = Callable[[Experiment], Sequence[str]]
+"""Raises a TdppError if the experiment cannot run, for example because its data are not there; tells what is odd about
+what it would read."""
+
+_SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
+
+
+def submit(
+    experiment: Experiment,
+    overrides: Sequence[str],
+    preflight: Preflight,
+    worker: str = WORKER,
+    *,
+    for_itself: bool = False,
+) -> RunDir:
+    """Checks an experiment and starts it, as `check` and `start` do."""
+    check(experiment, preflight)
+    return start(experiment, overrides, worker, read_source(), for_itself=for_itself)
+
+
+def check(experiment: Experiment, preflight: Preflight) -> Sequence[str]:
+    """Raises a TdppError for what keeps the experiment from being started, as far as Slurm need not be asked; tells
+    what is odd."""
+    check_supported(experiment)
+    require_exported(experiment, os.environ)
+    doubts = check_inputs(experiment, preflight)
+    if experiment.executor.kind is ExecutorKind.local:
+        local.check_port(experiment.executor.master_port)
+        profilers.check(experiment)
+        if experiment.container.kind is not ContainerKind.none:
+            check_program(experiment.container.kind)
+    if experiment.engine.kind is EngineKind.megatron_lm:
+        megatron_lm.check(experiment)
+    return doubts
+
+
+def check_inputs(experiment: Experiment, preflight: Preflight) -> Sequence[str]:
+    """Raises a TdppError for what a run would read and cannot, or must not; tells what is odd."""
+    if (image := found_image(experiment.container)) is not None:
+        check_found(image)
+    return preflight(experiment) if experiment.executor.rehearse is Rehearse.none else ()
+
+
+def start(
+    experiment: Experiment,
+    overrides: Sequence[str],
+    worker: str,
+    source: Source,
+    behind: Sequence[str] = (),
+    *,
+    for_itself: bool = False,
+) -> RunDir:
+    """Makes the run's folder and starts the run. If anything goes wrong, no process, job or folder is left.
+
+    On Slurm it waits in the queue until the jobs with the ids `behind` have ended. `for_itself`: see `NodeAgent`.
+
+    Raises:
+        TdppError: the run cannot be started.
+    """
+    config = config_text(experiment)
+    in_group = experiment.runs_mode is RunsMode.group
+    run = RunDir.create(
+        Path(experiment.runs_dir), experiment.name, identity(experiment), datetime.now(), group=in_group
+    )
+    token = secrets.token_hex(16)
+    try:
+        with launching(run):
+            plan = make_plan(experiment, run.name)
+            _make_cache(plan["data_cache"])
+            with _unwritable_told(run):
+                write_atomic(run.config, config)
+                if experiment.parallel.schedule_file is not None:
+                    write_atomic(run.schedule, read_schedule(experiment.parallel.schedule_file))
+                write_atomic(run.overrides, "".join(f"{override}\n" for override in overrides))
+                write_atomic(run.diff, source.diff)
+                run.write_json(run.provenance, provenance(source))
+                kind = str(experiment.executor.kind)
+                run.write_json(run.jobs, {"token": token, "executor": kind, "submission": 0, "jobs": []})
+                run.write_json(run.plan, plan)  # last: what has no plan was never started
+            _start(experiment, run, plan, worker, behind, for_itself=for_itself)
+    except BaseException:
+        shutil.rmtree(run.path)
+        with contextlib.suppress(OSError):  # other runs of the name are there
+            run.path.parent.rmdir()
+        raise
+    return run
+
+
+def _make_cache(folder: str | None) -> None:
+    """Of index maps, before a container is to find it."""
+    try:
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            f"data.cache={folder}: cannot be made ({error.strerror}: {error.filename}); give a folder that you may "
+            "write to"
+        ) from error
+
+
+def read_schedule(path: str) -> str:
+    """The content of `parallel.schedule_file`; the engine checks it."""
+    try:
+        return read_regular(Path(path)).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(
+            f"parallel.schedule_file={path}: cannot be read as text ({why(error)}); give the path of a schedule, such "
+            "as 'python -m megatron_ext.schedule' prints, or null"
+        ) from error
+
+
+def resume(run: RunDir, worker: str = WORKER) -> None:
+    """Starts a run again that ended early; it goes on from its newest checkpoint.
+
+    Raises:
+        TdppError: it cannot be, or has nothing left to do; it is then as it was.
+    """
+    check_may_resume(run)
+    if (verdict := verdict_without_plan(run)) is not None:
+        raise LaunchError(f"resume={run.name}: {verdict.reason}; there is nothing to go on with, so launch it anew")
+    with launching(run):
+        require_own(run.config)  # it says whether the run's folder may be its group's to write
+        if run.submitit.is_dir():
+            require_own(run.submitit)
+        experiment = read_experiment(run.config)
+        require_own(run.path, group=experiment.runs_mode is RunsMode.group)
+        _resume(run, experiment, worker)
+
+
+def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
+    seen = observe(run)
+    verdict = decide(seen)
+    if verdict.state is State.unknown:
+        raise LaunchError(f"resume={run.name}: it may still be running: {verdict.reason}")
+    if not seen.over:
+        raise LaunchError(
+            f"resume={run.name}: it has not ended yet: {verdict.state}, {verdict.reason}; 'tdpp stop' ends it"
+        )
+    plan = run.read_json(run.plan)
+    if not resumable(plan):
+        raise LaunchError(
+            f"resume={run.name}: cannot be gone on with, for it saves no checkpoints that tdpp reads "
+            "(train.checkpoint=false, a rehearsal, or engine=megatron_lm); start it anew"
+        )
+    if verdict.state is State.succeeded:
+        raise LaunchError(
+            f"resume={run.name}: it has finished ({verdict.reason}); to train on, start a new run with more "
+            f"train.iterations and train.load={run.path}"
+        )
+    check_supported(experiment)
+    require_exported(experiment, os.environ)
+    before, stopped = run.read_json(run.jobs), run.read_json(run.stop_request)
+    with _unwritable_told(run):
+        run.write_json(run.jobs, {**before, "submission": seen.start.submission + 1, "jobs": []})
+    run.stop_request.unlink(missing_ok=True)
+    try:
+        with _where_it_was_launched(run):
+            _start(experiment, run, plan, worker)
+    except BaseException:
+        run.write_json(run.jobs, before)
+        if stopped is not None:
+            run.write_json(run.stop_request, stopped)
+        raise
+
+
+def _where_it_was_launched(run: RunDir) -> contextlib.AbstractContextManager[None]:
+    """There relative paths of its configuration, such as container.image_dir, lead where they led; a folder that is
+    gone is nobody's any more."""
+    try:
+        origin = run.read(run.provenance, Origin)
+    except RunFolderError as error:
+        raise LaunchError(f"resume={run.name}: where it was launched is not known: {error}") from error
+    folder = Path(origin.cwd if origin is not None else ".")
+    return contextlib.chdir(folder) if folder.is_dir() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _unwritable_told(run: RunDir) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise LaunchError(f"{run.path}: cannot be written ({error.strerror}); give yourself the right to") from error
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise LaunchError(
+            f"{run.path}: cannot be written: {error.strerror}; free some space there, or choose another runs_dir"
+        ) from error
+
+
+def resumable(plan: Mapping[str, Any]) -> bool:
+    """Whether a run leaves checkpoints from which it goes on when it is started again."""
+    return bool(plan["train"].get("checkpoint")) and plan["rehearsal"] is None and "engine" not in plan
+
+
+def _start(
+    experiment: Experiment,
+    run: RunDir,
+    plan: Mapping[str, Any],
+    worker: str,
+    behind: Sequence[str] = (),
+    *,
+    for_itself: bool = False,
+) -> None:
+    with _unwritable_told(run):
+        run.keep_secret()
+    jobs = run.read_json(run.jobs)
+    token, executor = jobs["token"], experiment.executor
+    on_slurm = executor.kind is ExecutorKind.slurm
+    environment = run_environment(experiment, plan, token, os.environ)
+    container = run_container(experiment, plan, run.path, PROJECT)
+
+    def agent(nodes: tuple[int, ...], het_groups: tuple[int | None, ...]) -> NodeAgent:
+        return NodeAgent(
+            run=run,
+            model=experiment.model.name,
+            environment=environment,
+            environment_from=tuple(experiment.cluster.environment_from),
+            worker=node_worker(experiment, plan, run, worker),
+            container=container,
+            nodes=nodes,
+            het_groups=het_groups,
+            submission=jobs["submission"],
+            resumable=resumable(plan),
+            group_writes=experiment.runs_mode is RunsMode.group,
+            meet_s=executor.meet_min * 60,
+            save_s=executor.save_s if on_slurm else local.warning_s(executor),
+            max_requeues=executor.max_requeues if on_slurm else 0,
+            gpu_interval_s=experiment.profile.gpu_interval_s if plan["device"] == "cuda" else 0,
+            for_itself=for_itself,
+        )
+
+    if on_slurm:
+        submission = slurm.submission_of(experiment, run.path, token, resumable(plan), behind)
+        slurm.start(experiment, run, submission, lambda request: agent(request.nodes, request.het_groups))
+    else:
+        count = len(plan["nodes"])
+        local.start(agent(tuple(range(count)), (None,) * count), token, executor)
+
+
+def check_supported(experiment: Experiment) -> None:
+    """Raises LaunchError for what this version cannot start."""
+    if experiment.executor.kind is ExecutorKind.slurm:
+        slurm.check(experiment, os.environ)
+    else:
+        _check_local(experiment)
+    path = str(Path(experiment.runs_dir).absolute() / experiment.name)
+    for tag in _SUBMITIT_TAGS:
+        if tag in path:
+            raise LaunchError(
+                f"runs_dir={experiment.runs_dir}, name={experiment.name}: {path} holds {tag!r}, which submitit "
+                "replaces in paths; choose a path without it"
+            )
+
+
+def _check_local(experiment: Experiment) -> None:
+    if experiment.container.kind is ContainerKind.pyxis:
+        raise LaunchError(
+            "container.kind=pyxis: pyxis is a part of Slurm's srun, but executor.kind=local starts runs on this "
+            "machine without it; use container=enroot, or executor=slurm"
+        )
+    partitions = {name: experiment.cluster.groups[name].partition for name in experiment.node_order.groups}
+    elsewhere = [f"cluster.groups.{name}.partition={partition}" for name, partition in partitions.items() if partition]
+    if elsewhere and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run:
+        raise LaunchError(
+            f"{', '.join(elsewhere)}: these are Slurm's nodes, but executor.kind=local starts runs on this machine; "
+            "use executor=slurm; executor.rehearse=virtual goes through the plan without them"
+        )
+
+
+def node_worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, module: str) -> Worker:
+    """What runs the ranks of a node; `module` is the worker of tdpp's own engine."""
+    container = experiment.container
+    python = sys.executable if container.kind is ContainerKind.none else container.python
+    worker: Worker = ModuleWorker(module, python)
+    if experiment.engine.kind is EngineKind.megatron_lm:
+        worker = megatron_lm.worker(experiment, plan, run, python)
+    return profilers.profiled(worker, experiment, plan)
+
+
+def require_exported(experiment: Experiment, shell: Mapping[str, str]) -> None:
+    """Raises LaunchError where this shell lacks a variable that the ranks are to have of it."""
+    if lacking := [name for name in experiment.cluster.environment_from if name not in shell]:
+        names = ", ".join(lacking)
+        raise LaunchError(
+            f"cluster.environment_from: this shell has no variable {names}; export it before the launch (export "
+            f"{lacking[0]}=…), or leave it out"
+        )
+
+
+def run_environment(
+    experiment: Experiment, plan: Mapping[str, Any], token: str, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """What the run gives to every worker, over what the worker inherits. `inherited` is this shell's environment."""
+    given = {"PYTHONPATH": str(PROJECT)}
+    if experiment.container.kind is ContainerKind.none:  # this shell's folders are not in a container
+        paths = [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(PROJECT))]
+        given["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *paths])
+    if plan["device"] == "cpu":
+        given["OMP_NUM_THREADS"] = "1"
+    if plan.get("engine") == "megatron_lm":
+        given |= megatron_lm.ENVIRONMENT
+    # On Slurm a job's GPUs are told on its nodes, not by this shell.
+    if experiment.executor.kind is ExecutorKind.local and "CUDA_VISIBLE_DEVICES" in inherited:
+        given["CUDA_VISIBLE_DEVICES"] = inherited["CUDA_VISIBLE_DEVICES"]
+    return given | dict(experiment.cluster.environment) | {processes.TOKEN: token}

@@ -1,0 +1,93 @@
+"""The GPUs that torch sees on the nodes against those of the plan; their CPUs, where no GPUs are planned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from conf.schema.experiment import ExecutorKind, Experiment
+from launch.doctor.checks import Check, Fault, Level, check
+from launch.doctor.findings import ALONE, NodeFindings, RankFindings
+
+GIB = 2**30
+MEMORY_SHARE = 0.95
+"""Of the memory that the configuration says a GPU has; the rest may be the driver's."""
+FREE_SHARE = 0.9
+"""Of a GPU's memory; with less somebody else computes on it."""
+
+
+def devices(experiment: Experiment, cuda: bool, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Check]:
+    """The GPUs of a group's nodes, or, where none are planned, their CPUs; nothing where no rank lived to see GPUs."""
+    if not cuda:
+        on_slurm = experiment.executor.kind is ExecutorKind.slurm
+        few = [node for node in nodes if node.cpus < node.wanted] if on_slurm else []
+        faults = [
+            Fault(
+                level=Level.warning,
+                node=node.name,
+                text=f"{_ranks(node.wanted)} may use {node.cpus} CPU{'s' * (node.cpus > 1)}; ask for more with "
+                f"cluster.groups.{group}.cpus_per_task={node.wanted}",
+            )
+            for node in few
+        ]
+        counts = sorted({node.cpus for node in nodes})
+        yield check(group, "CPUs", faults, f"{' or '.join(map(str, counts))} for {_ranks(nodes[0].wanted)}")
+        return
+    if not any(node.ranks for node in nodes):
+        return
+    named = dict.fromkeys(name for node in nodes for rank in node.ranks[:1] for name in rank.gpus)
+    fine = f"{nodes[0].wanted} x {', '.join(named)} on each node, free"
+    yield check(group, "GPUs", [fault for node in nodes for fault in _gpu_faults(experiment, group, node)], fine)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count > 1)}"
+
+
+def _gpu_faults(experiment: Experiment, group: str, node: NodeFindings) -> Iterator[Fault]:
+    config = experiment.cluster.groups[group]
+    gpu = experiment.cluster.gpus[config.gpu]
+    first = next((rank for rank in node.ranks if rank.torch), None)
+    if first is None:
+        if node.ranks and node.problem:
+            yield Fault(level=Level.error, node=node.name, text=node.problem)
+        return
+    if len(first.gpus) < node.wanted:
+        why = first.failed if first.failed and not first.gpus else f"torch sees {len(first.gpus)}"
+        text = (
+            f"{why}, but cluster.groups.{group}.gpus_per_node wants {node.wanted} x {gpu.name}; see that gres "
+            f"({config.gres}) gives them to the job, or plan for what is there"
+        )
+        yield Fault(level=Level.error, node=node.name, text=text)
+        return
+    for rank in node.ranks:
+        if rank.failed and rank.stage == ALONE:
+            yield Fault(level=Level.error, node=node.name, text=f"rank {rank.rank}: {rank.failed}")
+    others = {name for name in first.gpus if not _is_called(gpu.name, name)}
+    if others:
+        text = f"{', '.join(sorted(others))} is there, but cluster.groups.{group}.gpu={config.gpu} is {gpu.name}"
+        yield Fault(level=Level.warning, node=node.name, text=text)
+    for rank in node.ranks:
+        if rank.memory is not None:
+            yield from _memory_faults(node, rank, rank.memory, config.gpu, gpu.memory_gib)
+
+
+def _memory_faults(
+    node: NodeFindings, rank: RankFindings, memory: tuple[int, int], key: str, wanted_gib: float
+) -> Iterator[Fault]:
+    free, total = memory[0] / GIB, memory[1] / GIB
+    if total < MEMORY_SHARE * wanted_gib:
+        text = f"a GPU has {total:.1f} GiB, but cluster.gpus.{key}.memory_gib={wanted_gib:g}"
+        yield Fault(level=Level.warning, node=node.name, text=text)
+    if free < FREE_SHARE * total:
+        text = f"the GPU of rank {rank.rank} has only {free:.1f} of {total:.1f} GiB free: somebody else is on it"
+        yield Fault(level=Level.warning, node=node.name, text=text)
+
+
+def _is_called(configured: str, found: str) -> bool:
+    """Whether a GPU may be the configured one: A100-40GB is called NVIDIA A100-SXM4-40GB by its driver."""
+    return set(_parts(configured)) <= set(_parts(found))
+
+
+def _parts(name: str) -> list[str]:
+    return re.findall(r"[a-z]+|\d+", name.lower())

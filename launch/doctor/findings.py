@@ -1,0 +1,144 @@
+"""What megatron_ext.doctor wrote down on the nodes (docs/formats.md), typed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.run_folder.rundir import RunDir
+
+ALONE = "alone"
+"""The stage in which a rank needs no other one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What two ranks measured between them."""
+
+    first: int
+    second: int
+    latency_us: float
+    gbit_per_s: tuple[float, float]
+    """From the first to the second, and back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFindings:
+    """What a rank found out, as far as it came."""
+
+    rank: int
+    stage: str
+    """alone, meeting, all-reduce, clocks, links, done."""
+    exit_code: int | None
+    """Negative for a signal; None where its node did not tell."""
+    torch: str | None = None
+    nccl: str | None = None
+    gpus: tuple[str, ...] = ()
+    """Names of all that torch sees."""
+    memory: tuple[int, int] | None = None
+    """Of its own GPU: free, and all of it, bytes."""
+    failed: str | None = None
+    symptom: bool = False
+    """Whether it failed only because another rank was lost."""
+    hindrance: str | None = None
+    """Why it did not try to meet the others."""
+    all_reduce_ms: float | None = None
+    clock: tuple[int, int] | None = None
+    """Its node's time of day against rank 0's, ns: ahead by, known to."""
+    links: tuple[Link, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFindings:
+    """What was found on a node, as far as it came."""
+
+    name: str
+    group: str
+    wanted: int
+    """Ranks that the plan has there."""
+    host: str
+    python: str
+    cpus: int
+    """That its processes may use."""
+    files: Mapping[str, int | str]
+    """By path: bytes, or why it cannot be read."""
+    maps: Mapping[str, Path | str]
+    """By the prefix of a corpus: where its index maps would be written, or why they cannot be."""
+    disk: int | None
+    shared_memory: int | None
+    """Bytes free: where the run folder is, and in /dev/shm."""
+    address: str | None = None
+    """On which ranks listen there."""
+    interface: str | None = None
+    """That has this address."""
+    problem: str | None = None
+    """Why its ranks could not meet others."""
+    unreached: Mapping[str, str]
+    """Why another node cannot be reached, by its name."""
+    ranks: tuple[RankFindings, ...] = ()
+
+
+def read_findings(run: RunDir) -> tuple[NodeFindings, ...]:
+    """Of the nodes that have told anything, by node rank.
+
+    Raises:
+        RunFolderError: a file is not what it should be.
+    """
+    plan = run.read_json(run.plan)
+    told = ((node, run.read_json(run.doctor_node(node["name"]))) for node in plan["nodes"])
+    return tuple(_node(run, node, content) for node, content in told if content is not None)
+
+
+def _node(run: RunDir, node: Mapping[str, Any], content: Mapping[str, Any]) -> NodeFindings:
+    codes = content.get("exit_codes", {})
+    told = ((rank, run.read_json(run.doctor_rank(rank))) for rank in node["ranks"])
+    return NodeFindings(
+        name=node["name"],
+        group=node["group"],
+        wanted=len(node["ranks"]),
+        host=content["host"],
+        python=content["python"],
+        cpus=content["cpus"],
+        files={
+            path: found["bytes"] if "bytes" in found else found["error"] for path, found in content["files"].items()
+        },
+        maps={
+            prefix: Path(found["folder"]) if "folder" in found else found["error"]
+            for prefix, found in content["maps"].items()
+        },
+        disk=content["disk"],
+        shared_memory=content["shared_memory"],
+        address=content["address"][0] if "address" in content else None,
+        interface=content.get("interface"),
+        problem=content.get("problem"),
+        unreached=content.get("unreached", {}),
+        ranks=tuple(_rank(rank, found, codes.get(str(rank))) for rank, found in told if found is not None),
+    )
+
+
+def _rank(rank: int, content: Mapping[str, Any], exit_code: int | None) -> RankFindings:
+    plain = ("stage", "torch", "nccl", "failed", "symptom", "hindrance", "all_reduce_ms")
+    return RankFindings(
+        rank=rank,
+        exit_code=exit_code,
+        gpus=tuple(content.get("gpus", ())),
+        memory=_pair(content.get("memory")),
+        clock=_pair(content.get("clock")),
+        links=tuple(_link(rank, link) for link in content.get("links", ())),
+        **{key: content[key] for key in plain if key in content},
+    )
+
+
+def _link(rank: int, content: Mapping[str, Any]) -> Link:
+    return Link(
+        first=rank,
+        second=content["to"],
+        latency_us=content["latency_us"],
+        gbit_per_s=(content["gbit_per_s"], content["gbit_per_s_back"]),
+    )
+
+
+def _pair(numbers: Any) -> tuple[int, int] | None:
+    return None if numbers is None else (int(numbers[0]), int(numbers[1]))

@@ -1,0 +1,176 @@
+"""What `tdpp doctor` looks at where it is called, before it starts anything: a login node, or the machine itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+from conf.errors import TdppError
+from conf.schema import containers
+from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment
+from launch.control import megatron_lm, slurm
+from launch.control.jobs import job_requests
+from launch.control.plan import make_plan
+from launch.control.submit import Preflight, check_supported
+from launch.doctor.checks import Check, Level
+from launch.doctor.judge import checkpoint_bytes, size_text
+from launch.files.owner import other_writers
+from launch.machine import slurm_commands
+from launch.machine.container_commands import found_image, run_container
+from launch.machine.provenance import PROJECT
+from launch.node.container_setup import check_program
+from launch.node.image_file import check_found
+
+HERE = "here"
+SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")
+MOUNTS = Path("/proc/self/mounts")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+"""In there a blank is \\040."""
+PYXIS_OPTION = "--container-env"
+"""As of pyxis 0.15."""
+
+
+def login_checks(experiment: Experiment, preflight: Preflight) -> Iterator[Check]:
+    """Everything that can be told without a job; each check stands alone."""
+    yield _python()
+    yield _runs(experiment)
+    yield _data(experiment, preflight)
+    if experiment.engine.kind is EngineKind.megatron_lm:
+        yield _passes(
+            "engine", lambda: megatron_lm.check(experiment), lambda: f"Megatron-LM in {experiment.engine.checkout}"
+        )
+    if experiment.container.kind is not ContainerKind.none:
+        yield _container(experiment)
+
+
+def jobs_check(experiment: Experiment) -> Check:
+    """Whether what is to be started could be; on Slurm, asked of Slurm for each job."""
+    if experiment.executor.kind is ExecutorKind.local:
+        return _passes("processes", lambda: check_supported(experiment), lambda: "can be started on this machine")
+    missing = [command for command in SLURM_COMMANDS if shutil.which(command) is None]
+    if missing:
+        text = f"{', '.join(missing)} not on this machine's PATH; log in to the cluster, or use executor=local"
+        return Check(level=Level.error, where=HERE, what="slurm", text=text)
+    return _passes("slurm", lambda: _ask_slurm(experiment), lambda: _asked(experiment))
+
+
+def _python() -> Check:
+    found = f"python {sys.version.split()[0]}, submitit {metadata.version('submitit')}"
+    return Check(level=Level.ok, where=HERE, what="software", text=f"{found}, tdpp in {PROJECT}")
+
+
+def _data(experiment: Experiment, preflight: Preflight) -> Check:
+    try:
+        doubts = preflight(experiment)
+    except TdppError as error:
+        return Check(level=Level.error, where=HERE, what="data", text=str(error))
+    fine = f"{experiment.data.prefix} can feed model {experiment.model.name}"
+    return Check(level=Level.warning if doubts else Level.ok, where=HERE, what="data", text="; ".join(doubts) or fine)
+
+
+def _runs(experiment: Experiment) -> Check:
+    """The folder, or the one in which it is to be made, takes files; the nodes' own checks tell whether they see it."""
+    folder = Path(experiment.runs_dir).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    needed = checkpoint_bytes(experiment)
+    told = f"{folder} ({file_system(there, MOUNTS.read_text(errors='surrogateescape'))}), {size_text(free)} free"
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        level, told = (
+            Level.error,
+            f"runs_dir={experiment.runs_dir}: you may not write in {there}; choose another folder",
+        )
+    elif free < needed:
+        level, told = Level.error, f"{told}, and a checkpoint takes {size_text(needed)}; choose another runs_dir"
+    elif folder.exists() and (others := _who_may_remove(folder)):
+        level, told = (
+            Level.warning,
+            f"{told}, and {others} may write there: whoever can may rename or remove runs; chmod +t {folder} leaves "
+            "each run to its owner",
+        )
+    else:
+        level = Level.ok
+    return Check(level=level, where=HERE, what="runs_dir", text=told)
+
+
+def _who_may_remove(folder: Path) -> str | None:
+    """Who beside its owner may rename and remove what others have in a folder; None if nobody."""
+    mode = folder.stat().st_mode
+    return None if mode & stat.S_ISVTX else other_writers(mode)
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """The type of the file system of a path that exists, such as ext4 or nfs4. `mounts` is as in proc(5)."""
+    found = {}
+    for line in mounts.splitlines():
+        _, point, kind, *_ = line.split(" ")
+        plain = _OCTAL.sub(lambda escape: chr(int(escape[1], 8)), point)
+        found[Path(plain)] = kind  # what comes later lies above
+    real = path.resolve()
+    return next((found[at] for at in (real, *real.parents) if at in found), "unknown")
+
+
+def _container(experiment: Experiment) -> Check:
+    """The image, and, where it is this machine that starts it, its program."""
+
+    def look() -> None:
+        kind = experiment.container.kind
+        if kind is ContainerKind.pyxis:
+            if shutil.which("srun") is not None and not slurm_commands.srun_has(PYXIS_OPTION):
+                raise TdppError(
+                    f"container.kind=pyxis: srun knows no {PYXIS_OPTION}; Slurm here does not have the plugin pyxis, "
+                    "0.15 or newer"
+                )
+        elif experiment.executor.kind is ExecutorKind.local:
+            check_program(kind)
+        container = run_container(experiment, make_plan(experiment, "doctor"), Path(experiment.runs_dir), PROJECT)
+        assert container is not None
+        if (found := found_image(experiment.container)) is not None:
+            check_found(found)
+        if isinstance(container.image, Path) and not container.image.is_file():
+            raise TdppError(f"container.image={experiment.container.image}: there is no such file")
+
+    told = f"{experiment.container.kind}, {experiment.container.image}"
+    found = _passes("container", look, lambda: told)
+    if found.level is Level.ok and not containers.has_digest(experiment.container):
+        text = (
+            f"{told}: without a digest the image is what the tag leads to on the day it is fetched; add it to "
+            "container.image (registry/name@sha256:…)"
+        )
+        return Check(level=Level.warning, where=HERE, what="container", text=text)
+    return found
+
+
+def _ask_slurm(experiment: Experiment) -> None:
+    check_supported(experiment)
+    with tempfile.TemporaryDirectory(prefix="tdpp-") as folder:
+        submission = slurm.submission_of(experiment, Path(folder), "doctor", resumable=False)
+        refused = []
+        for request in job_requests(experiment):
+            try:
+                slurm.ask(submission, request, Path(folder))
+            except TdppError as error:
+                refused.append(str(error))
+    if refused:
+        raise TdppError("; ".join(refused))
+
+
+def _asked(experiment: Experiment) -> str:
+    told = " and ".join(slurm.asked_for(request) for request in job_requests(experiment))
+    return f"{slurm_commands.version()} would take {told}"
+
+
+def _passes(what: str, look: Callable[[], None], fine: Callable[[], str]) -> Check:
+    try:
+        look()
+        text = fine()
+    except TdppError as error:
+        return Check(level=Level.error, where=HERE, what=what, text=str(error))
+    return Check(level=Level.ok, where=HERE, what=what, text=text)

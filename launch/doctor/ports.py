@@ -1,0 +1,71 @@
+"""Whether the nodes reach each other, and where strangers could reach the ranks."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+
+from conf.schema.experiment import EngineKind, Experiment
+from launch.doctor.checks import Check, Fault, Level, check
+from launch.doctor.findings import NodeFindings
+
+
+def reached(group: str, nodes: Sequence[NodeFindings], works: bool) -> Check:
+    """Whether a group's nodes reach all others. Where ranks met all the same, by another network, it is not what runs
+    need: `works`."""
+    faults = []
+    for node in nodes:
+        whys: dict[str, list[str]] = {}
+        for name, why in node.unreached.items():
+            whys.setdefault(why, []).append(name)
+        faults += [
+            Fault(
+                level=Level.warning if works else Level.error,
+                node=node.name,
+                text=f"does not reach {', '.join(names)} ({why})",
+            )
+            for why, names in whys.items()
+        ]
+    advice = (
+        "nodes must reach any TCP port of the addresses that ranks listen on; cluster.environment.GLOO_SOCKET_IFNAME "
+        "and NCCL_SOCKET_IFNAME choose the interface"
+    )
+    return check(group, "ports", faults, "every other node can be reached", advice)
+
+
+def open_ports(experiment: Experiment, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Check]:
+    """Where a group's ranks listen; nothing if only their own node can connect."""
+    listening = [node for node in nodes if node.address and not _is(node.address, "is_loopback")]
+    faults = [
+        Fault(
+            level=Level.warning,
+            node=node.name,
+            text=f"ranks listen on {_place(node)}, a public address; choose an interface of the cluster's own network "
+            "with cluster.environment.GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, or have a firewall keep others out",
+        )
+        for node in listening
+        if node.address and _is(node.address, "is_global")
+    ]
+    if experiment.engine.kind is EngineKind.megatron_lm and group == experiment.node_order.groups[0]:
+        port = experiment.executor.master_port or "a free port"
+        text = (
+            f"torchrun's store listens on {port} of all interfaces and unpickles what anybody sends; have a firewall "
+            "keep others out, or use engine=tdpp"
+        )
+        faults.append(Fault(level=Level.warning, node=nodes[0].name, text=text))
+    if listening or faults:
+        places = ", ".join(dict.fromkeys(map(_place, listening[:_SHOWN])))
+        more = f" and on {len(listening) - _SHOWN} more nodes" if len(listening) > _SHOWN else ""
+        fine = f"ranks listen on free ports of {places}{more}; gloo and NCCL let in whoever reaches these"
+        yield check(group, "open ports", faults, fine)
+
+
+_SHOWN = 2
+
+
+def _place(node: NodeFindings) -> str:
+    return f"{node.address} ({node.interface})" if node.interface else str(node.address)
+
+
+def _is(address: str, what: str) -> bool:
+    return bool(getattr(ipaddress.ip_address(address.split("%")[0]), what))

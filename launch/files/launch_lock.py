@@ -1,0 +1,88 @@
+"""Whether a run is being launched at this moment: a lock that its launcher holds, and that ends with it, however it
+ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from conf.errors import RunFolderError
+from conf.run_folder.rundir import RunDir
+from launch.errors import LaunchError
+from launch.files.owner import name_of
+
+_FLOCK = "hhqqi0q"
+"""struct flock (fcntl(2)): type, whence, start, length, process."""
+_WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def launching(run: RunDir) -> Iterator[None]:
+    """For as long as the run is launched; a process that is forked meanwhile goes on with it.
+
+    Raises:
+        LaunchError: another process launches it, or its folder cannot be written.
+    """
+    try:
+        handle = os.open(run.launch_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise LaunchError(f"{run.launch_lock}: cannot be written ({error.strerror})") from error
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+            except (BlockingIOError, PermissionError):
+                raise LaunchError(f"{run.name} is being launched by {launcher(run)}; wait until it is done") from None
+        with contextlib.suppress(OSError):  # a full disk: what matters is the lock
+            os.ftruncate(handle, 0)
+            os.write(handle, json.dumps(_myself()).encode())
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_launching(run: RunDir) -> bool | None:
+    """Whether another process launches the run; None where that cannot be told from here."""
+    try:
+        handle = os.open(run.launch_lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        held = struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _WHOLE_FILE))[0] != fcntl.F_UNLCK
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    who = _read(run)
+    if held:
+        return (who.get("host"), who.get("pid")) != (socket.gethostname(), os.getpid())
+    # A file system may keep locks to the machine that they were taken on.
+    return False if who.get("host") == socket.gethostname() else None
+
+
+def launcher(run: RunDir) -> str:
+    """Who launched the run last, for a message."""
+    who = _read(run)
+    if not who:
+        return "a process that left no name"
+    return f"process {who.get('pid')} of {who.get('user')} on {who.get('host')}"
+
+
+def _myself() -> dict[str, Any]:
+    return {"user": name_of(os.geteuid()), "host": socket.gethostname(), "pid": os.getpid(), "unix": time.time()}
+
+
+def _read(run: RunDir) -> dict[str, Any]:
+    """What the launcher wrote; nothing where that was cut off."""
+    try:
+        content = run.read_json(run.launch_lock)
+    except RunFolderError:
+        return {}
+    return content if isinstance(content, dict) else {}

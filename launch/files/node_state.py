@@ -1,0 +1,69 @@
+"""nodes/<node>.json, by which a node agent tells the other nodes, and whoever watches, how its node is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from conf.run_folder.rundir import RunDir
+from launch.files.attempt import Start
+
+BEAT_S = 2.0
+"""Between two signs of life."""
+
+
+class NodeState:
+    """The file of this process's node, written anew with every change and every sign of life."""
+
+    def __init__(self, run: RunDir, name: str, node_rank: int, start: Start, job: str | None) -> None:
+        self._run = run
+        self._path = run.node_state(name)
+        self.started_unix = time.time()
+        self._content: dict[str, Any] = {
+            "node": name,
+            "node_rank": node_rank,
+            "start": str(start),
+            "job": job,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started_unix": self.started_unix,
+            "state": "starting",
+            "doing": None,
+            "worker_stopped": False,
+            "beat_unix": time.time(),
+            "ended_unix": None,
+            "exit_code": None,
+            "stopped": None,
+            "stopped_unix": None,
+            "reason": None,
+            "withdrew": [],
+            "out_begin": _size(run.node_out(name)),
+            "err_begin": _size(run.node_err(name)),
+        }
+        self._next_beat = 0.0
+        self.publish()
+
+    def publish(self, **changes: Any) -> None:
+        self._content |= {"beat_unix": time.time(), **changes}
+        self._run.write_json(self._path, self._content)
+        self._next_beat = time.monotonic() + BEAT_S
+
+    def prepares(self, doing: str | None) -> None:
+        """What the node's container waits for, if that is news."""
+        if doing != self._content["doing"]:
+            self.publish(state="preparing", doing=doing)
+
+    def beat(self, worker_stopped: bool = False) -> None:
+        """To be called often."""
+        if worker_stopped != self._content["worker_stopped"]:
+            self.publish(worker_stopped=worker_stopped)
+        if time.monotonic() >= self._next_beat:
+            self.publish()
+
+
+def _size(path: Path) -> int:
+    """Of a file that an earlier start may have left, in bytes."""
+    return path.stat().st_size if path.exists() else 0

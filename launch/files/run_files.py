@@ -1,0 +1,111 @@
+"""What a run's own files tell at first sight: whether, and about which jobs, Slurm has to be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conf.errors import RunFolderError
+from conf.run_folder.rundir import RunDir
+from launch.files.faults import Fault, Faults
+from launch.files.launch_lock import is_launching
+from launch.files.records import NodeRecord, Submitted
+from megatron_ext.contract.plan import check
+from megatron_ext.contract.plan_check import PlanFault, require
+
+_PLAN = (
+    *("version", "run", "tensor", "data", "pipeline", "partition", "micro_batch_size", "global_batch_size"),
+    *("nodes", "ranks", "train", "device", "rehearsal"),
+)
+"""What is read of plan.json (docs/formats.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glance:
+    """What a run's own files tell before Slurm or this machine's processes are looked at."""
+
+    run: RunDir
+    plan: dict[str, Any]
+    submitted: Submitted
+    launching: bool | None
+    """Whether the jobs that are missing in it may still come: the run is being launched. None if that is not known."""
+    states: dict[str, NodeRecord | None]
+    """By the node's name, None where there is none, or none that can be read."""
+    faults: tuple[Fault, ...]
+    """Of the states."""
+
+    @property
+    def names(self) -> list[str]:
+        return [node["name"] for node in self.plan["nodes"]]
+
+    @property
+    def settled(self) -> bool:
+        """Whether every node's agent has told its end, all in the same start; nothing more is to be seen then."""
+        states = [state for state in self.states.values() if state is not None and state.state == "ended"]
+        starts = {state.of for state in states}
+        return len(states) == len(self.states) and len(starts) == 1 and starts.pop() >= self.submitted.first
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """Ids of the jobs that Slurm has to be asked about; none once the files tell all."""
+        # Where nodes were ended from outside, Slurm may know by whom, and start them again.
+        cut = any(state and state.stopped for state in self.states.values()) and not self.run.stop_request.exists()
+        if not self.submitted.on_slurm or (self.settled and not cut):
+            return ()
+        return tuple(job.id for job in self.submitted.jobs if job.id is not None)
+
+    @property
+    def unrecorded(self) -> bool:
+        """Whether a job may be in Slurm's queue whose id nobody wrote down: its launch was cut off just then."""
+        return self.submitted.on_slurm and not self.settled and any(job.id is None for job in self.submitted.jobs)
+
+
+def glance(run: RunDir) -> Glance:
+    """Raises RunFolderError if plan.json or jobs.json is not what it should be; of the nodes' files it is noted."""
+    plan = _plan(run)
+    submitted = read_submitted(run, len(plan["nodes"]))
+    launching: bool | None = False
+    if len(submitted.launched) < len(plan["nodes"]):
+        launching = is_launching(run)
+        submitted = read_submitted(run, len(plan["nodes"]))  # a launch that is over by now has named all jobs
+    faults = Faults()
+    states = states_of(run, plan, faults)
+    return Glance(run=run, plan=plan, submitted=submitted, launching=launching, states=states, faults=tuple(faults))
+
+
+def _plan(run: RunDir) -> dict[str, Any]:
+    plan = run.read_object(run.plan, _PLAN)
+    if plan is None:
+        raise RunFolderError(f"{run.path} is not a run: {run.plan.name} is not there")
+    try:
+        check(plan, whole=False)
+        require(plan["train"], ("iterations", "log_interval"), "train")
+        if plan["rehearsal"] is not None:
+            require(plan["rehearsal"], ("nodes",), "rehearsal")
+    except PlanFault as fault:
+        raise RunFolderError(f"{run.plan}: {fault}") from fault
+    return plan
+
+
+def read_submitted(run: RunDir, nodes: int) -> Submitted:
+    """jobs.json of a run with so many nodes; raises RunFolderError if it is not what it should be."""
+    submitted = run.read(run.jobs, Submitted)
+    if submitted is None:
+        raise RunFolderError(f"{run.path} is not a run: {run.jobs.name} is not there")
+    for number, job in enumerate(submitted.jobs):
+        if any(node >= nodes for node in job.nodes) or len(set(job.nodes)) < len(job.nodes) or not job.nodes:
+            raise RunFolderError(
+                f"{run.jobs} is damaged: jobs[{number}].nodes={list(job.nodes)} must be some of the nodes 0 to "
+                f"{nodes - 1}"
+            )
+    return submitted
+
+
+def states_of(run: RunDir, plan: Mapping[str, Any], faults: Faults) -> dict[str, NodeRecord | None]:
+    """nodes/<node>.json by the node's name; one that cannot be read is noted, and is as if it were not there."""
+    return {name: _state(run, name, faults) for name in (node["name"] for node in plan["nodes"])}
+
+
+def _state(run: RunDir, name: str, faults: Faults) -> NodeRecord | None:
+    return faults.tried(lambda: run.read(run.node_state(name), NodeRecord), None, decisive=True)

@@ -1,0 +1,1 @@
+"""From the files of a run to a verdict and its evidence."""

@@ -1,0 +1,122 @@
+"""All that `tdpp status` tells of a run: the verdict, and what else its nodes' files say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.run_folder.run_files import read_tail
+from conf.run_folder.rundir import RunDir
+from launch.files.faults import Faults
+from launch.files.run_files import read_submitted
+from launch.judge.agent_logs import agent_logs
+from launch.judge.mismatches import mismatches
+from launch.judge.observe import Node, Observation, observe
+from launch.judge.stderr_lines import Complaint, complaints, warnings
+from launch.judge.verdict import Verdict, decide
+
+STDERR_BYTES = 128 * 1024
+"""Of each node's stderr, its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """A run at one moment, judged."""
+
+    run: RunDir
+    seen: Observation
+    verdict: Verdict
+    mismatches: tuple[str, ...] = ()
+    """Where nodes run something else than was submitted."""
+    stderr: tuple[Complaint, ...] = ()
+    agents: tuple[Complaint, ...] = ()
+    """What agents printed that are gone without a result, or what kept them from starting."""
+    faults: tuple[str, ...] = ()
+    """What of the run's files cannot be read, or is not what it should be."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.seen.over
+
+
+def findings(run: RunDir, seen: Observation) -> Findings:
+    """What else is found out about a run; what of it cannot be read is a fault."""
+    faults = Faults(seen.faults)
+    told = _ends(run, by_failure(seen), faults)
+    mismatching = mismatches(run, seen.plan, seen.nodes, faults)
+    lost = _of_lost_agents(run, seen, faults)
+    return Findings(
+        run=run,
+        seen=seen,
+        verdict=decide(seen),
+        mismatches=tuple(mismatching),
+        stderr=tuple(complaints(told, *_messages(seen))),
+        agents=tuple(lost),
+        faults=tuple(fault.text for fault in faults),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllFindings(Findings):
+    """With what only a page has room for."""
+
+    warnings: tuple[Complaint, ...]
+
+
+def all_findings(run: RunDir) -> AllFindings:
+    """Raises RunFolderError if plan.json or jobs.json is not what it should be."""
+    found = findings(run, observe(run))
+    told = _ends(run, found.seen.nodes, Faults())
+    return AllFindings(**vars(found), warnings=tuple(warnings(told)))
+
+
+def by_failure(seen: Observation) -> list[Node]:
+    """The nodes, those first that failed first by themselves."""
+    failed: dict[str, float] = {}
+    for error in seen.errors:
+        if not error.symptom:
+            failed.setdefault(error.node, error.unix)
+    for node in seen.nodes:
+        if node.ended and node.exit_code and not node.stopped:
+            failed.setdefault(node.name, node.seen_unix)
+    return sorted(seen.nodes, key=lambda node: failed.get(node.name, float("inf")))
+
+
+def _messages(seen: Observation) -> tuple[list[str], list[str]]:
+    """First lines of what ranks told: causes, and symptoms."""
+
+    def first_lines(symptom: bool) -> list[str]:
+        return [error.message.strip().split("\n")[0] for error in seen.errors if error.symptom is symptom]
+
+    return first_lines(False), first_lines(True)
+
+
+def _of_lost_agents(run: RunDir, seen: Observation, faults: Faults) -> list[Complaint]:
+    lost = {node.name for node in seen.nodes if not node.ended and not node.alive}
+    if not lost:
+        return []
+    jobs = read_submitted(run, len(seen.nodes)).by_id
+    its_jobs = {f"job {job.id}" for job in seen.jobs if lost & set(job.nodes)}
+    logs = faults.tried(lambda: agent_logs(run, seen.plan, jobs), {})
+    return complaints(
+        {
+            source: b"".join(_end(path, 0, faults) for path in paths)
+            for source, paths in logs.items()
+            if source in lost | its_jobs
+        }
+    )
+
+
+def _ends(run: RunDir, nodes: Sequence[Node], faults: Faults) -> dict[str, bytes]:
+    return {node.name: _end(run.node_err(node.name), node.err_begin, faults) for node in nodes}
+
+
+def _end(path: Path, begin: int, faults: Faults) -> bytes:
+    """Of a file from `begin` its end, in whole lines; nothing while there is none, or none that can be read."""
+    try:
+        content, cut = faults.tried(lambda: read_tail(path, STDERR_BYTES, begin), (b"", False))
+    except FileNotFoundError:
+        return b""
+    return content.partition(b"\n")[2] if cut else content

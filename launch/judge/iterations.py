@@ -1,0 +1,97 @@
+"""The last iterations that a run has logged, read from the end of its log."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from conf.errors import RunFolderError
+from conf.run_folder import run_files
+from conf.run_folder.json_values import Count, Rule, Unix, typed
+from conf.run_folder.log_lines import IterationLine, iteration_line
+from launch.files.faults import Faults
+
+TAIL_BYTES = 64 * 1024
+"""Of metrics.jsonl some 200 logged iterations, of Megatron-LM's log with its timers some 30: enough for the pace."""
+_NAMED = 3
+"""So many lines that are no iterations are named."""
+Milliseconds = Annotated[float, Rule("from 0 to 1e12 ms", lambda value: 0 <= value <= 1e12)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iteration:
+    """A logged iteration. `elapsed_ms` is the mean per iteration since the one logged before."""
+
+    iteration: Count
+    unix: Unix
+    elapsed_ms: Milliseconds
+    loss: float | None
+    """None where all iterations since the line before were skipped, and in a rehearsal."""
+    nan: Count
+
+
+def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
+    """The last lines of metrics.jsonl. A line that is no logged iteration is a fault, and the others count."""
+    found, bad = [], list[tuple[int, str]]()
+    content, cut = faults.tried(lambda: _tail(path, TAIL_BYTES), (b"", False), decisive=True)
+    lines = content.split(b"\n")[:-1]  # one that is still being written is left out
+    for number, line in enumerate(lines[cut:]):
+        try:
+            found.append(typed(Iteration, run_files.parse_json(line.decode(errors="replace"), ""), ""))
+        except RunFolderError as error:
+            bad.append((number - len(lines[cut:]), str(error).strip()))
+    if bad:
+        whole = _lines(path)
+        named = [f"line {whole + number + 1} {why}" for number, why in bad[-_NAMED:]]
+        more = f", and {len(bad) - _NAMED} other lines" if len(bad) > _NAMED else ""
+        faults.add(f"{path} holds what is no logged iteration: {'; '.join(named)}{more}")
+    return tuple(found)
+
+
+def _lines(path: Path) -> int:
+    """How many whole lines a file has."""
+    count = 0
+    with suppress(OSError, RunFolderError), run_files.opened(path) as file:
+        while part := file.read(1 << 20):
+            count += part.count(b"\n")
+    return count
+
+
+def read_text_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
+    """The last iterations in what Megatron-LM's last rank printed.
+
+    Their time is that of the last writing: the time in the lines is a container's, of an unknown zone.
+    """
+    text = faults.tried(lambda: tail(path, TAIL_BYTES), "", decisive=True)
+    logged = [found for line in text.split("\n")[:-1] if (found := iteration_line(line)) is not None]
+    unix = path.stat().st_mtime if logged else 0.0
+    return tuple(
+        Iteration(iteration=one.iteration, unix=unix, elapsed_ms=one.elapsed_ms, loss=_trained(one), nan=one.nan)
+        for one in logged
+    )
+
+
+def _trained(line: IterationLine) -> float | None:
+    """The loss of a line; Megatron-LM leaves it out where it is no number, and where everything was skipped."""
+    return None if math.isnan(line.loss) and line.skipped and not line.nan else line.loss
+
+
+def tail(path: Path, size: int, begin: int = 0) -> str:
+    """The end of a file that may not be there yet, from the begin of a line; nothing of what comes before `begin`.
+
+    Raises:
+        RunFolderError: it cannot be read.
+    """
+    content, cut = _tail(path, size, begin)
+    text = content.decode(errors="replace")
+    return text.partition("\n")[2] if cut else text
+
+
+def _tail(path: Path, size: int, begin: int = 0) -> tuple[bytes, bool]:
+    try:
+        return run_files.read_tail(path, size, begin)
+    except FileNotFoundError:
+        return b"", False

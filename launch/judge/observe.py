@@ -1,0 +1,481 @@
+"""What can be seen of a run: on disk, among the processes of this machine, and by Slurm; judged in
+`launch.judge.verdict`."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from conf.run_folder.gpu_lines import entries as gpu_entries
+from conf.run_folder.run_files import entries, read_text
+from conf.run_folder.rundir import RunDir
+from launch.errors import LaunchError
+from launch.files.attempt import Start
+from launch.files.faults import Fault, Faults
+from launch.files.owner import has_rights_of, owner_of
+from launch.files.rank_place import RankPlace
+from launch.files.records import ErrorRecord, JobRecord, NodeRecord, Origin, StopRecord, Submitted
+from launch.files.run_files import Glance, glance, states_of
+from launch.judge.gpu_health import READINGS, NodeGpus
+from launch.judge.iterations import Iteration, read_log, read_text_log, tail
+from launch.machine import processes, slurm_commands
+from launch.machine.memory_signs import memory_sign
+from launch.machine.slurm_commands import JobState
+from launch.node.peers import SILENCE_S
+from launch.node.stalled_rank import STILL_S, Doing, read_doings
+from launch.node.unseen import Unseen, not_started, unlaunched
+
+ERR_TAIL_BYTES = 128 * 1024
+"""Of nodes/<node>.err, where a process of the node died."""
+GPU_TAIL_BYTES = 16 * 1024
+"""Of nodes/<node>.gpu: the last three readings of 16 GPUs, and more."""
+SUBMISSION_S = 120.0
+"""A launch is cut off if it has not told of its jobs after this time, where nothing tells whether it goes on."""
+START_S = 5.0
+"""A run without a process counts as lost after this time; before, it is still being started."""
+
+
+States = Mapping[str, NodeRecord | None]
+Answers = Mapping[str, JobState] | LaunchError
+"""The states of jobs by their ids, and of those whose ids nobody wrote down by their comments; or why Slurm does not
+tell them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node as its agent last told. `state` is `absent` before it has told anything."""
+
+    name: str
+    state: str = "absent"
+    alive: bool
+    """Whether its agent lives, or, while absent, may still come."""
+    pid: int | None = None
+    exit_code: int | None = None
+    """Of the worker; negative for a signal."""
+    stopped: str | None = None
+    """Name of the signal by which it was told to end."""
+    stopped_unix: float | None = None
+    """When it was."""
+    doing: str | None = None
+    """What its container waits for, while its agent makes that ready."""
+    halted: str | None = None
+    """Which of its processes somebody has stopped, so that nobody looks after its ranks."""
+    reason: str | None = None
+    """Why it ended, in its agent's words, where its exit code does not say it."""
+    withdrew: tuple[str, ...] = ()
+    """Ids of the run's other jobs that its agent took out of the queue at its end."""
+    job: str | None = None
+    """Of Slurm."""
+    unseen: Unseen | None = None
+    """That it does not see the run's folder."""
+    started_unix: float | None = None
+    """When its agent began."""
+    seen_unix: float = 0.0
+    """Its end, or its last sign of life."""
+    out_begin: int = 0
+    err_begin: int = 0
+    """Where in nodes/<node>.out and .err this start begins, in bytes."""
+    no_memory: str | None = None
+    """Where a process of it died: the line on its stderr that says that no memory was left."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state == "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A Slurm job of the run."""
+
+    id: str
+    nodes: tuple[str, ...]
+    state: JobState | None
+    """None if Slurm has forgotten it, or does not show it to this user; of a Slurm that does not answer a state that
+    neither waits nor is over."""
+    withdrawn: bool = False
+    """Whether one of the run's own nodes took it out of the queue."""
+
+    @property
+    def over(self) -> bool:
+        return self.state is None or self.state.over
+
+    def __str__(self) -> str:
+        return f"job {self.id} is unknown to Slurm" if self.state is None else str(self.state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankError(RankPlace):
+    """errors/rank-*.json; `symptom` if the rank only lost another one."""
+
+    unix: float
+    type: str
+    message: str
+    symptom: bool
+
+
+class Kind(StrEnum):
+    """What a run is: training, here or on a cluster, or no more than the times that it would take."""
+
+    local = "local"
+    slurm = "slurm"
+    rehearsal = "rehearsal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A run at one moment."""
+
+    kind: Kind
+    launched_unix: float
+    """For the first time."""
+    plan: dict[str, Any]
+    runs_dir: str
+    now_unix: float
+    stop_unix: float | None
+    """When it was asked to stop."""
+    free_bytes: int
+    """On the disk of the run folder, for this user."""
+    jobs: tuple[Job, ...]
+    """Slurm's, where it was asked."""
+    silence: str | None
+    """Why Slurm, which was asked, told nothing."""
+    cut_off: bool
+    """Whether its launch ended before all of it was submitted."""
+    start: Start
+    """The newest one, or the one that is waited for."""
+    saved: int | None
+    """Iteration of the newest checkpoint, where the run was started more than once or is to be."""
+    nodes: tuple[Node, ...]
+    errors: tuple[RankError, ...]
+    """By time."""
+    log: tuple[Iteration, ...]
+    """The last logged iterations."""
+    doings: tuple[Doing, ...]
+    """Where ranks lost others, or have logged nothing for a while: what they were doing, of those that stood still and
+    of those that waited for them."""
+    gpus: tuple[NodeGpus, ...]
+    """Of the nodes at work; none in a run on CPUs."""
+    faults: tuple[Fault, ...]
+    """What of the run's files cannot be read."""
+
+    def job_of(self, node: Node) -> Job | None:
+        return next((job for job in self.jobs if node.name in job.nodes), None)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come: every node has ended or is lost.
+
+        What was ended from outside may be started again by Slurm; that is not known before its job has ended.
+        """
+        undecided = any(node.stopped and not node.reason and _lives(self.job_of(node)) for node in self.nodes)
+        return all(node.ended or not node.alive for node in self.nodes) and not undecided
+
+    @property
+    def took_s(self) -> float | None:
+        """From the begin of its newest start to its end, or until now; None before that."""
+        began = [node for node in self.nodes if node.started_unix is not None]
+        if not began:
+            return None
+        end = max(node.seen_unix for node in began) if self.over else self.now_unix
+        return max(0.0, end - min(node.started_unix or 0.0 for node in began))
+
+    @property
+    def iterations(self) -> int:
+        return int(self.plan["train"]["iterations"])
+
+
+def observe(run: RunDir, now: float | None = None) -> Observation:
+    """Looks at everything once. `now` is in seconds since 1970.
+
+    Raises:
+        RunFolderError: plan.json or jobs.json is not what it should be.
+    """
+    before = glance(run)
+    return complete(before, answers_to([before]), now)
+
+
+def observe_all(runs: Iterable[RunDir]) -> list[Observation]:
+    """Looks at several runs, and asks Slurm once about all of them; raises as `observe` does."""
+    before = [glance(run) for run in runs]
+    answers = answers_to(before)
+    return [complete(one, answers) for one in before]
+
+
+def answers_to(looks: Iterable[Glance]) -> Answers:
+    """What Slurm says of the jobs that runs have to ask about."""
+    looks = list(looks)
+    try:
+        unrecorded = _unrecorded([look for look in looks if look.unrecorded])
+        states = slurm_commands.job_states([*(job for look in looks for job in look.asks), *unrecorded.values()])
+    except LaunchError as error:
+        return error
+    return states | {comment: states[job] for comment, job in unrecorded.items() if job in states}
+
+
+def _unrecorded(looks: Sequence[Glance]) -> dict[str, str]:
+    """Jobs in the queue whose ids nobody wrote down, by their comments; a run has at most one.
+
+    Without a file of submitit's a job's agents have nothing to do, and end: its launch was killed before it made that.
+    """
+    queue = slurm_commands.by_comment({owner_of(look.run) for look in looks}) if looks else {}
+    found = {}
+    for look in looks:
+        comment = slurm_commands.comment_of(look.submitted.token)
+        for job in set(queue.get(comment, ())) - set(look.asks):
+            if (look.run.submitit / f"{job}_submitted.pkl").exists():
+                found[comment] = job
+    return found
+
+
+def complete(before: Glance, answers: Answers, now: float | None = None) -> Observation:
+    """Looks at everything else, now that Slurm has told what `before` asks; raises as `observe` does."""
+    run, plan, submitted, names = before.run, before.plan, before.submitted, before.names
+    now = time.time() if now is None else now
+    submitted_unix = run.jobs.stat().st_mtime  # written without jobs first, and last when all are submitted
+    states, faults = before.states, Faults()
+    jobs: tuple[Job, ...] = ()
+    living: set[int] | None = None
+    if before.asks or not before.settled:
+        # Processes and jobs first: what ends in between is then seen by what it left, not taken for lost.
+        if submitted.on_slurm:
+            jobs = tuple(_jobs(submitted, names, answers))
+        elif is_here(run, submitted.jobs):
+            living = processes.find(submitted.token)
+        states = states_of(run, plan, faults)
+    else:
+        faults += before.faults
+    start = _newest(before, states, jobs)
+    patience = SUBMISSION_S if submitted.on_slurm else SILENCE_S if living is None else START_S
+    young = now - submitted_unix < patience
+    stop_unix = _stop_unix(run, faults)
+    launched = {names[rank] for rank in submitted.launched}.union(*(job.nodes for job in jobs))
+    going = young and stop_unix is None if before.launching is None else before.launching
+    submitting = going and len(launched) < len(names)
+    nodes = []
+    for name in names:
+        state = states[name]
+        current = state if state is not None and state.of == start else None
+        job = next((job for job in jobs if name in job.nodes), None)
+        if submitted.on_slurm:
+            nodes.append(_slurm_node(name, current, job, submitting, now))
+        else:
+            starting = submitting or bool(living) or (name in launched and young)
+            nodes.append(_node(name, current, living, starting, now, submitted_unix))
+    if jobs and start.restarts == 0:  # what was said then may stand there still
+        unseen = _unseen(run, plan, submitted, jobs)
+        nodes = [_with_unseen(node, unseen.get(node.name), submitted_unix) for node in nodes]
+    withdrawn = {job: node.name for node in nodes for job in node.withdrew}
+    jobs = tuple(_withdrawn(job, withdrawn[job.id]) if job.id in withdrawn else job for job in jobs)
+    errors = list(_errors(run, plan, start, faults))
+    log = read_text_log(run.node_out(names[-1]), faults) if "engine" in plan else read_log(run.metrics, faults)
+    quiet = errors or not log or now - log[-1].unix > STILL_S
+    disk = os.statvfs(run.path)
+    return Observation(
+        kind=Kind.rehearsal if plan["rehearsal"] else Kind.slurm if submitted.on_slurm else Kind.local,
+        launched_unix=run.launched_unix,
+        plan=plan,
+        runs_dir=str(run.runs),
+        now_unix=now,
+        stop_unix=stop_unix,
+        free_bytes=disk.f_bavail * disk.f_frsize,
+        jobs=jobs,
+        silence=str(answers) if jobs and isinstance(answers, LaunchError) else None,
+        cut_off=not submitting and any(node.state == "absent" and node.name not in launched for node in nodes),
+        start=start,
+        saved=_saved(run, faults) if start > Start(0, 0) or any(node.stopped for node in nodes) else None,
+        nodes=tuple(_with_memory(run, node, errors, faults) for node in nodes),
+        errors=tuple(sorted(errors, key=lambda error: error.unix)),
+        log=log,
+        doings=read_doings(run, plan, _started(nodes), faults) if quiet else (),
+        gpus=_gpus(run, plan, tuple(nodes), faults) if plan["device"] == "cuda" else (),
+        faults=tuple(faults),
+    )
+
+
+def _stop_unix(run: RunDir, faults: Faults) -> float | None:
+    """When the run was asked to stop; that it was, the file tells whatever is in it."""
+    request = faults.tried(lambda: run.read(run.stop_request, StopRecord), None)
+    if request is not None:
+        return request.unix
+    try:
+        return run.stop_request.lstat().st_mtime
+    except OSError:
+        return None
+
+
+def _errors(run: RunDir, plan: dict[str, Any], start: Start, faults: Faults) -> Iterator[RankError]:
+    """Of this start, and what ranks say that were started by hand."""
+    for path in faults.tried(lambda: entries(run.errors), ()):
+        if not fnmatchcase(path.name, "rank-*.json"):
+            continue
+        error = faults.tried(lambda path=path: run.read(path, ErrorRecord), None)  # type: ignore[misc]
+        if error is None or error.start not in ("", str(start)):
+            continue
+        if error.rank >= len(plan["ranks"]) or error.node != plan["nodes"][plan["ranks"][error.rank]["node"]]["name"]:
+            faults.add(f"{path} is damaged: plan.json has no rank {error.rank} on a node {error.node!r}")
+            continue
+        yield RankError(**{name: getattr(error, name) for name in RankError.__dataclass_fields__})
+
+
+def _started(nodes: Iterable[Node]) -> dict[str, float]:
+    return {node.name: node.started_unix for node in nodes if node.started_unix is not None}
+
+
+def _gpus(run: RunDir, plan: dict[str, Any], nodes: tuple[Node, ...], faults: Faults) -> tuple[NodeGpus, ...]:
+    ranks = {node["name"]: len(node["ranks"]) for node in plan["nodes"]}
+
+    def end(name: str) -> str:
+        return faults.tried(lambda: tail(run.node_gpu(name), GPU_TAIL_BYTES), "")
+
+    return tuple(
+        NodeGpus(
+            node=node.name,
+            ranks=ranks[node.name],
+            entries=gpu_entries(end(node.name), READINGS),
+        )
+        for node in nodes
+        if node.state == "running" and node.alive
+    )
+
+
+def _jobs(submitted: Submitted, names: list[str], answers: Answers) -> Iterator[Job]:
+    """Those that were written down, and one of which only its comment tells."""
+    for job in submitted.jobs:
+        state: JobState | None
+        if isinstance(answers, LaunchError):
+            state = JobState(id=job.id or "?", state="UNKNOWN", detail="Slurm does not answer")
+        else:
+            state = answers.get(job.id or slurm_commands.comment_of(submitted.token))
+        known = job.id or (state.id if state else None)
+        if known is not None:
+            yield Job(id=known, nodes=tuple(names[rank] for rank in job.nodes), state=state)
+
+
+def _unseen(run: RunDir, plan: dict[str, Any], submitted: Submitted, jobs: tuple[Job, ...]) -> dict[str, Unseen]:
+    """By node, of those that do not see the run's folder, as far as that is known."""
+    found: dict[str, Unseen] = {}
+    known = submitted.by_id
+    for job in (job for job in jobs if job.id in known):
+        nodes, hosts = known[job.id].nodes, job.state.hosts if job.state else ()
+        found |= {**unlaunched(run, job.id, job.nodes, job.state), **not_started(run, plan, job.id, nodes, hosts)}
+    return found
+
+
+def _with_unseen(node: Node, unseen: Unseen | None, submitted_unix: float) -> Node:
+    """Such a node never comes, and was the first thing that went wrong."""
+    if unseen is None or node.state != "absent":
+        return node
+    return replace(node, alive=False, seen_unix=submitted_unix, unseen=unseen)
+
+
+def _withdrawn(job: Job, node: str) -> Job:
+    """A job that a node took out of the queue, if it was there."""
+    if job.state is None or job.state.state != "CANCELLED":
+        return job
+    detail = f"taken out of the queue by node {node}"
+    return replace(job, withdrawn=True, state=replace(job.state, detail=detail))
+
+
+def _newest(before: Glance, states: States, jobs: tuple[Job, ...]) -> Start:
+    """The newest start that a node has told of; the one after it, if a job waits to be started again."""
+    told = _starts(states)
+    newest = max([before.submitted.first, *told.values()])
+    requeued = any(state is not None and state.of == newest and state.state == "requeued" for state in states.values())
+    # What was told only after Slurm had called the job pending does not mean that it waits for yet another start.
+    earlier = _starts(before.states)
+    waiting = any(job.state and job.state.pending and earlier.get(name) == newest for job in jobs for name in job.nodes)
+    return Start(newest.submission, newest.restarts + 1) if requeued or waiting else newest
+
+
+def _starts(states: States) -> dict[str, Start]:
+    return {name: state.of for name, state in states.items() if state is not None}
+
+
+def _with_memory(run: RunDir, node: Node, errors: Iterable[RankError], faults: Faults) -> Node:
+    died = any(error.node == node.name and error.type == "Killed" for error in errors)
+    if not died and not (node.ended and node.exit_code):
+        return node
+    end = faults.tried(lambda: tail(run.node_err(node.name), ERR_TAIL_BYTES, node.err_begin), "")
+    return replace(node, no_memory=memory_sign(end))
+
+
+def _saved(run: RunDir, faults: Faults) -> int | None:
+    latest = run.checkpoints / "latest"
+    try:
+        said = faults.tried(lambda: read_text(latest).strip(), None)
+    except FileNotFoundError:
+        return None
+    if said is not None and not re.fullmatch(r"iter_[0-9]{1,12}", said):
+        faults.add(f"{latest} is damaged: it names no checkpoint, such as iter_0000050")
+        return None
+    return None if said is None else int(said.removeprefix("iter_"))
+
+
+def is_here(run: RunDir, jobs: Iterable[JobRecord]) -> bool:
+    """Whether the run's processes are on this machine and this user sees them, so that they can be looked for.
+
+    A run may have been resumed on another machine than it was first started on.
+    """
+    host = next((job.host for job in jobs if job.host is not None), None)
+    if host is None:
+        origin = Faults().tried(lambda: run.read(run.provenance, Origin), None)
+        host = None if origin is None else origin.host
+    return bool(host == socket.gethostname() and has_rights_of(owner_of(run)))
+
+
+def _node(
+    name: str, state: NodeRecord | None, living: set[int] | None, starting: bool, now: float, submitted_unix: float
+) -> Node:
+    """`living` are the run's processes if they can be seen; otherwise signs of life must do."""
+    if state is None:
+        return Node(name=name, alive=starting, seen_unix=submitted_unix)
+    alive = state.pid in living if living is not None else now - state.beat_unix < SILENCE_S
+    node = _told(name, state, alive)
+    halted = living is not None and node.alive and processes.is_stopped(state.pid)
+    return replace(node, halted=f"the agent (process {node.pid})") if halted else node
+
+
+def _lives(job: Job | None) -> bool:
+    return job is not None and not job.over
+
+
+def _slurm_node(name: str, state: NodeRecord | None, job: Job | None, submitting: bool, now: float) -> Node:
+    """A node lives as long as its job does; what its file says last is its own word.
+
+    Where Slurm knows no such job, which may be because it shows users their own jobs only, signs of life must do. A
+    node that never came is thought of last: its job may have been cancelled because another node failed.
+    """
+    alive = submitting if job is None else not job.over
+    if (job is None or job.state is None) and state is not None:
+        alive = now - state.beat_unix < SILENCE_S
+    if state is None:
+        return Node(name=name, alive=alive, seen_unix=now, job=job.id if job else None)
+    return _told(name, state, alive)
+
+
+def _told(name: str, state: NodeRecord, alive: bool) -> Node:
+    return Node(
+        name=name,
+        state=state.state,
+        alive=alive and state.state != "ended",
+        pid=state.pid,
+        exit_code=state.exit_code,
+        stopped=state.stopped,
+        stopped_unix=state.stopped_unix,
+        doing=state.doing,
+        halted="the worker" if state.worker_stopped else None,
+        reason=state.reason,
+        withdrew=state.withdrew,
+        job=state.job,
+        started_unix=state.started_unix,
+        seen_unix=state.ended_unix or state.beat_unix,
+        out_begin=state.out_begin,
+        err_begin=state.err_begin,
+    )

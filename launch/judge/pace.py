@@ -1,0 +1,61 @@
+"""How fast a run logs its iterations, whether the next one is late, and which ranks hold the others up."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from launch.judge import gpu_health
+from launch.judge.observe import Observation
+from launch.node.stalled_rank import Doing, holding_up, in_words
+
+STALL_LINES = 5
+"""A run stalls when no line came for as long as this many usually take, and at least for `STALL_S`."""
+STALL_S = 30.0
+
+
+def median_ms(seen: Observation) -> float:
+    """Milliseconds per iteration, the median of the logged lines; the first, which warms up, only if it is alone."""
+    lines = seen.log[1:] or seen.log
+    return statistics.median(line.elapsed_ms for line in lines)
+
+
+def usual_s(seen: Observation) -> float:
+    """From one line of the log to the next."""
+    return median_ms(seen) / 1e3 * int(seen.plan["train"]["log_interval"])
+
+
+def began_unix(seen: Observation) -> float:
+    """When the last of the nodes joined this start; 0 while none has."""
+    return max((node.started_unix or 0.0 for node in seen.nodes), default=0.0)
+
+
+def is_late(seen: Observation) -> bool:
+    """Whether the next line of the log has not come for far longer than usual.
+
+    The lines of an earlier start tell nothing of how long a run is silent that was started again; and before its
+    first own line it imports torch, reads the checkpoint, and its ranks meet.
+    """
+    if not seen.log or seen.log[-1].iteration == seen.iterations:
+        return False
+    last, began = seen.log[-1].unix, began_unix(seen)
+    patience = max(STALL_S, STALL_LINES * usual_s(seen), gpu_health.GRACE_S if began > last else 0)
+    return seen.now_unix - max(last, began) >= patience
+
+
+def lost_unix(seen: Observation) -> float | None:
+    """When the first rank lost another one."""
+    return min((error.unix for error in seen.errors if error.symptom), default=None)
+
+
+def held_up_by(seen: Observation) -> list[Doing]:
+    """The ranks for which the others wait, or waited until they gave up."""
+    return holding_up(seen.doings, seen.plan, lost_unix(seen), seen.now_unix)
+
+
+def held_up_words(seen: Observation, held: Sequence[Doing], now: str = "stands still") -> str:
+    """Of at least one rank, what `held_up_by` gives; `now` is said of it while no rank has given up."""
+    lost = lost_unix(seen)
+    if lost is None:
+        return in_words(held, now, seen.now_unix)
+    return in_words(held, "stood still", lost)

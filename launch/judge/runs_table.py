@@ -1,0 +1,37 @@
+"""The cells of tables of runs."""
+
+from __future__ import annotations
+
+from launch.judge.evidence import span
+from launch.judge.observe import Observation
+from launch.judge.pace import median_ms
+from launch.judge.plan_line import short_plan
+from launch.judge.verdict import decide
+
+COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")
+"""Of every table of runs."""
+MORE_COLUMNS = ("kind", "age", "took", "plan")
+"""Of `tdpp runs`, behind them."""
+
+
+def run_row(name: str, seen: Observation) -> list[str]:
+    """The cells of `COLUMNS` for a run."""
+    last = seen.log[-1] if seen.log else None
+    return [
+        name,
+        str(decide(seen).state),
+        f"{last.iteration if last else 0}/{seen.iterations}",
+        f"{last.loss:.4f}" if last and last.loss is not None else "-",
+        f"{median_ms(seen):.1f}" if last else "-",
+    ]
+
+
+def more_cells(seen: Observation) -> list[str]:
+    """The cells of `MORE_COLUMNS` for a run."""
+    took = seen.took_s
+    return [
+        str(seen.kind),
+        span(max(0.0, seen.now_unix - seen.launched_unix)),
+        "-" if took is None else span(took),
+        short_plan(seen.plan),
+    ]

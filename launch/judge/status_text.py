@@ -1,0 +1,91 @@
+"""What was found of a run, as plain lines and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from conf.run_folder.rundir import RunDir
+from launch.judge.findings import STDERR_BYTES, Findings
+from launch.judge.pace import median_ms
+from launch.judge.plan_line import short_plan
+from launch.judge.stderr_lines import Complaint
+from launch.judge.verdict import Verdict
+
+SHOWN = 5
+"""Groups of lines of stderr; the first ones."""
+WIDTH = 160
+"""Of such a line."""
+STDERR_NOTE = f"the last {STDERR_BYTES // 1024} KiB of each node, without warnings"
+
+
+def as_text(found: Findings) -> str:
+    run, verdict = found.run, found.verdict
+    lines = [f"{run.name}: {verdict.state}, {verdict.reason}", *(f"  {line}" for line in evidence(found))]
+    if found.stderr:
+        lines.append(f"  stderr ({STDERR_NOTE}):")
+        lines += [f"    {line}" for line in complaint_lines(found.stderr[:SHOWN])]
+    if len(found.stderr) > SHOWN:
+        lines.append(f"    and {len(found.stderr) - SHOWN} other lines: tdpp logs --err {run.name}")
+    if found.agents:
+        lines.append("  printed by agents that are gone, or by their job:")
+        lines += [f"    {line}" for line in complaint_lines(found.agents[-SHOWN:])]
+    return "\n".join(lines)
+
+
+def evidence(found: Findings) -> list[str]:
+    """Line by line: what the verdict rests on, where nodes run something else than was submitted, and what of the run's
+    files is damaged."""
+    mismatches = [f"mismatch: {line}" for line in found.mismatches]
+    faults = [f"fault: {text}" for text in found.faults if text != found.verdict.reason]
+    return [*found.verdict.evidence, *mismatches, *faults]
+
+
+def complaint_lines(found: Sequence[Complaint]) -> list[str]:
+    return [f"{complaint.count} x {_shortened(complaint.text)} ({_named(complaint.nodes)})" for complaint in found]
+
+
+def _named(nodes: Sequence[str]) -> str:
+    others = f" and {len(nodes) - SHOWN} others" if len(nodes) > SHOWN else ""
+    return ", ".join(nodes[:SHOWN]) + others
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+
+
+def judged_as_json(run: RunDir, verdict: Verdict) -> dict[str, Any]:
+    """All that there is to say of a run without a plan."""
+    return {
+        "run": run.name,
+        "path": str(run.path),
+        "state": verdict.state,
+        "rule": verdict.rule,
+        "exit_code": verdict.exit_code,
+        "reason": verdict.reason,
+        "evidence": list(verdict.evidence),
+    }
+
+
+def as_json(found: Findings) -> dict[str, Any]:
+    seen = found.seen
+    last = seen.log[-1] if seen.log else None
+    return judged_as_json(found.run, found.verdict) | {
+        "kind": seen.kind,
+        "launched_unix": seen.launched_unix,
+        "took_s": seen.took_s,
+        "plan": short_plan(seen.plan),
+        "iteration": last.iteration if last else 0,
+        "iterations": seen.iterations,
+        "loss": last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,  # JSON has no NaN
+        "ms_per_iteration": median_ms(seen) if last else None,
+        "nodes": [asdict(node) for node in seen.nodes],
+        "gpus": {node.node: asdict(node.entries[-1]) for node in seen.gpus if node.entries},
+        "errors": [asdict(error) for error in seen.errors],
+        "mismatches": list(found.mismatches),
+        "faults": list(found.faults),
+        "stderr": [asdict(complaint) for complaint in found.stderr],
+        "agents": [asdict(complaint) for complaint in found.agents],
+    }

@@ -1,0 +1,1 @@
+"""The outside world: processes, GPUs, Slurm's commands, containers."""

@@ -1,0 +1,137 @@
+"""python -m launch.machine.gpu_sampler FILE SECONDS: writes every so many seconds what this machine's GPUs do.
+
+A process of its own, one for each node of a run: a driver that is sick may hold whoever asks it for minutes, or for
+ever, and no signal helps then. Nobody waits for this process, and nothing but its file depends on it. It ends with
+its parent, or when there is no GPU. Its environment tells which GPUs are the run's (CUDA_VISIBLE_DEVICES) and which
+processes (TDPP_RUN_TOKEN).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuSample, GpuTrouble, entry_text
+from conf.run_folder.run_files import appended
+from conf.run_folder.rundir import RunDir
+from launch.errors import LaunchError
+from launch.machine import processes
+from launch.machine.gpus import GpuSource, open_gpus, visible
+from launch.machine.provenance import PROJECT
+
+MAX_BYTES = 32 * 2**20
+"""A file that has grown to this, by 8 GPUs in three days, becomes <node>.gpu.1 and takes the place of an older one."""
+LATE_S = 60.0
+"""Until it is told that a driver does not even say which GPUs there are. Later, missing readings tell that."""
+DEVICES = "CUDA_VISIBLE_DEVICES"
+_REAP_S = 1.0
+
+
+@contextmanager
+def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[str, str]) -> Iterator[None]:
+    """Samples the GPUs of this machine into nodes/<node>.gpu meanwhile; not at all every 0 s.
+
+    `environment` is what the node's ranks are given.
+    """
+    if interval_s == 0:
+        yield
+        return
+    own = {name: value for name, value in os.environ.items() if name != DEVICES}
+    own |= {name: environment[name] for name in (DEVICES, processes.TOKEN) if name in environment}
+    own["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [own.get("PYTHONPATH")])])
+    with appended(run.node_err(node)) as err:
+        sampler = subprocess.Popen(
+            [sys.executable, "-m", "launch.machine.gpu_sampler", str(run.node_gpu(node)), str(interval_s)],
+            env=own,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+            start_new_session=True,
+            preexec_fn=_prepare,
+        )
+    try:
+        yield
+    finally:
+        os.killpg(sampler.pid, signal.SIGKILL)
+        try:
+            sampler.wait(_REAP_S)
+        except subprocess.TimeoutExpired:  # the driver holds it; it ends when that lets go
+            print(f"the GPU driver of node {node} does not answer: process {sampler.pid} hangs in it", file=sys.stderr)
+
+
+def _prepare() -> None:
+    processes.die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # it announces a time limit, to every process of the job
+
+
+def main(argv: Sequence[str]) -> int:
+    sample(Path(argv[0]), int(argv[1]), os.environ.get(DEVICES), os.environ[processes.TOKEN])
+    return 0
+
+
+def sample(path: Path, interval_s: int, devices: str | None, token: str) -> None:
+    """Appends a reading every `interval_s`; returns when there is no GPU to read."""
+    host = socket.gethostname()
+    late = GpuTrouble(unix=int(time.time() + LATE_S), text=f"{host}: the GPU driver has not answered for {LATE_S:g} s")
+    timer = threading.Timer(LATE_S, append, (path, late))
+    timer.start()
+    try:
+        source = open_gpus()
+        gpus, unmatched = visible(source.read(), devices)
+    except LaunchError as error:
+        append(path, GpuTrouble(unix=int(time.time()), text=str(error)))
+        return
+    finally:
+        timer.cancel()
+    if unmatched is not None or not gpus:
+        what = f"{unmatched} is none of this node's GPUs" if unmatched else "it hides every GPU"
+        append(path, GpuTrouble(unix=int(time.time()), text=f"{DEVICES}={devices} on {host}: {what}"))
+    number, due = 1, time.monotonic()
+    while gpus:
+        with suppress(OSError):  # a full disk: a gap in the file, not the end of the sampling
+            append(path, take(source, devices, token, host, number, interval_s))
+        number += 1
+        due = max(due + interval_s, time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def take(
+    source: GpuSource, devices: str | None, token: str, host: str, number: int, interval_s: int
+) -> GpuReading | GpuTrouble:
+    """Reads the run's GPUs once, and tells whose processes are on them."""
+    try:
+        gpus, _ = visible(source.read(), devices)
+    except LaunchError as error:
+        return GpuTrouble(unix=int(time.time()), text=f"{host}: {error}")
+    owned = tuple(_owned(gpu, token) for gpu in gpus)
+    return GpuReading(unix=int(time.time()), host=host, number=number, interval_s=interval_s, gpus=owned)
+
+
+def _owned(gpu: GpuSample, token: str) -> GpuSample:
+    if gpu.processes is None:
+        return gpu
+    return replace(gpu, processes=tuple(replace(p, ours=processes.is_of(token, p.pid)) for p in gpu.processes))
+
+
+def append(path: Path, entry: GpuEntry) -> None:
+    """Adds an entry, in one piece, and on a line of its own whatever an interrupted writer left before it."""
+    if path.exists() and path.stat().st_size > MAX_BYTES:
+        path.replace(path.with_name(f"{path.name}.1"))
+    with appended(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        cut_off = file.read(1) not in (b"", b"\n")
+        os.write(file.fileno(), (b"\n" if cut_off else b"") + entry_text(entry).encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""GPUs as the driver's own library tells of them: NVML through nvidia-ml-py, whose module is called pynvml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from conf.run_folder.gpu_lines import GpuProcess, GpuSample
+from launch.errors import LaunchError
+
+UNTOLD = (
+    "INVALID_ARGUMENT",  # of a MIG device, for what only its GPU has
+    "NOT_SUPPORTED",
+    "NO_PERMISSION",
+    "INSUFFICIENT_SIZE",  # more processes came while they were listed
+    "FUNCTION_NOT_FOUND",  # of an older driver
+    "NO_DATA",
+    "ARGUMENT_VERSION_MISMATCH",
+)
+"""NVML's errors that are no faults of a GPU: it only does not tell that value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Device:
+    handle: Any
+    index: int
+    uuid: str
+    name: str
+
+
+class Nvml:
+    """Every GPU of this machine, and where a GPU is divided (MIG) its parts too.
+
+    A call may take long, or never return, when the driver is sick; nothing of Python can be done about that.
+    """
+
+    def __init__(self) -> None:
+        """Raises LaunchError: there is no NVML, or it knows of no GPU."""
+        try:
+            self._lib: Any = import_module("pynvml")
+        except ImportError as error:
+            raise LaunchError("Python has no module pynvml; it is in the package nvidia-ml-py") from error
+        try:
+            self._lib.nvmlInit()
+            self._devices = tuple(self._find())
+        except self._lib.NVMLError as error:
+            raise LaunchError(str(error)) from error
+        if not self._devices:
+            raise LaunchError("it knows of none")
+        self._untold = {getattr(self._lib, f"NVML_ERROR_{name}") for name in UNTOLD}
+
+    def read(self) -> tuple[GpuSample, ...]:
+        return tuple(self._sample(device) for device in self._devices)
+
+    def _find(self) -> Iterator[_Device]:
+        """What cannot be reached now is left out: nobody can use it."""
+        index = 0
+        for place in range(self._lib.nvmlDeviceGetCount()):
+            try:
+                gpu = self._lib.nvmlDeviceGetHandleByIndex(place)
+                yield self._device(gpu, index)
+                for part in self._parts(gpu):
+                    yield self._device(part, index)
+            except self._lib.NVMLError as error:
+                if error.value == self._lib.NVML_ERROR_NO_PERMISSION:  # another job's, which CUDA does not count here
+                    continue
+            index += 1
+
+    def _device(self, handle: Any, index: int) -> _Device:
+        uuid, name = self._lib.nvmlDeviceGetUUID(handle), self._lib.nvmlDeviceGetName(handle)
+        return _Device(handle=handle, index=index, uuid=uuid, name=name)
+
+    def _parts(self, gpu: Any) -> Iterator[Any]:
+        """The MIG devices of a GPU; most GPUs cannot have any."""
+        try:
+            current, _ = self._lib.nvmlDeviceGetMigMode(gpu)
+        except self._lib.NVMLError:
+            return
+        for slot in range(self._lib.nvmlDeviceGetMaxMigDeviceCount(gpu) if current else 0):
+            try:
+                yield self._lib.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
+            except self._lib.NVMLError:  # an empty slot
+                continue
+
+    def _sample(self, device: _Device) -> GpuSample:
+        lib, handle = self._lib, device.handle
+        try:
+            utilisation = self._ask(lib.nvmlDeviceGetUtilizationRates, handle)
+            memory = self._memory(handle)
+            power = self._ask(lib.nvmlDeviceGetPowerUsage, handle)
+            limit = self._ask(lib.nvmlDeviceGetEnforcedPowerLimit, handle)
+            temperature = self._ask(lib.nvmlDeviceGetTemperature, handle, lib.NVML_TEMPERATURE_GPU)
+            processes = self._processes(handle)
+        except lib.NVMLError as error:
+            return GpuSample.lost(index=device.index, uuid=device.uuid, name=device.name, fault=str(error))
+        return GpuSample(
+            index=device.index,
+            uuid=device.uuid,
+            name=device.name,
+            utilisation=None if utilisation is None else utilisation.gpu,
+            memory_used_mib=None if memory is None else memory.used >> 20,
+            memory_total_mib=None if memory is None else memory.total >> 20,
+            power_w=_watts(power),
+            power_limit_w=_watts(limit),
+            temperature_c=temperature,
+            processes=processes,
+        )
+
+    def _memory(self, handle: Any) -> Any:
+        """Without what the driver keeps for itself, as nvidia-smi shows it; drivers before 510 count that as used."""
+        memory = self._ask(self._lib.nvmlDeviceGetMemoryInfo, handle, self._lib.nvmlMemory_v2)
+        return self._ask(self._lib.nvmlDeviceGetMemoryInfo, handle) if memory is None else memory
+
+    def _processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
+        """Drivers before 510 have the second version of this function only."""
+        found = self._ask(self._lib.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+        if found is None:
+            found = self._ask(self._lib.nvmlDeviceGetComputeRunningProcesses_v2, handle)
+        if found is None:
+            return None
+        return tuple(
+            GpuProcess(pid=process.pid, memory_mib=_mib(process.usedGpuMemory), ours=None) for process in found
+        )
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What NVML answers, or None if this GPU does not tell it."""
+        try:
+            return function(*arguments)
+        except self._lib.NVMLError as error:
+            if error.value in self._untold:
+                return None
+            raise
+
+
+def _watts(milliwatts: int | None) -> int | None:
+    return None if milliwatts is None else round(milliwatts / 1000)
+
+
+def _mib(size: int | None) -> int | None:
+    return None if size is None else size >> 20

@@ -1,0 +1,85 @@
+"""Where a run comes from: source, versions, machine, command."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+"""The folder of the source tree; on PYTHONPATH of every process of a run."""
+
+_GIT_TIMEOUT_S = 10
+_PACKAGES = ("tdpp", "torch", "hydra-core", "omegaconf", "submitit", "numpy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The source tree at one moment; without git or a repository nothing of it is known."""
+
+    commit: str | None
+    changed: list[str] | None
+    """Files that differ from the commit or are not in it, as `git status --porcelain` prints them."""
+    diff: str
+    """What differs from the commit in tracked files; empty if nothing, or if there is no repository."""
+
+
+def read_source() -> Source:
+    """Asks git about the source tree."""
+    commit, changed = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+    return Source(
+        commit=None if commit is None else commit.strip(),
+        changed=None if changed is None else changed.splitlines(),
+        diff=_git("diff", "--no-ext-diff", "--binary", "HEAD") or "",
+    )
+
+
+def provenance(source: Source) -> dict[str, Any]:
+    """The content of provenance.json; what cannot be known is null."""
+    return {
+        "unix": time.time(),
+        "commit": source.commit,
+        "changed": source.changed,
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "user": user_name(),
+        "host": socket.gethostname(),
+        "cwd": str(Path.cwd()),
+        "command": shlex.join(sys.orig_argv),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints about the source tree; None without git or a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(PROJECT), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def user_name() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in some containers
+        return None

@@ -1,0 +1,281 @@
+"""Slurm's commands, and what they print: the only module that calls them (submitit calls sbatch)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launch.errors import LaunchError
+from launch.machine.hostlist import expanded
+
+TIMEOUT_S = 60
+CANCEL_S = 90.0
+"""Slurm has ended a cancelled job by then; its KillWait is 30 s by default."""
+QUEUE_S = 0.5
+"""Between two looks at the queue."""
+COMMENT = "tdpp"
+_WORD = 80
+_FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|SCANCEL|SACCT|SCONTROL|PMIX?|PMI2?)_")
+_KEPT = {"SLURM_CONF"}
+
+PENDING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
+FINAL = frozenset(
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+        *("REVOKED", "TIMEOUT"),
+    }
+)
+"""All other states, also those that later versions of Slurm add, are of a job that still has something to come:
+https://slurm.schedmd.com/job_state_codes.html."""
+
+
+LAUNCH_FAILURE = "JobLaunchFailure"
+"""squeue's reason, such as that the job's output cannot be opened on its first node."""
+_LAUNCH_FAILURE_CODE = "0:53"
+"""The same as sacct's exit code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """A job, or a component of a heterogeneous one, as Slurm told."""
+
+    id: str
+    state: str
+    """The state's name alone, such as CANCELLED."""
+    detail: str = ""
+    """What follows it: `by 1000` of a cancelled job; the reason of a pending one, or of one that was not launched."""
+    time_left: str = ""
+    """As squeue writes it; empty if it did not."""
+    hosts: tuple[str, ...] = ()
+    """Of its nodes, by task; none before it has any."""
+
+    @property
+    def pending(self) -> bool:
+        return self.state in PENDING
+
+    @property
+    def over(self) -> bool:
+        return self.state in FINAL
+
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"job {self.id} is {self.state}{detail}"
+
+
+def environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """For Slurm's commands: without what an allocation or a user's defaults would change in a job or an answer.
+
+    SQUEUE_PARTITION would hide jobs from squeue, SCANCEL_INTERACTIVE have scancel ask and end nothing.
+    """
+    return {name: value for name, value in inherited.items() if name in _KEPT or not _FOREIGN.match(name)}
+
+
+def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, JobState]:
+    """The states of jobs, by id; of a heterogeneous one that of its components together.
+
+    squeue knows at once; what it no longer knows, and who cancelled a job, the accounting tells, where there is one.
+    `timeout_s` is how long each of these two is waited for.
+
+    Raises:
+        LaunchError: Slurm does not answer, or not who knows of a job that has left the queue.
+    """
+    wanted = list(ids)
+    if not wanted:
+        return {}
+    queue = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(wanted)}", SQUEUE_FORMAT]
+    found = parse_squeue(_ask(queue, timeout_s))
+    asked = [job for job in wanted if job not in found or found[job].state == "CANCELLED"]
+    if asked:
+        try:
+            accounts = parse_sacct(_accounting(asked, timeout_s))
+        except LaunchError:
+            if any(job not in found for job in asked):
+                raise
+            accounts = {job: replace(found[job], detail="nobody tells by whom: sacct fails") for job in asked}
+        for job, state in accounts.items():
+            if job not in found or found[job].state == state.state:  # the accounting lags behind
+                found[job] = state
+    return {job: found[job] for job in wanted if job in found}
+
+
+SQUEUE_FORMAT = "--format=%i|%T|%r|%L|%N"
+QUEUED_FORMAT = "--format=%i|%k"
+
+
+def _accounting(ids: Sequence[str], timeout_s: float) -> str:
+    command = ["sacct", "-X", "-n", "-P", "-o", "JobID%40,State%60,ExitCode,NodeList", "-j", ",".join(ids)]
+    done = _run(command, timeout_s)
+    if "accounting storage is disabled" in done.stderr:
+        return ""
+    return _output(command, done)
+
+
+def parse_squeue(text: str) -> dict[str, JobState]:
+    states = []
+    for line in text.splitlines():
+        job, state, reason, left, *nodes = line.strip().split("|")
+        told = (state in PENDING and reason != "None") or reason == LAUNCH_FAILURE
+        states.append(
+            JobState(id=job, state=state, detail=reason if told else "", time_left=left, hosts=expanded(*nodes[:1]))
+        )
+    return _together(states)
+
+
+def parse_sacct(text: str) -> dict[str, JobState]:
+    """`CANCELLED by 1000` has two parts. A requeued job has a line only for its last start."""
+    states = []
+    for line in text.splitlines():
+        job, told, *rest = line.strip().split("|")
+        state, _, detail = told.partition(" ")
+        if state == "FAILED" and rest[:1] == [_LAUNCH_FAILURE_CODE]:
+            detail = LAUNCH_FAILURE
+        states.append(JobState(id=job, state=state.rstrip("+"), detail=detail, hosts=expanded(*rest[1:2])))
+    return _together(states)
+
+
+def _together(states: Sequence[JobState]) -> dict[str, JobState]:
+    """One state for each job: components are `<id>+<number>`, and the first that is not well speaks for all."""
+    jobs: dict[str, list[JobState]] = {}
+    for state in states:
+        jobs.setdefault(state.id.partition("+")[0], []).append(state)
+
+    return {job: replace(_whole(parts), hosts=_all_hosts(parts)) for job, parts in jobs.items()}
+
+
+def _all_hosts(parts: Sequence[JobState]) -> tuple[str, ...]:
+    """Tasks go through the components by their numbers."""
+    ordered = sorted(parts, key=lambda part: int(part.id.partition("+")[2] or 0))
+    return tuple(host for part in ordered for host in part.hosts)
+
+
+def _whole(parts: Sequence[JobState]) -> JobState:
+    """What the states of a job's components come to."""
+    ended = next((part for part in parts if part.over and part.state != "COMPLETED"), None)
+    waiting = next((part for part in parts if part.pending and part.detail != "BeginTime"), None)
+    if ended is not None and waiting is not None:
+        # After a failure of its first node Slurm (22.05) puts only that component back into the queue, for ever.
+        return JobState(
+            id=ended.id,
+            state=ended.state,
+            detail=f"so the rest of the heterogeneous job, {waiting.id}, waits in vain",
+        )
+    return next((part for part in parts if not part.over), ended or parts[0])
+
+
+def submitted(comment: str, owner: int) -> list[str]:
+    """Ids of a user's jobs in the queue that carry a run's comment: also those that nobody wrote down."""
+    return by_comment([owner]).get(comment, [])
+
+
+def by_comment(owners: Collection[int]) -> dict[str, list[str]]:
+    """Ids of the jobs in the queue of some users, by the comments that they carry."""
+    whose = "--me" if set(owners) == {os.geteuid()} else f"--user={','.join(map(str, owners))}"  # ids that have names
+    # A comment may hold anything, also line breaks.
+    pairs = (line.strip().partition("|") for line in _ask(["squeue", whose, "--noheader", QUEUED_FORMAT]).splitlines())
+    found: dict[str, dict[str, None]] = {}
+    for job, _, comment in pairs:
+        found.setdefault(comment, {})[job.partition("+")[0]] = None
+    return {comment: list(ids) for comment, ids in found.items()}
+
+
+def comment_of(token: str) -> str:
+    """What a job of the run carries as its comment."""
+    return f"{COMMENT} {token}"
+
+
+def cancel(ids: Sequence[str], only_pending: bool = False) -> None:
+    """Ends jobs, or takes them out of the queue. Those that have ended already are left alone."""
+    if ids:
+        states = ["--state=PENDING"] if only_pending else []
+        _ask(["scancel", "--quiet", *states, *ids])
+
+
+def end(comment: str, owner: int) -> None:
+    """Cancels a user's jobs that carry a run's comment, and waits until they are gone: also those that nobody wrote
+    down.
+
+    Raises:
+        LaunchError: Slurm does not end them, or does not answer.
+    """
+    until = time.monotonic() + CANCEL_S
+    cancel(submitted(comment, owner))
+    while left := submitted(comment, owner):
+        if time.monotonic() > until:
+            raise LaunchError(f"jobs {', '.join(left)} were cancelled, but Slurm has not ended them in {CANCEL_S:g} s")
+        time.sleep(QUEUE_S)
+
+
+def requeue(job: str) -> None:
+    """Has a job end and be started again.
+
+    Raises:
+        LaunchError: Slurm does not.
+    """
+    _ask(["scontrol", "requeue", job])
+
+
+def test(script: str) -> None:
+    """Asks Slurm whether it would take a job; submits nothing.
+
+    Raises:
+        LaunchError: it would not, with what it says.
+    """
+    done = _run(["sbatch", "--test-only", script])
+    if done.returncode != 0:
+        said = [re.sub(r"^(sbatch: )?(error: )?", "", line) for line in done.stderr.strip().splitlines()]
+        if any("node configuration is not available" in line for line in said):
+            said.append("(nodes that are down do not count; sinfo shows them)")
+        raise LaunchError(" ".join(dict.fromkeys(line for line in said if line)))
+
+
+def version() -> str:
+    """Such as `slurm-wlm 22.05.8`."""
+    return _ask(["sbatch", "--version"]).strip()
+
+
+def srun_has(option: str) -> bool:
+    """Whether srun knows an option, which may come from a plugin."""
+    return option in _ask(["srun", "--help"])
+
+
+def _ask(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
+    return _output(command, _run(command, timeout_s))
+
+
+def _output(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
+    unknown = "Invalid job id specified" in done.stderr  # the only one asked for is not in the queue any more
+    if done.returncode != 0 and not (unknown and command[0] in ("squeue", "scancel")):
+        raise LaunchError(f"{_shown(command)} failed with {done.returncode}: {done.stderr.strip() or 'no message'}")
+    return done.stdout
+
+
+def _shown(command: Sequence[str]) -> str:
+    """A command for a message; hundreds of job ids are not spelt out."""
+    return " ".join(word if len(word) <= _WORD else f"{word[:_WORD]}…" for word in command)
+
+
+def _run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            env=environment(os.environ),
+            start_new_session=True,  # a terminal sends Ctrl-C to all of a session's foreground group
+        )
+    except FileNotFoundError as error:
+        raise LaunchError(
+            f"{command[0]} is not on this machine, but the run is one of Slurm's; log in to its cluster"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"{_shown(command)} gave no answer within {timeout_s:g} s") from error

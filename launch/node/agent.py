@@ -1,0 +1,348 @@
+"""The node agent: the process that prepares a node's container, runs its worker, tells how it goes, and leaves nothing
+running.
+
+submitit calls it, one task per node. Whatever happens, the worker and its ranks end with it: it ends them when
+it is told to, when another node failed or when the run is stopped; the kernel tells it when its own parent dies, and
+tells the worker when the agent does. When time is running out (SIGUSR2) it has the ranks save, and on Slurm its job
+started again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from conf.run_folder.run_files import appended
+from conf.run_folder.rundir import RunDir
+from launch.errors import LaunchError
+from launch.files.attempt import Start
+from launch.files.faults import Faults
+from launch.files.node_state import BEAT_S, NodeState
+from launch.files.records import ErrorRecord, Submitted
+from launch.machine import processes
+from launch.machine.container_commands import Command, RunContainer
+from launch.machine.gpu_sampler import gpu_sampling
+from launch.node.peers import SILENCE_S, Finding, Peers, watched
+from launch.node.slurm_job import SlurmJob
+from launch.node.stalled_rank import holding_up, read_doings
+from launch.node.stop_signals import Told
+from launch.node.worker_command import GRACE_S, SAVED, Worker, given_environment, job_info
+from launch.node.worker_process import WorkerProcess
+from launch.node.workplace import Workplace
+
+INTERRUPT_GRACE_S = 0.5
+"""The same after SIGINT: submitit kills its tasks 1 s after that signal."""
+REQUEUE_S = 120.0
+"""Slurm has ended a job that is to be started again by then."""
+_POLL_S = 0.1
+_LOOK_S = 0.3
+_TOLD_TO_END = 128 + signal.SIGTERM
+_NOT_FOUND = 127
+"""As shells say it."""
+_NOT_READY = 1
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeAgent:
+    """What submitit pickles and calls on every node."""
+
+    run: RunDir
+    model: str
+    """The model's name, for the log."""
+    environment: Mapping[str, str]
+    """Given to the worker."""
+    environment_from: tuple[str, ...] = ()
+    """Names of what the worker is given as this agent has it, from the shell that launched the run."""
+    worker: Worker
+    container: RunContainer | None
+    nodes: tuple[int, ...]
+    """Node ranks, by task of the job."""
+    het_groups: tuple[int | None, ...]
+    """By task: the component of a heterogeneous job that the node is of; None in any other job."""
+    submission: int
+    """How often the run had been submitted before."""
+    resumable: bool
+    """Whether the run saves checkpoints from which it can go on."""
+    group_writes: bool = False
+    """Whether the group of the run's folder may write what the worker and its ranks write."""
+    meet_s: float
+    """How long this node waits for the others to start."""
+    save_s: float
+    """How long after SIGUSR2 the node will be ended by force."""
+    max_requeues: int
+    gpu_interval_s: int = 0
+    """Seconds between two readings of the node's GPUs; 0 for none."""
+    for_itself: bool = False
+    """Whether the node is examined for itself (tdpp doctor): although others have failed its worker starts, is told so
+    (SIGTERM), and ends by itself."""
+
+    def __call__(self) -> None:
+        """Runs this node's worker to its end.
+
+        Raises:
+            LaunchError: the worker ended with another exit code than 0, so that the job's own state tells too.
+        """
+        from submitit import JobEnvironment
+
+        job = JobEnvironment()
+        submitted = self.run.read(self.run.jobs, Submitted)
+        if submitted is not None and submitted.submission > self.submission:  # its launch was killed, and resumed
+            raise LaunchError(f"{self.run.name} was submitted again, and this job is of an earlier submission")
+        told = Told()
+        processes.die_with_parent()
+        slurm = SlurmJob.here(self.run, self.nodes, job.global_rank) if job.cluster == "slurm" else None
+        # The parent may have died before the kernel was asked to tell; a local job's id is its parent's.
+        if slurm is None and os.getppid() != int(job.raw_job_id):
+            told.tell_to_end(signal.SIGTERM)
+        node = _Node(self, job.global_rank, slurm, told)
+        code = node.run()
+        if code != 0:
+            raise LaunchError(f"node rank {self.nodes[job.global_rank]}: {node.reason or f'ended with {code}'}")
+
+
+class _Node:
+    """One node of the run, while its worker lives."""
+
+    def __init__(self, agent: NodeAgent, task: int, slurm: SlurmJob | None, told: Told) -> None:
+        self._run = agent.run
+        self._agent = agent
+        self._node_rank = node_rank = agent.nodes[task]
+        self._het_group = agent.het_groups[task]
+        self._slurm = slurm
+        self._told = told
+        self._start = Start(agent.submission, slurm.restarts if slurm else 0)
+        self._plan: dict[str, Any] = agent.run.read_json(agent.run.plan)
+        names = [node["name"] for node in self._plan["nodes"]]
+        self._name: str = names[node_rank]
+        ask = slurm.other if slurm else lambda _name, _time: None
+        self._peers = Peers(agent.run, watched(names, node_rank, agent.nodes), self._start, agent.meet_s, ask)
+        self._finding: Finding | None = None
+        self._found_unix: float | None = None
+        self.reason: str | None = None
+        """Why the node ended, where its exit code does not say it."""
+        self._state = NodeState(agent.run, self._name, node_rank, self._start, slurm.id if slurm else None)
+        self._next_look = 0.0
+
+    def run(self) -> int:
+        """Starts the worker unless the run is over already; returns its exit code, negative for a signal."""
+        try:
+            code = self._work()
+        except LaunchError as error:  # something of the worker does not even end when it is killed
+            self._complain(str(error))
+            self.reason = f"could not clear up: {error}"
+            code = _NOT_READY
+        # A node that is the whole run has nobody who could know the reason.
+        others = len(self._plan["nodes"]) > 1 and self._finding is None and not self._told.end
+        if others and code not in (0, SAVED) and self._only_lost_others():
+            self._await_finding()
+        if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):
+            code = _TOLD_TO_END
+        stopped = self._stopped_by()
+        # After SIGTERM Slurm may be about to start this job again, and the others with it.
+        may_come_back = self._told.end is not None and self._agent.resumable
+        for_good = code != 0 and not may_come_back and not self._agent.for_itself
+        self._state.publish(
+            state="ended",
+            exit_code=code,
+            stopped=stopped.name if stopped else None,
+            stopped_unix=min(filter(None, (self._told.end_unix, self._found_unix)), default=None),
+            reason=self.reason,
+            withdrew=self._slurm.waiting() if self._slurm is not None and for_good else [],
+            ended_unix=time.time(),
+        )
+        if self._slurm is not None and for_good:
+            self._slurm.cancel_waiting()
+        return code
+
+    def _work(self) -> int:
+        if self._start.restarts > self._agent.max_requeues:
+            self.reason = f"was started again more than executor.max_requeues={self._agent.max_requeues} times"
+            return _TOLD_TO_END
+        self._look_around()
+        with Workplace(self._agent.container, self._node_rank, self._het_group) as place:
+            try:
+                ready = self._awaited(lambda: self._prepared(place))
+            except LaunchError as error:
+                self._complain(str(error))
+                self.reason = f"could not make its container ready: {error}"
+                return _NOT_READY
+            command = ready and self._awaited(self._command)
+            if not command:
+                return _TOLD_TO_END
+            given = self._given_environment()
+            with gpu_sampling(self._run, self._name, self._agent.gpu_interval_s, given):
+                return self._run_worker(place.process(command, given, os.environ))
+
+    def _given_environment(self) -> dict[str, str]:
+        given = {name: os.environ[name] for name in self._agent.environment_from if name in os.environ}
+        given |= given_environment(self._agent.environment, self._plan, self._node_rank, str(self._start))
+        if self._slurm is not None and "CUDA_VISIBLE_DEVICES" in os.environ:  # here it tells the job's GPUs
+            given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+        return given
+
+    def _stopped_by(self) -> signal.Signals | None:
+        if self._told.end:
+            return self._told.end
+        if self._finding is not None and self.reason is not None:
+            return signal.SIGTERM
+        return signal.SIGUSR2 if self._told.save else None
+
+    def _ending(self) -> bool:
+        """Whether the worker is not to go on: it is told to end, and killed if it does not."""
+        return self._told.end is not None or (self._finding is not None and not self._agent.for_itself)
+
+    def _awaited(self, look: Callable[[], _Found]) -> _Found | None:
+        """What `look` gives once that is true; None when the node is told to end before."""
+        while not self._ending() and not self._told.save:
+            if found := look():
+                return found
+            self._state.beat()
+            self._look_around()
+            time.sleep(_POLL_S)
+        return None
+
+    def _prepared(self, place: Workplace) -> bool:
+        ready = place.ready()
+        self._state.prepares(place.doing)
+        return ready
+
+    def _command(self) -> list[str] | None:
+        """What runs this node's ranks, once that is known."""
+        return self._agent.worker.command(self._run, self._node_rank, str(self._start))
+
+    def _run_worker(self, command: Command) -> int:
+        try:
+            worker = self._start_worker(command)
+        except FileNotFoundError:  # for example a profiler, which only its nodes can have
+            self._complain(f"{command.argv[0]}: no such command on {socket.gethostname()}")
+            return _NOT_FOUND
+        try:
+            self._state.publish(state="running")
+            self._watch(worker)
+        finally:
+            code = worker.clear()
+        if code == SAVED:  # Slurm's signal reaches the ranks, too, and they may be faster than this process
+            self._told.save = True
+            self._ask_all_to_save()
+        return code
+
+    def _start_worker(self, command: Command) -> WorkerProcess:
+        run, rank = self._run, self._node_rank
+        with appended(run.node_out(self._name)) as out, appended(run.node_err(self._name)) as err:
+            out.write(job_info(self._plan, self._agent.model, rank).encode())
+            out.flush()
+            return WorkerProcess(command, rank, out, err, group_writes=self._agent.group_writes)
+
+    def _complain(self, text: str) -> None:
+        with appended(self._run.node_err(self._name)) as err:
+            err.write(f"{text}\n".encode())
+
+    def _watch(self, worker: WorkerProcess) -> None:
+        """Returns when the worker has ended, or did not although it was asked to."""
+        saving_until: float | None = None
+        kill_at: float | None = None
+        next_request = 0.0
+        while not worker.ended:
+            now = time.monotonic()
+            self._state.beat(worker.stopped)
+            if kill_at is None:
+                self._look_around()
+                if self._told.save and self._agent.resumable and not self._ending():
+                    if saving_until is None:
+                        saving_until = now + self._agent.save_s - GRACE_S
+                        self._ask_all_to_save()
+                    if now >= next_request:  # again: a worker that is still starting does not listen yet
+                        worker.ask_to_save()
+                        next_request = now + 1.0
+                if self._finding is not None and self.reason is None and worker.listens:  # examined for itself
+                    self.reason = f"ended because {self._finding.reason}"
+                    worker.ask_to_end()
+                unsaved = self._told.save and (saving_until is None or now > saving_until)
+                if self._ending() or unsaved:
+                    worker.ask_to_end()
+                    kill_at = now + (INTERRUPT_GRACE_S if self._told.end is signal.SIGINT else GRACE_S)
+            elif now > kill_at:
+                return
+            time.sleep(_POLL_S)
+
+    def _ask_all_to_save(self) -> None:
+        """All nodes, since the signal may have come to this one, or this job, alone."""
+        request = self._run.save_request(str(self._start))
+        if not request.exists():
+            self._run.write_json(request, {"node": self._name, "unix": time.time()})
+
+    def _look_around(self) -> None:
+        """Ends this node too when the run is being stopped, or another node has failed or is lost."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_S
+        if self._run.stop_request.exists():
+            self._told.tell_to_end(signal.SIGTERM)
+        self._told.save = self._told.save or self._run.save_request(str(self._start)).exists()
+        if self._told.end is None and self._finding is None:
+            self._finding = self._peers.look()
+            if self._finding is not None and not self._agent.for_itself:
+                self._found_unix = time.time()
+                self.reason = f"ended because {self._finding.reason}"
+
+    def _only_lost_others(self) -> bool:
+        """Whether ranks of this node told of nothing but others that were gone, and none of them held those up."""
+        ranks = self._plan["nodes"][self._node_rank]["ranks"]
+        told = [error for rank in ranks if (error := self._run.read(self._run.rank_error(rank), ErrorRecord))]
+        now = [error for error in told if error.start == str(self._start)]
+        if not now or not all(error.symptom for error in now):
+            return False
+        doings = read_doings(self._run, self._plan, {self._name: self._state.started_unix}, Faults())
+        return not holding_up(doings, self._plan, min(error.unix for error in now), time.time())
+
+    def _await_finding(self) -> None:
+        """Ranks notice within moments that others are gone; the reason takes longer to be seen."""
+        until = time.monotonic() + SILENCE_S + 2 * BEAT_S
+        while not self._ending() and (time.monotonic() < until or self._peers.undecided):
+            self._state.beat()
+            self._look_around()
+            time.sleep(_POLL_S)
+
+    def _goes_on(self, code: int) -> bool:
+        """Whether the job is to be started again; if that is wanted in vain, `reason` says why."""
+        unfinished = code != 0 and not self._told.end
+        behind = unfinished and self._finding is not None and self._finding.again
+        out_of_time = unfinished and self._finding is None and self._told.save
+        if not (behind or out_of_time) or self._run.stop_request.exists():
+            return False
+        if not self._agent.resumable:
+            self.reason = "cannot go on later, for it saves no checkpoints (train.checkpoint=false)"
+        elif code != SAVED and not behind and self._run.metrics.exists() and not self._has_saved():
+            self.reason = (
+                f"could not save in time, and has no earlier checkpoint (executor.save_s={self._agent.save_s:g})"
+            )
+        elif self._start.restarts >= self._agent.max_requeues:
+            self.reason = f"was started again executor.max_requeues={self._agent.max_requeues} times already"
+        else:
+            return True
+        return False
+
+    def _has_saved(self) -> bool:
+        return (self._run.checkpoints / "latest").exists()
+
+    def _started_again(self, slurm: SlurmJob) -> bool:
+        """Asks Slurm to start the job again, and waits to be ended for that; False, and `reason`, if it does not."""
+        self._state.publish(state="requeued")
+        try:
+            slurm.requeue()
+        except LaunchError as error:
+            self.reason = f"could not be started again: {error}"
+            return False
+        until = time.monotonic() + REQUEUE_S
+        while time.monotonic() < until:
+            if self._told.end:  # Slurm ends the job: what happens to this task no longer matters
+                os._exit(_TOLD_TO_END)
+            time.sleep(_POLL_S)
+        self.reason = f"was not started again by Slurm within {REQUEUE_S:g} s"
+        return False

@@ -1,0 +1,136 @@
+"""A Slurm job of a run, as its agents see it from inside."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+
+from conf.run_folder.rundir import RunDir
+from launch.errors import LaunchError
+from launch.files.records import JobRecord, NodeRecord
+from launch.files.run_files import read_submitted
+from launch.machine import slurm_commands
+from launch.node.peers import SILENCE_S, JobFate, OtherJob
+from launch.node.unseen import Unseen, not_started
+
+ASK_S = 5.0
+"""Between two questions to Slurm."""
+READ_S = 1.0
+"""Between two looks at jobs.json: the first node of a large run asks for each of a thousand others."""
+ANSWER_S = SILENCE_S / 3
+"""For each of the two commands of a question: meanwhile this node gives no sign of life."""
+
+
+class SlurmJob:
+    """The job of this process. One of its tasks speaks with Slurm; the others learn by the run's files.
+
+    That is the first task, and once it has ended well the first of the others.
+    """
+
+    def __init__(self, run: RunDir, job: str, restarts: int, nodes: tuple[int, ...], task: int) -> None:
+        self.id = job
+        self.restarts = restarts
+        self._run = run
+        self._plan = run.read_json(run.plan)
+        names = [node["name"] for node in self._plan["nodes"]]
+        own = [names[rank] for rank in nodes]
+        self._own = set(own)
+        self._before = own[:task]
+        self._names = names
+        self._job_of: dict[str, str] = {}
+        """By node; as it was in jobs.json at `_read`."""
+        self._unseen: dict[str, Unseen] = {}
+        """By node, of those that do not see the run's folder."""
+        self._read = -math.inf
+        self._asked = -math.inf
+        self._about: set[str] = set()
+        self._states: dict[str, slurm_commands.JobState] | None = None
+        """What Slurm said of the jobs `_about` at `_asked`; None if it gave no answer."""
+
+    @classmethod
+    def here(cls, run: RunDir, nodes: tuple[int, ...], task: int, given: Mapping[str, str] = os.environ) -> SlurmJob:
+        """`nodes` are the node ranks of the job by task, `task` is this one."""
+        # In a step of a heterogeneous job SLURM_JOB_ID is each component's own; the whole job goes by the leader's.
+        job = given.get("SLURM_HET_JOB_ID") or given["SLURM_JOB_ID"]
+        return cls(run, job, int(given.get("SLURM_RESTART_COUNT", 0)), nodes, task)
+
+    def other(self, name: str, not_before: float) -> OtherJob | None:
+        """The job of another node, if it is not this one; as it was at most `ASK_S` ago, and not before a time.
+
+        Of a node of this job only that it does not see the run's folder.
+        """
+        self._read_jobs()
+        if name in self._unseen:
+            return OtherJob(self._unseen[name].told(str(self._run.runs)), JobFate.over)
+        if name in self._own:
+            return None
+        if not self._speaks():
+            return OtherJob("the first node of this job asks Slurm", JobFate.lives)
+        job = self._job_of.get(name)
+        if job is None:
+            return OtherJob("its job is not submitted yet", JobFate.lives)
+        if self._asked < max(not_before, time.monotonic() - ASK_S) or job not in self._about:
+            self._ask()
+        if self._states is None:  # asked again: a controller that restarts must not end the run
+            return OtherJob(f"job {job}: Slurm does not answer", JobFate.lives)
+        state = self._states.get(job)
+        if state is None:
+            return OtherJob(f"Slurm does not know job {job}", JobFate.over)
+        fate = JobFate.over if state.over else JobFate.waits if state.pending else JobFate.lives
+        return OtherJob(str(state), fate)
+
+    def _read_jobs(self) -> None:
+        if time.monotonic() - self._read < READ_S:
+            return
+        jobs = self._submitted()
+        self._job_of = {self._names[node]: job for job, record in jobs.items() for node in record.nodes}
+        if self.restarts == 0:  # what was said then may stand there still
+            found = [not_started(self._run, self._plan, job, record.nodes) for job, record in jobs.items()]
+            self._unseen = {name: why for unseen in found for name, why in unseen.items()}
+        self._read = time.monotonic()
+
+    def _ask(self) -> None:
+        self._asked = time.monotonic()
+        self._about = self._submitted().keys() - {self.id}
+        try:
+            self._states = slurm_commands.job_states(self._about, ANSWER_S)
+        except LaunchError as error:
+            print(f"Slurm was asked about the run's other jobs: {error}", flush=True)
+            self._states = None
+
+    def requeue(self) -> None:
+        """Has the job ended and started again.
+
+        Raises:
+            LaunchError: Slurm does not.
+        """
+        if self._speaks():
+            slurm_commands.requeue(self.id)
+
+    def waiting(self) -> list[str]:
+        """The run's other jobs that may wait in the queue for this one; none if another task speaks for this job."""
+        jobs = self._submitted().keys()
+        if self.id not in jobs or not self._speaks():  # resumed meanwhile, these would be other jobs
+            return []
+        over = {job for job, state in (self._states or {}).items() if state.over}
+        return sorted(jobs - {self.id} - over)
+
+    def cancel_waiting(self) -> None:
+        """Takes those that do out of the queue: what they wait for has failed."""
+        try:
+            slurm_commands.cancel(self.waiting(), only_pending=True)
+        except LaunchError as error:  # told, and the job that starts later finds the failure itself
+            print(f"could not take the run's other jobs out of the queue: {error}", flush=True)
+
+    def _speaks(self) -> bool:
+        return all(self._ended_well(self._run.read(self._run.node_state(name), NodeRecord)) for name in self._before)
+
+    def _ended_well(self, state: NodeRecord | None) -> bool:
+        if state is None or state.job != self.id or state.of.restarts != self.restarts:
+            return False
+        return state.state == "ended" and state.exit_code == 0
+
+    def _submitted(self) -> dict[str, JobRecord]:
+        return read_submitted(self._run, len(self._names)).by_id

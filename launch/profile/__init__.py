@@ -1,0 +1,1 @@
+"""From measurements on ranks to profiles."""

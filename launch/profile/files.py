@@ -1,0 +1,68 @@
+"""Profiles as files: what is measured anew goes into the place of what is there, or beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conf.errors import ConfigError
+from conf.reading.writable import write_whole
+from fasop.costs.profile import LayerProfile, Links, profile_path, read_profile
+from fasop.costs.profile_text import profile_text
+from launch.errors import LaunchError
+from launch.profile.arguments import Asked
+
+
+def write(name: str, profile: LayerProfile, asked: Asked, comment: str) -> LayerProfile:
+    """Writes `fasop/profiles/<name>.yaml`, or the file `name`, and returns what is in it.
+
+    Raises:
+        LaunchError: it cannot be written, or what is there is of another GPU or model.
+        ConfigError: both together cannot be.
+    """
+    path = profile_path(name)
+    if asked.add and path.exists():
+        profile = added(read_profile(name), profile)
+        before = [line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+        kept = [line for line in before if line not in profile_text(profile, "")]
+        comment = "\n".join([*kept, comment])
+    try:
+        write_whole(path, profile_text(profile, comment))
+    except OSError as error:
+        raise LaunchError(f"profile={name}: cannot write {path}: {error.strerror}") from error
+    return profile
+
+
+def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
+    """Both together; what is of the same sizes and number format is the new one's.
+
+    Raises:
+        LaunchError: they are of different types of GPU, or of different models under one name.
+    """
+    if old.gpu != new.gpu:
+        raise LaunchError(
+            f"add=true: the profile is of gpu {old.gpu}, and what is added of {new.gpu}; choose another profile=NAME"
+        )
+    for name, shape in new.models.items():
+        if old.models.get(name, shape) != shape:
+            raise LaunchError(
+                f"add=true: the profile has another model under the name {name!r} ({old.models[name]}, not {shape}); "
+                "give the new one a name of its own, model.name=…"
+            )
+    measured = {str(costs) for costs in new.costs}
+    costs = [*(one for one in old.costs if str(one) not in measured), *new.costs]
+    try:
+        return replace(
+            new,
+            source=new.source if new.source in old.source else f"{old.source}; {new.source}",
+            models={**old.models, **new.models},
+            costs=sorted(costs, key=lambda one: (one.model, one.precision, one.tensor, one.micro_batch_size)),
+            optimizer_ns_per_parameter={**old.optimizer_ns_per_parameter, **new.optimizer_ns_per_parameter},
+            within=_together(old.within, new.within),
+            between=_together(old.between, new.between),
+        )
+    except ConfigError as error:
+        raise ConfigError(f"add=true: together with what the profile has: {error}") from error
+
+
+def _together(old: Links, new: Links) -> Links:
+    return Links(p2p=new.p2p or old.p2p, all_reduce=new.all_reduce or old.all_reduce)

@@ -1,0 +1,181 @@
+"""What megatron_ext.profile measured on the ranks (docs/formats.md), merged into a profile for each type of GPU."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Experiment
+from fasop.costs.profile import Cost, LayerProfile, Links, LinkTimes, ModelCosts, Shape
+from launch.errors import LaunchError
+from launch.profile.link_fit import all_reduce_times, p2p_times, rounded
+
+Point = Mapping[str, Any]
+WAYS = ("forward", "backward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """All that the ranks of a finished job tell."""
+
+    experiment: Experiment
+    nodes: tuple[tuple[str, tuple[int, ...]], ...]
+    """By node rank: its GPU's key in cluster.gpus, and its ranks."""
+    ranks: Mapping[int, Mapping[str, Any]]
+
+    def of(self, gpu: str) -> list[Mapping[str, Any]]:
+        return [self.ranks[rank] for kind, ranks in self.nodes if kind == gpu for rank in ranks]
+
+    @property
+    def gpus(self) -> list[str]:
+        return list(dict.fromkeys(gpu for gpu, _ in self.nodes))
+
+
+def read_found(run: RunDir, experiment: Experiment) -> Found:
+    """Raises LaunchError for a rank that has not told all."""
+    plan = run.read_json(run.plan)
+    ranks = {}
+    for place in plan["ranks"]:
+        content = run.read_json(run.profile_rank(place["rank"]))
+        if content is None or not content.get("done"):
+            raise LaunchError(f"{run.path}: rank {place['rank']} ended without having told what it measured")
+        ranks[place["rank"]] = content
+    groups = experiment.cluster.groups
+    nodes = tuple((groups[node["group"]].gpu, tuple(node["ranks"])) for node in plan["nodes"])
+    return Found(experiment=experiment, nodes=nodes, ranks=ranks)
+
+
+def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
+    """The profile of a type of GPU: medians over all its ranks.
+
+    Raises:
+        LaunchError: nothing fits into its memory.
+        ConfigError: what was measured cannot be.
+    """
+    experiment, ranks = found.experiment, found.of(gpu)
+    points: dict[tuple[int, int], list[Point]] = defaultdict(list)
+    for rank in ranks:
+        for point in rank.get("points", ()):
+            points[point["tensor"], point["micro_batch_size"]].append(point)
+    costs = [
+        _costs(experiment, size, alike)
+        for size, alike in sorted(points.items())
+        if all(point["too_large"] is None for point in alike)
+    ]
+    if not costs:
+        why = next(point["too_large"] for alike in points.values() for point in alike)
+        raise LaunchError(
+            f"model={experiment.model.name} does not fit into the memory of {gpu} with any of these sizes ({why}); try "
+            "a larger tensor_sizes=…, a smaller micro_batches=… or another model"
+        )
+    model, precision = experiment.model, experiment.train.precision
+    optimizer = [rank["optimizer_ns"][0] for rank in ranks if rank.get("optimizer_ns")]
+    return LayerProfile(
+        gpu=experiment.cluster.gpus[gpu].name,
+        source=source,
+        date=date,
+        device=ranks[0]["device"],
+        versions=dict(ranks[0]["versions"]),
+        models={model.name: Shape.of(model)},
+        costs=costs,
+        optimizer_ns_per_parameter={precision: rounded(statistics.median(optimizer))} if optimizer else {},
+        within=_links(found, gpu, between=False),
+        between=_links(found, gpu, between=True),
+    )
+
+
+def too_large(found: Found, gpu: str) -> list[str]:
+    """Sizes that were asked for and did not fit, in words."""
+    every = {
+        f"tensor {point['tensor']}, micro-batch {point['micro_batch_size']}"
+        for rank in found.of(gpu)
+        for point in rank.get("points", ())
+        if point["too_large"] is not None
+    }
+    return sorted(every)
+
+
+def unsettled(found: Found, gpu: str) -> list[str]:
+    """Sizes whose times were not known well enough when their time was over, in words."""
+    every: dict[str, float] = {}
+    for rank in found.of(gpu):
+        for point in rank.get("points", ()):
+            if not point.get("known", True):
+                name = f"tensor {point['tensor']}, micro-batch {point['micro_batch_size']}"
+                every[name] = max(every.get(name, 0.0), point["disturbed"])
+    return [f"{name} ({part:.0%} of it disturbed by other processes)" for name, part in every.items()]
+
+
+def _costs(experiment: Experiment, size: tuple[int, int], points: Sequence[Point]) -> ModelCosts:
+    tensor, micro_batch_size = size
+    peaks = [point["peak_bytes"] for point in points if point.get("peak_bytes") is not None]
+    return ModelCosts(
+        model=experiment.model.name,
+        tensor=tensor,
+        micro_batch_size=micro_batch_size,
+        precision=experiment.train.precision,
+        embedding=_cost([point["parts"]["embedding"] for point in points]),
+        layer=_cost([point["parts"]["layer"] for point in points]),
+        head=_cost([point["parts"]["head"] for point in points]),
+        peak_bytes=max(peaks) if peaks else None,
+        peak_layers=points[0]["peak_layers"] if peaks else None,
+    )
+
+
+def _cost(parts: Sequence[Mapping[str, float]]) -> Cost:
+    times = {way: rounded(statistics.median(part[way] for part in parts)) for way in WAYS}
+    spreads = {way: _spread([part[way] for part in parts], [part[f"{way}_spread"] for part in parts]) for way in WAYS}
+    return Cost(
+        forward=times["forward"],
+        backward=times["backward"],
+        forward_spread=spreads["forward"],
+        backward_spread=spreads["backward"],
+        activation_bytes=max(int(part["activation_bytes"]) for part in parts),
+    )
+
+
+def _spread(values: Sequence[float], spreads: Sequence[float]) -> float | None:
+    """That of a rank, or what lies between the ranks, if that is more."""
+    spread = max(statistics.median(spreads), (max(values) - min(values)) / 2)
+    return rounded(spread) if math.isfinite(spread) else None
+
+
+def _links(found: Found, gpu: str, between: bool) -> Links:
+    return Links(p2p=_p2p(found, gpu, between), all_reduce=_all_reduce(found, gpu, between))
+
+
+def _p2p(found: Found, gpu: str, between: bool) -> LinkTimes | None:
+    """Between nodes of this type, or where there is one alone, from it to others."""
+    node_of = {rank: node for node, (_, ranks) in enumerate(found.nodes) for rank in ranks}
+    own: list[tuple[int, Mapping[str, float]]] = []
+    mixed: list[tuple[int, Mapping[str, float]]] = []
+    for rank, content in found.ranks.items():
+        for link in content.get("p2p", ()):
+            first, second = node_of[rank], node_of[link["to"]]
+            kinds = {found.nodes[first][0], found.nodes[second][0]}
+            if (first != second) == between and gpu in kinds:
+                sharing = min(len(found.nodes[first][1]), len(found.nodes[second][1])) if between else 1
+                (own if kinds == {gpu} else mixed).append((sharing, link["us_by_bytes"]))
+    chosen = own or mixed
+    if not chosen:
+        return None
+    sharing = max(number for number, _ in chosen)
+    return p2p_times(_medians([times for number, times in chosen if number == sharing]), sharing)
+
+
+def _all_reduce(found: Found, gpu: str, between: bool) -> LinkTimes | None:
+    alike = [one for rank in found.of(gpu) for one in rank.get("all_reduces", ()) if one["between"] == between]
+    if not alike:
+        return None
+    ranks = max(one["ranks"] for one in alike)
+    sharing = min(len(of_node) for _, of_node in found.nodes) if between else 1
+    return all_reduce_times(_medians([one["us_by_bytes"] for one in alike if one["ranks"] == ranks]), ranks, sharing)
+
+
+def _medians(times: Sequence[Mapping[str, float]]) -> dict[int, float]:
+    return {int(size): statistics.median(one[size] for one in times) for size in times[0]}

@@ -1,0 +1,86 @@
+"""Layer costs in the layout of the public FASOP artifact: `known_cost/<model>_<gpu>_<tensor size>.npy`.
+
+A file holds seconds of a forward pass: of the embedding, of each layer, of the head.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import statistics
+from pathlib import Path
+from tokenize import TokenError
+
+import numpy as np
+
+from conf.schema.experiment import Model
+from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
+from launch.errors import LaunchError
+from launch.profile.arguments import Import
+from launch.profile.link_fit import rounded
+from megatron_ext.contract.files import read_regular, why
+
+
+def imported(asked: Import, model: Model) -> LayerProfile:
+    """The profile of all files `<asked.files>_<tensor size>.npy`. Of the layers' times it has the median.
+
+    Raises:
+        LaunchError: there are none, or one is not of the model.
+        ConfigError: the times cannot be.
+    """
+    folder, prefix = asked.files.parent, asked.files.name
+    pattern = re.compile(re.escape(prefix) + r"_(\d+)\.npy")
+    names = sorted(path.name for path in folder.glob("*.npy")) if folder.is_dir() else []
+    files = {int(match[1]): folder / name for name in names if (match := pattern.fullmatch(name))}
+    if not files:
+        known = sorted({name.rpartition("_")[0] for name in names})
+        raise LaunchError(
+            f"import={asked.files}: there are no files {prefix}_<tensor size>.npy in {folder}; "
+            + (
+                f"there are: {', '.join(f'import={folder / name}' for name in known)}"
+                if known
+                else "it has no .npy files"
+            )
+        )
+    return LayerProfile(
+        gpu=asked.gpu,
+        source=f"imported from {prefix}_{'|'.join(map(str, sorted(files)))}.npy, forward only; backward = "
+        f"{asked.backward_ratio:g} x forward, as told to the import",
+        models={model.name: Shape.of(model)},
+        costs=[_costs(path, tensor, asked, model) for tensor, path in sorted(files.items())],
+    )
+
+
+def _costs(path: Path, tensor: int, asked: Import, model: Model) -> ModelCosts:
+    try:
+        content = read_regular(path)
+        seconds = np.load(io.BytesIO(content), allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError) as error:
+        # a damaged header may ask for any type and size
+        raise LaunchError(f"{path}: cannot be read as an array of numpy's: {why(error)}") from error
+    if seconds.dtype.kind not in "fiu" or seconds.shape != (model.layers + 2,):
+        raise LaunchError(
+            f"{path} has {seconds.dtype} of shape {seconds.shape}, but model={model.name} of {model.layers} layers "
+            f"takes {model.layers + 2} numbers (embedding, layers, head); choose the model of the file with model=… or "
+            "model.layers=…"
+        )
+    # The median would hide a bad layer among good ones.
+    for number, value in enumerate(map(float, seconds)):
+        if not 0 < value < math.inf:
+            raise LaunchError(f"{path}: number {number} (from 0, the embedding) is {value:g} s; a time is above 0")
+    embedding, *layers, head = (float(value) * 1e3 for value in seconds)
+    ratio = asked.backward_ratio
+    return ModelCosts(
+        model=model.name,
+        tensor=tensor,
+        micro_batch_size=asked.micro_batch_size,
+        precision=asked.precision,
+        embedding=_cost(embedding, ratio),
+        layer=_cost(statistics.median(layers), ratio),
+        head=_cost(head, ratio),
+    )
+
+
+def _cost(forward_ms: float, ratio: float) -> Cost:
+    return Cost(forward=rounded(forward_ms), backward=rounded(forward_ms * ratio))

@@ -1,0 +1,1 @@
+"""Terminals: tables, views that are drawn anew, questions."""

@@ -1,0 +1,1 @@
+"""Checkpoints that any layout can read, and other formats of weights."""

@@ -1,0 +1,158 @@
+"""What a checkpoint tells of itself, without its tensors: it needs Python alone (docs/formats.md)."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.plan_check import PlanFault, check_object, require
+from megatron_ext.data.gpt_samples import Position
+
+VERSION = 2
+MODEL = ("layers", "hidden", "heads", "sequence_length", "vocab_size")
+"""What two runs must have in common to train the same model."""
+SCALER = ("scale", "good", "patience")
+
+
+@dataclass(frozen=True)
+class Meta:
+    """`meta.json`: all of a checkpoint but its tensors."""
+
+    iteration: int
+    consumed_samples: int
+    updates: int
+    """Updates of the weights; without any there need not be Adam's moments."""
+    scaler: Optional[Dict[str, float]]
+    """Of fp16's loss scale."""
+    order: Optional[Dict[str, float]]
+    """`Samples.order` of the run; None if no sample was consumed."""
+    model: Dict[str, int]
+
+    def as_json(self) -> str:
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    folder: Path
+    meta: Meta
+
+    @property
+    def position(self) -> Position:
+        return Position(self.meta.iteration, self.meta.consumed_samples)
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """The checkpoint in `folder`, of which only meta.json is read.
+
+        Raises:
+            EngineError: it is not there, or not one that this engine understands.
+        """
+        path = folder / "meta.json"
+        try:
+            content = json.loads(read_regular(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise EngineError(f"{path}: cannot be read as a checkpoint's description: {why(error)}") from error
+        version = content.pop("version", None) if isinstance(content, dict) else None
+        if version != VERSION:
+            raise EngineError(f"{path}: expected a checkpoint of version {VERSION}, found version {version}")
+        try:
+            meta = Meta(**content)
+            check_object(Meta, content, "", whole=False)
+            require(meta.scaler or dict.fromkeys(SCALER), SCALER, "scaler")
+        except (TypeError, PlanFault) as error:
+            raise EngineError(f"{path}: damaged: expected the keys of version {VERSION}: {error}") from error
+        for key in ("iteration", "consumed_samples", "updates"):
+            if content[key] < 0:
+                raise EngineError(f"{path}: damaged: {key}={content[key]} must be at least 0")
+        return cls(folder, meta)
+
+    @classmethod
+    def at(cls, path: Path) -> Checkpoint:
+        """The newest one of a run folder or its checkpoints folder, or that in the folder itself.
+
+        Raises:
+            EngineError: there is none.
+        """
+        for folder in (path / "checkpoints", path):
+            latest = folder / "latest"
+            if latest.is_file():
+                return cls.read(folder / _named(latest))
+        if (path / "meta.json").is_file():
+            return cls.read(path)
+        raise EngineError(
+            f"{path}: no checkpoint there; give a run folder, its checkpoints folder, or a folder with a meta.json"
+        )
+
+    def part(self, name: str) -> Path:
+        """The file of a part."""
+        return part_file(self.folder, name)
+
+
+def _named(latest: Path) -> str:
+    """The name of the newest checkpoint, beside which the file `latest` lies."""
+    try:
+        name = read_regular(latest).decode("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{latest}: cannot be read as the name of a checkpoint: {why(error)}") from error
+    if not (re.fullmatch(r"[\w.-]{1,200}", name) and (latest.parent / name).is_dir()):
+        raise EngineError(f"{latest}: names {name[:80]!r}, but there is no such checkpoint; write one that is")
+    return name
+
+
+def part_file(folder: Path, part: str) -> Path:
+    return folder / f"{part}.safetensors"
+
+
+def part_names(layers: int) -> List[str]:
+    """All parts of a model."""
+    return ["embedding", *(layer_name(number) for number in range(layers)), "head"]
+
+
+def layer_name(number: int) -> str:
+    """The part that holds a transformer layer."""
+    return f"layer-{number:05d}"
+
+
+def require_model(found: Checkpoint, model: Dict[str, int]) -> None:
+    """Raises EngineError if a checkpoint is of another model than this one, which has the keys of `Meta.model`."""
+    other = found.meta.model
+    keys = [key for key in dict.fromkeys([*model, *other]) if model.get(key) != other.get(key)]
+    if keys:
+        raise EngineError(
+            f"{found.folder}: a checkpoint of another model: expected "
+            + ", ".join(f"{key}={model.get(key)}" for key in keys)
+            + "; found "
+            + ", ".join(f"{key}={other.get(key)}" for key in keys)
+            + "; give the run the same model, "
+            + " ".join(f"model.{key}={value}" for key, value in other.items())
+            + ", or load another checkpoint"
+        )
+
+
+def to_load(path: Path, model: Dict[str, int], iterations: int) -> Checkpoint:
+    """The checkpoint that a new run of `iterations` in all goes on from, where `train.load` is `path`.
+
+    Raises:
+        EngineError: there is none, or it is of another model, or leaves nothing to train.
+    """
+    try:
+        found = Checkpoint.at(path)
+        require_model(found, model)
+    except EngineError as error:
+        raise EngineError(f"train.load={path}: {error}") from error
+    except OSError as error:
+        raise EngineError(f"train.load={path}: {error.filename} cannot be read: {error.strerror}") from error
+    if found.meta.iteration >= iterations:
+        raise EngineError(
+            f"train.load={path}: {found.folder.name} is of iteration {found.meta.iteration} and "
+            f"train.iterations={iterations}: nothing is left to train; use more iterations"
+        )
+    return found

@@ -1,0 +1,204 @@
+"""Saves the checkpoints of a run, so that a crash at any moment leaves the newest complete one (docs/formats.md)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Tuple
+
+from torch import Tensor
+
+from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints import tensors as checkpoint
+from megatron_ext.checkpoints.meta import Meta, part_file, part_names
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.data.gpt_samples import Position
+from megatron_ext.engine.engine import Engine
+from megatron_ext.parallel.comm import Gate
+
+Parts = Iterable[Tuple[str, Dict[str, Tensor]]]
+
+
+class Saver:
+    """All ranks call its methods together. Which rank writes a part does not matter: parts appear when complete.
+
+    Rank 0 makes the checkpoint visible once all parts are there. With `train.save_async` a thread writes copies of
+    them; it takes part in no communication, and its failure is raised after the next iteration or by `finish`.
+    """
+
+    def __init__(
+        self, plan: Plan, place: Place, engine: Engine, start: Position, order: Dict[str, float], gate: Gate
+    ) -> None:
+        """`start` and `order` are those of the run's samples."""
+        self._plan = plan
+        self._place = place
+        self._engine = engine
+        self._start = start
+        self._order = order
+        self._gate = gate
+        self._folder = plan.folder / "checkpoints"
+        self._pending: Optional[_Pending] = None
+
+    def after(self, iteration: int, ending: bool) -> None:
+        """Saves if this is due after `iteration`, or if no other iteration follows.
+
+        Raises:
+            EngineError: this rank could not write its parts, of this or an earlier checkpoint.
+            PeerLost: another rank is gone.
+        """
+        self._look()
+        train = self._plan.train
+        at_interval = train.save_interval is not None and iteration % train.save_interval == 0
+        if train.checkpoint and (at_interval or ending or iteration == train.iterations):
+            self.finish()
+            self._save(iteration)
+
+    def finish(self) -> None:
+        """Waits until what was to be saved is on disk; raises as `after` does."""
+        if self._pending is None:
+            return
+        self._pending.writer.wait()
+        name = self._pending.final.name
+        self._gate.wait(f"{name}/written", "waiting for all parts of the checkpoint")
+        if self._place.rank == 0:
+            self._publish(self._pending)
+        self._gate.wait(f"{name}/published", "ending the checkpoint")
+        self._pending = None
+
+    def _save(self, iteration: int) -> None:
+        optimizer = self._engine.optimizer
+        final = self._folder / f"iter_{iteration:07d}"
+        meta = Meta(
+            iteration=iteration,
+            consumed_samples=self._start.consumed(iteration, self._plan.global_batch_size),
+            updates=optimizer.updates,
+            scaler=optimizer.scaler.state(),
+            order=self._order,
+            model=checkpoint.model_of(self._plan.model),
+        )
+        if self._place.rank == 0:
+            with _told(final):
+                for left in self._folder.glob(".iter_*.partial"):
+                    shutil.rmtree(left)
+                _partial(final).mkdir(parents=True)
+        self._gate.wait(f"{final.name}/begun", "starting the checkpoint")
+        state = optimizer.state()
+        own: Parts = checkpoint.parts(self._engine, state, self._plan.model) if self._place.dp == 0 else ()
+        if self._plan.train.save_async:
+            self._pending = _Pending(final, meta, _Writer(_partial(final), list(own)))
+            self._pending.writer.start()
+        else:
+            self._pending = _Pending(final, meta, _Writer(_partial(final), own))
+            self._pending.writer.run()
+            self.finish()
+
+    def _look(self) -> None:
+        """Between iterations: raises a failure of the thread's; rank 0 publishes what is complete."""
+        if self._pending is None:
+            return
+        self._pending.writer.check()
+        if self._place.rank == 0:
+            parts = part_names(self._plan.model.layers)
+            partial = _partial(self._pending.final)
+            if all(part_file(partial, part).exists() for part in parts):
+                self._publish(self._pending)
+
+    def _publish(self, pending: _Pending) -> None:
+        """Gives a complete checkpoint its name, makes it the latest, and deletes those no longer wanted."""
+        partial, final = _partial(pending.final), pending.final
+        if not partial.exists():
+            return  # published before
+        missing = [p for p in part_names(self._plan.model.layers) if not part_file(partial, p).exists()]
+        if missing:
+            raise EngineError(f"checkpoint {final}: not made the latest, for it lacks {', '.join(missing)}")
+        with _told(final):
+            _write(partial / "meta.json", pending.meta.as_json())
+            _sync(partial)
+            _delete(final)  # left by an earlier start of the run that never made it the latest
+            partial.rename(final)
+            _sync(self._folder)
+            pointer = self._folder / ".latest.partial"
+            _write(pointer, final.name + "\n")
+            pointer.replace(self._folder / "latest")
+            _sync(self._folder)
+            for old in sorted(self._folder.glob("iter_*"))[: -self._plan.train.keep_checkpoints]:
+                if old != final:
+                    _delete(old)
+        print(f"checkpoint saved: {final}", flush=True)
+
+
+class _Writer(Thread):
+    """Writes parts, as a thread or, by `run()`, at once."""
+
+    def __init__(self, folder: Path, parts: Parts) -> None:
+        super().__init__(daemon=True)
+        self._to = folder
+        self._parts = parts
+        self._error: Optional[BaseException] = None
+
+    def run(self) -> None:
+        try:
+            for part, tensors in self._parts:
+                safetensors.write(part_file(self._to, part), tensors, {})
+        except BaseException as error:  # noqa: BLE001  (raised by `check`, on the thread that waits for it)
+            self._error = error
+        self._parts = ()
+
+    def wait(self) -> None:
+        """Until all is written; raises what went wrong."""
+        if self.is_alive():
+            self.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raises what went wrong so far."""
+        if self._error is not None:
+            raise self._error
+
+
+class _Pending(NamedTuple):
+    """A checkpoint that is being written."""
+
+    final: Path
+    meta: Meta
+    writer: _Writer
+
+
+@contextmanager
+def _told(final: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(f"checkpoint {final}: cannot be written: {error}") from error
+
+
+def _partial(final: Path) -> Path:
+    return final.with_name(f".{final.name}.partial")
+
+
+def _delete(folder: Path) -> None:
+    """So that it never stands under its name with a part of its files only."""
+    if folder.exists():
+        doomed = _partial(folder).with_suffix(".old.partial")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Has the names in a folder survive a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,173 @@
+"""The tensors of a checkpoint: one file per part of the model, so that any layout can read them (docs/formats.md)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.meta import MODEL, Checkpoint, Meta, layer_name, require_model, to_load
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan import ModelConfig, Place, Plan
+from megatron_ext.engine.engine import Engine
+from megatron_ext.parallel.comm import all_gather, told
+from megatron_ext.parallel.tensor_parallel import TensorGroup, shard_of
+
+WEIGHTS = "weights"
+KINDS = (WEIGHTS, "adam_m", "adam_v")
+"""What a part holds of each parameter: the tensor `<kind>/<parameter>`, whole and in fp32."""
+
+
+def model_of(config: ModelConfig) -> Dict[str, int]:
+    """As in `Meta.model`; the padded vocabulary follows from the tensor size."""
+    return {key: getattr(config, key) for key in MODEL}
+
+
+def place_of(name: str) -> Tuple[str, str]:
+    """The part, and the name within it, of a parameter of the model. The head's word embedding is the tied one."""
+    if name == "head.word":
+        return "embedding", "word"
+    if name.startswith("layers."):
+        _, number, parameter = name.split(".", 2)
+        return layer_name(int(number)), parameter
+    part, parameter = name.split(".", 1)
+    return part, parameter
+
+
+def parts(engine: Engine, state: Dict[str, Tensor], model: ModelConfig) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
+    """The parts of the model that this rank's stage holds, one at a time, with the tensors of each on the CPU.
+
+    All ranks of a tensor group go through it together; only the first gets the parts. `state` is the optimizer's.
+    The head's copy of the tied embedding is left out: the first stage has it. So is the vocabulary's padding.
+    """
+    names: Dict[str, List[str]] = {}
+    for name in engine.flat.slices:
+        if name != "head.word":
+            names.setdefault(place_of(name)[0], []).append(name)
+    for part, members in names.items():
+        content = {
+            f"{kind}/{place_of(name)[1]}": _whole(name, engine.flat.view(name, tensor), engine.tensor, model)
+            for name in members
+            for kind, tensor in state.items()
+        }
+        if engine.tensor.rank == 0:
+            yield part, content
+
+
+def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
+    """What this run goes on from: its own newest checkpoint, else `train.load`, else nothing. All ranks call it.
+
+    Rank 0 looks and says so at the store, so that all of them go on from the same.
+
+    Raises:
+        EngineError: on rank 0, it cannot be used.
+    """
+    if place.rank == 0:
+        found = _find(plan)
+        store.set("checkpoint", json.dumps(None if found is None else [str(found.folder), asdict(found.meta)]))
+        return found
+    with told("waiting for rank 0 to find the checkpoint"):
+        said = json.loads(store.get("checkpoint"))
+    return None if said is None else Checkpoint(Path(said[0]), Meta(**said[1]))
+
+
+def _find(plan: Plan) -> Optional[Checkpoint]:
+    model = model_of(plan.model)
+    own = plan.folder / "checkpoints"
+    if (own / "latest").is_file():
+        found = Checkpoint.at(own)
+        require_model(found, model)
+        return found
+    return None if plan.train.load is None else to_load(Path(plan.train.load), model, plan.train.iterations)
+
+
+def check_order(checkpoint: Checkpoint, order: Dict[str, float]) -> None:
+    """Training can go on at the exact sample only in the same order of samples.
+
+    Raises:
+        EngineError: the data, or the number of samples that the run needs of them, give another order.
+    """
+    meta = checkpoint.meta
+    before = meta.order if meta.order is not None else order
+    keys = [key for key in order if before.get(key) != order[key]]
+    if meta.consumed_samples and keys:
+        raise EngineError(
+            f"{checkpoint.folder}: cannot go on at its sample {meta.consumed_samples}, for the samples come in another "
+            "order: expected "
+            + ", ".join(f"{key}={before.get(key)}" for key in keys)
+            + "; found "
+            + ", ".join(f"{key}={order[key]}" for key in keys)
+            + ". Keep the data, data.split, train.seed, and as many samples (train.iterations x "
+            "parallel.global_batch_size) as need the same epochs; or take the weights alone, by export and import with "
+            "python -m megatron_ext.hf"
+        )
+
+
+def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
+    """Gives this rank its share of the weights and the optimizer's state. All replicas call it together.
+
+    Raises:
+        EngineError: a part is missing, damaged, or not of this model; the message has the file.
+    """
+    flat = engine.flat
+    state = {kind: torch.zeros(flat.weight.numel()) for kind in KINDS}
+    names: Dict[str, List[str]] = {}
+    for name in flat.slices:
+        names.setdefault(place_of(name)[0], []).append(name)
+    for part, members in names.items():
+        path = checkpoint.part(part)
+        content = safetensors.read(path)
+        for kind in KINDS if checkpoint.meta.updates else (WEIGHTS,):
+            for name in members:
+                target = flat.view(name, state[kind])
+                shape = _whole_shape(name, target, engine.tensor, plan.model)
+                whole = _tensor(path, content, f"{kind}/{place_of(name)[1]}", shape)
+                target.copy_(_share(name, whole, engine.tensor, plan.model))
+    engine.optimizer.load(state, checkpoint.meta.updates)
+    engine.optimizer.scaler.load(checkpoint.meta.scaler)
+
+
+def _is_word(name: str) -> bool:
+    return place_of(name)[1] == "word"
+
+
+def _whole(name: str, share: Tensor, group: TensorGroup, model: ModelConfig) -> Tensor:
+    """A copy of a parameter on the CPU, put together from the shares of a tensor group."""
+    shard = shard_of(name)
+    if shard is not None and group.size > 1:
+        shares = share.new_empty(group.size, *share.shape)
+        all_gather(share.contiguous(), shares, group.group, "gathering the checkpoint")
+        share = shard.whole(list(shares))
+    return (share[: model.vocab_size] if _is_word(name) else share).detach().to("cpu", copy=True)
+
+
+def _whole_shape(name: str, share: Tensor, group: TensorGroup, model: ModelConfig) -> List[int]:
+    """The shape in a checkpoint of a parameter of which this rank has a share."""
+    shard, shape = shard_of(name), list(share.shape)
+    if shard is not None:
+        shape[shard.dim] *= group.size
+    if _is_word(name):
+        shape[0] = model.vocab_size
+    return shape
+
+
+def _share(name: str, whole: Tensor, group: TensorGroup, model: ModelConfig) -> Tensor:
+    """The inverse of `_whole`: the vocabulary's padding, which is never used, becomes zero."""
+    if _is_word(name):
+        whole = torch.cat([whole, whole.new_zeros(model.padded_vocab_size - len(whole), whole.shape[1])])
+    shard = shard_of(name)
+    return whole if shard is None else shard.part(whole, group.size, group.rank)
+
+
+def _tensor(path: Path, content: Dict[str, Any], name: str, shape: List[int]) -> Tensor:
+    found = content.get(name)
+    if found is None or list(found.shape) != shape or found.dtype != torch.float32:
+        described = "none" if found is None else f"{list(found.shape)} of {found.dtype}"
+        raise EngineError(f"{path}: expected a tensor {name} of shape {shape} in fp32, found {described}")
+    return torch.as_tensor(found)

@@ -1,0 +1,235 @@
+"""`plan.json`, typed: all that a rank is told (docs/formats.md)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.plan_check import PlanFault, build, check_object, check_rules, require
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A GPT-2 family model."""
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence_length: int
+    vocab_size: int
+    padded_vocab_size: int
+
+    def flops_per_token(self) -> float:
+        """Floating-point operations of forward and backward pass for one token, without recomputation.
+
+        Narayanan et al. 2021, section 5.1, with 3 passes' worth of operations instead of 4.
+        """
+        hidden, sequence = self.hidden, self.sequence_length
+        layer = 72 * hidden**2 * (1 + sequence / (6 * hidden))
+        return self.layers * layer + 6 * hidden * self.vocab_size
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Indexed data and their weight in a blend."""
+
+    prefix: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Optimizer, schedule and logging."""
+
+    iterations: int
+    seed: int
+    lr: float
+    min_lr: float
+    lr_warmup_iterations: int
+    lr_decay_iterations: int
+    weight_decay: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
+    clip_grad: float
+    precision: str
+    compile: bool
+    log_interval: int
+    load: Optional[str]
+    checkpoint: bool
+    save_interval: Optional[int]
+    keep_checkpoints: int
+    save_async: bool
+    comm_timeout_s: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the run; `ranks` are those that run there."""
+
+    name: str
+    group: str
+    gpu: str
+    ranks: List[int]
+    environment: Dict[str, str]
+    """What its ranks were given beside what all have; the node agent sets it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands: on which node, and in which stage, replica and tensor slice."""
+
+    rank: int
+    node: int
+    local_rank: int
+    stage: int
+    dp: int
+    tp: int
+    emulates: Optional[str]
+    """In a rehearsal, the node that the rank stands for."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (stage {self.stage}, dp {self.dp}, tp {self.tp})"
+
+
+@dataclass(frozen=True)
+class EmulatedNode:
+    """A node that ranks of a rehearsal stand for."""
+
+    name: str
+    group: str
+    gpu: str
+    ranks: List[int]
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Nanoseconds that a rank takes; lists by chunk, of one micro-batch."""
+
+    forward_ns: List[int]
+    backward_ns: List[int]
+    send_forward_ns: int
+    send_backward_ns: int
+    busy_forward_ns: int
+    """For how much of `send_forward_ns` the link takes no other message."""
+    busy_backward_ns: int
+    one_way_out: bool
+    """Whether messages to both neighbours leave by one link."""
+    grads_all_reduce_ns: int
+    embedding_all_reduce_ns: int
+    optimizer_ns: int
+    params_all_gather_ns: int
+    """Handing out the weights of a sharded optimizer; 0 without one."""
+
+
+@dataclass(frozen=True)
+class RehearsalConfig:
+    """What passes time instead of computing."""
+
+    clock: str
+    nodes: List[EmulatedNode]
+    ranks: List[RankTimes]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What plan.json holds beside its version."""
+
+    run: str
+    tensor: int
+    data: int
+    pipeline: int
+    chunks: int
+    partition: List[int]
+    sequence_parallel: bool
+    recompute: str
+    sharded_optimizer: bool
+    schedule: str
+    schedule_file: Optional[str]
+    """In the plan's folder."""
+    micro_batch_size: int
+    global_batch_size: int
+    master_port: Optional[int]
+    meeting_timeout_s: int
+    """How long ranks wait for all the others before they begin."""
+    nodes: List[Node]
+    ranks: List[Place]
+    model: ModelConfig
+    train: TrainConfig
+    data_prefix: str
+    data_blend: List[Corpus]
+    """All corpora, `data_prefix` first, where there are several."""
+    data_split: List[float]
+    data_cache: Optional[str]
+    """The folder for index maps; null: beside the data, or in the user's cache."""
+    timeline: bool
+    nsys: bool
+    device: str
+    rehearsal: Optional[RehearsalConfig]
+
+
+@dataclass(frozen=True)
+class Plan(Content):
+    """One run. `folder` is where its plan.json lies: the run folder."""
+
+    folder: Path
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """Reads plan.json.
+
+        Raises:
+            EngineError: the file is not a plan that this engine understands; the message has the key, its value and
+                the rule.
+        """
+        try:
+            content = json.loads(read_regular(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise EngineError(f"{path}: cannot be read as a plan: {why(error)}") from error
+        try:
+            check(content, whole=True)
+        except PlanFault as fault:
+            raise EngineError(f"{path}: {fault}") from fault
+        return cls(**vars(build(Content, content)), folder=path.absolute().parent)
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor * self.data * self.pipeline
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one replica in one iteration."""
+        return self.global_batch_size // (self.data * self.micro_batch_size)
+
+    def layers_of(self, virtual_stage: int) -> range:
+        """Global numbers of the transformer layers of a virtual stage."""
+        first = sum(self.partition[:virtual_stage])
+        return range(first, first + self.partition[virtual_stage])
+
+
+def check(content: Any, whole: bool) -> None:
+    """Checks the content of a plan.json: all that a rank needs if `whole`, else what is there of it.
+
+    A plan of another version of tdpp may lack keys, but neither a node nor a rank what says which it is.
+
+    Raises:
+        PlanFault: it breaks a rule.
+    """
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        found = content.get("version") if isinstance(content, dict) else content
+        raise PlanFault(f"expected version {VERSION}, found {found!r}")
+    values = {key: value for key, value in content.items() if key != "version"}
+    check_object(Content, values, "", whole)
+    for key, needed in _NEEDED.items():
+        for number, entry in enumerate(values.get(key, ())):
+            require(entry, needed, f"{key}[{number}]")
+    check_rules(values)
+
+
+_NEEDED = {"nodes": ("name", "group", "gpu", "ranks"), "ranks": ("rank", "node", "stage", "dp", "tp")}

@@ -1,0 +1,1 @@
+"""Training samples from Megatron's indexed datasets."""

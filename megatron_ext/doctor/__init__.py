@@ -1,0 +1,1 @@
+"""Looks at one node of a run, and at its ways to the others."""

@@ -1,0 +1,237 @@
+"""python -m megatron_ext.doctor PLAN.json NODE_RANK: looks at one node of a run, and at its ways to the others.
+
+It trains nothing and judges nothing: what it finds goes to doctor/<node>.json and, by its ranks, to doctor/rank-*.json
+in the run's folder (docs/formats.md). What needs nobody else comes first, so that a fault of one node hides nothing of
+another, and every wait is bounded. It ends with 0 also when it found faults, and with 143 when it was told to stop; no
+rank outlives it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+from types import FrameType
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+
+from megatron_ext.contract.errors import DataError, EngineError
+from megatron_ext.contract.plan import Plan
+from megatron_ext.data.map_places import place_to_write
+from megatron_ext.parallel import interface
+from megatron_ext.timeline import notes
+from megatron_ext.timeline.notes import Note
+
+ALONE_S = 90.0
+"""For what a rank does before it meets others; the first use of a GPU may take long."""
+FINISH_S = 30.0
+"""The same, once this process was told to stop, because others have failed: what it can still find is worth that."""
+REACH_S = 5.0
+"""For a connection to another node."""
+TOGETHER_S = 120.0
+"""For all that ranks do together."""
+POLL_S = 0.05
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class _Told:
+    """Whether and when this process was told to stop."""
+
+    def __init__(self) -> None:
+        self.stop: Optional[float] = None
+        signal.signal(signal.SIGTERM, self._note)
+        signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, _signum: int, _: Optional[FrameType]) -> None:
+        self.stop = self.stop or time.monotonic()
+
+    def wait(self, condition: Callable[[], bool], seconds: float, finish_s: float = 0.0) -> bool:
+        """Whether the condition came true in time; `finish_s` is how long it may take once this was told to stop."""
+        begun = time.monotonic()
+        until = begun + seconds
+        while not condition():
+            if self.stop is not None:
+                until = min(until, max(begun, self.stop) + finish_s)
+            if time.monotonic() >= until:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+
+def main(argv: List[str]) -> int:
+    """Looks at everything once; the exit code as in the module's docstring."""
+    plan, node_rank = Plan.read(Path(argv[0])), int(argv[1])
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # nothing here could be saved
+    told = _Told()
+    node = plan.nodes[node_rank]
+    (plan.folder / notes.FOLDER).mkdir(exist_ok=True)
+    note = Note(
+        notes.of_node(plan, node.name),
+        host=socket.gethostname(),
+        python=platform.python_version(),
+        cpus=len(os.sched_getaffinity(0)),
+        files=dict(_files(plan)),
+        maps=dict(_maps(plan)),
+        disk=_free(plan.folder),
+        shared_memory=_free(_SHARED_MEMORY),
+    )
+    _examine(plan, node_rank, note, told)
+    return 0 if told.stop is None else 128 + signal.SIGTERM
+
+
+def _examine(plan: Plan, node_rank: int, note: Note, told: _Told) -> None:
+    others = {other.name: notes.of_node(plan, other.name) for rank, other in enumerate(plan.nodes) if rank != node_rank}
+    with _Listener(len(plan.nodes)) as listener:
+        try:
+            from megatron_ext.doctor.rank import Ranks
+        except (ImportError, OSError) as error:  # OSError: a library of torch's that cannot be loaded
+            note.tell(problem=f"torch cannot be used: {error}", **listener.told, ready=True)
+            _reach(note, others, plan, told)
+            note.tell(exit_codes={})
+            return
+        with Ranks(plan, node_rank) as ranks:
+            told.wait(ranks.alone_done, ALONE_S, FINISH_S)
+            problem = ranks.problem() or listener.problem
+            note.tell(problem=problem, **listener.told, ready=True)
+            _reach(note, others, plan, told)
+            if told.stop is None:
+                ranks.go(_hindrance(plan, [notes.of_node(plan, node.name) for node in plan.nodes]))
+                told.wait(ranks.ended, TOGETHER_S)
+        note.tell(exit_codes=ranks.exit_codes)
+
+
+def _reach(note: Note, others: Mapping[str, Path], plan: Plan, told: _Told) -> None:
+    """Connects to every other node once all are there, and tells which could not be reached.
+
+    Returns when the others have told that, too, or cannot be expected to any more.
+    """
+
+    def all_have(key: str) -> bool:
+        return all(key in _content(path) for path in others.values())
+
+    told.wait(lambda: all_have("ready"), plan.meeting_timeout_s)
+    found = {name: _content(path) for name, path in others.items()}
+    addresses = {name: content["address"] for name, content in found.items() if "address" in content}
+    unreached = _connect(addresses)
+    # One that is done by now was there: it has told so before it stopped listening.
+    note.tell(unreached={name: why for name, why in unreached.items() if "exit_codes" not in _content(others[name])})
+    told.wait(lambda: all_have("unreached"), 2 * REACH_S)
+
+
+def _content(path: Path) -> Dict[str, Any]:
+    return notes.read(path) or {}
+
+
+def _connect(addresses: Mapping[str, List[Any]]) -> Dict[str, str]:
+    """Why a node cannot be reached, by its name; those that can be are left out."""
+    unreached = dict.fromkeys(addresses, f"no answer within {REACH_S:g} s")
+
+    def knock(name: str, address: Tuple[str, int]) -> None:
+        try:
+            socket.create_connection(address, REACH_S).close()
+            del unreached[name]
+        except socket.gaierror as error:
+            unreached[name] = f"{address[0]}: {error.strerror}"
+        except OSError as error:
+            unreached[name] = error.strerror or str(error)
+
+    threads = [Thread(target=knock, args=(name, (host, port)), daemon=True) for name, (host, port) in addresses.items()]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + REACH_S + 1.0
+    for thread in threads:  # asking for a name's address has no limit of its own
+        thread.join(max(0.0, until - time.monotonic()))
+    return dict(unreached)
+
+
+def _hindrance(plan: Plan, paths: List[Path]) -> str:
+    """Why ranks need not even try to meet; empty if they should. All nodes come to the same conclusion."""
+    names = [node.name for node in plan.nodes]
+    found = {name: _content(path) for name, path in zip(names, paths)}
+    for name, content in found.items():
+        if "ready" not in content:
+            return f"node {name} did not come"
+        if content.get("problem"):
+            return f"node {name}: {content['problem']}"
+    for name, content in found.items():
+        if names[0] in content.get("unreached", {}):
+            return f"node {name} does not reach {names[0]}, where ranks meet"
+    return ""
+
+
+def _files(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
+    """What training reads: the bytes of each file, a folder counting as 0, or why it cannot be read."""
+    files = [f"{prefix}{suffix}" for prefix in _prefixes(plan) for suffix in (".bin", ".idx")]
+    for name in [*files, *filter(None, [plan.train.load])]:
+        try:
+            yield name, {"bytes": _read(Path(name))}
+        except OSError as error:
+            yield name, {"error": error.strerror}
+
+
+def _maps(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
+    """By the prefix of a corpus: the folder where its index maps would be written, or why there is none."""
+    for prefix in _prefixes(plan):
+        try:
+            yield prefix, {"folder": str(place_to_write(prefix, plan.data_cache).parent)}
+        except DataError as error:
+            yield prefix, {"error": str(error)}
+
+
+def _prefixes(plan: Plan) -> List[str]:
+    return [corpus.prefix for corpus in plan.data_blend] or [plan.data_prefix]
+
+
+def _read(path: Path) -> int:
+    if path.is_dir():
+        next(path.iterdir(), None)
+        return 0
+    with path.open("rb") as file:
+        file.read(1)
+        return file.seek(0, os.SEEK_END)
+
+
+def _free(folder: Path) -> Optional[int]:
+    """Bytes that this user may still write there; None if there is no such folder."""
+    try:
+        state = os.statvfs(folder)
+    except OSError:
+        return None
+    return state.f_bavail * state.f_frsize
+
+
+class _Listener:
+    """A port that the other nodes connect to, on the address that ranks listen on; closed with the block."""
+
+    def __init__(self, nodes: int) -> None:
+        self.told: Dict[str, Any] = {}
+        """What the note says of it: `address`, which others connect to, and its `interface`."""
+        self.problem: Optional[str] = None
+        """Why there is none."""
+        self._socket: Optional[socket.socket] = None
+        try:
+            host = interface.meeting_address(nodes)
+        except EngineError as error:
+            self.problem = str(error)
+            return
+        try:
+            self._socket = interface.listen(host, 0)  # a connection is made without anybody accepting it
+        except OSError as error:
+            self.problem = f"ranks cannot listen on {host}, which this node's name stands for: {error.strerror}"
+            return
+        self.told = {"address": [host, self._socket.getsockname()[1]], "interface": interface.name_of(host)}
+
+    def __enter__(self) -> _Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

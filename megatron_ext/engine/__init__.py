@@ -1,0 +1,1 @@
+"""Training steps: schedules executed, gradients summed, weights updated."""

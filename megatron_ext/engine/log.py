@@ -1,0 +1,95 @@
+"""What a run tells: Megatron's log lines for people and their scripts, metrics.jsonl for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+from megatron_ext.contract.plan import Plan
+from megatron_ext.data.gpt_samples import BEGINNING, Position
+from megatron_ext.engine.engine import StepResult
+from megatron_ext.engine.optimizer import learning_rate
+
+
+def iteration_line(plan: Plan, metrics: Dict[str, Any]) -> str:
+    """One line in Megatron's format from one object of metrics.jsonl; like Megatron it leaves out what there is not."""
+    loss, norm = metrics["loss"], metrics["grad_norm"]
+    return "".join(
+        [
+            f" iteration {metrics['iteration']:8d}/{plan.train.iterations:8d} |",
+            f" consumed samples: {metrics['consumed_samples']:12d} |",
+            f" elapsed time per iteration (ms): {metrics['elapsed_ms']:.1f} |",
+            f" learning rate: {metrics['learning_rate']:.3E} |",
+            f" global batch size: {plan.global_batch_size:5d} |",
+            "" if loss is None else f" lm loss: {loss:.6E} |",
+            f" loss scale: {metrics['loss_scale']:.1f} |",
+            "" if plan.rehearsal is not None else f" grad norm: {math.inf if norm is None else norm:.3f} |",
+            f" number of skipped iterations: {metrics['skipped']:3d} |",
+            f" number of nan iterations: {metrics['nan']:3d} |",
+        ]
+    )
+
+
+class TrainingLog:
+    """Gathers iterations and, every `log_interval` of them, prints a line and appends to metrics.jsonl."""
+
+    def __init__(
+        self, plan: Plan, path: Path, start: Position = BEGINNING, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """What the file tells of iterations after `start` is dropped: they are trained anew. `clock` tells seconds."""
+        keep_lines(path, start.iteration)
+        self._start = start
+        self._plan = plan
+        self._path = path
+        self._clock = clock
+        self._losses: List[float] = []
+        self._iterations = 0
+        self._skipped = 0
+        self._since = clock()
+
+    def add(self, iteration: int, result: StepResult, updates: int) -> None:
+        """Notes a finished iteration, after which the weights had had so many updates."""
+        self._iterations += 1
+        if result.skipped:
+            self._skipped += 1
+        elif result.loss is not None:
+            self._losses.append(result.loss)
+        train = self._plan.train
+        if iteration % train.log_interval and iteration != train.iterations:
+            return
+        now = self._clock()
+        seconds = (now - self._since) / self._iterations
+        norm = result.grad_norm
+        tokens_per_s = self._plan.global_batch_size * self._plan.model.sequence_length / seconds
+        metrics = {
+            "iteration": iteration,
+            "unix": time.time(),
+            "consumed_samples": self._start.consumed(iteration, self._plan.global_batch_size),
+            "elapsed_ms": seconds * 1e3,
+            "learning_rate": learning_rate(updates, train),
+            "loss": sum(self._losses) / len(self._losses) if self._losses else None,
+            "loss_scale": result.loss_scale,
+            "grad_norm": norm if norm is not None and math.isfinite(norm) else None,
+            "tokens_per_s": tokens_per_s,
+            "tflops_per_rank": tokens_per_s * self._plan.model.flops_per_token() / self._plan.world_size / 1e12,
+            "skipped": self._skipped,
+            "nan": 0,
+        }
+        print(iteration_line(self._plan, metrics), flush=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+        self._losses, self._iterations, self._skipped, self._since = [], 0, 0, now
+
+
+def keep_lines(path: Path, iteration: int) -> None:
+    """Drops the lines of metrics.jsonl after `iteration`, and one that was cut short."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["iteration"] <= iteration]
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(kept), encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,83 @@
+"""The gradients' all-reduce over the data-parallel group, while the backward pass of earlier layers goes on."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Tuple
+
+import torch.distributed as dist
+
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.parallel.comm import told
+from megatron_ext.timeline.recorder import Recorder, UnderWay
+
+
+class GradientReducer:
+    """Sums gradients over a group, a bucket as soon as all micro-batches have added to all of its parameters.
+
+    A single bucket is only full at the end, and summed there.
+    """
+
+    def __init__(
+        self, flat: FlatWeights, group: Optional[dist.ProcessGroup], bucket_bytes: int, recorder: Recorder
+    ) -> None:
+        self._flat = flat
+        self._group = group
+        self._recorder = recorder
+        self._buckets = buckets(flat, bucket_bytes)
+        self._bucket_of = {name: number for number, (_, names) in enumerate(self._buckets) for name in names}
+        self._left: Dict[str, int] = {}
+        self._missing: List[int] = []
+        self._begun: List[Tuple[dist.Work, UnderWay]] = []
+        self._early = group is not None and len(self._buckets) > 1
+        """Whether there is something to overlap; to be told of every gradient costs a small model some percent."""
+        if self._early:
+            flat.tell(self._arrived)
+
+    def begin(self, micro_batches: int) -> None:
+        """Starts an iteration, in which every parameter gets this many gradients."""
+        self._left = dict.fromkeys(self._flat.slices, micro_batches)
+        self._missing = [len(names) for _, names in self._buckets]
+
+    def finish(self) -> None:
+        """Waits until all gradients are summed; a mean needs its factor in the loss."""
+        if self._group is None:
+            return
+        with self._recorder.span("grads-all-reduce"), told("all-reduce of the gradients"):
+            if not self._early:
+                dist.all_reduce(self._flat.grad, group=self._group)
+                return
+            assert not any(self._missing), "a parameter got too few gradients"
+            for work, event in self._begun:
+                work.wait()
+                event.end()
+        self._begun.clear()
+
+    def _arrived(self, name: str) -> None:
+        self._left[name] -= 1
+        if self._left[name]:
+            return
+        bucket = self._bucket_of[name]
+        self._missing[bucket] -= 1
+        if self._missing[bucket] == 0:
+            here, _ = self._buckets[bucket]
+            event = self._recorder.begin("overlapped-grads-all-reduce")
+            with told("all-reduce of the gradients"):
+                work = dist.all_reduce(self._flat.grad[here], group=self._group, async_op=True)
+            assert work is not None
+            event.follow(work)
+            self._begun.append((work, event))
+
+
+def buckets(flat: FlatWeights, least_bytes: int) -> List[Tuple[slice, List[str]]]:
+    """Neighbouring parameters in slices of at least `least_bytes` of gradients, but for the last one."""
+    found: List[Tuple[slice, List[str]]] = []
+    names: List[str] = []
+    start = 0
+    for name, here in flat.slices.items():
+        names.append(name)
+        if (here.stop - start) * flat.grad.element_size() >= least_bytes:
+            found.append((slice(start, here.stop), names))
+            start, names = here.stop, []
+    if names:
+        found.append((slice(start, flat.grad.numel()), names))
+    return found

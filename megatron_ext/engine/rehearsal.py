@@ -1,0 +1,161 @@
+"""A rehearsal: the ranks, the schedule, the messages, the events and the log of a run, but time passes instead of
+computing.
+
+Every rank has a logical clock. What it would compute takes the time that plan.json gives; each message and each
+collective carries the sender's logical time, so that the receiver's clock cannot be earlier than it. A message waits
+until the link that it leaves by has sent the one before. With the clock `virtual` nothing sleeps: exact at any load.
+With `anchored` every rank also waits until its logical time has really come, so that the run lasts as long as the real
+one would; sleeping too long once does not add up, for the logical clock goes on from where it should be. Events are
+logical times in both.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Dict, Optional
+
+import torch
+import torch.distributed as dist
+
+from megatron_ext.contract.plan import Place, Plan, RankTimes
+from megatron_ext.contract.schedule_check import actions_of
+from megatron_ext.contract.schedules import Kind
+from megatron_ext.engine.engine import StepResult
+from megatron_ext.engine.executor import neighbours
+from megatron_ext.engine.log import TrainingLog
+from megatron_ext.parallel.comm import Inbox, Outbox, told
+from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.timeline.progress import iterates
+from megatron_ext.timeline.recorder import Recorder
+
+
+def computing_ns(times: RankTimes, kind: Kind, chunk: int) -> Optional[int]:
+    """How long an action computes; None for messages.
+
+    The two parts of a split backward pass multiply matrices of the same sizes: each gets half.
+    """
+    if kind is Kind.FORWARD:
+        return times.forward_ns[chunk]
+    if kind is Kind.BACKWARD:
+        return times.backward_ns[chunk]
+    if kind is Kind.BACKWARD_WEIGHT:
+        return times.backward_ns[chunk] // 2
+    if kind is Kind.BACKWARD_INPUT:
+        return times.backward_ns[chunk] - times.backward_ns[chunk] // 2
+    return None
+
+
+class Rehearsal:
+    """One rank of a rehearsal; `step` is what `Engine.step` is to a run."""
+
+    def __init__(self, plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> None:
+        assert plan.rehearsal is not None
+        self._times = plan.rehearsal.ranks[place.rank]
+        self._groups = groups
+        self._recorder = recorder
+        self._actions = actions_of(plan)[place.stage]
+        pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
+        stamp = torch.zeros(1, dtype=torch.int64)
+        peers = neighbours(pipeline, place.stage, plan.chunks, groups)
+        receives, sends = (Kind.RECV_FORWARD, Kind.RECV_BACKWARD), (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
+        self._inboxes = {kind: Inbox(peer, stamp, "time", True) for kind, peer in peers.items() if kind in receives}
+        self._outboxes = {kind: Outbox(peer, "time") for kind, peer in peers.items() if kind in sends}
+        self._free: Dict[Optional[Kind], int] = {}
+        """By link, when it has sent all that it was given."""
+        self.clock: str = plan.rehearsal.clock
+        self.now_ns = _common_start()
+
+    def step(self, iteration: int) -> StepResult:
+        """Lets the time of one iteration pass."""
+        self._recorder.iteration = iteration
+        iterates(iteration)
+        for kind, inbox in self._inboxes.items():
+            inbox.expect(sum(action.kind is kind for action in self._actions))
+        for kind, m, chunk in self._actions:
+            duration = computing_ns(self._times, kind, chunk)
+            if duration is not None:
+                self._spend(kind.value, duration, m, chunk)
+            elif kind in self._inboxes:
+                self._receive(kind, m, chunk)
+            else:
+                self._send(kind, m, chunk)
+        for outbox in self._outboxes.values():
+            outbox.flush()
+        self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
+        self._together("embedding-grads-all-reduce", self._groups.embedding, self._times.embedding_all_reduce_ns)
+        start = self.now_ns
+        self._together("grad-norm-all-reduce", self._groups.model, 0)
+        self._pass(self._times.optimizer_ns)
+        if self._times.params_all_gather_ns:
+            self._together("params-all-gather", self._groups.data, self._times.params_all_gather_ns)
+        self._recorder.record("optimizer", start, self.now_ns)
+        return StepResult(loss=None, grad_norm=None, loss_scale=1.0, skipped=False)
+
+    def seconds(self) -> float:
+        """What the log's clock shows: with `anchored` the time that really passed since the common start."""
+        return max(time.monotonic(), self.now_ns / 1e9) if self.clock == "anchored" else self.now_ns / 1e9
+
+    def _spend(self, name: str, duration: int, micro_batch: int, chunk: int) -> None:
+        start = self.now_ns
+        self._pass(duration)
+        self._recorder.record(name, start, self.now_ns, micro_batch, chunk=chunk)
+
+    def _receive(self, kind: Kind, micro_batch: int, chunk: int) -> None:
+        inbox = self._inboxes[kind]
+        start = self.now_ns
+        self._reach(int(inbox.take().item()))
+        self._recorder.record(kind.value, start, self.now_ns, micro_batch, inbox.peer.rank, chunk)
+
+    def _send(self, kind: Kind, micro_batch: int, chunk: int) -> None:
+        outbox = self._outboxes[kind]
+        forward = kind is Kind.SEND_FORWARD
+        takes = self._times.send_forward_ns if forward else self._times.send_backward_ns
+        link = None if self._times.one_way_out else kind
+        begin = max(self.now_ns, self._free.get(link, 0))
+        self._free[link] = begin + (self._times.busy_forward_ns if forward else self._times.busy_backward_ns)
+        outbox.put(torch.tensor([begin + takes]))
+        self._recorder.record(kind.value, self.now_ns, self.now_ns, micro_batch, outbox.peer.rank, chunk)
+
+    def _together(self, name: str, group: Optional[dist.ProcessGroup], duration: int) -> None:
+        """A collective: it begins when the last rank of the group comes to it."""
+        if group is None:
+            return
+        start = self.now_ns
+        latest = torch.tensor([start])
+        with told(name):
+            dist.all_reduce(latest, dist.ReduceOp.MAX, group)
+        self._reach(int(latest.item()))
+        self._pass(duration)
+        self._recorder.record(name, start, self.now_ns)
+
+    def _reach(self, moment: int) -> None:
+        self._pass(max(0, moment - self.now_ns))
+
+    def _pass(self, duration: int) -> None:
+        self.now_ns += duration
+        if self.clock == "anchored":
+            time.sleep(max(0, self.now_ns - time.monotonic_ns()) / 1e9)
+
+
+def _common_start() -> int:
+    """A moment shortly after the last rank has come here, the same on all: they share this machine's clock."""
+    start = torch.tensor([time.monotonic_ns() + 50_000_000])
+    with told("agreeing on a start"):
+        dist.all_reduce(start, dist.ReduceOp.MAX)
+    return int(start.item())
+
+
+def rehearse(plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> None:
+    """The loop of a rehearsal, in place of training."""
+    now = time.monotonic_ns()
+    recorder.clock(now, now, 0)  # all ranks share this machine's
+    rehearsal = Rehearsal(plan, place, groups, recorder)
+    log = None
+    if place.rank == plan.world_size - 1:
+        print(f"REHEARSAL: emulated times, clock {rehearsal.clock}; there is no loss, and no data are read", flush=True)
+        log = TrainingLog(plan, plan.folder / "metrics.jsonl", clock=rehearsal.seconds)
+    for iteration in range(1, plan.train.iterations + 1):
+        result = rehearsal.step(iteration)
+        if log is not None:
+            log.add(iteration, result, iteration)
+    recorder.close()

@@ -1,0 +1,128 @@
+"""What messages and all-reduces take by their size, within nodes and between them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+
+from megatron_ext.parallel.comm import told
+from megatron_ext.parallel.links import LARGEST, steps
+
+SMALLEST = 1024
+"""Bytes; each next size is four times as large."""
+WARM_UP = 3
+REPEATS = 25
+"""Of small messages, of which the fastest counts: the others waited for a processor, not for the link."""
+LARGE = 2**20
+"""Bytes from which on messages are few, and their first quartile counts: what shares the link is a part of it."""
+FEW = 7
+
+
+def sizes(device: torch.device) -> List[int]:
+    largest, size, found = LARGEST[device.type], SMALLEST, []
+    while size <= largest:
+        found.append(size)
+        size *= 4
+    return found
+
+
+def p2p(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Dict[str, Any]]:
+    """One way between neighbours, half of a message there and back. `nodes` are the ranks of each node.
+
+    All ranks call it together. Pairs of a node and the next one measure at the same time, since they share its link.
+    Returns what pairs measured whose first rank is this one: `to` and `us_by_bytes`.
+    """
+    rank, found = dist.get_rank(), []
+    for step in steps(nodes):
+        _together(device, None)
+        for first, second in step:
+            if rank in (first, second):
+                times = _there_and_back(second if rank == first else first, rank == first, device)
+                if rank == first:
+                    found.append({"to": second, "us_by_bytes": times})
+    return found
+
+
+def all_reduces(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Dict[str, Any]]:
+    """Of all ranks of a node, all nodes at once; then of one rank of each node, all ranks of a node at once.
+
+    All ranks call it together. Returns what this rank measured: `between`, `ranks` and `us_by_bytes`.
+    """
+    found = []
+    across = [list(ranks) for ranks in zip(*nodes)]
+    for between, groups in ((False, nodes), (True, across)):
+        own: Optional[dist.ProcessGroup] = None
+        size = 1
+        for ranks in groups:
+            if len(ranks) > 1:
+                group = dist.new_group(list(ranks))  # every rank takes part in making each group
+                if dist.get_rank() in ranks:
+                    own, size = group, len(ranks)
+        _together(device, None)
+        if own is not None:
+            found.append({"between": between, "ranks": size, "us_by_bytes": _all_reduce(own, device)})
+    return found
+
+
+def _there_and_back(peer: int, first: bool, device: torch.device) -> Dict[str, float]:
+    payload = torch.zeros(sizes(device)[-1], dtype=torch.uint8, device=device)
+    found = {}
+    with told(f"messages to and from rank {peer}"):
+        for size in sizes(device):
+            times = []
+            for _ in range(WARM_UP + _repeats(size)):
+                before = time.perf_counter()
+                if first:
+                    dist.send(payload[:size], peer)
+                    dist.recv(payload[:size], peer)
+                else:
+                    dist.recv(payload[:size], peer)
+                    dist.send(payload[:size], peer)
+                _finish(device)
+                times.append(time.perf_counter() - before)
+            found[str(size)] = _counting(times[WARM_UP:], size) / 2 * 1e6
+    return found
+
+
+def _all_reduce(group: dist.ProcessGroup, device: torch.device) -> Dict[str, float]:
+    payload = torch.zeros(sizes(device)[-1] // 4, device=device)
+    found = {}
+    with told("all-reduces by size"):
+        for size in sizes(device):
+            times = []
+            for _ in range(WARM_UP + _repeats(size)):
+                _together(device, group)
+                before = time.perf_counter()
+                dist.all_reduce(payload[: size // 4], group=group)
+                _finish(device)
+                times.append(time.perf_counter() - before)
+            found[str(size)] = _counting(times[WARM_UP:], size) * 1e6
+    return found
+
+
+def _counting(times: Sequence[float], size: int) -> float:
+    return sorted(times)[len(times) // 4 if size >= LARGE else 0]
+
+
+def _repeats(size: int) -> int:
+    return FEW if size >= LARGE else REPEATS
+
+
+def _together(device: torch.device, group: Optional[dist.ProcessGroup]) -> None:
+    """Returns when all ranks of a group, or all there are, are here.
+
+    Not with torch's own barrier: as the first message of a group it takes, before torch 2.4, the GPU whose number is
+    the rank's in the group.
+    """
+    with told("waiting for the other ranks"):
+        dist.all_reduce(torch.ones(1, device=device), group=group)
+        _finish(device)
+
+
+def _finish(device: torch.device) -> None:
+    """Until then a GPU's messages are only queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()

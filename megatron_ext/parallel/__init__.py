@@ -1,0 +1,1 @@
+"""Ranks: where they meet, their groups, messages and tensor parallelism."""

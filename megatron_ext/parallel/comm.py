@@ -1,0 +1,182 @@
+"""Messages between ranks: stage to stage, and the all-reduces. A lost rank is told by name.
+
+gloo sends are rendezvous (the receiver must have posted its receive), so receives are posted before they
+are needed and sends are waited for late.
+
+What comes from a rank in one group comes in the order in which it was sent: nothing else tells messages apart, for nccl
+has no tags. So each direction of each kind of message has a group of its own (`Groups` of
+`megatron_ext.parallel.grid`); a receive that nccl has posted ahead then holds up no send either.
+
+With nccl a message is a kernel, in a stream of its two ranks and their group, and `wait` makes only the GPU wait, not
+the host. Streams are not independent: CUDA has 8 hardware queues for all of a process, or as many as
+CUDA_DEVICE_MAX_CONNECTIONS says, and what cannot begin yet holds up all that was launched after it in its queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import timedelta
+from typing import ContextManager, Deque, NamedTuple, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from megatron_ext.contract.errors import PeerLost, reason_of, shortage
+from megatron_ext.timeline.progress import Wait
+
+
+class _Told(Wait):
+    """A class, for it is entered at every message, and takes a third of what `contextmanager` does."""
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        if isinstance(error, RuntimeError) and not shortage(error):
+            raise PeerLost(f"{self.what} failed: {reason_of(error)}") from error
+
+
+def told(what: str) -> ContextManager[None]:
+    """Turns a failure of the communication library into `PeerLost`, which says what was under way.
+
+    Not where memory ran out, of which NCCL takes some for every group, or threads: that is no other rank's doing.
+    Meanwhile this rank waits for others, as far as `megatron_ext.timeline.progress` knows.
+    """
+    return _Told(what)
+
+
+def meet(store: Store, rank: int, ranks: int, device: torch.device, timeout: timedelta) -> None:
+    """Joins all `ranks` at `store`; this, and any message from then on, waits for another rank until `timeout`.
+
+    Not with a `device_id`, with which nccl would run all messages of a group, sent and received, one after another
+    in one stream. Without one each two ranks of a group have their own.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store.set_timeout(timeout)  # nccl's communicators meet here, too, and wait as long as the store says
+    with told("meeting the other ranks"):
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
+
+
+class Peer(NamedTuple):
+    """The other end of a channel."""
+
+    rank: int
+    group: Optional[dist.ProcessGroup]
+    """In which these two ranks send nothing else, and nothing the other way."""
+
+
+AHEAD_BYTES = 16 * 2**20
+"""What a channel's receives posted ahead may take with gloo; one is always posted."""
+
+
+class Inbox:
+    """Receives a known number of equal-shaped tensors from one rank.
+
+    With gloo as many receives are posted ahead as `AHEAD_BYTES` allows: posting one sends a word to the sender, whose
+    communication thread spins if that comes while it sends. Posted long before, small messages need no word when they
+    are sent.
+
+    With nccl at most one is, and only after the first message. A second one could not begin before the first one has
+    ended, and would hold up the computation behind it in its hardware queue, for ever if the sender waits for that.
+    """
+
+    def __init__(self, peer: Peer, like: Tensor, what: str, one_ahead: bool) -> None:
+        """`like` has the shape, number format and device of the messages; `one_ahead` is whether nccl may post one."""
+        self.peer = peer
+        self._like = like
+        self._what = f"{what} from rank {peer.rank}"
+        size = like.numel() * like.element_size()
+        self._ahead = int(one_ahead) if like.is_cuda else max(1, AHEAD_BYTES // size)
+        self._left = 0
+        self._posted: Deque[Tuple[Tensor, dist.Work]] = deque()
+
+    def expect(self, count: int) -> None:
+        """Announces `count` more messages and, with gloo, posts the first receives."""
+        self._left += count
+        if not self._like.is_cuda:
+            self._post(self._ahead)
+
+    def take(self) -> Tensor:
+        """Waits for the next message; if more are announced, those ahead are posted before this returns."""
+        self._post(1)
+        assert self._posted, "take() without a message announced by expect()"
+        tensor, work = self._posted.popleft()
+        with told(self._what):
+            work.wait()
+        self._post(self._ahead)
+        return tensor
+
+    def _post(self, ahead: int) -> None:
+        while self._left and len(self._posted) < ahead:
+            tensor = torch.empty_like(self._like)
+            with told(self._what):
+                work = dist.irecv(tensor, self.peer.rank, self.peer.group)
+            assert work is not None
+            self._posted.append((tensor, work))
+            self._left -= 1
+
+
+class Outbox:
+    """Sends to one rank without waiting; keeps a tensor until it was sent."""
+
+    def __init__(self, peer: Peer, what: str) -> None:
+        self.peer = peer
+        self._what = f"{what} to rank {peer.rank}"
+        self._pending: Deque[Tuple[Tensor, dist.Work]] = deque()
+
+    def put(self, tensor: Tensor) -> None:
+        """Starts sending. Lets go of what was sent meanwhile, which gloo tells only when waited for, in `flush`."""
+        while self._pending and self._pending[0][1].is_completed():
+            self._finish()
+        tensor = tensor.contiguous()
+        with told(self._what):
+            work = dist.isend(tensor, self.peer.rank, self.peer.group)
+        assert work is not None
+        self._pending.append((tensor, work))
+
+    def flush(self) -> None:
+        """Waits until all was received."""
+        while self._pending:
+            self._finish()
+
+    def _finish(self) -> None:
+        _, work = self._pending.popleft()
+        with told(self._what):
+            work.wait()
+
+
+def all_reduce(tensor: Tensor, group: Optional[dist.ProcessGroup], what: str) -> None:
+    """Sums `tensor` over a group, in place; a rank without a group is alone."""
+    if group is not None:
+        with told(what):
+            dist.all_reduce(tensor, group=group)
+
+
+def all_gather(own: Tensor, whole: Tensor, group: Optional[dist.ProcessGroup], what: str) -> None:
+    """Lays the tensors of a group's ranks out in `whole` [ranks, …]; `own` […] may be this rank's part of it."""
+    with told(what):
+        if own.is_cuda:  # given a list, nccl's ranks copy all of it once more
+            dist.all_gather_into_tensor(whole, own, group=group)
+        else:  # gloo knows lists alone in torch 2.0
+            dist.all_gather(list(whole), own, group=group)
+
+
+class Gate:
+    """Where ranks wait for all others while some of them make their weights, or read or write files, which may take
+    longer than any message.
+
+    It goes through the store where they met. A rank that dies meanwhile is not missed here: its node ends the others.
+    """
+
+    PATIENCE = timedelta(hours=2)
+
+    def __init__(self, store: Store, ranks: int) -> None:
+        self._store = store
+        self._ranks = ranks
+
+    def wait(self, name: str, what: str) -> None:
+        """Returns when all ranks have come to the gate called `name`, which they pass once."""
+        with told(what):
+            if self._store.add(f"gate/{name}", 1) == self._ranks:
+                self._store.set(f"gate/{name}/open", "")
+            self._store.wait([f"gate/{name}/open"], self.PATIENCE)

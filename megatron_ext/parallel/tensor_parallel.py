@@ -1,0 +1,232 @@
+"""Tensor parallelism after Shoeybi et al. 2019, and sequence parallelism after Korthikanti et al. 2022.
+
+Between the layers every rank of a tensor group holds the same activations [batch, sequence, hidden] or, with
+sequence parallelism, its share of the sequence. `enter` and `leave` are the two ends of a parallel region.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from megatron_ext.parallel.comm import all_gather, told
+from megatron_ext.timeline.recorder import Recorder
+
+_REDUCE_SCATTER = "tensor-reduce-scatter"
+PART = 2**22
+"""Logits in fp32 at once: few enough to stay in memory just used, and many enough to keep a GPU busy."""
+
+
+class Shard(NamedTuple):
+    """How a parameter is cut: along `dim`, which consists of `blocks` equal blocks that are each cut."""
+
+    dim: int
+    blocks: int
+
+    def part(self, whole: Tensor, size: int, rank: int) -> Tensor:
+        """The share of `rank` out of `size`."""
+        return torch.cat([block.chunk(size, self.dim)[rank] for block in whole.chunk(self.blocks, self.dim)], self.dim)
+
+    def whole(self, parts: List[Tensor]) -> Tensor:
+        """Puts the shares of all ranks together again."""
+        pieces = [part.chunk(self.blocks, self.dim) for part in parts]
+        return torch.cat([piece[block] for block in range(self.blocks) for piece in pieces], self.dim)
+
+
+_SHARDS = {
+    "word": Shard(0, 1),
+    "qkv.weight": Shard(0, 3),
+    "qkv.bias": Shard(0, 3),
+    "attention_out.weight": Shard(1, 1),
+    "mlp_in.weight": Shard(0, 1),
+    "mlp_in.bias": Shard(0, 1),
+    "mlp_out.weight": Shard(1, 1),
+}
+
+
+def shard_of(name: str) -> Optional[Shard]:
+    """How the parameter of this name in the model is cut; None: every rank of a tensor group has it whole."""
+    parts = name.split(".")
+    return _SHARDS.get(parts[-1]) or _SHARDS.get(".".join(parts[-2:]))
+
+
+class TensorGroup(NamedTuple):
+    """A rank's tensor group: its size, this rank's number in it, whether it shares the sequence, and what records its
+    messages."""
+
+    size: int = 1
+    rank: int = 0
+    group: Optional[dist.ProcessGroup] = None
+    sequence_parallel: bool = False
+    recorder: Recorder = Recorder(None)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """From outside into a parallel region: the whole sequence on every rank, whose gradients are summed."""
+        if self.size == 1:
+            return x
+        return _Gather.apply(x, self) if self.sequence_parallel else _Copy.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Out of a parallel region: the sum of all ranks' partial results."""
+        if self.size == 1:
+            return x
+        return _Scatter.apply(x, self) if self.sequence_parallel else _Reduce.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def positions(self, sequence: int) -> slice:
+        """This rank's share of the sequence outside parallel regions."""
+        if not self.sequence_parallel:
+            return slice(0, sequence)
+        share = sequence // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+
+class _Copy(Function):
+    """Identity; sums the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
+        ctx.tensor = tensor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        return _reduce(gradient, ctx.tensor), None
+
+
+class _Reduce(Function):
+    """Sums; identity for the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
+        return _reduce(x, tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        return gradient, None
+
+
+class _Gather(Function):
+    """[batch, sequence / size, …] -> [batch, sequence, …]; sums and scatters the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
+        ctx.tensor = tensor
+        return _gather(x, tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        return _sum_scatter(gradient, ctx.tensor), None
+
+
+class _Scatter(Function):
+    """[batch, sequence, …] -> the sum's share [batch, sequence / size, …]; gathers the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
+        ctx.tensor = tensor
+        return _sum_scatter(x, tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        return _gather(gradient, ctx.tensor), None
+
+
+def _reduce(x: Tensor, tensor: TensorGroup, op: Any = dist.ReduceOp.SUM, name: str = "tensor-all-reduce") -> Tensor:
+    total = x.clone()
+    with tensor.recorder.inside(name), told("all-reduce of the tensor group"):
+        dist.all_reduce(total, op, tensor.group)
+    return total
+
+
+def _gather(x: Tensor, tensor: TensorGroup) -> Tensor:
+    x = x.contiguous()
+    shares = x.new_empty(tensor.size, *x.shape)
+    with tensor.recorder.inside("tensor-all-gather"):
+        all_gather(x, shares, tensor.group, "all-gather of the tensor group")
+    return shares.transpose(0, 1).flatten(1, 2)
+
+
+def _sum_scatter(x: Tensor, tensor: TensorGroup) -> Tensor:
+    if x.is_cuda:
+        shares = torch.stack(x.chunk(tensor.size, 1))
+        own = torch.empty_like(shares[0])
+        with tensor.recorder.inside(_REDUCE_SCATTER), told("reduce-scatter of the tensor group"):
+            dist.reduce_scatter_tensor(own, shares, group=tensor.group)
+        return own
+    total = _reduce(x, tensor, name=_REDUCE_SCATTER)  # gloo has no reduce-scatter
+    return total.chunk(tensor.size, 1)[tensor.rank].contiguous()
+
+
+def vocab_embedding(tokens: Tensor, word: Tensor, tensor: TensorGroup) -> Tensor:
+    """tokens [batch, sequence], word [padded vocabulary / size, hidden] -> embeddings as outside parallel regions."""
+    if tensor.size == 1:
+        return F.embedding(tokens, word)
+    first = tensor.rank * word.shape[0]
+    elsewhere = (tokens < first) | (tokens >= first + word.shape[0])
+    own = F.embedding((tokens - first).masked_fill(elsewhere, 0), word)
+    return tensor.leave(own.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
+def vocab_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, tensor: TensorGroup) -> Tensor:
+    """Mean cross-entropy in fp32 over the first `vocab_size` classes; the vocabulary's padding takes no part.
+
+    logits [batch, sequence, padded vocabulary / size], of which the backward pass makes their gradient where they are
+    many; labels [batch, sequence].
+    """
+    share = logits.shape[-1]
+    first = tensor.rank * share
+    classes = max(0, min(share, vocab_size - first))
+    if tensor.size == 1 and logits.numel() <= PART:
+        return F.cross_entropy(logits[..., :classes].float().flatten(0, 1), labels.flatten())
+    losses: Tensor = _VocabCrossEntropy.apply(logits.flatten(0, 1), labels.flatten() - first, classes, tensor)  # type: ignore[no-untyped-call]
+    return losses.mean()
+
+
+class _VocabCrossEntropy(Function):
+    """Cross-entropy of logits [rows, classes and padding], whose other classes lie on the ranks of a tensor group.
+
+    A label that lies elsewhere is out of range. Some rows at a time: logits in fp32, their exponentials and their
+    gradient, of all rows at once, would take several times the memory of the logits themselves.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, classes: int, tensor: TensorGroup) -> Tensor:
+        elsewhere = (labels < 0) | (labels >= classes)
+        index = labels.masked_fill(elsewhere, 0).unsqueeze(-1)
+        own_log_sum = torch.full(labels.shape, -torch.inf, device=logits.device)
+        target = torch.zeros_like(own_log_sum)
+        for rows in _parts(logits) if classes else ():
+            target[rows] = logits[rows].gather(-1, index[rows]).squeeze(-1).float()
+            logarithms = torch.log_softmax(logits[rows, :classes], -1, dtype=torch.float32)
+            own_log_sum[rows] = target[rows] - logarithms.gather(-1, index[rows]).squeeze(-1)
+        log_sum = own_log_sum
+        if tensor.size > 1:
+            largest = _reduce(own_log_sum, tensor, dist.ReduceOp.MAX)
+            sums = _reduce(torch.stack([(own_log_sum - largest).exp(), target.masked_fill(elsewhere, 0.0)]), tensor)
+            log_sum, target = largest + sums[0].log(), sums[1]
+        ctx.save_for_backward(logits, index, elsewhere, own_log_sum - log_sum)
+        ctx.classes = classes
+        return log_sum - target
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, None, None]:
+        logits, index, elsewhere, share = ctx.saved_tensors
+        logits = logits.detach()
+        ours = gradient.masked_fill(elsewhere, 0.0).unsqueeze(-1)
+        factor = (share.exp() * gradient).unsqueeze(-1)
+        for rows in _parts(logits) if ctx.classes else ():
+            part = torch.softmax(logits[rows, : ctx.classes], -1, dtype=torch.float32).mul_(factor[rows])
+            logits[rows, : ctx.classes] = part.scatter_add_(-1, index[rows], -ours[rows])
+        logits[:, ctx.classes :] = 0.0
+        return logits, None, None, None
+
+
+def _parts(logits: Tensor) -> Iterator[slice]:
+    """Rows that make up about `PART` together."""
+    rows = max(1, PART // logits.shape[-1])
+    return (slice(start, start + rows) for start in range(0, len(logits), rows))

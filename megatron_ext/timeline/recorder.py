@@ -1,0 +1,191 @@
+"""Records what a rank does and when, at a cost that does not show (docs/formats.md, events).
+
+A record is packed into memory, from which `megatron_ext.timeline.event_files` takes it to the rank's file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from contextlib import nullcontext
+from itertools import count
+from pathlib import Path
+from typing import Any, ContextManager, Optional
+
+from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.timeline.event_files import EventBuffer
+
+MAGIC = b"TDPPEVT1"
+NAMES = (
+    "clock",
+    "forward-compute",
+    "backward-compute",
+    "backward-input-compute",
+    "backward-weight-compute",
+    "forward-send",
+    "forward-recv",
+    "backward-send",
+    "backward-recv",
+    "grads-all-reduce",
+    "layernorm-grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "optimizer",
+    "optimizer-clip-main-grad",
+    "batch-generator",
+    "loss-compute",
+    "tensor-all-reduce",
+    "tensor-all-gather",
+    "tensor-reduce-scatter",
+    "overlapped-grads-all-reduce",
+    "grad-norm-all-reduce",
+    "params-all-gather",
+)
+_INDEX = {name: index for index, name in enumerate(NAMES)}
+_LARGEST_UNCERTAINTY_NS = 2**31 - 1
+
+
+def begin_events(path: Path, plan: Plan, place: Place) -> None:
+    """Begins the event file of a rank: everything up to the first record.
+
+    A run that goes on starts it anew, for the clock may be another one; that of an earlier start moves to
+    rank-*.1.bin, rank-*.2.bin and so on.
+    """
+    if path.exists():
+        path.rename(next(old for n in count(1) if not (old := path.with_suffix(f".{n}.bin")).exists()))
+    header = json.dumps(
+        {
+            "version": 1,
+            "rank": place.rank,
+            "stage": place.stage,
+            "dp": place.dp,
+            "tp": place.tp,
+            "node": place.emulates or plan.nodes[place.node].name,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "names": NAMES,
+            "monotonic_ns": time.monotonic_ns(),
+            "unix_ns": time.time_ns(),
+        }
+    ).encode()
+    partial = path.with_name(f".{path.name}")  # so that who looks at a run finds no header cut short
+    partial.write_bytes(MAGIC + struct.pack("<I", len(header)) + header)
+    partial.replace(path)
+
+
+NOTHING = nullcontext()
+
+
+class UnderWay:
+    """What goes on beside the rank's work, such as an all-reduce that nothing waits for yet; recorded by a subclass."""
+
+    def follow(self, work: Any) -> None:
+        """Has the end noted when `work`, a message of torch.distributed, ends; else it is when `end` is called."""
+
+    def end(self) -> None:
+        """Records it."""
+
+
+class Recorder:
+    """Puts fixed-size records into the buffer of one rank; with no buffer it records nothing."""
+
+    def __init__(self, buffer: Optional[EventBuffer]) -> None:
+        self._buffer = buffer
+        self.iteration = 0
+        """Iteration that the next records belong to, from 1."""
+        self.micro_batch = -1
+        """That of the pass under way, which the communication inside it belongs to."""
+        self.chunk = 0
+
+    def record(
+        self,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        micro_batch: int = -1,
+        peer: int = -1,
+        chunk: int = 0,
+        iteration: Optional[int] = None,
+    ) -> None:
+        """Notes one event, of the current iteration unless another one is given; times are `time.monotonic_ns`."""
+        if self._buffer is not None:
+            self._buffer.put(
+                _INDEX[name],
+                chunk,
+                self.iteration if iteration is None else iteration,
+                micro_batch,
+                peer,
+                start_ns,
+                end_ns,
+            )
+
+    def span(self, name: str, micro_batch: int = -1, peer: int = -1, chunk: int = 0) -> ContextManager[None]:
+        """Records the time that its block takes, if the block ends well."""
+        if self._buffer is None:
+            return NOTHING
+        return _Span(self._buffer, _INDEX[name], chunk, self.iteration, micro_batch, peer)
+
+    def inside(self, name: str) -> ContextManager[None]:
+        """The same for a part of the pass under way; nothing before the first iteration, where a model warms up."""
+        return self.span(name, self.micro_batch, chunk=self.chunk) if self.iteration else NOTHING
+
+    def begin(self, name: str) -> UnderWay:
+        """The begin of what goes on beside the rank's work."""
+        return UnderWay() if self._buffer is None else _Timed(self, name)
+
+    def clock(self, own_ns: int, rank0_ns: int, uncertainty_ns: int) -> None:
+        """Notes that two clocks showed these times at one moment, give or take the uncertainty."""
+        self.record("clock", own_ns, rank0_ns, peer=min(uncertainty_ns, _LARGEST_UNCERTAINTY_NS))
+
+    def flush(self) -> None:
+        """Called between two iterations; puts into the buffer what is not there yet."""
+
+    def abandon(self) -> None:
+        """Called when the rank fails: as `flush`, but for what may never come it does not wait."""
+
+    def close(self) -> None:
+        """Called after the last event."""
+        self.flush()
+        self._buffer = None
+
+
+class _Span:
+    """A block whose time is recorded; a class of its own costs half of what `contextmanager` does."""
+
+    __slots__ = ("_buffer", "_chunk", "_iteration", "_micro_batch", "_name", "_peer", "_start")
+
+    def __init__(self, buffer: EventBuffer, name: int, chunk: int, iteration: int, micro_batch: int, peer: int) -> None:
+        self._buffer = buffer
+        self._name = name
+        self._chunk = chunk
+        self._iteration = iteration
+        self._micro_batch = micro_batch
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        self._start = time.monotonic_ns()
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is None:
+            end = time.monotonic_ns()
+            self._buffer.put(self._name, self._chunk, self._iteration, self._micro_batch, self._peer, self._start, end)
+
+
+class _Timed(UnderWay):
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._end_ns: Optional[int] = None
+        self._start_ns = time.monotonic_ns()
+
+    def follow(self, work: Any) -> None:
+        work.get_future().add_done_callback(self._done)
+
+    def _done(self, _: object) -> None:
+        self._end_ns = time.monotonic_ns()  # and no more: this is a thread of the library's
+
+    def end(self) -> None:
+        end_ns = self._end_ns
+        self._recorder.record(self._name, self._start_ns, time.monotonic_ns() if end_ns is None else end_ns)

@@ -1,0 +1,1 @@
+"""What a run's events say: waits, shares of time, figures."""

@@ -1,0 +1,187 @@
+"""Figures of a run's timeline: lengths of iterations, and shares of what the ranks spend in them.
+
+Definitions, used on every page; reports/facts/breakdown.py has those of the parts of an iteration:
+
+- The *length* of an iteration is from the earliest start to the latest end of its events, over all ranks.
+- Its *period* is its length without what lies before the latest end of the iterations before: ranks that are done
+  begin the next iteration while others are still at this one, and time that two iterations share counts once. It is
+  not shorter than the longest that a rank computes in it.
+- The *bubble* of a rank, as a fraction, is bubble / (passes + bubble), the passes whole: so it compares with the
+  formulas for schedules, which know of passes and waits alone. The rest of an iteration stands apart.
+- An iteration is *complete* when every rank that has events in any has at least as many in this one as in the
+  median of those where it has some, and *steady* when it is complete and not the first that has events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reports.facts.breakdown import Spent, spent
+from reports.readers.events import Timeline
+from reports.readers.record import Rank
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Per iteration, and per rank and iteration."""
+
+    iterations: NDArray[np.int64]
+    """(n,) numbers of the iterations that have events, ascending."""
+    start_ns: NDArray[np.int64]
+    """(n,) earliest start."""
+    length_ns: NDArray[np.int64]
+    """(n,)."""
+    period_ns: NDArray[np.int64]
+    """(n,)."""
+    steady: NDArray[np.bool_]
+    """(n,)."""
+    events: NDArray[np.int64]
+    """(ranks, n) number of events."""
+    spent: Spent
+
+    @property
+    def compute_share(self) -> NDArray[np.float64]:
+        """(ranks, n) compute / period; NaN where the rank has no event."""
+        return self._of_events(self.spent.compute / self._period_ms)
+
+    @property
+    def communication_share(self) -> NDArray[np.float64]:
+        """(ranks, n) exposed communication / period, at most 1; NaN where the rank has no event."""
+        return self._of_events(np.minimum(self.spent.communication / self._period_ms, 1.0))
+
+    @property
+    def bubble_share(self) -> NDArray[np.float64]:
+        """(ranks, n) bubble / (passes + bubble), 0 without either; NaN where the rank has no event."""
+        together = self.spent.passes + self.spent.bubble
+        return self._of_events(self.spent.bubble / np.where(together > 0, together, 1.0))
+
+    @property
+    def _period_ms(self) -> NDArray[np.float64]:
+        return np.asarray(np.maximum(self.period_ns, 1) / 1e6)
+
+    def _of_events(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.where(self.events > 0, values, np.nan)
+
+    @property
+    def usual_period_ms(self) -> float | None:
+        """Median over steady iterations; None without any."""
+        return float(np.median(self.period_ns[self.steady])) / 1e6 if self.steady.any() else None
+
+    @property
+    def middle(self) -> int | None:
+        """Index of the steady iteration of median length; without any, of the last iteration."""
+        steady = np.flatnonzero(self.steady)
+        if len(steady):
+            return int(steady[np.argsort(self.length_ns[steady], kind="stable")[(len(steady) - 1) // 2]])
+        return len(self.iterations) - 1 if len(self.iterations) else None
+
+    def bubble_of(self, ranks: Sequence[int]) -> float:
+        """The median over these ranks and the steady iterations."""
+        return float(np.median(self.bubble_share[ranks][:, self.steady]))
+
+    @property
+    def bubble(self) -> float | None:
+        """Mean over the ranks that have events, of each the median over steady iterations."""
+        return self._mean(self.bubble_share)
+
+    @property
+    def communication(self) -> float | None:
+        """Exposed, as a share of the period; likewise."""
+        return self._mean(self.communication_share)
+
+    def _mean(self, shares: NDArray[np.float64]) -> float | None:
+        known = shares[self.events.any(axis=1)][:, self.steady]
+        return float(np.median(known, axis=1).mean()) if known.size else None
+
+
+def statistics(timeline: Timeline, ranks: Sequence[Rank]) -> Statistics:
+    """Sums up the events of a run of these ranks."""
+    events = timeline.events
+    numbers, index = np.unique(events["iteration"], return_inverse=True)
+    n = len(numbers)
+    start = np.full(n, np.iinfo(np.int64).max)
+    end = np.full(n, np.iinfo(np.int64).min)
+    np.minimum.at(start, index, events["start_ns"])
+    np.maximum.at(end, index, events["end_ns"])
+    cell = events["rank"].astype(np.int64) * n + index
+    count = np.bincount(cell, minlength=len(ranks) * n).reshape(len(ranks), n)
+    parts = spent(timeline, ranks, cell, (len(ranks), n))
+    busiest = (1e6 * parts.compute.max(axis=0, initial=0)).astype(np.int64)
+    return Statistics(
+        iterations=numbers.astype(np.int64),
+        start_ns=start,
+        length_ns=end - start,
+        period_ns=np.maximum(end - _not_before(start, end), busiest),
+        steady=_complete(count) & (np.arange(n) > 0),
+        events=count.astype(np.int64),
+        spent=parts,
+    )
+
+
+def _not_before(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) the start of each iteration, or the latest end of those before it where that is later."""
+    begins = start.copy()
+    begins[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
+    return begins
+
+
+def slowest_first(figures: Statistics, replica_of: Sequence[int]) -> list[int]:
+    """The replicas, first the one with the rank that computes longest in an iteration (median over steady ones).
+
+    Args:
+        replica_of: the data-parallel index of each rank.
+    """
+    busy = figures.spent.compute[:, figures.steady] if figures.steady.any() else figures.spent.compute
+    usual = np.median(busy, axis=1) if busy.shape[1] else np.zeros(len(busy))
+    longest = {replica: max(usual[np.array(replica_of) == replica]) for replica in sorted(set(replica_of))}
+    return sorted(longest, key=lambda replica: -longest[replica])
+
+
+def _complete(count: NDArray[Any]) -> NDArray[np.bool_]:
+    """(n,) from the number of events per rank and iteration, (ranks, n)."""
+    present = count[count.any(axis=1)]
+    if present.size == 0:
+        return np.zeros(count.shape[1], bool)
+    # The larger middle: of two unequal iterations the shorter one is the one that was cut.
+    usual = np.array([np.sort(row[row > 0])[np.count_nonzero(row) // 2] for row in present])
+    return np.asarray((present >= usual[:, None]).all(axis=0))
+
+
+@dataclass(frozen=True)
+class IdealBubble:
+    """Bubble fraction of a schedule whose stages take equally long and whose messages take no time."""
+
+    schedule: str
+    formula: str
+    """Of p stages, v chunks on each, m micro-batches."""
+    idle: int
+    length: int
+    """Of an iteration, in the unit of `idle`."""
+
+    @property
+    def fraction(self) -> float:
+        return self.idle / self.length
+
+
+def ideal_bubble(schedule: str, stages: int, chunks: int, micro_batches: int) -> IdealBubble | None:
+    """The ideal of a schedule; None where no formula is known to hold.
+
+    GPipe and 1F1B: a stage idles for p-1 of m+p-1 pairs of a forward and a backward pass (Narayanan et al. 2021,
+    section 2.2, which gives the ratio to the computing time, (p-1)/m). Interleaved: the same of m*v+p-1 pairs
+    of a chunk (section 2.2.2), if p divides m. ZB-H1: it idles (p-1) * (F + B - W), where F is a forward pass, B
+    and W are the parts of a backward pass for inputs and weights, and computes m * (F + B + W) (Qi et al. 2023,
+    section 2); with F = B = W, as there, p-1 of 3m+p-1. It takes m >= p, or there are too few W to fill the waits.
+    """
+    p, v, m = stages, chunks, micro_batches
+    if schedule in ("gpipe", "one_f_one_b"):
+        return IdealBubble("GPipe" if schedule == "gpipe" else "1F1B", "(p−1)/(m+p−1)", p - 1, m + p - 1)
+    if schedule == "interleaved" and m % p == 0:
+        return IdealBubble("interleaved 1F1B", "(p−1)/(m·v+p−1)", p - 1, m * v + p - 1)
+    if schedule == "zb_h1" and m >= p:
+        return IdealBubble("ZB-H1", "(p−1)/(3m+p−1)", p - 1, 3 * m + p - 1)
+    return None

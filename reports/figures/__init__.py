@@ -1,0 +1,1 @@
+"""Charts, pictures and the frame of a page."""

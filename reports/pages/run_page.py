@@ -1,0 +1,123 @@
+"""The page of one run: the answer first, then the plan, the course, the stages, and how to reproduce it."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from html import escape
+
+from conf.run_folder.rank_ranges import rank_ranges
+from fasop.simulation.predict import Prediction
+from reports.facts.statistics import Statistics
+from reports.facts.terms import measured
+from reports.figures.page import Names, emulated, missing, page, table
+from reports.readers.events import Timeline
+from reports.readers.gpus import GpuReport
+from reports.readers.judgement import Findings
+from reports.readers.record import Plan, RankFailure, Record
+from reports.readers.upstream_log import UpstreamLog
+from reports.sections.course_section import course_section
+from reports.sections.expected_section import expected_section
+from reports.sections.figures_section import figures_section, settled
+from reports.sections.findings_section import nodes_section, verdict_section
+from reports.sections.gpu_section import gpu_section
+from reports.sections.memory_section import memory_section
+from reports.sections.plan_section import plan_section
+from reports.sections.reproduce_section import configuration_section, reproduce_section
+from reports.sections.stages_section import stages_section
+from reports.sections.stragglers import stragglers_section
+
+MEMORY = ("rank", "stage", "allocated MiB", "max allocated MiB", "reserved MiB", "max reserved MiB")
+
+
+def render(
+    record: Record,
+    timeline: Timeline,
+    figures: Statistics,
+    findings: Findings | None = None,
+    prediction: Prediction | None = None,
+    gpus: GpuReport | None = None,
+) -> str:
+    """The page `index.html` of a run, as HTML. What is None has no section."""
+    notes = [*record.notes, *timeline.notes]
+    if record.plan.timeline and not figures.steady.any():
+        notes.append("no complete iteration after the first in the events yet: no bubble and no times per stage")
+    body = [
+        emulated(record.plan.rehearsal),
+        f'<header><p class="crumbs">{record.kind}</p><h1>{escape(record.name)}</h1>'
+        '<nav><a href="timeline.html">Timeline of all ranks →</a></nav></header>',
+        "<main>",
+        verdict_section(findings.verdict) if findings else "",
+        _failures(record),
+        figures_section(record, figures),
+        missing(notes),
+        nodes_section(findings) if findings else "",
+        plan_section(record.plan),
+        course_section(record, figures),
+        *_stages(record, timeline, figures, prediction),
+        stragglers_section(figures, record.plan),
+        gpu_section(gpus) if gpus else "",
+        *([] if record.log else [reproduce_section(record), configuration_section(record)]),
+        "</main>",
+    ]
+    return page(f"{record.name} – tdpp", "\n".join(body))
+
+
+def _failures(record: Record) -> str:
+    if not record.failures:
+        return ""
+    alike: dict[tuple[bool, str, str], list[RankFailure]] = {}
+    for one in record.failures:
+        alike.setdefault((one.symptom, one.type, one.message), []).append(one)
+    rows = [
+        (
+            rank_ranges(one.rank for one in ranks),
+            Names(dict.fromkeys(one.node for one in ranks)),
+            "follows from another" if symptom else "cause",
+            type_,
+            message,
+        )
+        for (symptom, type_, message), ranks in alike.items()
+    ]
+    return f"<section><h2>Failed ranks</h2>{table(('rank', 'node', 'kind', 'error', 'message'), rows)}</section>"
+
+
+def _stages(record: Record, timeline: Timeline, figures: Statistics, prediction: Prediction | None) -> list[str]:
+    """The sections that go stage by stage."""
+    parts = []
+    if record.upstream is None or len(timeline.events):
+        parts.append(stages_section(record, figures, prediction, timeline.uncertainty_ns))
+    if record.upstream is not None:
+        parts.append(_upstream(record.upstream, record.plan))
+    iteration_ms = settled(record, "elapsed_ms")
+    if len(record.metrics) < 2 and figures.usual_period_ms is not None:
+        # The only line of the log has the first iteration in it, which the medians of the terms have not.
+        iteration_ms = figures.usual_period_ms
+    if prediction is not None and iteration_ms is not None:
+        terms = measured(figures, record.plan, iteration_ms)
+        parts.append(expected_section(prediction, terms, iteration_ms))
+    return parts if prediction is None else [*parts, memory_section(record, prediction)]
+
+
+def _upstream(log: UpstreamLog, plan: Plan) -> str:
+    """What Megatron-LM itself says of times and memory."""
+    stages = {rank.rank: str(rank.stage) for rank in plan.ranks}
+    times = [
+        (name, "–" if least is None else f"{least:,.2f}", f"{largest:,.2f}")
+        for name, (least, largest) in log.timers.items()
+    ]
+    memory = [
+        (str(rank), stages.get(rank, "–"), *(f"{mib:,.1f}" for mib in astuple(told)))
+        for rank, told in log.memory.items()
+    ]
+    return (
+        "<section><h2>Times across ranks</h2>"
+        + (table(("timer", "least ms", "largest ms"), times, numeric=True) if times else _none("no timers"))
+        + '<p class="note">Megatron-LM&apos;s timers; medians of the log lines after the first.</p></section>'
+        + "<section><h2>Memory</h2>"
+        + (table(MEMORY, memory, numeric=True) if memory else _none("no memory figures"))
+        + "</section>"
+    )
+
+
+def _none(what: str) -> str:
+    return f'<p class="none">{what} in the logs</p>'

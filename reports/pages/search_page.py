@@ -1,0 +1,245 @@
+"""The page of a search: the best plan first, then all that were found, and of each where its time and memory go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from fasop.costs.doubts import doubts
+from fasop.search.idle import marked
+from fasop.search.prices import Run, cost_of_step, price_per_hour
+from fasop.search.run import best_layers
+from fasop.search.search import Plan
+from fasop.simulation.predict import Prediction, predict_plan
+from fasop.tables.plans import options
+from reports.facts.terms import TITLES, Terms
+from reports.figures.axes import Axis, Item, dots, parallel
+from reports.figures.pack import pack
+from reports.figures.page import data, page, static, table
+from reports.readers.events import legend_order
+from reports.sections.memory_section import memory_parts
+from reports.sections.plan_section import plural
+
+MOST = 20
+"""So many plans, the first, are shown in all detail."""
+SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "plot.js", "search.js")
+
+
+def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str] = ()) -> str:
+    """The page, as HTML.
+
+    Args:
+        command: that found the plans.
+        plans: at least one; the fastest or the cheapest first.
+        run: the whole training that they are for.
+        searched: in words, what the search has gone through, what it left out, and what is to be known of single plans.
+    """
+    shown = [predict_plan(plan.training, _kinds(plan)) for plan in plans[:MOST]]
+    names = legend_order({event.kind for one in shown for event in one.events})
+    packed = pack(_columns(shown, names))
+    facts = {
+        "names": names,
+        "layout": packed.layout,
+        "plans": [_facts(plan, one) for plan, one in zip(plans, shown, strict=False)],
+    }
+    body = [
+        '<header><p class="crumbs">tdpp search</p>'
+        f"<h1>{plural(len(plans), 'plan')} for {escape(plans[0].training.model.name)}</h1></header><main>",
+        _answer(command, plans, run, searched),
+        _table(plans, run),
+        _charts(plans),
+        '<section><h2>A plan in detail</h2><p class="note">Choose one in the table above.</p>',
+        '<div id="legend"></div></section>',
+        *(_detail(number, plan, one) for number, (plan, one) in enumerate(zip(plans, shown, strict=False))),
+        "</main>",
+        data("search", facts),
+        f'<script type="text/plain" id="columns">{packed.text}</script>',
+    ]
+    return page("Search – tdpp", "\n".join(body), [static(name) for name in SCRIPTS])
+
+
+def _kinds(plan: Plan) -> list[Any]:
+    return list({node.name: node for node in plan.nodes}.values())
+
+
+def _virtue(plans: Sequence[Plan]) -> str:
+    """What the first of the plans is."""
+    return "fastest" if plans[0].total == min(plan.total for plan in plans) else "cheapest"
+
+
+def _answer(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str]) -> str:
+    plan, virtue = plans[0], _virtue(plans)
+    parallel = plan.parallel
+    tokens = parallel.global_batch_size * plan.training.model.sequence_length / plan.total
+    cost = run.cost(plan)
+    paid = "" if cost is None else f" and ${cost:,.2f}"
+    whole = f"; {run.iterations:,} iterations take {_span(run.days(plan))}{paid}" if run.known else ""
+    told = [*doubts(plan.training, _kinds(plan), {plan.basis}), *searched]
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in told)
+    return (
+        f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'
+        f'<p class="reason">{plan.total * 1e3:,.1f} ms an iteration, {tokens:,.0f} tokens/s{whole}.</p>'
+        f"<p>Layers {escape(str(parallel.partition))} on "
+        f"{escape(str(parallel.node_order))}. {escape(best_layers(plan.gap))}</p>{notes}"
+        f'<pre class="command">{escape(command)}</pre></section>'
+    )
+
+
+def _sizes(plan: Plan) -> str:
+    one = plan.parallel
+    sizes = f"tensor {one.tensor} × data {one.data} × pipeline {one.pipeline}, micro-batch {one.micro_batch_size}"
+    return f"{sizes}, {options(one)}"
+
+
+def _cost(plan: Plan) -> float:
+    """US dollars of 1000 iterations; NaN where a price is not known."""
+    step = cost_of_step(plan)
+    return math.nan if step is None else step * 1000
+
+
+def _ahead(plans: Sequence[Plan]) -> set[int]:
+    """Of these plans those that no other one beats in both time and cost; none where prices are not known."""
+    costs = [_cost(plan) for plan in plans]
+    return {
+        number
+        for number, (plan, cost) in enumerate(zip(plans, costs, strict=True))
+        if not math.isnan(cost)
+        and not any(
+            other.total <= plan.total and price <= cost and (other.total, price) != (plan.total, cost)
+            for other, price in zip(plans, costs, strict=True)
+        )
+    }
+
+
+def _tone(number: int, ahead: set[int]) -> str:
+    return "best" if number == 0 else "front" if number in ahead else ""
+
+
+def _link(number: int) -> str:
+    """To a plan's details; none of one that is not shown in detail."""
+    return f"#plan-{number + 1}" if number < MOST else ""
+
+
+def _table(plans: Sequence[Plan], run: Run) -> str:
+    ahead = _ahead(plans)
+    priced = any(price_per_hour(plan.nodes) is not None for plan in plans)
+    titles = ["plan", "tensor", "data", "pipeline", "micro", "layers by stage", "nodes", "options", "ms", "tokens/s"]
+    idle = any(map(marked, plans))
+    titles += ["idle GPUs"] * idle
+    titles += ["$/1000 steps"] * priced + ["$"] * (priced and run.known) + ["all takes"] * run.known
+    rows = []
+    for number, plan in enumerate(plans):
+        one, tone = plan.parallel, _tone(number, ahead)
+        mark = {"best": "★", "front": "◆", "": ""}[tone]
+        name = f'<a href="{_link(number)}">{number + 1}</a>' if number < MOST else str(number + 1)
+        total = run.cost(plan)
+        cells = [
+            *map(str, (one.tensor, one.data, one.pipeline, one.micro_batch_size, one.partition, one.node_order)),
+            options(one),
+            f"{plan.total * 1e3:,.1f}",
+            f"{one.global_batch_size * plan.training.model.sequence_length / plan.total:,.0f}",
+            *([marked(plan)] if idle else []),
+            *([_dollars(_cost(plan))] if priced else []),
+            *([_dollars(math.nan if total is None else total)] if priced and run.known else []),
+            *([_span(run.days(plan))] if run.known else []),
+        ]
+        rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        rows.append(
+            f'<tr class="{tone}" data-plan="{number}"><td>{name} <span class="tag">{mark}</span></td>{rest}</tr>\n'
+        )
+    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
+    note = f"★ {_virtue(plans)}" + (" · ◆ none of these is both faster and cheaper" if ahead else "")
+    note += f" · the first {MOST} in detail below" if len(plans) > MOST else ""
+    return (
+        f'<section><h2>Plans</h2><div class="scroll"><table class="runs"><thead><tr>{head}</tr></thead><tbody>\n'
+        f'{"".join(rows)}</tbody></table></div><p class="note">{note}</p></section>'
+    )
+
+
+def _span(days: float) -> str:
+    if days >= 2:
+        return f"{days:,.1f} days"
+    return f"{days * 24:.1f} h" if days * 24 >= 1 else f"{days * 1440:.1f} min"
+
+
+def _dollars(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:,.2f}"
+
+
+def _charts(plans: Sequence[Plan]) -> str:
+    if len(plans) == 1:
+        return ""
+    ahead = _ahead(plans)
+    items = [
+        Item(name=f"plan {number + 1}", link=_link(number), tone=_tone(number, ahead)) for number in range(len(plans))
+    ]
+    time = Axis(title="iteration ms", values=[plan.total * 1e3 for plan in plans])
+    cost = Axis(title="$ for 1000 steps", values=[_cost(plan) for plan in plans])
+    priced = any(not math.isnan(_cost(plan)) for plan in plans)
+    keys = {
+        "tensor": [str(plan.parallel.tensor) for plan in plans],
+        "data": [str(plan.parallel.data) for plan in plans],
+        "pipeline": [str(plan.parallel.pipeline) for plan in plans],
+        "micro-batch": [str(plan.parallel.micro_batch_size) for plan in plans],
+        "nodes": [str(plan.parallel.node_order) for plan in plans],
+        "options": [options(plan.parallel) for plan in plans],
+    }
+    axes = [Axis(title=title, values=values) for title, values in keys.items() if len(set(values)) > 1]
+    drawn = dots(items, cost, time, "Time and cost of every plan") if priced else ""
+    label = "A line for each plan across its sizes and what it takes"
+    crossing = parallel(items, [*axes, time, *([cost] if priced else [])], label)
+    return f'<section><h2>Charts</h2>{drawn}<div class="scroll">{crossing}</div></section>'
+
+
+def _detail(number: int, plan: Plan, prediction: Prediction) -> str:
+    terms = [Terms.of_prediction(stage.terms) for stage in prediction.stages]
+    shown = [key for key in TITLES if key not in ("tensor", "imbalance", "other")]
+    rows = [
+        (
+            str(stage),
+            ", ".join(one.gpus),
+            "+".join(map(str, one.layers)),
+            *(f"{getattr(term, key):,.1f}" for key in shown),
+            f"{term.bubble_share:.1%}",
+        )
+        for stage, (one, term) in enumerate(zip(prediction.stages, terms, strict=True))
+    ]
+    head = ("stage", "GPU", "layers", *(f"{TITLES[key]} ms" for key in shown), "bubble")
+    return (
+        f'<section class="plan" id="plan-{number + 1}"><h2>Plan {number + 1}: {escape(_sizes(plan))}, '
+        f'{plan.total * 1e3:,.1f} ms</h2><div class="iteration"></div><h3>Where the time goes</h3>'
+        f"{table(head, rows, numeric=True)}<h3>Where the memory goes</h3>"
+        f"{memory_parts(prediction)}</section>"
+    )
+
+
+def _facts(plan: Plan, prediction: Prediction) -> dict[str, Any]:
+    """What the scripts need to know of a plan."""
+    ends = [event.end for event in prediction.events]
+    return {
+        "events": len(prediction.events),
+        "stages": len(prediction.stages),
+        "labels": [f"stage {number} · {', '.join(one.gpus)}" for number, one in enumerate(prediction.stages)],
+        "length_ns": max(ends) * 1e9,
+        "micro_batches": plan.parallel.micro_batches,
+        "chunks": plan.parallel.chunks,
+    }
+
+
+def _columns(predictions: Sequence[Prediction], names: Sequence[str]) -> dict[str, Any]:
+    """The events of all predictions, one after the other; times in ns."""
+    events = [event for one in predictions for event in one.events]
+    start = np.array([round(event.start * 1e9) for event in events], np.int64)
+    return {
+        "stage": np.array([event.stage for event in events], np.int64),
+        "name": np.array([names.index(event.kind) for event in events], np.int64),
+        "chunk": np.array([event.chunk for event in events], np.int64),
+        "micro_batch": np.array([event.micro_batch for event in events], np.int64),
+        "start": start,
+        "duration": np.array([round(event.end * 1e9) for event in events], np.int64) - start,
+        "waiting": np.array([round(1e9 * wait) for one in predictions for wait in one.waiting], np.int64),
+    }

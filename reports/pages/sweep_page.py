@@ -1,0 +1,187 @@
+"""The page of several runs: the best first, then all of them in a table and in charts, and those that failed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from reports.figures.axes import Axis, Item, dots, parallel
+from reports.figures.page import page
+from reports.pages.comparison import Front, Outcome, best, front, rivals, speeds, swept
+from reports.sections.plan_section import plural
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """A figure of an Outcome."""
+
+    field: str
+    title: str
+    form: str
+    scale: float = 1.0
+    bar: bool = True
+    """Whether the table shows it as a bar as well."""
+
+    def of(self, one: Outcome) -> float:
+        return float(getattr(one, self.field))
+
+
+QUANTITIES = (
+    Quantity(field="iteration_ms", title="iteration ms", form=",.1f"),
+    Quantity(field="tokens_per_s", title="tokens/s", form=",.0f"),
+    Quantity(field="utilisation", title="utilisation %", form=".1f", scale=100),
+    Quantity(field="dollars", title="$ per million tokens", form=",.3f"),
+    Quantity(field="memory_gib", title="memory GiB", form=",.2f"),
+    Quantity(field="loss", title="last loss", form=".4f", bar=False),
+)
+AGAINST = {"dollars": "cost", "memory_gib": "memory"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The runs that have a result, and what is told of them."""
+
+    sound: Sequence[Outcome]
+    """The fastest first."""
+    keys: Sequence[str]
+    """Of the configuration, which differ."""
+    shown: Sequence[Quantity]
+    """Those that any run has."""
+    first: Outcome | None
+    pareto: Front | None
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> Comparison:
+        speed = speeds(outcomes)
+        sound = sorted((one for one in outcomes if not one.failed), key=lambda one: -speed[one.link])
+        return cls(
+            sound=sound,
+            keys=swept(outcomes),
+            shown=[quantity for quantity in QUANTITIES if not all(math.isnan(quantity.of(one)) for one in sound)],
+            first=best(outcomes),
+            pareto=front(outcomes),
+        )
+
+    def tone(self, one: Outcome) -> str:
+        if one is self.first:
+            return "best"
+        return "front" if self.pareto and one.link in self.pareto.runs else ""
+
+
+def render(outcomes: Sequence[Outcome]) -> str:
+    """The page, as HTML."""
+    compared = Comparison.of(outcomes)
+    failed = [one for one in outcomes if one.failed]
+    body = [
+        f'<header><p class="crumbs">tdpp runs</p><h1>{plural(len(outcomes), "run")} compared</h1></header><main>',
+        _answer(compared, len(failed)),
+        *([_table(compared), _charts(compared)] if compared.sound else []),
+        _failed(failed, compared.keys),
+        "</main>",
+    ]
+    return page(f"{plural(len(outcomes), 'run')} – tdpp", "\n".join(body))
+
+
+def _answer(compared: Comparison, failures: int) -> str:
+    first, sound, pareto = compared.first, compared.sound, compared.pareto
+    counted = f"{plural(len(sound), 'run')} to compare, {failures} without a result."
+    if emulated := sum(one.emulated for one in sound):
+        counted += f" {emulated} of them rehearsed: all times of these are emulated, and nothing was computed"
+        counted += "; the best is one of the others." if emulated < len(sound) else "."
+    if first is None:
+        return f'<section class="verdict bad"><h2>No result</h2><p class="reason">{escape(counted)}</p></section>'
+    settings = ", ".join(f"{key}={first.settings.get(key, '?')}" for key in compared.keys) or "no key of them differs"
+    weighed = f" {len(pareto.runs)} on the front of throughput and {AGAINST[pareto.against]}." if pareto else ""
+    gain = ""
+    if len(others := rivals(sound)) > 1:
+        speed = speeds(sound)
+        gain = f", {speed[first.link] / speed[others[-1].link]:.2f} times as fast as the slowest"
+    tokens = "" if math.isnan(first.tokens_per_s) else f"{first.tokens_per_s:,.0f} tokens/s, "
+    return (
+        f'<section class="verdict good"><h2>Best: {escape(settings)}</h2>'
+        f'<p class="reason"><a href="{escape(first.link)}">{escape(first.name)}</a>: {tokens}'
+        f"{first.iteration_ms:,.1f} ms an iteration{gain}.</p>"
+        f'<p class="note">{escape(counted + weighed)}</p></section>'
+    )
+
+
+def _table(compared: Comparison) -> str:
+    keys, shown = compared.keys, compared.shown
+    head = "".join(
+        f'<th scope="col">{escape(title)}</th>'
+        for title in ("run", "state", *map(_short_key, keys), *(quantity.title for quantity in shown))
+    )
+    rows = []
+    for one in compared.sound:
+        tone = compared.tone(one)
+        mark = {"best": "★ best", "front": "◆ front", "": ""}[tone]
+        state = " · ".join([*([one.verdict.state] if one.verdict else []), *(["emulated"] if one.emulated else [])])
+        cells = [
+            f'<td><a href="{escape(one.link)}">{escape(one.name)}</a> <span class="tag">{mark}</span></td>',
+            f"<td>{escape(state)}</td>",
+            *(f"<td>{escape(one.settings.get(key, '–'))}</td>" for key in keys),
+            *(_bar(quantity.of(one), quantity, compared.sound) for quantity in shown),
+        ]
+        rows.append(f'<tr class="{tone}">{"".join(cells)}</tr>\n')
+    note = "★ highest throughput. Memory: the most that a rank took."
+    if compared.pareto:
+        note = f"◆ no run has both more throughput and less {AGAINST[compared.pareto.against]} · {note}"
+    return (
+        f'<section><h2>Runs</h2><div class="scroll"><table class="runs"><thead><tr>{head}</tr></thead><tbody>\n'
+        f'{"".join(rows)}</tbody></table></div><p class="note">{escape(note)}</p></section>'
+    )
+
+
+def _short_key(key: str) -> str:
+    return key.removeprefix("parallel.").removeprefix("train.")
+
+
+def _bar(value: float, quantity: Quantity, sound: Sequence[Outcome]) -> str:
+    if math.isnan(value):
+        return '<td class="number">–</td>'
+    text = f"{value * quantity.scale:{quantity.form}}"
+    if not quantity.bar:
+        return f'<td class="number">{text}</td>'
+    most = max(quantity.of(one) for one in sound if not math.isnan(quantity.of(one)))
+    share = value / most * 100 if most else 0
+    return f'<td class="number bar" style="--share: {share:.1f}%">{text}</td>'
+
+
+def _charts(compared: Comparison) -> str:
+    keys, shown, sound = compared.keys, compared.shown, compared.sound
+    items = [Item(name=one.name, link=one.link, tone=compared.tone(one)) for one in sound]
+
+    def axis(quantity: Quantity) -> Axis:
+        return Axis(title=quantity.title, values=[quantity.of(one) * quantity.scale for one in sound])
+
+    parts = []
+    by_field = {quantity.field: quantity for quantity in shown}
+    weighed = [axis(by_field[field]) for field in ("dollars", "memory_gib") if field in by_field]
+    speed = axis(by_field.get("tokens_per_s", by_field["iteration_ms"]))
+    scatter = [dots(items, one, speed, f"{speed.title} and {one.title} of every run") for one in weighed]
+    parts.append(f'<div class="charts">{"".join(scatter)}</div>')
+    settings = [Axis(title=_short_key(key), values=[one.settings.get(key, "–") for one in sound]) for key in keys]
+    axes = [*settings, *(axis(quantity) for quantity in shown if quantity.field != "loss")]
+    label = "A line for each run across what was varied and what came out"
+    parts.append(f'<h3>What was varied, and what came out</h3><div class="scroll">{parallel(items, axes, label)}</div>')
+    return f'<section><h2>Charts</h2>{"".join(parts)}<p class="note">A click opens the run.</p></section>'
+
+
+def _failed(failed: Sequence[Outcome], keys: Sequence[str]) -> str:
+    if not failed:
+        return ""
+    titles = ("run", *map(_short_key, keys), "state", "reason")
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    rows = "".join(
+        f'<tr><td><a href="{escape(one.link)}">{escape(one.name)}</a></td>'
+        + "".join(f"<td>{escape(one.settings.get(key, '–'))}</td>" for key in keys)
+        + f"<td>{escape(one.verdict.state if one.verdict else 'no result')}</td>"
+        + f"<td>{escape(one.verdict.reason if one.verdict else 'no iteration was logged')}</td></tr>\n"
+        for one in failed
+    )
+    return (
+        '<section><h2>Without a result</h2><div class="scroll"><table><thead><tr>'
+        f"{head}</tr></thead><tbody>\n{rows}</tbody></table></div></section>"
+    )

@@ -1,0 +1,152 @@
+"""The page with the events of all ranks; `static/` has the scripts that draw them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from fasop.simulation.predict import Prediction
+from reports.facts.statistics import Statistics, slowest_first
+from reports.facts.terms import measured
+from reports.figures.pack import event_columns, pack
+from reports.figures.page import data, emulated, missing, page, static
+from reports.readers.events import Timeline, legend_order
+from reports.readers.record import Plan, Record
+from reports.sections.plan_section import plural
+from reports.sections.stages_section import ideal
+
+SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "overview.js", "waits.js", "plot.js", "timeline.js")
+MOST_RANKS = 64
+"""Of more, the page opens with one replica, the slowest."""
+
+
+def render(record: Record, timeline: Timeline, figures: Statistics, prediction: Prediction | None = None) -> str:
+    """The page `timeline.html` of a run, as HTML."""
+    header = (
+        f'{emulated(record.plan.rehearsal)}<header><p class="crumbs">{record.kind}</p>'
+        f"<h1>{escape(record.name)} <small>timeline</small></h1>"
+        '<nav><a href="index.html">← Summary of the run</a></nav></header>'
+    )
+    title = f"Timeline of {record.name} – tdpp"
+    notes = missing([*record.notes, *timeline.notes])
+    if not len(timeline.events):
+        why = _why_no_events(record)
+        return page(title, f'{header}<main>{notes}<p class="none">No events: {why}.</p></main>')
+    foreseen = prediction.events if prediction else ()
+    names = (*timeline.names, *legend_order({one.kind for one in foreseen} - set(timeline.names)))
+    packed = pack(
+        {
+            **event_columns(timeline, len(record.plan.ranks)),
+            **iteration_columns(figures),
+            **predicted_columns(prediction, names),
+        }
+    )
+    facts = {"layout": packed.layout, "names": names, "predicted_ns": prediction.iteration_s * 1e9 if prediction else 0}
+    body = "\n".join(
+        [
+            header,
+            f'<main class="wide"><p class="answer">{escape(_answer(record.plan, figures))}</p>',
+            static("timeline.html"),
+            notes,
+            "</main>",
+            data("run", facts | _facts(record, timeline, figures)),
+            f'<script type="text/plain" id="columns">{packed.text}</script>',
+        ]
+    )
+    return page(title, body, [static(name) for name in SCRIPTS])
+
+
+def _answer(plan: Plan, figures: Statistics) -> str:
+    """What the timeline amounts to: the length of an iteration, its bubble, the stage that computes longest."""
+    if figures.bubble is None:
+        return "No iteration is complete yet but the first, which is never steady."
+    length_ms = float(np.median(figures.length_ns[figures.steady])) / 1e6
+    period_ms = figures.usual_period_ms or length_ms
+    steady = plural(int(figures.steady.sum()), "steady one")
+    every = ""
+    if f"{period_ms:.1f}" != f"{length_ms:.1f}":
+        every = f"; the next one begins before it ends, so one is done every {period_ms:,.1f} ms"
+    said = f"From its first event to its last an iteration takes {length_ms:,.1f} ms, the median of {steady}{every}. "
+    said += f"The bubble is {figures.bubble:.1%} of passes and bubble"
+    known = ideal(plan)
+    said += f", where {known.schedule} with equal stages has {known.fraction:.1%}; " if known else "; "
+    said += f"{figures.communication:.1%} of an iteration is exposed communication."
+    compute = {stage: terms.compute for stage, terms in measured(figures, plan, period_ms).items()}
+    if len(compute) == 1:
+        return said
+    longest, least = max(compute, key=lambda stage: compute[stage]), min(compute, key=lambda stage: compute[stage])
+    return (
+        f"{said} Stage {longest} computes longest, {compute[longest]:,.1f} ms; stage {least} shortest, "
+        f"{compute[least]:,.1f} ms."
+    )
+
+
+def _why_no_events(record: Record) -> str:
+    if record.plan.engine == "megatron_lm":
+        return "Megatron-LM records none"
+    if not record.plan.timeline:
+        return "profile.timeline=false: the run records none"
+    ended = all(state.get("state") == "ended" for state in record.node_states.values())
+    return "the run ended before its first one" if ended else "none are there yet"
+
+
+def iteration_columns(figures: Statistics) -> dict[str, Any]:
+    """Of iterations number, start, length and period; of ranks in them shares in 1/1000, -1 for none."""
+    shares = {
+        "compute_share": figures.compute_share,
+        "bubble_share": figures.bubble_share,
+        "communication_share": figures.communication_share,
+    }
+    origin = figures.start_ns.min()
+    return {
+        "iterations": figures.iterations,
+        "iteration_start": figures.start_ns - origin,
+        "iteration_length": figures.length_ns,
+        "iteration_period": figures.period_ns,
+        **{
+            name: np.nan_to_num(np.rint(share * 1000), nan=-1).astype(np.int64).ravel()
+            for name, share in shares.items()
+        },
+    }
+
+
+def predicted_columns(prediction: Prediction | None, names: Sequence[str]) -> dict[str, Any]:
+    """Events of an iteration as predicted; times in ns from its start."""
+    events, waiting = (prediction.events, prediction.waiting) if prediction else ((), ())
+    start = [round(one.start * 1e9) for one in events]
+    return {
+        "predicted_stage": np.array([one.stage for one in events], np.int64),
+        "predicted_name": np.array([names.index(one.kind) for one in events], np.int64),
+        "predicted_chunk": np.array([one.chunk for one in events], np.int64),
+        "predicted_micro_batch": np.array([one.micro_batch for one in events], np.int64),
+        "predicted_start": np.array(start, np.int64),
+        "predicted_duration": np.array([round(one.end * 1e9) for one in events], np.int64) - np.array(start, np.int64),
+        "predicted_waiting": np.array([round(wait * 1e9) for wait in waiting], np.int64),
+    }
+
+
+def _facts(record: Record, timeline: Timeline, figures: Statistics) -> dict[str, Any]:
+    """What the scripts need to know of the ranks and where to begin."""
+    replicas = slowest_first(figures, [rank.dp for rank in record.plan.ranks])
+    return {
+        "ranks": [
+            {
+                "label": rank.label,
+                "stage": rank.stage,
+                "dp": rank.dp,
+                "tp": rank.tp if record.plan.tensor > 1 else None,
+                "node": rank.node,
+                "host": timeline.hosts.get(rank.rank, ""),
+            }
+            for rank in record.plan.ranks
+        ],
+        "chunks": record.plan.chunks,
+        "micro_batches": record.plan.micro_batches,
+        "uncertainty_ns": timeline.uncertainty_ns,
+        "open": figures.middle,
+        "replicas": replicas,
+        "replica": str(replicas[0]) if len(record.plan.ranks) > MOST_RANKS and len(replicas) > 1 else "",
+    }

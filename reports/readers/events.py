@@ -1,0 +1,302 @@
+"""Reads `events/rank-*.bin` of a run into one table, all ranks on rank 0's clock.
+
+The format of the files and of their `clock` records is in `docs/formats.md`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.errors import RunFolderError
+from conf.run_folder.json_values import Count, Rule, typed
+from conf.run_folder.run_files import parse_json, read_bytes
+from reports.errors import ReportError
+
+MAGIC = b"TDPPEVT1"
+VERSION = 1
+CLOCK = "clock"
+RECORD = np.dtype(
+    [
+        ("name", "<u2"),
+        ("chunk", "<u2"),
+        ("iteration", "<u4"),
+        ("micro_batch", "<i4"),
+        ("peer", "<i4"),
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
+    ]
+)
+EVENT = np.dtype(
+    [
+        ("rank", "<i4"),
+        ("name", "<u2"),
+        ("chunk", "<u2"),
+        ("iteration", "<i8"),
+        ("micro_batch", "<i4"),
+        ("peer", "<i4"),
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
+    ]
+)
+NAMES = (
+    "forward-compute",
+    "backward-compute",
+    "backward-input-compute",
+    "backward-weight-compute",
+    "forward-recv",
+    "backward-recv",
+    "forward-send",
+    "backward-send",
+    "forward-send-backward-recv",
+    "backward-send-forward-recv",
+    "forward-send-forward-recv",
+    "backward-send-backward-recv",
+    "forward-backward-send-forward-backward-recv",
+    "overlapped-grads-all-reduce",
+    "grads-all-reduce",
+    "layernorm-grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "grads-reduce-scatter",
+    "optimizer",
+    "optimizer-copy-to-main-grad",
+    "optimizer-unscale-and-check-inf",
+    "optimizer-clip-main-grad",
+    "optimizer-count-zeros",
+    "optimizer-inner-step",
+    "optimizer-copy-main-to-model-params",
+    "tensor-all-reduce",
+    "tensor-all-gather",
+    "tensor-reduce-scatter",
+    "grad-norm-all-reduce",
+    "params-all-gather",
+    "batch-generator",
+    "post-process",
+    "loss-compute",
+)
+"""Names that the engine and Megatron-LM give, in the order in which legends list and charts draw them: what may lie
+inside another comes after it."""
+MOST_BYTES = 1 << 30
+"""Of a file: 33 million events."""
+Nanoseconds = Annotated[int, Rule("nanoseconds", lambda value: abs(value) < 1 << 62)]
+REACH_NS = 1 << 51
+"""26 days. Events further from the middle of a run are no times of it, and a page could not hold them exactly."""
+
+
+@dataclass(frozen=True)
+class RankEvents:
+    """One file as it is on disk: times are this rank's monotonic clock, names index `names`."""
+
+    rank: int
+    host: str
+    names: tuple[str, ...]
+    wall_offset_ns: int
+    """System clock minus monotonic clock when the file was opened."""
+    records: NDArray[Any]
+    """(events,) of RECORD, without `clock`, in file order."""
+    clock: NDArray[Any]
+    """(anchors,) of RECORD: the `clock` records, by start."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The events of a run."""
+
+    events: NDArray[Any]
+    """(events,) of EVENT, sorted by rank, then start; times in ns on rank 0's monotonic clock, of a log on those of its
+    nodes."""
+    names: tuple[str, ...]
+    """What `events["name"]` indexes, each of at least one event: those in NAMES in its order, then others."""
+    hosts: Mapping[int, str]
+    """Host of each rank that has a file."""
+    uncertainty_ns: int | None
+    """Largest uncertainty of any clock measurement used; None where clocks were not compared."""
+    notes: tuple[str, ...]
+    """What is missing or was left out, one sentence each."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks that have at least one event."""
+        return [int(rank) for rank in np.unique(self.events["rank"])]
+
+
+def read_rank(path: Path) -> RankEvents:
+    """Reads one file.
+
+    Raises:
+        ReportError: it is not an event file, or one of another version; says what was expected and found.
+        RunFolderError: it cannot be read.
+    """
+    content = read_bytes(path, MOST_BYTES)
+    if content[:8] != MAGIC:
+        raise ReportError(
+            f"{path} is not an event file: expected it to start with {MAGIC!r}, found {content[:8]!r}"
+            + (" (an empty file)" if not content else "")
+        )
+    header, start = _header(path, content)
+    whole, rest = divmod(len(content) - start, RECORD.itemsize)
+    records = np.frombuffer(content, RECORD, whole, start)
+    names = header.names
+    sound = (records["name"] < len(names)) & (
+        (records["end_ns"] >= records["start_ns"]) | (records["name"] == _index(names, CLOCK))
+    )
+    notes = []
+    if rest:
+        notes.append(f"rank {header.rank}: the last record is cut short ({rest} of {RECORD.itemsize} bytes); ignored")
+    if not sound.all():
+        notes.append(
+            f"rank {header.rank}: {int((~sound).sum())} of {whole} records have an unknown name or end before "
+            "they start; ignored"
+        )
+        records = records[sound]
+    is_clock = records["name"] == _index(names, CLOCK)
+    return RankEvents(
+        rank=header.rank,
+        host=header.host,
+        names=names,
+        wall_offset_ns=header.unix_ns - header.monotonic_ns,
+        records=records[~is_clock],
+        clock=np.sort(records[is_clock], order="start_ns"),
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Header:
+    """What is read of it."""
+
+    rank: Count
+    host: str
+    names: tuple[str, ...]
+    monotonic_ns: Nanoseconds
+    unix_ns: Nanoseconds
+
+
+def _header(path: Path, content: bytes) -> tuple[_Header, int]:
+    """The header of a file and the offset of its first record."""
+    try:
+        (length,) = struct.unpack_from("<I", content, 8)
+        header = parse_json(content[12 : 12 + length].decode(), "what stands there")
+    except (struct.error, ValueError, RunFolderError) as error:
+        raise ReportError(f"{path}: expected a JSON header after the first 12 bytes, found none ({error})") from error
+    found = header.get("version") if isinstance(header, dict) else header
+    if found != VERSION:
+        raise ReportError(f"{path}: expected an event file of version {VERSION}, found version {found!r}")
+    return typed(_Header, header, f"{path}: its header"), 12 + length
+
+
+def _index(names: Sequence[str], name: str) -> int:
+    """Index of a name; where it is absent, one that no record can have."""
+    return names.index(name) if name in names else 1 << 16
+
+
+def read_run(paths: Mapping[int, Path]) -> Timeline:
+    """Reads and aligns the files of a run. A file that is absent or not sound becomes a note.
+
+    Args:
+        paths: where the file of each rank is or should be, by rank.
+    """
+    files, notes, absent = [], [], []
+    for rank, path in sorted(paths.items()):
+        try:
+            file = read_rank(path)
+        except FileNotFoundError:
+            absent.append(rank)
+        except (ReportError, RunFolderError) as error:
+            notes.append(f"rank {rank}: {error}")
+        else:
+            if file.rank == rank:
+                files.append(file)
+                notes.extend(file.notes)
+            else:
+                notes.append(f"rank {rank}: {path} says that it is of rank {file.rank}; ignored")
+    if absent:
+        notes.append(f"no event file of {_ranks(absent)}")
+    return merge(files, notes)
+
+
+def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
+    """Joins the events of all ranks on rank 0's clock; a rank that cannot be placed there becomes a note."""
+    said = list(notes)
+    found = {file.names[index] for file in files for index in np.unique(file.records["name"])}
+    names = legend_order(found)
+    first = next((file for file in files if file.rank == 0), None)
+    parts = []
+    for file in files:
+        if len(file.clock) or (first is not None and file.host == first.host):
+            moved = aligned(file.records, file.clock)
+        elif first is not None:
+            moved = file.records.copy()
+            for key in ("start_ns", "end_ns"):
+                moved[key] += file.wall_offset_ns - first.wall_offset_ns
+            said.append(f"rank {file.rank}: no clock record; placed by the system clocks, whose error is not known")
+        else:
+            said.append(f"rank {file.rank}: no clock record and no file of rank 0 to place it by; left out")
+            continue
+        part = np.zeros(len(moved), EVENT)
+        part["rank"] = file.rank
+        part["name"] = np.array([_index(names, name) for name in file.names], "<i8")[moved["name"]]
+        for key in ("iteration", "chunk", "micro_batch", "peer", "start_ns", "end_ns"):
+            part[key] = moved[key]
+        parts.append(part[np.argsort(part["start_ns"], kind="stable")])
+    events = _near(np.concatenate(parts), said) if parts else np.zeros(0, EVENT)
+    return Timeline(
+        events=events,
+        names=names,
+        hosts={file.rank: file.host for file in files},
+        uncertainty_ns=max((int(file.clock["peer"].max()) for file in files if len(file.clock)), default=0),
+        notes=tuple(said),
+    )
+
+
+def _near(events: NDArray[Any], notes: list[str]) -> NDArray[Any]:
+    """The events within REACH_NS of the middle one; of others it is noted."""
+    middle = np.sort(events["start_ns"])[len(events) // 2] if len(events) else 0
+    low, high = int(middle) - REACH_NS, int(middle) + REACH_NS
+    # A clock that cannot be may have moved an end before its start.
+    near = (low < events["start_ns"]) & (events["start_ns"] <= events["end_ns"]) & (events["end_ns"] < high)
+    if near.all():
+        return events
+    notes.append(f"{np.count_nonzero(~near)} events are 26 days or more from the others; ignored")
+    return np.asarray(events[near])
+
+
+def legend_order(names: Set[str]) -> tuple[str, ...]:
+    """Those in NAMES in its order, then others."""
+    return tuple([name for name in NAMES if name in names] + sorted(names - set(NAMES)))
+
+
+def aligned(records: NDArray[Any], clock: NDArray[Any]) -> NDArray[Any]:
+    """Records with their times moved to rank 0's clock.
+
+    The offset is linear between two `clock` records, and that of the nearest before the first and after the
+    last. Without any the clocks are the same.
+    """
+    moved = records.copy()
+    if len(clock) == 0:
+        return moved
+    base, offset = clock["start_ns"][0], clock["end_ns"] - clock["start_ns"]
+    for key in ("start_ns", "end_ns"):
+        # Differences from the first anchor are small enough to be exact in a double; the clocks are not.
+        drift = np.interp(records[key] - base, clock["start_ns"] - base, offset - offset[0])
+        moved[key] += offset[0] + np.rint(drift).astype(np.int64)
+    return moved
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0, 2-5`."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

@@ -1,0 +1,304 @@
+"""A log of Megatron-LM, alone or in its job's folder, as a run that pages can be made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from io import TextIOWrapper
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from conf.errors import RunFolderError
+from conf.run_folder.log_lines import unlabelled
+from conf.run_folder.run_files import opened, unreadable
+from reports.errors import NeitherError, ReportError
+from reports.readers import upstream_log
+from reports.readers.events import EVENT, Timeline
+from reports.readers.legacy_log import Blocks
+from reports.readers.legacy_timeline import INTERLEAVED, Layout, timeline
+from reports.readers.log_facts import Facts
+from reports.readers.record import LINE_LIMIT, UNKNOWN, Node, Plan, Rank, Record
+
+STRANGE_LIMIT = 1 << 26
+"""Characters before the first line that is known, from which a file is no log: nobody waits for data of many GB."""
+RANK_LIMIT = 1 << 14
+MOST_NOTES = 20
+"""Of what was left out of the times; a badly damaged log has thousands."""
+MODEL = ("layers", "hidden", "heads", "sequence_length", "padded_vocab_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Parallel sizes that the user gives; None: to be found."""
+
+    tensor: int | None = None
+    data: int | None = None
+    pipeline: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """What was read from one file."""
+
+    path: Path
+    blocks: Blocks
+    facts: Facts
+    log: upstream_log.UpstreamLog
+
+
+def is_log(path: Path) -> bool:
+    """Whether it is a file, or a folder of a job as the shell scripts left them: `log2/<job id>/<node>.out`."""
+    return path.is_file() or (path.is_dir() and not (path / "plan.json").exists() and any(path.glob("*.out")))
+
+
+def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
+    """Reads a log, or those in a folder of a job: one of them, that of the last rank, has the iterations.
+
+    Raises:
+        NeitherError: it is no log, or cannot be read.
+        ReportError: its ranks do not fit the parallel sizes.
+    """
+    paths = sorted(path.glob("*.out")) if path.is_dir() else [path]
+    files, unread = list[_File](), list[NeitherError]()
+    for one in paths:
+        try:
+            files.append(_read(one))
+        except NeitherError as error:
+            unread.append(error)
+    if not files:
+        raise unread[0]
+    main = max(files, key=lambda file: (len(file.blocks.calls), len(file.log.metrics)))
+    if not main.log.metrics and not main.blocks.calls:
+        raise _no_log(path, main)
+    facts = _merged([main, *(file for file in files if file is not main)])
+    notes = [*_few([*map(str, unread), *facts.notes])]
+    layout = _layout(main.blocks, facts, given, notes)
+    seen = timeline(main.blocks, layout) if layout else _no_times(main.blocks)
+    seen = replace(seen, notes=_few(seen.notes))
+    plan = _plan(files, main, facts, layout, seen)
+    log = replace(
+        main.log,
+        timers=main.log.timers or _timers(main.blocks),
+        memory={rank: told for file in files for rank, told in file.log.memory.items()},
+    )
+    if plan.global_batch_size and "sequence_length" in plan.model:
+        log = log.with_tokens(plan.global_batch_size * plan.model["sequence_length"])
+    record = Record(
+        name=f"{path.parent.name}/{path.stem}".lstrip("/") if path.is_file() else path.name,
+        log=path,
+        diff=Path(),
+        plan=plan,
+        metrics=log.metrics,
+        upstream=log,
+        config="",
+        experiment=None,
+        overrides=(),
+        provenance={},
+        node_states={},
+        failures=(),
+        memory={},
+        notes=tuple(notes),
+    )
+    return record, seen
+
+
+def _read(path: Path) -> _File:
+    blocks, facts = Blocks(), Facts()
+    try:
+        with opened(path) as file:
+            text = TextIOWrapper(file, encoding="utf-8", errors="replace")
+            lines = _not_too_strange(iter(lambda: text.readline(LINE_LIMIT), ""), facts)
+            log = upstream_log.parse(facts.watch(blocks.rest(map(unlabelled, lines))))
+    except (OSError, RunFolderError) as error:
+        raise NeitherError(str(error) if isinstance(error, RunFolderError) else str(unreadable(path, error))) from error
+    return _File(path=path, blocks=blocks, facts=facts, log=log)
+
+
+def _not_too_strange(lines: Iterable[str], facts: Facts) -> Iterator[str]:
+    """The lines, up to where it is plain that `facts`, which watches them, will never know one."""
+    passed = 0
+    for line in lines:
+        passed += len(line)
+        if passed > STRANGE_LIMIT and not facts.known:
+            return
+        yield line
+
+
+def _no_log(path: Path, main: _File) -> NeitherError:
+    if main.facts.strange is None:
+        found = "it has no line" if main.blocks.lines == 0 else f"it ends after line {main.blocks.lines}"
+    else:
+        number, text = main.facts.strange
+        found = f"it makes no sense from line {number} on, which begins {text!r}"
+    where = "" if main.path == path else f"; {main.path}"
+    return NeitherError(
+        f"{path} is no log of Megatron-LM: expected lines such as ' iteration       10/      50 | consumed samples: … "
+        f"| elapsed time per iteration (ms): … |', which its last rank prints{where}: {found}. Give a run of tdpp, the "
+        ".out file of a job's last node, or the folder with the .out files of all its nodes",
+        brief=f"{main.path} is no log of Megatron-LM: {found}",
+    )
+
+
+def _merged(files: Sequence[_File]) -> Facts:
+    """What the files say together; where they differ, the first."""
+    facts = Facts(
+        partition=next((file.facts.partition for file in files if file.facts.partition), ()),
+        iterations=files[0].facts.iterations,
+        notes=[note for file in files for note in file.facts.notes],
+        listed=any(file.facts.listed for file in files),
+        uneven=any(file.facts.uneven for file in files),
+    )
+    for file in reversed(files):
+        facts.numbers |= file.facts.numbers
+    return facts
+
+
+def _layout(blocks: Blocks, facts: Facts, given: Sizes, notes: list[str]) -> Layout | None:
+    """How the ranks lie: as given, else as the log says, else as follows from which ranks send and receive."""
+    said = {key: facts.numbers.get(key) for key in ("tensor", "data", "pipeline")}
+    sizes = said | {key: value for key, value in vars(given).items() if value is not None}
+    seen = {call.rank for call in blocks.calls}
+    world = facts.numbers.get("world") or next(count for count in range(len(seen) + 1) if count not in seen)
+    known = math.prod(size for size in sizes.values() if size is not None)
+    missing = [key for key, size in sizes.items() if size is None]
+    if missing == ["tensor"] or missing == ["data"] or missing == ["pipeline"]:
+        if world and world % known == 0:
+            sizes[missing[0]] = world // known
+    elif missing and seen:
+        sizes = _derived(blocks, world, sizes)
+        words = " x ".join(f"{key} {size}" for key, size in sizes.items())
+        notes.append(
+            f"the log does not say its {', '.join(missing)} size: {words} follows from the ranks that receive nothing "
+            "from a stage before, and from one tensor-parallel rank where none is given; --tensor, --data and "
+            "--pipeline say otherwise"
+        )
+    if any(size is None for size in sizes.values()):
+        notes.append("the log does not say how its ranks lie; --tensor, --data and --pipeline do")
+        return None
+    layout = Layout(**{key: size for key, size in sizes.items() if size is not None})
+    product = f"tensor {layout.tensor} x data {layout.data} x pipeline {layout.pipeline} = {layout.ranks} ranks"
+    if layout.ranks != (world or layout.ranks):
+        raise ReportError(
+            f"{product}, but the log tells of {world}: give --tensor, --data and --pipeline whose product is {world}"
+        )
+    if layout.ranks > RANK_LIMIT:
+        raise ReportError(f"{product}: a page shows at most {RANK_LIMIT}")
+    return layout
+
+
+def _derived(blocks: Blocks, world: int, sizes: dict[str, int | None]) -> dict[str, int | None]:
+    """Sizes of which at most one is known."""
+    receivers = {call.rank for call in blocks.calls if call.name.endswith("forward-recv")}
+    first = next((rank for rank in range(world) if rank in receivers), world)  # so many ranks are the first stage
+    pipeline = sizes["pipeline"] or (world // first if first and world % first == 0 else None)
+    if pipeline is None or world % pipeline:
+        return sizes
+    tensor = sizes["tensor"] or (world // pipeline // sizes["data"] if sizes["data"] else 1)
+    return {"tensor": tensor, "data": world // pipeline // tensor or None, "pipeline": pipeline}
+
+
+def _no_times(blocks: Blocks) -> Timeline:
+    return Timeline(events=np.zeros(0, EVENT), names=(), hosts={}, uncertainty_ns=None, notes=tuple(blocks.notes))
+
+
+def _few(notes: Sequence[str]) -> tuple[str, ...]:
+    """Of many notes the first, and how many more there are."""
+    more = len(notes) - MOST_NOTES
+    return (*notes[:MOST_NOTES], f"{more} more places of the log are left out") if more > 1 else tuple(notes)
+
+
+def _timers(blocks: Blocks) -> dict[str, tuple[float | None, float]]:
+    """Least and largest time of all ranks, ms: medians of the blocks after the first, which warms up."""
+    told: dict[str, list[list[float]]] = {}
+    for block in blocks.spent[1:] or blocks.spent:
+        for timer, spent in block.items():
+            told.setdefault(timer, []).append(spent)
+    return {
+        timer: (median(min(spent) for spent in many if spent), median(max(spent) for spent in many if spent))
+        for timer, many in told.items()
+        if any(many)
+    }
+
+
+def _plan(files: Sequence[_File], main: _File, facts: Facts, layout: Layout | None, seen: Timeline) -> Plan:
+    """What is known of the plan; without ranks where it is not known how they lie, and 0 for numbers that are not."""
+    told = facts.numbers
+    nodes = _nodes(files, told, layout.ranks if layout else 0)
+    node_of = {rank: node.name for node in nodes for rank in node.ranks}
+    samples, data = told.get("global_batch_size", 0), layout.data if layout else 0
+    micro_batches = int(seen.events["micro_batch"].max(initial=-1)) + 1
+    size = told.get("micro_batch_size") or (samples // (data * micro_batches) if data * micro_batches else 0)
+    interleaved = any(name in seen.names for name in INTERLEAVED) or "chunks" in told
+    return Plan(
+        tensor=layout.tensor if layout else 0,
+        data=data,
+        pipeline=layout.pipeline if layout else 0,
+        chunks=told.get("chunks", 1),
+        partition=_partition(facts, layout) if layout else (),
+        engine="megatron_lm",
+        schedule="one_f_one_b" if not interleaved else "interleaved" if "chunks" in told else UNKNOWN,
+        schedule_file=None,
+        recompute="none",
+        sharded_optimizer=False,
+        sequence_parallel=False,
+        precision=UNKNOWN,
+        micro_batch_size=size,
+        global_batch_size=samples,
+        iterations=facts.iterations,
+        timeline=len(seen.events) > 0,
+        device="cuda",
+        rehearsal=None,
+        model={key: told[key] for key in MODEL if key in told},
+        nodes=nodes,
+        emulated=(),
+        ranks=tuple(
+            Rank(
+                rank=rank,
+                stage=rank // (layout.tensor * layout.data),
+                dp=rank // layout.tensor % layout.data,
+                tp=rank % layout.tensor,
+                node=node_of[rank],
+            )
+            for rank in range(layout.ranks)
+        )
+        if layout
+        else (),
+    )
+
+
+def _partition(facts: Facts, layout: Layout) -> tuple[int, ...]:
+    """Layers by virtual stage: as the log lists them, else Megatron-LM's share of all; empty where it is not known."""
+    told, stages = facts.numbers, layout.pipeline
+    if len(facts.partition) == stages:
+        return facts.partition
+    if "layers" not in told or facts.uneven or not facts.listed:
+        return ()
+    parts = stages * told.get("chunks", 1)
+    ends = {0: told.get("first_layers"), parts - 1: told.get("last_layers")}
+    given = {part: layers for part, layers in ends.items() if layers is not None}
+    left, rest = divmod(told["layers"] - sum(given.values()), max(parts - len(given), 1))
+    if left < 0 or rest or (given and parts != stages) or (len(given) == parts and left):
+        return ()
+    return tuple(given.get(part, left) for part in range(parts))
+
+
+def _nodes(files: Sequence[_File], told: dict[str, int], ranks: int) -> tuple[Node, ...]:
+    """The nodes in the order of their ranks; one of UNKNOWN name, which stands for any number, where the log does not
+    say how many there are."""
+    count = told.get("nodes", 0)
+    if not ranks or not count or ranks % count:
+        return (Node(name=UNKNOWN, group="", gpu=UNKNOWN, ranks=tuple(range(ranks))),) if ranks else ()
+    names = {file.facts.numbers["node_rank"]: file.path.stem for file in files if "node_rank" in file.facts.numbers}
+    each = ranks // count
+    return tuple(
+        Node(
+            name=names.get(node, f"node {node}"),
+            group="",
+            gpu=UNKNOWN,
+            ranks=tuple(range(node * each, (node + 1) * each)),
+        )
+        for node in range(count)
+    )

@@ -1,0 +1,388 @@
+"""What a run folder holds beside events: plan, metrics, configuration, provenance, nodes, errors.
+
+Reading is here; nothing here draws a conclusion. Whatever is not there (yet) becomes a note, for a report is
+also made of runs that are under way or failed. Only `plan.json` is required.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from conf.errors import ConfigError, RunFolderError
+from conf.run_folder.json_values import Rule, Unix, typed
+from conf.run_folder.log_lines import unlabelled
+from conf.run_folder.run_files import opened, parse_json, read_text
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Experiment
+from megatron_ext.contract.plan import check
+from megatron_ext.contract.plan_check import PlanFault
+from reports.errors import ReportError
+from reports.readers import upstream_log
+from reports.readers.upstream_log import UpstreamLog
+
+UNKNOWN = "unknown"
+"""What a log does not tell."""
+LINE_LIMIT = 1 << 26
+"""Characters; what is longer is taken as several lines, so that no file can fill the memory with one."""
+MOST_METRICS_BYTES = 1 << 30
+"""Of metrics.jsonl: some 3 million logged iterations."""
+MOST_LOG_BYTES = 1 << 36
+"""Of what a node printed."""
+_MOST_LINES = 5
+"""So many lines of metrics.jsonl that are none are named."""
+T = TypeVar("T")
+Mib = Annotated[float, Rule("from 0 to 1e12 MiB", lambda value: 0 <= value <= 1e12)]
+
+
+@dataclass(frozen=True)
+class Rank:
+    rank: int
+    stage: int
+    dp: int
+    tp: int
+    node: str
+    """Name; in a rehearsal, of the node that the rank stands for."""
+
+    @property
+    def label(self) -> str:
+        tensor = f" · tp {self.tp}" if self.tp else ""
+        return f"rank {self.rank} · stage {self.stage} · dp {self.dp}{tensor}"
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    group: str
+    gpu: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The part of `plan.json` that reports use. One that was read from a log (`reports/readers/megatron_log.py`) may
+    lack ranks, nodes, the partition and what is in `model`, and has 0 for numbers that are not known."""
+
+    tensor: int
+    data: int
+    pipeline: int
+    chunks: int
+    partition: tuple[int, ...]
+    """Layers by virtual stage: number `c * pipeline + s` is chunk `c` of stage `s`."""
+    engine: str
+    schedule: str
+    schedule_file: str | None
+    recompute: str
+    sharded_optimizer: bool
+    sequence_parallel: bool
+    precision: str
+    micro_batch_size: int
+    global_batch_size: int
+    iterations: int
+    timeline: bool
+    device: str
+    rehearsal: str | None
+    """Clock of a rehearsal: all times are emulated, and there is no loss."""
+    model: Mapping[str, int]
+    nodes: tuple[Node, ...]
+    """Those that the run has, which in a rehearsal are not those that the ranks stand for."""
+    emulated: tuple[Node, ...]
+    """Those that the ranks of a rehearsal stand for; none in other runs."""
+    ranks: tuple[Rank, ...]
+
+    @property
+    def stands_for(self) -> tuple[Node, ...]:
+        """The nodes whose times the run has: its own, or those that it rehearses."""
+        return self.emulated or self.nodes
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a replica in an iteration; 0 where a log does not tell."""
+        together = self.data * self.micro_batch_size
+        return self.global_batch_size // together if together else 0
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> Plan:
+        """Takes the content of `plan.json`.
+
+        Raises:
+            ReportError: it breaks a rule, or a key is missing.
+        """
+        try:
+            check(value, whole=False)
+        except PlanFault as fault:
+            raise ReportError(f"plan.json: {fault}") from fault
+        try:
+            nodes = _nodes(value["nodes"])
+            rehearsal = value.get("rehearsal") or {"clock": None, "nodes": ()}
+            return cls(
+                **{key: int(value[key]) for key in ("tensor", "data", "pipeline")},
+                chunks=value.get("chunks", 1),
+                partition=tuple(value["partition"]),
+                engine=value.get("engine", "tdpp"),
+                schedule=value["schedule"],
+                schedule_file=value.get("schedule_file"),
+                recompute=value.get("recompute", "none"),
+                sharded_optimizer=value.get("sharded_optimizer", False),
+                sequence_parallel=value.get("sequence_parallel", False),
+                precision=value["train"].get("precision", "fp32"),
+                micro_batch_size=value["micro_batch_size"],
+                global_batch_size=value["global_batch_size"],
+                iterations=value["train"]["iterations"],
+                timeline=value["timeline"],
+                device=value["device"],
+                rehearsal=rehearsal["clock"],
+                model=value["model"],
+                nodes=nodes,
+                emulated=_nodes(rehearsal["nodes"]),
+                ranks=tuple(
+                    Rank(
+                        rank=rank["rank"],
+                        stage=rank["stage"],
+                        dp=rank["dp"],
+                        tp=rank["tp"],
+                        node=rank.get("emulates") or nodes[rank["node"]].name,
+                    )
+                    for rank in value["ranks"]
+                ),
+            )
+        except KeyError as error:
+            raise ReportError(f"plan.json lacks the key {error}; docs/formats.md lists what it needs") from error
+
+
+def _nodes(values: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
+    return tuple(
+        Node(name=node["name"], group=node["group"], gpu=node["gpu"], ranks=tuple(node["ranks"])) for node in values
+    )
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """One of `errors/rank-*.json`."""
+
+    rank: int
+    node: str
+    type: str
+    message: str
+    symptom: bool
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run, as far as it is on disk."""
+
+    name: str
+    diff: Path
+    """What differed from the commit when the run was submitted."""
+    plan: Plan
+    metrics: tuple[Mapping[str, Any], ...]
+    """Lines of `metrics.jsonl`, or of Megatron-LM's log; of an iteration that was run twice, the later line."""
+    upstream: UpstreamLog | None
+    """What Megatron-LM's logs say, in a run of it."""
+    config: str
+    experiment: Experiment | None
+    """What `config` says; None, with a note, where this version of tdpp cannot read it."""
+    overrides: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    node_states: Mapping[str, Mapping[str, Any]]
+    failures: tuple[RankFailure, ...]
+    memory: Mapping[int, Mapping[str, float]]
+    """By rank that told: MiB by kind, as in `memory/rank-*.json`."""
+    notes: tuple[str, ...]
+    """What is missing, one sentence each."""
+    log: Path | None = None
+    """Where it was read from, if not from a run folder: then there is no configuration, provenance or state."""
+
+    @property
+    def kind(self) -> str:
+        """What the pages show, for their heads."""
+        return "tdpp run" if self.log is None else "log of Megatron-LM"
+
+
+def read(run: RunDir) -> Record:
+    """Reads a run folder.
+
+    Raises:
+        ReportError: there is no usable `plan.json`.
+        RunFolderError: `plan.json` is not JSON.
+    """
+    content = run.read_json(run.plan)
+    if content is None:
+        raise ReportError(f"{run.path} has no plan.json: its launch is under way, or was cut off before it wrote one")
+    plan = Plan.parse(content)
+    notes: list[str] = []
+    upstream = _upstream(run, plan, notes) if plan.engine == "megatron_lm" else None
+    config = _text(run.config, notes)
+    return Record(
+        name=run.name,
+        diff=run.diff,
+        plan=plan,
+        metrics=_metrics(run.metrics, notes) if upstream is None else upstream.metrics,
+        upstream=upstream,
+        config=config,
+        experiment=_experiment(run, plan, notes) if config else None,
+        overrides=tuple(line for line in _text(run.overrides, notes).splitlines() if line),
+        provenance=_provenance(run, notes),
+        node_states={node.name: _json(run, run.node_state(node.name), notes) for node in plan.nodes},
+        failures=tuple(_failures(run, plan.ranks, notes)),
+        memory=_memory(run, plan.ranks, notes),
+        notes=tuple(notes),
+    )
+
+
+def _text(path: Path, notes: list[str]) -> str:
+    try:
+        return read_text(path, errors="replace")
+    except FileNotFoundError:
+        notes.append(f"{path.name} is not there")
+    except RunFolderError as error:
+        notes.append(str(error))
+    return ""
+
+
+def _lines(path: Path, most: int, notes: list[str]) -> Iterator[str]:
+    """Of a log of at most so many bytes."""
+    try:
+        with opened(path, most) as file:
+            text = TextIOWrapper(file, encoding="utf-8", errors="replace")
+            while line := text.readline(LINE_LIMIT):
+                yield line.rstrip("\n")
+    except FileNotFoundError:
+        notes.append(f"{path.name} is not there")
+    except RunFolderError as error:
+        notes.append(str(error))
+
+
+def _experiment(run: RunDir, plan: Plan, notes: list[str]) -> Experiment | None:
+    from conf.compose import read_experiment  # Hydra, which reports of logs do without, takes a while
+
+    try:
+        experiment = read_experiment(run.config)
+    except (ConfigError, RunFolderError) as error:
+        why = f"cannot be read: {str(error).splitlines()[0]}"
+    else:
+        unknown = {node.group for node in plan.stands_for} - experiment.cluster.groups.keys()
+        if not unknown:
+            return experiment
+        why = f"has no group {', '.join(sorted(unknown))}, which plan.json has nodes of"
+    notes.append(f"no prediction, no prices and no peak rates, for config.yaml {why}")
+    return None
+
+
+def _json(run: RunDir, path: Path, notes: list[str]) -> Mapping[str, Any]:
+    try:
+        value = run.read_json(path)
+    except RunFolderError as error:
+        notes.append(str(error))
+        return {}
+    if not isinstance(value, dict):
+        notes.append(f"{path.relative_to(run.path)} " + ("is not there" if value is None else "is not a JSON object"))
+        return {}
+    return value
+
+
+def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
+    lines = (unlabelled(line) for node in plan.nodes for line in _lines(run.node_out(node.name), MOST_LOG_BYTES, notes))
+    log = upstream_log.parse(lines).with_tokens(plan.global_batch_size * plan.model["sequence_length"])
+    if not log.metrics:
+        notes.append("no iteration is in the logs")
+    return log
+
+
+def _metrics(path: Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
+    lines, strange = {}, 0
+    for number, text in enumerate(_lines(path, MOST_METRICS_BYTES, notes), 1):
+        line = _metrics_line(text)
+        if line is not None:
+            lines[line["iteration"]] = line
+            continue
+        strange += 1
+        if strange <= _MOST_LINES:
+            notes.append(f"{path.name}: line {number} is not a metrics line: {text[:80]!r}; ignored")
+    if strange > _MOST_LINES:
+        notes.append(f"{path.name}: {strange - _MOST_LINES} other lines are not metrics lines; ignored")
+    return tuple(lines[iteration] for iteration in sorted(lines))
+
+
+def _metrics_line(text: str) -> dict[str, Any] | None:
+    """A JSON object of numbers; None for anything else."""
+    try:
+        line = parse_json(text, "")
+    except RunFolderError:
+        return None
+    if not isinstance(line, dict) or not all(map(_is_number, line.values())):
+        return None
+    iteration = line.get("iteration")
+    return line if isinstance(iteration, int) and 0 <= iteration < 1 << 31 else None
+
+
+def _is_number(value: Any) -> bool:
+    """Or null; and no integer that is too large for a float."""
+    return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 1 << 1000)
+
+
+def _failures(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> list[RankFailure]:
+    """Failures, causes before symptoms, then by time."""
+    found = []
+    for rank in ranks:
+        error = _typed(run, run.rank_error(rank.rank), _Error, notes)
+        if error is not None:
+            failure = RankFailure(
+                rank=rank.rank, node=rank.node, type=error.type, message=error.message, symptom=error.symptom
+            )
+            found.append((failure.symptom, error.unix, failure))
+    return [failure for _, _, failure in sorted(found, key=lambda item: item[:2])]
+
+
+def _memory(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> Mapping[int, Mapping[str, float]]:
+    told = {rank.rank: _typed(run, run.rank_memory(rank.rank), _Memory, notes) for rank in ranks}
+    return {rank: content.mib for rank, content in told.items() if content is not None}
+
+
+def _provenance(run: RunDir, notes: list[str]) -> Mapping[str, Any]:
+    """As it is, where what is made use of is sound."""
+    content = _json(run, run.provenance, notes)
+    try:
+        typed(_Origin, content, str(run.provenance))
+    except RunFolderError as error:
+        notes.append(str(error))
+        return {}
+    return content
+
+
+def _typed(run: RunDir, path: Path, kind: type[T], notes: list[str]) -> T | None:
+    """A JSON file that need not be there."""
+    try:
+        return run.read(path, kind)
+    except RunFolderError as error:
+        notes.append(str(error))
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Error:
+    """errors/rank-*.json."""
+
+    type: str = ""
+    message: str = ""
+    symptom: bool = False
+    unix: Unix = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Memory:
+    """memory/rank-*.json."""
+
+    mib: dict[str, Mib]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Origin:
+    """provenance.json."""
+
+    unix: Unix | None = None
+    commit: str | None = None
+    changed: tuple[str, ...] | None = None

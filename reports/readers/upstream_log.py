@@ -1,0 +1,118 @@
+"""What Megatron-LM says of a run in its logs: iterations, timers, memory, losses on other data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from conf.run_folder.log_lines import iteration_line
+
+_TIMERS = re.compile(r"(?:max|\(min, max\)) time across ranks \(ms\):")
+_TIMER = re.compile(r" {4}(\S.*?) \.*: (?:\((\d+\.\d+), (\d+\.\d+)\)|(\d+\.\d+))\s*")
+"""The least and the largest time of all ranks or, with `--timing-log-option max`, the largest."""
+_EVALUATION = re.compile(
+    r"\s*validation(?:-\S+)? loss at (?:iteration (\d{1,12})(?: on (\w+) set)?|the end of training for (\w+) data) "
+    r"\|(.*)"
+)
+_EVALUATED = {None: "validation", "val": "validation"}
+_MIB = r"(\d+(?:\.\d+)?)"
+_MEMORY = re.compile(
+    rf"\[Rank (\d{{1,6}})\] \(after \d+ iterations\) memory \(MB\) \| allocated: {_MIB} \| max allocated: {_MIB} \| "
+    rf"reserved: {_MIB} \| max reserved: {_MIB}"
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of a rank's allocator, MiB."""
+
+    allocated: float
+    max_allocated: float
+    reserved: float
+    max_reserved: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A loss on data that are not trained on."""
+
+    iteration: int
+    data: str
+    """"validation" or "test"."""
+    loss: float
+
+
+@dataclass(frozen=True)
+class UpstreamLog:
+    metrics: tuple[Mapping[str, Any], ...]
+    """As lines of metrics.jsonl, by iteration; of an iteration that was run twice, the later line."""
+    timers: Mapping[str, tuple[float | None, float]]
+    """Least and largest time of all ranks in ms, medians of what was logged; the first block, which warms up, only
+    if it is alone. The least is None where only the largest is logged."""
+    memory: Mapping[int, Memory]
+    """By rank, what it told last; Megatron-LM asks one replica only."""
+    evaluations: tuple[Evaluation, ...] = ()
+    """By iteration."""
+
+    def with_tokens(self, tokens_per_iteration: int) -> UpstreamLog:
+        """The same with `tokens_per_s`, which follows from the tokens of an iteration."""
+
+        def told(line: Mapping[str, Any]) -> Mapping[str, Any]:
+            elapsed_ms = line["elapsed_ms"]
+            return {**line, "tokens_per_s": tokens_per_iteration / elapsed_ms * 1e3} if elapsed_ms > 0 else line
+
+        return replace(self, metrics=tuple(map(told, self.metrics)))
+
+
+def parse(lines: Iterable[str]) -> UpstreamLog:
+    """Reads the lines of all nodes' logs, node after node; whatever else is in them is passed over.
+
+    Timers count from the first logged iteration on: before it they are those of the set-up.
+    """
+    metrics: dict[int, Mapping[str, Any]] = {}
+    timers: dict[str, list[tuple[float | None, float]]] = {}
+    memory: dict[int, Memory] = {}
+    evaluations: dict[tuple[int, str], Evaluation] = {}
+    timed = False
+    """Whether the lines are those of timers: only then one with a single number is."""
+    for line in lines:
+        if (told := iteration_line(line)) is not None:
+            metrics[told.iteration] = {key: value for key, value in asdict(told).items() if value is not None}
+            timed = False
+        elif _TIMERS.match(line):
+            timed = True
+        elif timed and metrics and (match := _TIMER.fullmatch(line)):
+            least = None if match[2] is None else float(match[2])
+            timers.setdefault(match[1], []).append((least, float(match[3] or match[4])))
+        elif match := _MEMORY.match(line):
+            memory[int(match[1])] = Memory(*map(float, match.groups()[1:]))
+        elif (evaluated := _evaluation(line, max(metrics, default=0))) is not None:
+            evaluations[evaluated.iteration, evaluated.data] = evaluated
+    return UpstreamLog(
+        metrics=tuple(metrics[iteration] for iteration in sorted(metrics)),
+        timers={name: _middle(pairs[1:] or pairs) for name, pairs in timers.items()},
+        memory=dict(sorted(memory.items())),
+        evaluations=tuple(evaluations[key] for key in sorted(evaluations)),
+    )
+
+
+def _evaluation(line: str, last: int) -> Evaluation | None:
+    """What a line says of a loss on other data; `last` is the iteration that was logged last."""
+    match = _EVALUATION.fullmatch(line)
+    if match is None:
+        return None
+    fields = dict(part.strip().rpartition(": ")[::2] for part in match[4].split("|"))
+    try:
+        loss = float(fields["lm loss value"])
+    except (KeyError, ValueError):
+        return None
+    data = match[2] or match[3]
+    return Evaluation(int(match[1] or last), _EVALUATED.get(data, str(data)), loss)
+
+
+def _middle(pairs: list[tuple[float | None, float]]) -> tuple[float | None, float]:
+    known = [least for least, _ in pairs if least is not None]
+    return median(known) if known else None, median(largest for _, largest in pairs)

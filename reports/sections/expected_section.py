@@ -1,0 +1,98 @@
+"""Predicted against measured: where the difference comes from, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from fasop.costs.layers import Basis
+from fasop.simulation.predict import Prediction
+from reports.facts.terms import MEANING, TITLES, Terms
+
+COLUMNS = {"passes": "passes"} | {
+    key: title for key, title in TITLES.items() if key not in ("forward", "backward", "tensor")
+}
+"""The terms of which a prediction tells; it has the passes whole."""
+NOTE = (
+    "Per iteration, in ms: measured less predicted, and below it both. Measured: medians over the ranks of a stage "
+    "and the steady iterations. passes: forward, backward and tensor group together, as a profile has them. "
+    f"{MEANING} The bubble follows from what other stages do: read it last."
+)
+BASIS = {
+    Basis.OTHER_FORMAT: "The prediction rests on layer times in the other 16-bit format.",
+    Basis.EXTRAPOLATED: "The prediction rests on times beyond the micro-batch sizes that were measured: "
+    "it may be too long.",
+    Basis.NOT_MEASURED: "No layer times were measured on these devices: the prediction is what their peak rates allow, "
+    "and real runs take longer. 'tdpp profile' measures them.",
+}
+
+
+def expected_section(prediction: Prediction, measured: Mapping[int, Terms], iteration_ms: float) -> str:
+    """The section of a run's page, as HTML.
+
+    Args:
+        measured: by stage.
+        iteration_ms: as measured.
+    """
+    foretold = [Terms.of_prediction(stage.terms) for stage in prediction.stages]
+    head = "".join(f'<th scope="col">{title}</th>' for title in ("stage", *COLUMNS.values(), "sum"))
+    worst = _largest(measured, foretold)
+    rows = "".join(
+        f"<tr><td>{stage}</td>{_row(stage, measured.get(stage), one, worst)}</tr>\n"
+        for stage, one in enumerate(foretold)
+    )
+    basis = f'<p class="note open">{escape(BASIS[prediction.basis])}</p>' if prediction.basis in BASIS else ""
+    return (
+        '<section id="expected"><h2>Predicted and measured</h2>'
+        f"<p>{escape(_answer(prediction, iteration_ms, worst, measured, foretold))} "
+        '<a href="timeline.html#predicted">Its timeline under the measured one →</a></p>'
+        f'{basis}<div class="scroll"><table class="numeric compared"><thead><tr>{head}</tr></thead><tbody>\n{rows}'
+        f'</tbody></table></div><p class="note">{escape(NOTE)}</p></section>'
+    )
+
+
+def signed(difference: float) -> str:
+    """A difference with its sign, to a tenth; zero has none."""
+    return "0.0" if abs(difference) < 0.05 else f"{difference:+,.1f}"
+
+
+def _answer(
+    prediction: Prediction,
+    iteration_ms: float,
+    worst: tuple[int, str] | None,
+    measured: Mapping[int, Terms],
+    foretold: Sequence[Terms],
+) -> str:
+    predicted_ms = prediction.iteration_s * 1e3
+    share = iteration_ms / predicted_ms - 1
+    than = "as long as" if abs(share) < 5e-4 else f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'} than"
+    said = f"An iteration took {iteration_ms:,.1f} ms, {than} the {predicted_ms:,.1f} ms that were predicted."
+    if worst is None:
+        return said
+    stage, key = worst
+    difference = getattr(measured[stage], key) - getattr(foretold[stage], key)
+    return f"{said} The largest part, but for the bubble: {COLUMNS[key]} of stage {stage}, {signed(difference)} ms."
+
+
+def _largest(measured: Mapping[int, Terms], foretold: Sequence[Terms]) -> tuple[int, str] | None:
+    """Stage and term of the largest difference, if any can be seen; the bubble follows from the others."""
+    differences = {
+        (stage, key): abs(getattr(one, key) - getattr(foretold[stage], key))
+        for stage, one in measured.items()
+        for key in COLUMNS
+        if key != "bubble" and signed(getattr(one, key) - getattr(foretold[stage], key)) != "0.0"
+    }
+    return max(differences, key=lambda place: differences[place]) if differences else None
+
+
+def _row(stage: int, measured: Terms | None, foretold: Terms, worst: tuple[int, str] | None) -> str:
+    cells = []
+    for key in [*COLUMNS, "total"]:
+        expected = getattr(foretold, key)
+        if measured is None:
+            cells.append(f"<td>–<small>predicted {expected:,.1f}</small></td>")
+            continue
+        seen = getattr(measured, key)
+        mark = ' class="worst"' if worst == (stage, key) else ""
+        cells.append(f"<td{mark}><b>{signed(seen - expected)}</b><small>{seen:,.1f} − {expected:,.1f}</small></td>")
+    return "".join(cells)

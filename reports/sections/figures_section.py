@@ -1,0 +1,115 @@
+"""The few numbers that sum up a run."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from statistics import median
+
+from reports.facts.statistics import Statistics
+from reports.readers.hardware import peak_tflops, price
+from reports.readers.record import Record
+from reports.sections.stages_section import ideal
+
+Card = tuple[str, str, str]
+"""Name, value, note."""
+
+
+def figures_section(record: Record, figures: Statistics) -> str:
+    """Cards, as HTML."""
+    plan, last = record.plan, record.metrics[-1] if record.metrics else {}
+    reached = int(last["iteration"]) if last else 0
+    known = ideal(plan)
+    beside = f" · ideal {known.schedule}: {known.fraction:.1%}" if known else ""
+    after = "median of the log lines after the first" if len(record.metrics) > 1 else "mean since the start"
+    after += " · emulated" if plan.rehearsal else ""
+    tokens, timed = settled(record, "tokens_per_s"), figures.bubble is not None or not record.log
+    bubble, exposed = number(figures.bubble, ".1%"), number(figures.communication, ".1%")
+    cards: list[Card] = [
+        ("Iteration", f"{reached} of {plan.iterations}", "last logged"),
+        *([] if plan.rehearsal else [_loss(record, reached)]),
+        *_evaluations(record),
+        ("Iteration time", number(settled(record, "elapsed_ms"), ",.1f", " ms"), after),
+        *([("Tokens per second", number(tokens, ",.0f"), after)] if tokens is not None or not record.log else []),
+        *_operations(record, after),
+        *_energy(record, after),
+        *([("Bubble", bubble, f"of passes and bubble, mean over ranks{beside}")] if timed else []),
+        *([("Exposed communication", exposed, "of an iteration, mean over ranks")] if timed else []),
+        *_cost(record, reached),
+    ]
+    items = "".join(
+        f'<div class="card"><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class="note">{escape(note)}</dd></div>'
+        for name, value, note in cards
+    )
+    return f'<dl class="cards">{items}</dl>'
+
+
+def last_loss(record: Record) -> tuple[int, float | None]:
+    """The last that is known, and the iteration of its line: one whose iterations were all skipped has none."""
+    known = [(int(line["iteration"]), line["loss"]) for line in record.metrics if line.get("loss") is not None]
+    return known[-1] if known else (0, None)
+
+
+def _loss(record: Record, reached: int) -> Card:
+    at, loss = last_loss(record)
+    since = "" if at == reached else ", none since"
+    return "Loss", number(loss, ".4f"), f"mean up to iteration {at}{since}" if at else ""
+
+
+def _evaluations(record: Record) -> list[Card]:
+    """The last loss on each of the data that are not trained on."""
+    last = {one.data: one for one in (record.upstream.evaluations if record.upstream else ())}
+    return [
+        (f"{data.capitalize()} loss", number(one.loss, ".4f"), f"after iteration {one.iteration}")
+        for data, one in last.items()
+    ]
+
+
+def _energy(record: Record, after: str) -> list[Card]:
+    joules, watts = settled(record, "energy_j_per_rank"), settled(record, "power_w_per_rank")
+    if joules is None:
+        return []
+    return [("Energy per GPU", number(joules, ",.1f", " J"), f"an iteration · {number(watts, ',.1f', ' W')} · {after}")]
+
+
+def settled(record: Record, key: str) -> float | None:
+    """Median over the log lines; the first one, which has the start-up in it, only when it is alone."""
+    values = [float(line[key]) for line in record.metrics if line.get(key) is not None]
+    return median(values[1:] or values) if values else None
+
+
+def number(value: float | None, form: str, unit: str = "") -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:{form}}{unit}"
+
+
+def utilisation(record: Record) -> float | None:
+    """Model-FLOP utilisation: operations of the model a second, over what all GPUs reach at their peak."""
+    tflops = settled(record, "tflops_per_rank")
+    peak = peak_tflops(record.plan, record.experiment) if record.experiment else None
+    return tflops * len(record.plan.ranks) / peak if tflops is not None and peak else None
+
+
+def _operations(record: Record, after: str) -> list[Card]:
+    tflops = settled(record, "tflops_per_rank")
+    if tflops is None:
+        return []
+    cards = [("Model TFLOP/s per rank", f"{tflops:{',.1f' if tflops >= 1 else '.2g'}}", after)]
+    share = utilisation(record)
+    if share is not None and record.experiment:
+        peak = peak_tflops(record.plan, record.experiment)
+        cards.append(("Model-FLOP utilisation", f"{share:.1%}", f"of {peak:,.0f} TFLOP/s {record.plan.precision} peak"))
+    return cards
+
+
+def _cost(record: Record, reached: int) -> list[Card]:
+    milliseconds, tokens = settled(record, "elapsed_ms"), settled(record, "tokens_per_s")
+    if record.experiment is None or milliseconds is None:
+        return []
+    known = price(record.plan, record.experiment)
+    if not known.per_hour:
+        return []
+    each, whole = known.of_ms(milliseconds), known.of_ms(milliseconds * reached)
+    told = [f"${each:,.4f} an iteration", f"${whole:,.2f} so far"]
+    told += [f"${known.per_hour / 3600 / tokens * 1e6:,.2f} per million tokens"] if tokens else []
+    told += [f"without {', '.join(known.unknown)}, whose price is not known"] if known.unknown else []
+    return [("Cost", f"{'≥ ' if known.unknown else ''}${known.per_hour:,.2f}/h", " · ".join(told))]

@@ -1,0 +1,51 @@
+"""The verdict on a run, and what else its nodes said: other configurations, errors, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from reports.figures.page import Names, bullets, table
+from reports.readers.judgement import Complaint, Findings, Verdict
+from reports.sections.plan_section import plural
+
+NODES_NAMED = 3
+"""Of more, their number is told."""
+
+
+def verdict_section(verdict: Verdict) -> str:
+    tone = "good" if verdict.state == "succeeded" else "bad" if verdict.exit_code else "open"
+    return (
+        f'<section class="verdict {tone}"><h2>{escape(verdict.state)}</h2>'
+        f'<p class="reason">{escape(verdict.reason)}</p>{bullets(verdict.evidence)}'
+        f'<p class="rule">rule {escape(verdict.rule)} · exit code {verdict.exit_code}</p></section>'
+    )
+
+
+def nodes_section(findings: Findings) -> str:
+    """What nodes say they run, against what was submitted, and their stderr."""
+    if findings.mismatches:
+        told = f'<div class="bad">{bullets(findings.mismatches)}</div>'
+    else:
+        told = "<p>No node says that it runs anything else than was submitted.</p>"
+    parts = [f"<h3>Submitted and run</h3>{told}"]
+    parts += [f"<h3>Errors</h3>{_grouped(findings.stderr)}"] if findings.stderr else []
+    parts += [f"<h3>Agents that are gone</h3>{_grouped(findings.agents)}"] if findings.agents else []
+    if findings.warnings:
+        count = sum(one.count for one in findings.warnings)
+        parts.append(
+            f"<details><summary>{plural(count, 'warning')} of {plural(len(findings.warnings), 'kind')}</summary>"
+            f"{_grouped(findings.warnings)}</details>"
+        )
+    return f"<section><h2>What the nodes say</h2>{''.join(parts)}</section>"
+
+
+def _grouped(complaints: Sequence[Complaint]) -> str:
+    rows = [(str(one.count), _nodes(one.nodes), one.text) for one in complaints]
+    return table(("times", "nodes", "line"), rows)
+
+
+def _nodes(nodes: Sequence[str]) -> Names:
+    *names, last = nodes[:NODES_NAMED]
+    more = len(nodes) - NODES_NAMED
+    return Names([*names, f"{last} and {more} more" if more > 0 else last])

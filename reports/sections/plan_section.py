@@ -1,0 +1,109 @@
+"""A plan in words, and which node has which ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from html import escape
+
+from reports.figures.page import table
+from reports.readers.record import UNKNOWN, Plan
+
+MOST_NODES = 16
+"""The table of more nodes is folded."""
+
+
+def plan_section(plan: Plan) -> str:
+    """The section of a run's page on its plan, as HTML."""
+    if not plan.ranks:
+        return '<section><h2>Plan</h2><p class="none">the log does not say how its ranks lie</p></section>'
+    words = "".join(f"<p>{escape(sentence)}</p>" for sentence in _sentences(plan))
+    return f"<section><h2>Plan</h2>{words}{_nodes(plan)}</section>"
+
+
+def layers(plan: Plan, stage: int) -> str:
+    """What a stage holds: the layers of each of its chunks, the embedding, the head."""
+    first = " + embedding" if stage == 0 else ""
+    last = " + head" if stage == plan.pipeline - 1 else ""
+    held = ", ".join(map(str, plan.partition[stage :: plan.pipeline])) or "unknown"
+    return f"{held}{first}{last}"
+
+
+def plural(count: int, noun: str, ending: str = "s") -> str:
+    return f"{count} {noun}{ending if count != 1 else ''}"
+
+
+def _sentences(plan: Plan) -> list[str]:
+    order = f"the schedule in {plan.schedule_file}" if plan.schedule_file else f"schedule {plan.schedule}"
+    unusual = _unusual(plan)
+    tokens = f" of {plan.model['sequence_length']} tokens" if "sequence_length" in plan.model else ""
+    cut = f": {plural(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch_size} per replica"
+    samples = f"{plan.global_batch_size} samples{tokens}{cut if plan.micro_batches else ''}"
+    return [
+        f"{len(plan.ranks)} ranks = {plan.pipeline} pipeline stages × {plan.data} data-parallel replicas × "
+        f"{plan.tensor} tensor-parallel, {_where(plan)}.",
+        *([_cut(plan)] if plan.partition else []),
+        f"Each iteration trains on {samples}, {order}.",
+        *_model(plan),
+        *([f"With {', '.join(unusual)}."] if unusual else []),
+        *(["Megatron-LM trained it."] if plan.engine == "megatron_lm" else []),
+    ]
+
+
+def _model(plan: Plan) -> list[str]:
+    model = plan.model
+    vocabulary = [f"vocabulary {model['vocab_size']}"] if "vocab_size" in model else []
+    if "padded_vocab_size" in model:
+        vocabulary = [f"{(vocabulary or ['vocabulary'])[0]} (padded {model['padded_vocab_size']})"]
+    hidden = [f"hidden {model['hidden']}"] if "hidden" in model else []
+    heads = [f"{model['heads']} heads"] if "heads" in model else []
+    layers = [plural(model["layers"], "layer")] if "layers" in model and not plan.partition else []
+    known = [*layers, *hidden, *heads, *vocabulary]
+    return [f"Model: {', '.join(known)}."] if known else []
+
+
+def _where(plan: Plan) -> str:
+    nodes = plan.stands_for
+    if all(node.name == UNKNOWN for node in nodes):
+        return "on nodes that the log does not name"
+    kinds = Counter(node.gpu for node in nodes)
+    counted = ", ".join(f"{count} × {gpu}" for gpu, count in kinds.items())
+    on = f"{plural(len(nodes), 'node')} ({counted})"
+    return (
+        f"rehearsed on one machine, where they stand for {on}" if plan.rehearsal else f"on {on}, device {plan.device}"
+    )
+
+
+def _cut(plan: Plan) -> str:
+    cut = f"The {sum(plan.partition)} transformer layers are cut {'-'.join(map(str, plan.partition))}"
+    if plan.chunks == 1:
+        return f"{cut}; the first stage also has the embedding, the last one the final norm and the head."
+    return (
+        f"{cut}: every stage holds {plan.chunks} chunks of the model, and the cut names chunk 0 of all stages, then "
+        "chunk 1, and so on. The first stage's first chunk also has the embedding, the last stage's last one the "
+        "final norm and the head."
+    )
+
+
+def _unusual(plan: Plan) -> list[str]:
+    """What is not as it is by default."""
+    chosen = {
+        f"{plan.recompute} recomputation of activations": plan.recompute != "none",
+        "sharded optimizer": plan.sharded_optimizer,
+        "sequence parallel": plan.sequence_parallel,
+        f"precision {plan.precision}": plan.precision not in ("fp32", UNKNOWN),
+    }
+    return [words for words, is_so in chosen.items() if is_so]
+
+
+def _nodes(plan: Plan) -> str:
+    rows = []
+    for node in plan.stands_for:
+        if node.name == UNKNOWN:
+            return ""
+        numbers = ", ".join(map(str, node.ranks))
+        stages = ", ".join(map(str, sorted({plan.ranks[rank].stage for rank in node.ranks})))
+        rows.append((node.name, node.gpu, numbers, stages))
+    told = table(("node it stands for" if plan.rehearsal else "node", "GPU", "ranks", "stages"), rows)
+    if len(rows) <= MOST_NODES:
+        return told
+    return f"<details><summary>Ranks and stages of {len(rows)} nodes</summary>{told}</details>"
