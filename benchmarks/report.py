@@ -10,7 +10,6 @@ reader, so that it shows what drawing alone costs; of the large run it is not tr
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import subprocess
@@ -20,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
+from plotly import graph_objects as go
 
-from reports.figures.page import static
 from reports.readers.megatron_log import Sizes
 from reports.sources import Source
 from tests.reports import legacy
@@ -43,34 +42,22 @@ class Cost:
 
 
 def write_plain(source: Path, page: Path) -> None:
-    """All events as one Plotly figure, a trace per name, written as Plotly's own libraries do: JSON in a page."""
+    """All events as one Plotly figure, a trace per name, as a user of Plotly would write it."""
     found = Source.find(Path(), str(source), Sizes()).read()
-    timeline, ranks = found.timeline, found.record.plan.ranks
-    origin = timeline.events["start_ns"].min()
-    traces = []
-    for index, name in enumerate(timeline.names):
-        rows = timeline.events[timeline.events["name"] == index]
-        traces.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": name,
-                "y": [ranks[rank].label for rank in rows["rank"].tolist()],
-                "base": ((rows["start_ns"] - origin) / 1e6).tolist(),
-                "x": ((rows["end_ns"] - rows["start_ns"]) / 1e6).tolist(),
-                "hovertext": [
-                    f"{name}, iteration {iteration}, micro-batch {micro_batch}"
-                    for iteration, micro_batch in zip(
-                        rows["iteration"].tolist(), rows["micro_batch"].tolist(), strict=True
-                    )
-                ],
-            }
+    events, ranks = found.timeline.events, found.record.plan.ranks
+    origin = events["start_ns"].min()
+    figure = go.Figure(layout={"barmode": "overlay", "height": 900})
+    for name, rows in events.groupby("name", observed=True):
+        figure.add_bar(
+            orientation="h",
+            name=str(name),
+            y=[ranks[rank].label for rank in rows["rank"]],
+            base=(rows["start_ns"] - origin) / 1e6,
+            x=(rows["end_ns"] - rows["start_ns"]) / 1e6,
+            customdata=rows[["iteration", "micro_batch"]],
+            hovertemplate="%{y}, iteration %{customdata[0]}, micro-batch %{customdata[1]}",
         )
-    page.write_text(
-        f'<body><div id="figure"></div><script>{static("plotly-basic.min.js")}</script><script>'
-        f'Plotly.newPlot("figure", {json.dumps(traces)}, {{barmode: "overlay", height: 900}})'
-        ".then(() => { document.body.dataset.ready = 'yes'; });</script></body>"
-    )
+    figure.write_html(page, post_script="document.body.dataset.ready = 'yes';")
 
 
 def children_cpu_s() -> float:

@@ -7,10 +7,10 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import TdppError
 from conf.visible import shortened, visible
@@ -111,10 +111,14 @@ def _run(argv: Sequence[str]) -> int:
 
         return int(module.main(rest, judge=all_findings))
     if verb == "data":
-        from reports.pages.figures_page import figures_page
-
-        return int(module.main(rest, draw=figures_page))
+        return int(module.main(rest, draw=_draw_figures))
     return int(module.main(rest))
+
+
+def _draw_figures(title: str, facts: Mapping[str, str], figures: Sequence[Mapping[str, Any]]) -> str:
+    from reports.pages.figures_page import figures_page
+
+    return figures_page(title, facts, figures)
 
 
 def preflight(experiment: Experiment) -> list[str]:

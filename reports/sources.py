@@ -33,8 +33,7 @@ class Found:
     @property
     def over(self) -> bool:
         """Whether the last iteration is logged: of a log nothing else tells that no more will come."""
-        metrics = self.record.metrics
-        return bool(metrics) and int(metrics[-1]["iteration"]) >= self.record.plan.iterations
+        return self.record.reached >= self.record.plan.iterations
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,26 +17,36 @@ from launch.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 
-PLAN = ["megatron_ext.contract.plan", "megatron_ext.contract.plan_check"]
-"""What a plan.json must hold, for all who read one."""
+CONTRACT = "megatron_ext.contract"
+"""What crosses rooms, for all of them."""
 
 ROOMS = {
     "conf": [],
     "megatron_ext": [],
-    "data_prep": [
-        "conf",
-        *(f"megatron_ext.{module}" for module in ("indexed_dataset", "index_maps", "blend", "errors", "files")),
-    ],
-    "fasop": [
-        "conf",
-        "megatron_ext.contract.schedules",
-        "megatron_ext.contract.schedule_check",
-        "megatron_ext.contract.errors",
-    ],
-    "launch": ["conf", "fasop", *PLAN, "megatron_ext.contract.files"],
-    "reports": ["conf", "fasop", *PLAN],
+    "data_prep": ["conf", CONTRACT, "megatron_ext.data"],
+    "fasop": ["conf", CONTRACT],
+    "launch": ["conf", "fasop", CONTRACT],
+    "reports": ["conf", "fasop", CONTRACT],
 }
-"""What a room may import of the others: whole rooms, or single modules."""
+"""What a room may import of the others: whole rooms, or sub-packages."""
+
+FLOORS = {
+    "conf": [
+        *("visible", "errors", "run_folder", "reading", "schema", "hydra_errors identity", "compose"),
+        "completions defaults_taken",
+    ],
+    "megatron_ext": [
+        *("contract", "timeline", "data", "parallel", "tasks", "engine", "checkpoints", "measuring"),
+        *("train", "worker", "doctor profile hf schedule"),
+    ],
+    "fasop": ["errors", "costs", "simulation", "partition", "search", "tables", "cli"],
+    "launch": [
+        *("errors", "machine start_agent", "screen", "files", "node", "judge", "control", "doctor profile", "commands"),
+        "cli agent",
+    ],
+    "reports": ["errors", "readers", "sources", "facts", "figures", "sections", "pages", "exports", "notebook", "cli"],
+}
+"""From the bottom up: a sub-package or module imports of its room only what lies on floors below its own."""
 
 DISPATCHER = "launch/cli.py"
 """The command line alone knows every room."""
@@ -47,6 +57,7 @@ TOP_LEVEL = {
     *ROOMS,
     *("tests", "docs", "benchmarks", ".ci"),
     *("pyproject.toml", "constraints.txt", "Makefile", "README.md", "LICENSE", ".gitignore"),
+    *("CONTRIBUTING.md", "CHANGELOG.md", ".pre-commit-config.yaml"),
 }
 
 FILES = sorted(str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py"))
@@ -80,6 +91,28 @@ def test_a_room_imports_only_the_rooms_it_may(file: str) -> None:
     room = file.split("/")[0]
     ours = [module for module in imports(ast.parse((ROOT / file).read_text())) if module.split(".")[0] in ROOMS]
     assert [module for module in ours if not within(module, [room, *ROOMS[room]])] == []
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.split("/")[0] in FLOORS and file != DISPATCHER])
+def test_imports_lead_downwards(file: str) -> None:
+    room, part = file.removesuffix(".py").split("/")[:2]
+    if part == "__init__":
+        return
+    floors = {name: number for number, names in enumerate(FLOORS[room]) for name in names.split()}
+    parts = {
+        name.split(".")[1] for name in imports(ast.parse((ROOT / file).read_text())) if name.startswith(f"{room}.")
+    }
+    assert {name for name in parts - {part} if floors[name] >= floors[part]} == set()
+
+
+def test_the_page_about_the_architecture_shows_the_floors() -> None:
+    """From the top down, as houses are drawn."""
+    drawn = "\n".join(
+        f"{room if number == 0 else '':<14}{names}"
+        for room, floors in FLOORS.items()
+        for number, names in enumerate(reversed(floors))
+    )
+    assert f"```text\n{drawn}\n```" in (ROOT / "docs" / "architecture.md").read_text()
 
 
 @pytest.mark.parametrize(

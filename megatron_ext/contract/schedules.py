@@ -1,8 +1,6 @@
 """Pipeline schedules as data: per stage a list of actions, which one executor runs and a simulator can replay.
 
-    python -m megatron_ext.schedule interleaved --stages 4 --chunks 2 --micro-batches 8
-
-prints one as JSON (docs/formats.md, "Schedules"). This module needs no torch.
+`python -m megatron_ext.schedule` prints one as JSON (docs/formats.md, "Schedules").
 
 The model is cut into `stages * chunks` virtual stages; chunk `c` of stage `s` is number `c * stages + s`. So the
 stages are a ring: activations go to the following stage and, from the last one, to the first one's next chunk;
@@ -11,9 +9,6 @@ gradients go the other way round.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from enum import Enum
 from typing import Any, Dict, List, NamedTuple
 
@@ -176,24 +171,3 @@ def as_json(stages: List[Actions], chunks: int, micro_batches: int) -> Dict[str,
         "micro_batches": micro_batches,
         "actions": [[[kind.value, m, chunk] for kind, m, chunk in actions] for actions in stages],
     }
-
-
-def main(argv: List[str]) -> int:
-    """Prints a schedule; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m megatron_ext.schedule", description="Print a schedule as JSON.")
-    parser.add_argument("name", choices=NAMES)
-    parser.add_argument("--stages", type=int, required=True)
-    parser.add_argument("--chunks", type=int, default=1, help="model chunks of a stage (default: 1)")
-    parser.add_argument("--micro-batches", type=int, required=True)
-    asked = parser.parse_args(argv)
-    try:
-        stages = schedule(asked.name, asked.stages, asked.chunks, asked.micro_batches)
-    except EngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(as_json(stages, asked.chunks, asked.micro_batches)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

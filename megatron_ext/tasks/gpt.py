@@ -7,8 +7,8 @@ Another family, such as BERT or T5, is another `Stage`. The engine asks of it: `
 tokens or the one tensor that the stage before sent, to the next one's or to what the loss takes; `parameters_by_name`;
 `put_off`; `tied_word`. All stages of a model send tensors of one shape: T5's decoder would be sent the encoder's output
 along the sequence, beside its own. What else is GPT's: the next token as label (`Executor._forward`), the samples
-(`megatron_ext.data.gpt_samples`), the loss (`Engine`), and which parameters are cut (`tensor_parallel._SHARDS`) and saved
-together (`checkpoint.place_of`, `checkpoint_meta.part_names`).
+(`data.gpt_samples`), the loss (`Engine`), and which parameters are cut (`tensor_parallel._SHARDS`) and saved together
+(`checkpoints.tensors.place_of`, `checkpoints.meta.part_names`).
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def _metadata(kind: str, rank: int, tid: int, content: dict[str, str | int]) -> 
 
 def _events(timeline: Timeline) -> Iterator[str]:
     """A complete event per line. What overlaps another of its lane, without lying inside it, has a lane beside it."""
-    events = timeline.events
+    events = timeline.columns
     if not len(events):
         return
     start = _microseconds(events["start_ns"], events["start_ns"].min())

@@ -76,7 +76,7 @@ def spent(timeline: Timeline, ranks: Sequence[Rank], cell: Integers, shape: tupl
     Args:
         cell: (events,) rank and iteration of each, as an index into a flat array of `shape`.
     """
-    events, names = timeline.events, np.array([*timeline.names, ""])
+    events, names = timeline.columns, np.array([*timeline.names, ""])
     lasted, waits = events["end_ns"] - events["start_ns"], waiting_ns(timeline, ranks)
 
     def named(wanted: Iterable[str]) -> NDArray[np.bool_]:
@@ -125,11 +125,11 @@ def holder(timeline: Timeline, inner: NDArray[np.bool_], outer: NDArray[np.bool_
 
     Those of the `outer` of a rank do not overlap.
     """
-    events, found = timeline.events, np.full(len(timeline.events), -1)
+    events, found = timeline.columns, np.full(len(timeline.columns), -1)
     chosen = np.flatnonzero(inner | outer)
     if not len(chosen) or not inner.any() or not outer.any():
         return found
-    some = events[chosen]
+    some = events.at(chosen)
     order = chosen[np.lexsort((~outer[chosen], -some["end_ns"], some["start_ns"], some["rank"]))]
     last = np.maximum.accumulate(np.where(outer[order], np.arange(len(order)), -1))
     around = np.where(last >= 0, order[last], -1)

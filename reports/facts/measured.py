@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +12,12 @@ from fasop.tables.accuracy import Measured, MeasuredStage
 from reports.errors import ReportError
 from reports.facts.statistics import Statistics, statistics
 from reports.readers import events, record
-from reports.readers.events import Timeline
+from reports.readers.events import Columns, Timeline
 from reports.readers.record import Plan
 
 NORMS = ("grad-norm-all-reduce", "optimizer-clip-main-grad")
 """What ranks of all stages wait for each other in: the second, around the first, in files that do not have that."""
-Events = NDArray[Any]
+Events = Columns
 Floats = NDArray[np.float64]
 
 
@@ -32,9 +31,7 @@ def measure(run: RunDir) -> Measured:
     known = record.read(run)
     plan = known.plan
     if not plan.timeline:
-        return _logged(
-            known.name, [line["elapsed_ms"] / 1e3 for line in known.metrics if line.get("elapsed_ms") is not None]
-        )
+        return _logged(known.name, (known.known("elapsed_ms") / 1e3).tolist())
     timeline = events.read_run({rank.rank: run.rank_events(rank.rank) for rank in plan.ranks})
     figures = statistics(timeline, plan.ranks)
     lasted = _lasted(figures)
@@ -81,19 +78,19 @@ class _Ranks:
     """The events of steady iterations."""
 
     def __init__(self, timeline: Timeline, figures: Statistics, plan: Plan) -> None:
-        every = timeline.events
+        every = timeline.columns
         self.plan = plan
-        self._events = every[np.isin(every["iteration"], figures.iterations[figures.steady])]
+        self._events = every.at(np.isin(every["iteration"], figures.iterations[figures.steady]))
         self._names = timeline.names
 
     def of(self, rank: int, name: str) -> Events:
         """Those of a name, in their order."""
         found = self.named(name)
-        return np.asarray(found[found["rank"] == rank])
+        return found.at(found["rank"] == rank)
 
     def named(self, name: str) -> Events:
         wanted = self._names.index(name) if name in self._names else -1
-        return np.asarray(self._events[self._events["name"] == wanted])
+        return self._events.at(self._events["name"] == wanted)
 
 
 def _stage(ranks: _Ranks, stage: int) -> MeasuredStage:
@@ -128,7 +125,7 @@ def _stage(ranks: _Ranks, stage: int) -> MeasuredStage:
 
 def _usual(found: Events, chunk: int) -> float:
     """Median seconds of the events of a chunk; 0 without any."""
-    here = found[found["chunk"] == chunk]
+    here = found.at(found["chunk"] == chunk)
     return float(np.median(here["end_ns"] - here["start_ns"])) / 1e9 if len(here) else 0.0
 
 
@@ -157,11 +154,12 @@ def _ends(plan: Plan) -> list[list[int]]:
 def _transfer(ranks: _Ranks, way: str, own: Sequence[int]) -> float | None:
     """Median seconds from when these ranks begin to send until the other has it, of what it was waiting for."""
     sent, received = ranks.named(f"{way}-send"), ranks.named(f"{way}-recv")
-    sent, received = sent[np.isin(sent["rank"], own)], received[np.isin(received["peer"], own)]
+    sent, received = sent.at(np.isin(sent["rank"], own)), received.at(np.isin(received["peer"], own))
     if not len(sent) or len(sent) != len(received):
         return None
-    sent = sent[np.lexsort((sent["start_ns"], sent["peer"], sent["rank"], sent["iteration"]))]
-    received = received[np.lexsort((received["start_ns"], received["rank"], received["peer"], received["iteration"]))]
+    sent = sent.at(np.lexsort((sent["start_ns"], sent["peer"], sent["rank"], sent["iteration"])))
+    order = np.lexsort((received["start_ns"], received["rank"], received["peer"], received["iteration"]))
+    received = received.at(order)
     waited = received["start_ns"] <= sent["start_ns"]
     taken = (received["end_ns"] - sent["start_ns"])[waited]
     return float(np.median(taken)) / 1e9 if len(taken) else None

@@ -101,7 +101,7 @@ class Statistics:
 
 def statistics(timeline: Timeline, ranks: Sequence[Rank]) -> Statistics:
     """Sums up the events of a run of these ranks."""
-    events = timeline.events
+    events = timeline.columns
     numbers, index = np.unique(events["iteration"], return_inverse=True)
     n = len(numbers)
     start = np.full(n, np.iinfo(np.int64).max)

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +57,7 @@ def messages(name: str) -> dict[str, tuple[str, ...]]:
 
 def waiting_ns(timeline: Timeline, ranks: Sequence[Rank]) -> Integers:
     """(events,) the part of each event that is waiting for another rank; 0 where that cannot be told."""
-    events = timeline.events
+    events = timeline.columns
     until = np.full(len(events), _UNKNOWN)
     for way in ("forward", "backward"):
         _until_sent(timeline, until, way, len(ranks))
@@ -78,8 +77,8 @@ def _numbered(ranks: Sequence[Rank], alike: Sequence[str]) -> Integers:
 
 
 def _until_all_begun(timeline: Timeline, until: Integers, name: str, group: Integers) -> None:
-    chosen = np.flatnonzero(timeline.events["name"] == timeline.names.index(name))
-    events: NDArray[Any] = timeline.events[chosen]
+    chosen = np.flatnonzero(timeline.columns["name"] == timeline.names.index(name))
+    events = timeline.columns.at(chosen)
     turn = _turns(events["iteration"] * len(group) + events["rank"])
     key = (events["iteration"] * (group.max() + 1) + group[events["rank"]]) * (turn.max(initial=0) + 1) + turn
     _, member = np.unique(key, return_inverse=True)
@@ -93,7 +92,7 @@ def _until_sent(timeline: Timeline, until: Integers, way: str, ranks: int) -> No
     sends, receives = (_with_peer(timeline, verb, way, ranks) for verb in ("send", "recv"))
     if not len(sends) or not len(receives):
         return
-    sent, received = timeline.events[sends], timeline.events[receives]
+    sent, received = timeline.columns.at(sends), timeline.columns.at(receives)
     channels = [
         (events["iteration"] * ranks + events[sender]) * ranks + events[receiver]
         for events, sender, receiver in ((sent, "rank", "peer"), (received, "peer", "rank"))
@@ -110,8 +109,8 @@ def _until_sent(timeline: Timeline, until: Integers, way: str, ranks: int) -> No
 def _with_peer(timeline: Timeline, verb: str, way: str, ranks: int) -> Integers:
     """Indices of the events that send or receive `way`, and whose other rank is known."""
     names = [index for index, name in enumerate(timeline.names) if way in messages(name).get(verb, ())]
-    peer = timeline.events["peer"]
-    return np.flatnonzero(np.isin(timeline.events["name"], names) & (peer >= 0) & (peer < ranks))
+    peer = timeline.columns["peer"]
+    return np.flatnonzero(np.isin(timeline.columns["name"], names) & (peer >= 0) & (peer < ranks))
 
 
 def _turns(keys: Integers) -> Integers:

@@ -1,4 +1,4 @@
-"""Line charts as SVG that take their colours from the page's style."""
+"""Charts of quantities over iterations or time, and of many things with the same quantities, as Plotly figures."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-WIDTH, HEIGHT = 560, 240
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 34
+from plotly import graph_objects as go
+
+from reports.figures.template import BORDER, SERIES, SOFT, figure
+
 MOST = 1200
 """Points of a series."""
+FEW = 12
+"""Iterations, up to which each has a tick."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +27,16 @@ class Series:
     line: bool = True
     """Joined by a line; otherwise only dots."""
 
-
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) within [low, high], about `count` of them."""
-    if high <= low:
-        return [low]
-    raw = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [index * step for index in range(first, last + 1)]
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to draw."""
+        return any(map(math.isfinite, self.y))
 
 
 def thinned(series: Series) -> Series:
     """At most MOST points: of each span of a longer series the lowest and the highest, and its first gap.
 
-    A chart is 560 pixels wide, and a page has to carry every point.
+    A chart is some hundred pixels wide, and a page has to carry every point.
     """
     if len(series.y) <= MOST:
         return series
@@ -53,55 +51,168 @@ def thinned(series: Series) -> Series:
     return replace(series, x=[series.x[index] for index in order], y=[series.y[index] for index in order])
 
 
-def lines(series: Sequence[Series], *, x_title: str, y_title: str, label: str, from_zero: bool = False) -> str:
+def lines(series: Sequence[Series], *, x_title: str, title: str, from_zero: bool = False) -> go.Figure:
     """A chart of one or more series over a common x.
 
     Args:
-        label: what the chart shows, for those who cannot see it.
         from_zero: let the y axis begin at 0.
     """
-    series = [thinned(one) for one in series]
-    points = [(x, y) for one in series for x, y in zip(one.x, one.y, strict=True) if math.isfinite(y)]
-    if not points:
-        return '<p class="none">nothing to draw yet</p>'
-    x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
-    y_low, y_high = min(y for _, y in points), max(y for _, y in points)
-    margin = (y_high - y_low or abs(y_high) or 1) * 0.06
-    y_low, y_high = (0.0 if from_zero else y_low - margin), y_high + margin
-    x_span = x_high - x_low or 1
+    made = figure(title=escape(title), showlegend=len(series) > 1)
+    made.update_xaxes(title_text=escape(x_title))
+    made.update_yaxes(rangemode="tozero" if from_zero else "normal")
+    for one in map(thinned, series):
+        name = escape(one.name)
+        made.add_scatter(
+            x=list(one.x),
+            y=list(one.y),
+            name=name,
+            mode="lines+markers" if one.line else "markers",
+            marker={"size": 4},
+            line={"width": 1.8},
+            hovertemplate=f"{name}: %{{y:.6~g}} at {escape(x_title)} %{{x:~g}}<extra></extra>",
+        )
+    places = {float(x) for one in series for x in one.x}
+    if places and all(map(float.is_integer, places)) and max(places) - min(places) <= FEW:
+        made.update_xaxes(dtick=1)  # of an iteration there is no half
+    return made
 
-    def across(x: float) -> float:
-        return LEFT + (x - x_low) / x_span * (WIDTH - LEFT - RIGHT)
 
-    def down(y: float) -> float:
-        return TOP + (y_high - y) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """Something to draw."""
 
-    parts = []
-    for y in ticks(y_low, y_high, 5):
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{down(y):.1f}" y2="{down(y):.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{down(y) + 4:.1f}" text-anchor="end">{y:.6g}</text>')
-    counted = all(float(x).is_integer() for x, _ in points)  # as iterations, of which there is no half
-    for x in (x for x in ticks(x_low, x_high, 8) if not counted or float(x).is_integer()):
-        parts.append(f'<text x="{across(x):.1f}" y="{HEIGHT - 18}" text-anchor="middle">{x:.6g}</text>')
-    for number, one in enumerate(series, 1):
-        runs: list[list[str]] = [[]]
-        for x, y in zip(one.x, one.y, strict=True):
-            if not math.isfinite(y):
-                runs.append([])
-                continue
-            runs[-1].append(f"{across(x):.1f},{down(y):.1f}")
-            tip = f"{one.name}: {y:.6g} at {x_title} {x:g}"
-            parts.append(
-                f'<circle class="series{number}" cx="{across(x):.1f}" cy="{down(y):.1f}" r="2.5">'
-                f"<title>{escape(tip)}</title></circle>"
-            )
-        if one.line:
-            parts += [f'<polyline class="series{number}" points="{" ".join(run)}"/>' for run in runs if len(run) > 1]
-    parts.append(
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 2}" text-anchor="middle">{escape(x_title)}</text>'
+    name: str
+    link: str
+    """To a page of its own; empty if it has none."""
+    tone: str
+    """`best`, `front`, or nothing: how it is set off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One quantity of all items, in their order; text, or numbers of which NaN is not known."""
+
+    title: str
+    values: Sequence[str | float]
+    unit: str = ""
+
+    @property
+    def worded(self) -> bool:
+        """Whether its values are text."""
+        return bool(self.values) and isinstance(self.values[0], str)
+
+    def text(self, item: int) -> str:
+        value = self.values[item]
+        return value if isinstance(value, str) else f"{value:,.6g}"
+
+    def marks(self) -> list[tuple[str, float]]:
+        """Texts beside the axis, and where they are, from 0 below to 1 above: of text every value, of numbers the
+        least, the largest and three between."""
+        if self.worded:
+            texts = sorted({str(value) for value in self.values}, key=_natural)
+            steps = len(texts) - 1 or 1
+            return [(text, index / steps if len(texts) > 1 else 0.5) for index, text in enumerate(texts)]
+        low, high = self._range()
+        if math.isnan(low):
+            return []
+        shares = (0.0, 0.25, 0.5, 0.75, 1.0) if high > low else (0.5,)
+        return [(f"{low + share * (high - low) if high > low else low:,.3g}", share) for share in shares]
+
+    def place(self, item: int) -> float:
+        """From 0 below to 1 above; NaN if it is not known."""
+        if self.worded:
+            return dict(self.marks())[self.text(item)]
+        low, high = self._range()
+        value = float(self.values[item])
+        return value if math.isnan(value) else (value - low) / (high - low) if high > low else 0.5
+
+    def _range(self) -> tuple[float, float]:
+        known = [float(value) for value in self.values if not math.isnan(float(value))]
+        return (min(known), max(known)) if known else (math.nan, math.nan)
+
+
+def _natural(text: str) -> tuple[float, str]:
+    """Numbers by size, before all other texts."""
+    try:
+        return float(text), ""
+    except ValueError:
+        return math.inf, text
+
+
+TONES = {"": (SOFT, 1.2, 7), "front": (SERIES[0], 2.0, 9), "best": (SERIES[1], 3.5, 12)}
+"""Colour, width of a line and size of a dot, in the order in which they are drawn."""
+MOST_MARKS = 14
+"""Beside an axis; of more values only some are written, for they would lie over each other."""
+LONGEST_MARK = 18
+GAP = 150
+"""Pixels between two axes."""
+
+
+def parallel(items: Sequence[Item], axes: Sequence[Axis]) -> go.Figure:
+    """A line for each item across all axes; one whose value is not known on some axis has a gap there."""
+    made = figure(
+        height=340,
+        width=max(560, 120 + GAP * len(axes)),
+        showlegend=False,
+        xaxis={"range": [-0.4, len(axes) - 0.3], "showgrid": False, "side": "top", "fixedrange": True},
+        yaxis={"visible": False, "range": [-0.06, 1.06], "fixedrange": True},
+        margin={"l": 20, "r": 60, "t": 40, "b": 10},
     )
-    key = "".join(f'<span class="key series{number}">{escape(one.name)}</span>' for number, one in enumerate(series, 1))
-    return (
-        f'<figure class="chart"><figcaption>{escape(y_title)}{key if len(series) > 1 else ""}</figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg></figure>'
+    made.update_xaxes(tickvals=list(range(len(axes))), ticktext=[escape(axis.title) for axis in axes])
+    for index in sorted(range(len(items)), key=lambda index: list(TONES).index(items[index].tone)):
+        item = items[index]
+        colour, width, _ = TONES[item.tone]
+        tip = "<br>".join(
+            escape(text) for text in [item.name, *(f"{axis.title} {axis.text(index)}{axis.unit}" for axis in axes)]
+        )
+        made.add_scatter(
+            x=list(range(len(axes))),
+            y=[axis.place(index) for axis in axes],
+            mode="lines+markers",
+            marker={"size": 5, "color": colour},
+            line={"width": width, "color": colour},
+            opacity=1.0 if item.tone else 0.65,
+            customdata=[item.link] * len(axes),
+            hovertemplate=f"{tip}<extra></extra>",
+        )
+    for number, axis in enumerate(axes):
+        made.add_shape(type="line", x0=number, x1=number, y0=0, y1=1, line={"color": BORDER, "width": 1.5})
+        marks = axis.marks()
+        for text, share in marks[:: -(-len(marks) // MOST_MARKS) or 1]:
+            made.add_annotation(x=number, y=share, text=escape(_short(text)), showarrow=False, xanchor="left", xshift=5)
+    return made
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_MARK else f"{text[: LONGEST_MARK - 1]}…"
+
+
+def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
+    """A dot for each item of which both numbers are known, and a line through those on the front."""
+    known = [
+        (float(a), float(b), item)
+        for a, b, item in zip(x.values, y.values, items, strict=True)
+        if not math.isnan(float(a) + float(b))
+    ]
+    made = figure(title=escape(y.title), showlegend=False, xaxis_title=escape(x.title))
+    front = sorted((a, b) for a, b, item in known if item.tone)
+    made.add_scatter(
+        x=[a for a, _ in front],
+        y=[b for _, b in front],
+        mode="lines",
+        line={"color": SERIES[0], "dash": "dash", "width": 1.5},
+        hoverinfo="skip",
     )
+    made.add_scatter(
+        x=[a for a, _, _ in known],
+        y=[b for _, b, _ in known],
+        mode="markers",
+        marker={
+            "color": [TONES[item.tone][0] for _, _, item in known],
+            "size": [TONES[item.tone][2] for _, _, item in known],
+        },
+        customdata=[item.link for _, _, item in known],
+        text=[escape(item.name) for _, _, item in known],
+        hovertemplate=f"%{{text}}: %{{x:.6~g}}{escape(x.unit)}, %{{y:.6~g}}{escape(y.unit)}<extra></extra>",
+    )
+    return made

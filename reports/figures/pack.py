@@ -58,7 +58,7 @@ def event_columns(timeline: Timeline, ranks: int) -> dict[str, NDArray[Any]]:
     first: less 0), which is small; iterations are differences as well. `count` is the number of events of each
     rank, in whose order they come.
     """
-    events = timeline.events
+    events = timeline.columns
     origin = events["start_ns"].min() if len(events) else 0
     start, end = events["start_ns"] - origin, events["end_ns"] - origin
     before = np.zeros_like(end)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -27,10 +29,9 @@ def page(title: str, body: str, scripts: Sequence[str] = ()) -> str:
         body: HTML.
         scripts: JavaScript, run in this order. They lie in the page compressed, a third of their size.
     """
-    code = ""
+    code = "".join(f'<script type="text/plain" class="packed">{_packed(script)}</script>\n' for script in scripts)
     if scripts:
-        packed = base64.b64encode(zlib.compress(json.dumps(scripts).encode(), 6)).decode("ascii")
-        code = f'<script type="text/plain" id="scripts">{packed}</script>\n<script>\n{static("load.js")}</script>\n'
+        code += f"<script>\n{static('load.js')}</script>\n"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
@@ -39,6 +40,11 @@ def page(title: str, body: str, scripts: Sequence[str] = ()) -> str:
         f"<title>{escape(title)}</title>\n<style>\n{static('page.css')}</style>\n</head>\n"
         f"<body>\n{body}\n{code}</body>\n</html>\n"
     )
+
+
+@lru_cache(maxsize=32)
+def _packed(script: str) -> str:
+    return base64.b64encode(zlib.compress(script.encode(), 6)).decode("ascii")
 
 
 def refreshing(page: str, seconds: int) -> str:
@@ -68,6 +74,11 @@ def _cell(cell: str | Names) -> str:
     if isinstance(cell, str):
         return escape(cell)
     return ", ".join(f'<span class="whole">{escape(name)}</span>' for name in cell)
+
+
+def number(value: float | None, form: str, unit: str = "") -> str:
+    """A dash for what is not known."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:{form}}{unit}"
 
 
 def bullets(items: Iterable[str]) -> str:

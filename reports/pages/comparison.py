@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.identity import identity
+from reports.facts.frames import PEAKS
 from reports.readers.hardware import price
 from reports.readers.judgement import Verdict
 from reports.readers.record import Record
 from reports.sections.figures_section import last_loss, settled, utilisation
-from reports.sections.stages_section import PEAKS
 
 ALL_OF = ("cluster", "model")
 """Parts of a configuration that have a name: where it differs, what else differs of the part follows from it."""

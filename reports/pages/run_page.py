@@ -9,7 +9,8 @@ from conf.run_folder.rank_ranges import rank_ranges
 from fasop.simulation.predict import Prediction
 from reports.facts.statistics import Statistics
 from reports.facts.terms import measured
-from reports.figures.page import Names, emulated, missing, page, table
+from reports.figures.embed import page_with_figures
+from reports.figures.page import Names, emulated, missing, table
 from reports.readers.events import Timeline
 from reports.readers.gpus import GpuReport
 from reports.readers.judgement import Findings
@@ -59,7 +60,7 @@ def render(
         *([] if record.log else [reproduce_section(record), configuration_section(record)]),
         "</main>",
     ]
-    return page(f"{record.name} – tdpp", "\n".join(body))
+    return page_with_figures(f"{record.name} – tdpp", "\n".join(body))
 
 
 def _failures(record: Record) -> str:

@@ -16,8 +16,10 @@ from fasop.search.run import best_layers
 from fasop.search.search import Plan
 from fasop.simulation.predict import Prediction, predict_plan
 from fasop.tables.plans import options
+from reports.facts.frames import predicted_memory_frame
 from reports.facts.terms import TITLES, Terms
-from reports.figures.axes import Axis, Item, dots, parallel
+from reports.figures.chart import Axis, Item, dots, parallel
+from reports.figures.embed import embedded, looks, plotly_script, themed
 from reports.figures.pack import pack
 from reports.figures.page import data, page, static, table
 from reports.readers.events import legend_order
@@ -26,7 +28,7 @@ from reports.sections.plan_section import plural
 
 MOST = 20
 """So many plans, the first, are shown in all detail."""
-SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "plot.js", "search.js")
+SCRIPTS = ("unpack.js", "colours.js", "plot.js", "search.js", "figures.js")
 
 
 def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str] = ()) -> str:
@@ -57,9 +59,11 @@ def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str
         *(_detail(number, plan, one) for number, (plan, one) in enumerate(zip(plans, shown, strict=False))),
         "</main>",
         data("search", facts),
+        looks(),
+        themed(),
         f'<script type="text/plain" id="columns">{packed.text}</script>',
     ]
-    return page("Search – tdpp", "\n".join(body), [static(name) for name in SCRIPTS])
+    return page("Search – tdpp", "\n".join(body), [plotly_script(), *(static(name) for name in SCRIPTS)])
 
 
 def _kinds(plan: Plan) -> list[Any]:
@@ -189,9 +193,9 @@ def _charts(plans: Sequence[Plan]) -> str:
         "options": [options(plan.parallel) for plan in plans],
     }
     axes = [Axis(title=title, values=values) for title, values in keys.items() if len(set(values)) > 1]
-    drawn = dots(items, cost, time, "Time and cost of every plan") if priced else ""
+    drawn = embedded(dots(items, cost, time), "Time and cost of every plan") if priced else ""
     label = "A line for each plan across its sizes and what it takes"
-    crossing = parallel(items, [*axes, time, *([cost] if priced else [])], label)
+    crossing = embedded(parallel(items, [*axes, time, *([cost] if priced else [])]), label)
     return f'<section><h2>Charts</h2>{drawn}<div class="scroll">{crossing}</div></section>'
 
 
@@ -213,7 +217,7 @@ def _detail(number: int, plan: Plan, prediction: Prediction) -> str:
         f'<section class="plan" id="plan-{number + 1}"><h2>Plan {number + 1}: {escape(_sizes(plan))}, '
         f'{plan.total * 1e3:,.1f} ms</h2><div class="iteration"></div><h3>Where the time goes</h3>'
         f"{table(head, rows, numeric=True)}<h3>Where the memory goes</h3>"
-        f"{memory_parts(prediction)}</section>"
+        f"{memory_parts(predicted_memory_frame(prediction))}</section>"
     )
 
 

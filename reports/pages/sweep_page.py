@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from reports.figures.axes import Axis, Item, dots, parallel
-from reports.figures.page import page
+from reports.figures.chart import Axis, Item, dots, parallel
+from reports.figures.embed import embedded, page_with_figures
 from reports.pages.comparison import Front, Outcome, best, front, rivals, speeds, swept
 from reports.sections.plan_section import plural
 
@@ -81,7 +81,7 @@ def render(outcomes: Sequence[Outcome]) -> str:
         _failed(failed, compared.keys),
         "</main>",
     ]
-    return page(f"{plural(len(outcomes), 'run')} – tdpp", "\n".join(body))
+    return page_with_figures(f"{plural(len(outcomes), 'run')} – tdpp", "\n".join(body))
 
 
 def _answer(compared: Comparison, failures: int) -> str:
@@ -160,12 +160,14 @@ def _charts(compared: Comparison) -> str:
     by_field = {quantity.field: quantity for quantity in shown}
     weighed = [axis(by_field[field]) for field in ("dollars", "memory_gib") if field in by_field]
     speed = axis(by_field.get("tokens_per_s", by_field["iteration_ms"]))
-    scatter = [dots(items, one, speed, f"{speed.title} and {one.title} of every run") for one in weighed]
+    scatter = [embedded(dots(items, one, speed), f"{speed.title} and {one.title} of every run") for one in weighed]
     parts.append(f'<div class="charts">{"".join(scatter)}</div>')
     settings = [Axis(title=_short_key(key), values=[one.settings.get(key, "–") for one in sound]) for key in keys]
     axes = [*settings, *(axis(quantity) for quantity in shown if quantity.field != "loss")]
     label = "A line for each run across what was varied and what came out"
-    parts.append(f'<h3>What was varied, and what came out</h3><div class="scroll">{parallel(items, axes, label)}</div>')
+    parts.append(
+        f'<h3>What was varied, and what came out</h3><div class="scroll">{embedded(parallel(items, axes), label)}</div>'
+    )
     return f'<section><h2>Charts</h2>{"".join(parts)}<p class="note">A click opens the run.</p></section>'
 
 

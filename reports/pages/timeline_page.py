@@ -11,6 +11,7 @@ import numpy as np
 from fasop.simulation.predict import Prediction
 from reports.facts.statistics import Statistics, slowest_first
 from reports.facts.terms import measured
+from reports.figures.embed import looks, plotly_script
 from reports.figures.pack import event_columns, pack
 from reports.figures.page import data, emulated, missing, page, static
 from reports.readers.events import Timeline, legend_order
@@ -18,7 +19,7 @@ from reports.readers.record import Plan, Record
 from reports.sections.plan_section import plural
 from reports.sections.stages_section import ideal
 
-SCRIPTS = ("plotly-basic.min.js", "unpack.js", "colours.js", "overview.js", "waits.js", "plot.js", "timeline.js")
+SCRIPTS = ("unpack.js", "colours.js", "overview.js", "waits.js", "plot.js", "timeline.js")
 MOST_RANKS = 64
 """Of more, the page opens with one replica, the slowest."""
 
@@ -52,11 +53,12 @@ def render(record: Record, timeline: Timeline, figures: Statistics, prediction: 
             static("timeline.html"),
             notes,
             "</main>",
+            looks(),
             data("run", facts | _facts(record, timeline, figures)),
             f'<script type="text/plain" id="columns">{packed.text}</script>',
         ]
     )
-    return page(title, body, [static(name) for name in SCRIPTS])
+    return page(title, body, [plotly_script(), *(static(name) for name in SCRIPTS)])
 
 
 def _answer(plan: Plan, figures: Statistics) -> str:

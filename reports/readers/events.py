@@ -8,10 +8,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from conf.errors import RunFolderError
@@ -105,15 +107,26 @@ class RankEvents:
     notes: tuple[str, ...]
 
 
+class Columns(dict[str, NDArray[Any]]):
+    """Columns of events as arrays, for arithmetic; `name` is the index into the timeline's names."""
+
+    def __len__(self) -> int:
+        """Number of events."""
+        return len(self["rank"])
+
+    def at(self, chosen: NDArray[Any]) -> Columns:
+        """The chosen events, by index or mask."""
+        return Columns({key: column[chosen] for key, column in self.items()})
+
+
 @dataclass(frozen=True)
 class Timeline:
     """The events of a run."""
 
-    events: NDArray[Any]
-    """(events,) of EVENT, sorted by rank, then start; times in ns on rank 0's monotonic clock, of a log on those of its
-    nodes."""
-    names: tuple[str, ...]
-    """What `events["name"]` indexes, each of at least one event: those in NAMES in its order, then others."""
+    events: pd.DataFrame
+    """The columns of EVENT, an event a row, sorted by rank, then start. `name` is a category of the names that occur,
+    in the order of legends. Times are ns on rank 0's monotonic clock, of a log on those of its nodes; -1 stands for no
+    micro-batch or peer."""
     hosts: Mapping[int, str]
     """Host of each rank that has a file."""
     uncertainty_ns: int | None
@@ -122,9 +135,20 @@ class Timeline:
     """What is missing or was left out, one sentence each."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of tasks, each of at least one event: those in NAMES in its order, then others."""
+        return tuple(self.events["name"].cat.categories)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The same as `events`, as arrays."""
+        arrays = {key: self.events[key].to_numpy() for key in self.events.columns if key != "name"}
+        return Columns(arrays | {"name": self.events["name"].cat.codes.to_numpy()})
+
+    @property
     def ranks(self) -> list[int]:
         """Ranks that have at least one event."""
-        return [int(rank) for rank in np.unique(self.events["rank"])]
+        return [int(rank) for rank in np.unique(self.columns["rank"])]
 
 
 def read_rank(path: Path) -> RankEvents:
@@ -248,12 +272,21 @@ def merge(files: Sequence[RankEvents], notes: Sequence[str] = ()) -> Timeline:
         parts.append(part[np.argsort(part["start_ns"], kind="stable")])
     events = _near(np.concatenate(parts), said) if parts else np.zeros(0, EVENT)
     return Timeline(
-        events=events,
-        names=names,
+        events=frame(events, names),
         hosts={file.rank: file.host for file in files},
         uncertainty_ns=max((int(file.clock["peer"].max()) for file in files if len(file.clock)), default=0),
         notes=tuple(said),
     )
+
+
+def frame(records: NDArray[Any], names: Sequence[str]) -> pd.DataFrame:
+    """Records of EVENT, whose names index `names`, as the table of a Timeline."""
+    columns = {key: records[key] for key in EVENT.names or ()}
+    used = np.unique(records["name"])
+    index = np.full(len(names), -1, np.int64)
+    index[used] = np.arange(len(used))
+    codes = index[records["name"]]
+    return pd.DataFrame(columns | {"name": pd.Categorical.from_codes(codes, [names[number] for number in used])})
 
 
 def _near(events: NDArray[Any], notes: list[str]) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.readers.events import EVENT, REACH_NS, Timeline, legend_order
+from reports.readers.events import EVENT, REACH_NS, Timeline, frame, legend_order
 from reports.readers.legacy_log import Blocks, Calls
 
 SPANS = ("forward-backward",)
@@ -92,7 +92,7 @@ def timeline(blocks: Blocks, layout: Layout) -> Timeline:
     else:
         _number(events, names)
     _peers(events, names, layout)
-    return Timeline(events=events, names=names, hosts={}, uncertainty_ns=None, notes=tuple(notes))
+    return Timeline(events=frame(events, names), hosts={}, uncertainty_ns=None, notes=tuple(notes))
 
 
 def _latest(calls: Sequence[Calls], notes: list[str]) -> list[Calls]:

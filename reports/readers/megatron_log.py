@@ -16,11 +16,11 @@ from conf.run_folder.log_lines import unlabelled
 from conf.run_folder.run_files import opened, unreadable
 from reports.errors import NeitherError, ReportError
 from reports.readers import upstream_log
-from reports.readers.events import EVENT, Timeline
+from reports.readers.events import EVENT, Timeline, frame
 from reports.readers.legacy_log import Blocks
 from reports.readers.legacy_timeline import INTERLEAVED, Layout, timeline
 from reports.readers.log_facts import Facts
-from reports.readers.record import LINE_LIMIT, UNKNOWN, Node, Plan, Rank, Record
+from reports.readers.record import LINE_LIMIT, UNKNOWN, Node, Plan, Rank, Record, metrics_frame
 
 STRANGE_LIMIT = 1 << 26
 """Characters before the first line that is known, from which a file is no log: nobody waits for data of many GB."""
@@ -91,7 +91,7 @@ def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
         log=path,
         diff=Path(),
         plan=plan,
-        metrics=log.metrics,
+        metrics=metrics_frame(log.metrics),
         upstream=log,
         config="",
         experiment=None,
@@ -201,7 +201,7 @@ def _derived(blocks: Blocks, world: int, sizes: dict[str, int | None]) -> dict[s
 
 
 def _no_times(blocks: Blocks) -> Timeline:
-    return Timeline(events=np.zeros(0, EVENT), names=(), hosts={}, uncertainty_ns=None, notes=tuple(blocks.notes))
+    return Timeline(events=frame(np.zeros(0, EVENT), ()), hosts={}, uncertainty_ns=None, notes=tuple(blocks.notes))
 
 
 def _few(notes: Sequence[str]) -> tuple[str, ...]:
@@ -229,7 +229,7 @@ def _plan(files: Sequence[_File], main: _File, facts: Facts, layout: Layout | No
     nodes = _nodes(files, told, layout.ranks if layout else 0)
     node_of = {rank: node.name for node in nodes for rank in node.ranks}
     samples, data = told.get("global_batch_size", 0), layout.data if layout else 0
-    micro_batches = int(seen.events["micro_batch"].max(initial=-1)) + 1
+    micro_batches = int(seen.columns["micro_batch"].max(initial=-1)) + 1
     size = told.get("micro_batch_size") or (samples // (data * micro_batches) if data * micro_batches else 0)
     interleaved = any(name in seen.names for name in INTERLEAVED) or "chunks" in told
     return Plan(

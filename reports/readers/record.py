@@ -6,11 +6,15 @@ also made of runs that are under way or failed. Only `plan.json` is required.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import pandas as pd
 
 from conf.errors import ConfigError, RunFolderError
 from conf.run_folder.json_values import Rule, Unix, typed
@@ -104,6 +108,13 @@ class Plan:
         together = self.data * self.micro_batch_size
         return self.global_batch_size // together if together else 0
 
+    def layers(self, stage: int) -> str:
+        """What a stage holds: the layers of each of its chunks, the embedding, the head."""
+        first = " + embedding" if stage == 0 else ""
+        last = " + head" if stage == self.pipeline - 1 else ""
+        held = ", ".join(map(str, self.partition[stage :: self.pipeline])) or "unknown"
+        return f"{held}{first}{last}"
+
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Plan:
         """Takes the content of `plan.json`.
@@ -178,8 +189,9 @@ class Record:
     diff: Path
     """What differed from the commit when the run was submitted."""
     plan: Plan
-    metrics: tuple[Mapping[str, Any], ...]
-    """Lines of `metrics.jsonl`, or of Megatron-LM's log; of an iteration that was run twice, the later line."""
+    metrics: pd.DataFrame
+    """Lines of `metrics.jsonl`, or of Megatron-LM's log, a row each by iteration; of an iteration that was run twice,
+    the later line. Columns are the keys that any line has, and a figure that a line lacks is missing."""
     upstream: UpstreamLog | None
     """What Megatron-LM's logs say, in a run of it."""
     config: str
@@ -195,6 +207,16 @@ class Record:
     """What is missing, one sentence each."""
     log: Path | None = None
     """Where it was read from, if not from a run folder: then there is no configuration, provenance or state."""
+
+    @property
+    def reached(self) -> int:
+        """The last iteration that is logged; 0 before the first."""
+        return int(self.metrics["iteration"].max()) if len(self.metrics) else 0
+
+    def known(self, key: str) -> pd.Series:
+        """The figures of a metric, by iteration, where it was logged."""
+        metrics = self.metrics.set_index("iteration")
+        return metrics[key].dropna() if key in metrics else pd.Series(dtype="float64")
 
     @property
     def kind(self) -> str:
@@ -220,7 +242,7 @@ def read(run: RunDir) -> Record:
         name=run.name,
         diff=run.diff,
         plan=plan,
-        metrics=_metrics(run.metrics, notes) if upstream is None else upstream.metrics,
+        metrics=metrics_frame(_metrics(run.metrics, notes) if upstream is None else upstream.metrics),
         upstream=upstream,
         config=config,
         experiment=_experiment(run, plan, notes) if config else None,
@@ -317,6 +339,19 @@ def _metrics_line(text: str) -> dict[str, Any] | None:
         return None
     iteration = line.get("iteration")
     return line if isinstance(iteration, int) and 0 <= iteration < 1 << 31 else None
+
+
+def metrics_frame(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Logged lines as a table: integers where a key has no others, else floating-point numbers."""
+    keys = dict.fromkeys(["iteration", *(key for line in lines for key in line)])
+    return pd.DataFrame({key: _column([line.get(key) for line in lines]) for key in keys})
+
+
+def _column(values: Sequence[float | None]) -> Any:
+    known = [value for value in values if value is not None]
+    if all(isinstance(value, int) and abs(value) < 1 << 63 for value in known):
+        return pd.array(values, dtype="int64" if known and len(known) == len(values) else "Int64")
+    return np.array([math.nan if value is None else float(value) for value in values])
 
 
 def _is_number(value: Any) -> bool:

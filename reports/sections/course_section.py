@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
 from reports.facts.statistics import Statistics
 from reports.figures.chart import Series, lines
+from reports.figures.embed import NOTHING, embedded
 from reports.readers.record import Record
 
 
 def course_section(record: Record, figures: Statistics) -> str:
     """The section of a run's page, as HTML."""
-    at = [float(line["iteration"]) for line in record.metrics]
 
     def logged(name: str, key: str) -> Series:
-        return Series(name, at, [_finite(line, key) for line in record.metrics])
+        known = record.known(key)
+        return Series(name, known.index.tolist(), known.tolist())
 
     seen = Series("first to last event", figures.iterations.tolist(), (figures.length_ns / 1e6).tolist(), line=False)
     time = [logged("mean between log lines", "elapsed_ms"), *([seen] if len(figures.iterations) else [])]
@@ -31,17 +28,12 @@ def course_section(record: Record, figures: Statistics) -> str:
         _chart([logged("gradient norm", "grad_norm")], "Gradient norm", "Gradient norm", from_zero=True),
         _chart([logged("power", "power_w_per_rank")], "Power of a GPU, W", "Power of a GPU in watts", from_zero=True),
     ]
-    drawn = "".join(charts) or '<p class="none">nothing to draw yet</p>'
+    drawn = "".join(charts) or NOTHING
     return f'<section><h2>Course</h2><div class="charts">{drawn}</div></section>'
 
 
 def _chart(series: list[Series], title: str, label: str, *, from_zero: bool) -> str:
     """A chart; nothing where no number is known, as of a rehearsal's loss or of a log that tells no tokens."""
-    if not any(math.isfinite(value) for one in series for value in one.y):
+    if not any(one.known for one in series):
         return ""
-    return lines(series, x_title="iteration", y_title=title, label=f"{label} over iterations", from_zero=from_zero)
-
-
-def _finite(line: Mapping[str, Any], key: str) -> float:
-    value = line.get(key)
-    return float(value) if value is not None else math.nan
+    return embedded(lines(series, x_title="iteration", title=title, from_zero=from_zero), f"{label} over iterations")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
-from statistics import median
+
+import numpy as np
 
 from reports.facts.statistics import Statistics
+from reports.figures.page import number
 from reports.readers.hardware import peak_tflops, price
 from reports.readers.record import Record
 from reports.sections.stages_section import ideal
@@ -17,8 +18,7 @@ Card = tuple[str, str, str]
 
 def figures_section(record: Record, figures: Statistics) -> str:
     """Cards, as HTML."""
-    plan, last = record.plan, record.metrics[-1] if record.metrics else {}
-    reached = int(last["iteration"]) if last else 0
+    plan, reached = record.plan, record.reached
     known = ideal(plan)
     beside = f" · ideal {known.schedule}: {known.fraction:.1%}" if known else ""
     after = "median of the log lines after the first" if len(record.metrics) > 1 else "mean since the start"
@@ -46,8 +46,8 @@ def figures_section(record: Record, figures: Statistics) -> str:
 
 def last_loss(record: Record) -> tuple[int, float | None]:
     """The last that is known, and the iteration of its line: one whose iterations were all skipped has none."""
-    known = [(int(line["iteration"]), line["loss"]) for line in record.metrics if line.get("loss") is not None]
-    return known[-1] if known else (0, None)
+    losses = record.known("loss")
+    return (int(losses.index[-1]), float(losses.iloc[-1])) if len(losses) else (0, None)
 
 
 def _loss(record: Record, reached: int) -> Card:
@@ -74,12 +74,8 @@ def _energy(record: Record, after: str) -> list[Card]:
 
 def settled(record: Record, key: str) -> float | None:
     """Median over the log lines; the first one, which has the start-up in it, only when it is alone."""
-    values = [float(line[key]) for line in record.metrics if line.get(key) is not None]
-    return median(values[1:] or values) if values else None
-
-
-def number(value: float | None, form: str, unit: str = "") -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:{form}}{unit}"
+    values = record.known(key).to_numpy("float64")
+    return float(np.median(values[1:] if len(values) > 1 else values)) if len(values) else None
 
 
 def utilisation(record: Record) -> float | None:

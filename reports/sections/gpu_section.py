@@ -6,6 +6,7 @@ import math
 from html import escape
 
 from reports.figures.chart import Series, lines
+from reports.figures.embed import NOTHING, embedded
 from reports.figures.page import bullets, table
 from reports.readers.gpus import GpuReport, GpuUse
 from reports.sections.plan_section import plural
@@ -31,13 +32,7 @@ def gpu_section(report: GpuReport) -> str:
     head = ("node", "GPU", "name", "utilisation %", "power W", "most memory MiB", "hottest °C", "fault")
     shown = f'<p class="note">the {MOST} least utilised of {len(ordered)}</p>' if len(ordered) > MOST else ""
     charts = "".join(
-        lines(
-            [Series(title, report.at_h, values)],
-            x_title="hours",
-            y_title=title,
-            label=f"{title} over hours",
-            from_zero=True,
-        )
+        _course(Series(title, report.at_h, values), title)
         for title, values in (("Mean utilisation, %", report.utilisation), ("Power of all GPUs, W", report.power_w))
         if report.at_h
     )
@@ -51,6 +46,12 @@ def gpu_section(report: GpuReport) -> str:
         f'<section><h2>GPUs</h2><p>{escape(said)}</p>{troubles}<div class="charts">{charts}</div>{shown}'
         f'{table(head, [_row(use) for use in ordered[:MOST]])}<p class="note">{escape(note)}</p></section>'
     )
+
+
+def _course(series: Series, title: str) -> str:
+    if not series.known:
+        return NOTHING
+    return embedded(lines([series], x_title="hours", title=title, from_zero=True), f"{title} over hours")
 
 
 def _row(use: GpuUse) -> tuple[str, ...]:

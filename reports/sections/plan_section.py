@@ -20,14 +20,6 @@ def plan_section(plan: Plan) -> str:
     return f"<section><h2>Plan</h2>{words}{_nodes(plan)}</section>"
 
 
-def layers(plan: Plan, stage: int) -> str:
-    """What a stage holds: the layers of each of its chunks, the embedding, the head."""
-    first = " + embedding" if stage == 0 else ""
-    last = " + head" if stage == plan.pipeline - 1 else ""
-    held = ", ".join(map(str, plan.partition[stage :: plan.pipeline])) or "unknown"
-    return f"{held}{first}{last}"
-
-
 def plural(count: int, noun: str, ending: str = "s") -> str:
     return f"{count} {noun}{ending if count != 1 else ''}"
 

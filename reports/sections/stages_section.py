@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 
 from fasop.simulation.predict import Prediction
+from reports.facts.frames import PEAKS, peak_kind, stages_frame
 from reports.facts.statistics import IdealBubble, Statistics, ideal_bubble
-from reports.facts.terms import MEANING, TITLES, Terms, measured, ranks_seen
-from reports.figures.page import table
+from reports.facts.terms import MEANING, TITLES
+from reports.figures.page import number, table
 from reports.readers.record import Plan, Record
-from reports.sections.plan_section import layers, plural
+from reports.sections.plan_section import plural
 
 BUBBLE = (
     "As a fraction, the bubble is bubble / (passes + bubble), with the passes whole: as in the formulas for schedules, "
     "which know of passes and waits alone."
 )
-PEAKS = {
-    "max_allocated": "the most that torch's allocator had given out on the GPU (max_allocated)",
-    "max_resident": "the most that the process had resident in the CPU's memory (max_resident)",
-}
-"""Kinds of memory that tell a rank's peak; a rank has one of them."""
 
 
 def stages_section(
@@ -31,27 +26,20 @@ def stages_section(
     Args:
         uncertainty_ns: how well the clocks of the ranks agree; None where it is not known.
     """
-    plan = record.plan
-    period_ms = figures.usual_period_ms
-    times = {} if period_ms is None else measured(figures, plan, period_ms)
-    kind = next((kind for kind in PEAKS if any(kind in mib for mib in record.memory.values())), None)
+    plan, frame, timed = record.plan, stages_frame(record, figures, prediction), figures.steady.any()
+    kind = peak_kind(record)
     shown = [key for key in TITLES if key != "tensor" or plan.tensor > 1]
-    columns = [*(TITLES[key] for key in shown), "bubble %", *([] if prediction is None else ["predicted %"])]
-    head = ["stage", "layers"] + (columns if times else []) + (["peak memory MiB"] if kind else [])
-    rows = []
-    for stage in range(plan.pipeline):
-        row = [str(stage), layers(plan, stage)]
-        if times:
-            row += _times(times[stage], shown) if stage in times else ["–"] * len(shown)
-            row.append(_percent(figures.bubble_of(ranks_seen(figures, plan, stage))) if stage in times else "–")
-            if prediction is not None:
-                row.append(_percent(Terms.of_prediction(prediction.stages[stage].terms).bubble_share))
-        if kind:
-            peak = peak_mib(record, stage, kind)
-            row.append("–" if peak is None else f"{peak:,.0f}")
-        rows.append(row)
+    columns = [(TITLES[key], key, 1.0, ".1f") for key in shown] + [("bubble %", "bubble_share", 100.0, ".1f")]
+    columns += [("predicted %", "predicted_bubble_share", 100.0, ".1f")] if prediction is not None else []
+    columns = columns if timed else []
+    columns += [("peak memory MiB", "peak_mib", 1.0, ".0f")] if kind else []
+    head = ["stage", "layers", *(title for title, *_ in columns)]
+    rows = [
+        [str(stage), row["layers"], *(number(scale * row[key], f",{form}") for _, key, scale, form in columns)]
+        for stage, row in frame.iterrows()
+    ]
     notes = (
-        [_note(plan, figures), _clocks(uncertainty_ns)] if times else ["No steady iteration in the events: no times."]
+        [_note(plan, figures), _clocks(uncertainty_ns)] if timed else ["No steady iteration in the events: no times."]
     )
     if kind:
         notes.append(f"Peak memory: of the stage's ranks the largest; {PEAKS[kind]}.")
@@ -64,21 +52,6 @@ def ideal(plan: Plan) -> IdealBubble | None:
     if plan.schedule_file or not plan.ranks or not plan.micro_batches:  # a log need not tell
         return None
     return ideal_bubble(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
-
-
-def _times(terms: Terms, shown: Sequence[str]) -> list[str]:
-    return [f"{getattr(terms, key):,.1f}" for key in shown]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def peak_mib(record: Record, stage: int, kind: str) -> float | None:
-    """Of the stage's ranks the largest, of a kind of memory (docs/formats.md, memory); None if no rank told."""
-    ranks = [rank.rank for rank in record.plan.ranks if rank.stage == stage]
-    told = [record.memory[rank][kind] for rank in ranks if kind in record.memory.get(rank, {})]
-    return max(told) if told else None
 
 
 def _clocks(uncertainty_ns: int | None) -> str:

@@ -2,12 +2,11 @@
 // Runs the page's other scripts, which lie in it compressed: see page() in reports/page.py.
 
 (async () => {
-  const packed = atob(document.getElementById("scripts").textContent);
-  const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  for (const code of JSON.parse(await new Response(stream).text())) {
+  for (const packed of document.querySelectorAll("script.packed")) {
+    const bytes = Uint8Array.from(atob(packed.textContent), (character) => character.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     const script = document.createElement("script");
-    script.textContent = code;
+    script.textContent = await new Response(stream).text();
     document.head.append(script);
   }
 })().catch((error) => {

@@ -42,6 +42,8 @@ async function draw() {
   const fresh = !target.data;
   await Plotly.react(target, drawn, shape, CONFIG);
   if (fresh) target.on("plotly_relayout", (change) => zoomed(change, target));
+  // What was drawn while its section was hidden had no width.
+  sections[number].querySelectorAll("div.plot").forEach((place) => place.data && Plotly.Plots.resize(place));
 }
 
 function zoomed(change, target) {

@@ -11,6 +11,7 @@ from benchmarks.accuracy_cases import ENGINE, SLEEPING
 from benchmarks.sleeping import Pass
 from conf.compose import compose
 from reports.readers.events import read_run
+from tests.reports.records import records
 
 PLAN = ("parallel=single", "parallel.pipeline=2", "parallel.micro_batch_size=1", "parallel.global_batch_size=4")
 TIMES = (Pass(forward=0.02, backward=0.06), Pass(forward=0.01, backward=0.1))
@@ -38,7 +39,7 @@ def test_every_pass_sleeps_as_long_as_it_is_given_and_a_split_one_half_of_it_eac
     experiment = compose([*SLEEPING, *PLAN, f"parallel.schedule={schedule}"])
     run = sleeping.run(tmp_path, experiment, TIMES)
     timeline = read_run({rank: run.rank_events(rank) for rank in range(2)})
-    events = timeline.events
+    events = records(timeline)
     took = (events["end_ns"] - events["start_ns"]) / 1e9
     for name, seconds in parts.items():
         for rank in range(2):

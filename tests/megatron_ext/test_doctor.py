@@ -22,7 +22,8 @@ from tests.ordinary_user import NOBODY, run_by
 QUICK = """
 import os, sys, time
 import torch.distributed as dist
-from megatron_ext import doctor, doctor_rank, worker
+from megatron_ext import worker
+from megatron_ext.doctor import __main__ as doctor, rank as doctor_rank
 
 doctor.TOGETHER_S, doctor_rank.WAIT_S = 3.0, 2
 all_reduce = dist.all_reduce
@@ -157,7 +158,8 @@ def test_where_the_index_maps_of_data_that_may_only_be_read_would_go_is_noted(tm
     run.mkdir()
     overrides = [f"data.prefix={tmp_path}/data/text", "parallel.data=1"]
     for cache, folder in (([], f"{tmp_path}/cache/tdpp"), ([f"data.cache={tmp_path}/own"], f"{tmp_path}/own")):
-        code = "import json, sys; from megatron_ext import doctor, plan; from pathlib import Path\n"
+        code = "import json, sys; from pathlib import Path; from megatron_ext.contract import plan\n"
+        code += "from megatron_ext.doctor import __main__ as doctor\n"
         code += "print(json.dumps(dict(doctor._maps(plan.Plan.read(Path(sys.argv[1]))))))"
         plan = make_plan(compose(["parallel=single", "parallel.global_batch_size=24", *overrides, *cache]), "x/y")
         (run / "plan.json").write_text(json.dumps(plan))

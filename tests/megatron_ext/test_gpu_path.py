@@ -220,7 +220,7 @@ def test_every_name_of_torch_cuda_has_a_double_that_is_called_as_the_real_one(tm
     doubles = Cuda(Gpus(1, tmp_path), None).doubles
     used = {
         name.removeprefix("torch.cuda.")
-        for file in (ROOT / "megatron_ext").glob("*.py")
+        for file in (ROOT / "megatron_ext").rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Attribute) and re.fullmatch(r"torch\.cuda[.\w]+", name := ast.unparse(node))
     }

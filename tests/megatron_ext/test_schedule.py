@@ -289,7 +289,8 @@ def test_what_is_no_file_to_read_whole_is_refused_at_once(tmp_path: Path, what: 
 
 def test_the_command_prints_a_schedule_without_torch(tmp_path: Path) -> None:
     arguments = ["interleaved", "--stages", "2", "--chunks", "2", "--micro-batches", "3"]
-    code = f"import sys; sys.modules['torch'] = None\nfrom megatron_ext.contract.schedules import main\nsys.exit(main({arguments}))"
+    without = "import sys; sys.modules['torch'] = None\nfrom megatron_ext.schedule import main"
+    code = f"{without}\nsys.exit(main({arguments}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (tmp_path / "printed.json").write_text(done.stdout)
     assert read(tmp_path / "printed.json", 2, 2, 3) == schedule("interleaved", 2, 2, 3)

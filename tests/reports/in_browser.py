@@ -9,6 +9,7 @@ import numpy as np
 from playwright.sync_api import Page
 
 from reports.readers.events import Timeline, read_run
+from tests.reports.records import records
 
 BARS = "#timeline .barlayer .trace:not(:last-child) .point"
 """Of events; the last trace covers what is waiting of them."""
@@ -38,7 +39,7 @@ def drawn_after(page: Page, action: Callable[[], object]) -> None:
 
 def events_in(timeline: Timeline, iteration: int, ranks: Sequence[int] | None = None) -> int:
     """How many events an iteration has; without `ranks` those of all."""
-    events = timeline.events
+    events = records(timeline)
     return int(
         ((events["iteration"] == iteration) & np.isin(events["rank"], timeline.ranks if ranks is None else ranks)).sum()
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -10,50 +11,46 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.figures.chart import MOST, Series, lines, thinned, ticks
+from reports.figures.chart import MOST, Axis, Item, Series, dots, lines, parallel, thinned
+from reports.figures.template import TEMPLATE
+
+NUMBERS = Axis(title="n", values=[1.0])
 
 
-@given(low=st.floats(-1e6, 1e6), span=st.floats(1e-3, 1e6), count=st.integers(2, 10))
-def test_ticks_are_round_inside_the_range_and_about_as_many_as_asked(low: float, span: float, count: int):
-    found = ticks(low, low + span, count)
-    step = found[1] - found[0] if len(found) > 1 else span
-    assert count / 2.5 - 1 <= len(found) <= count + 1
-    assert all(low - step * 1e-6 <= tick <= low + span + step * 1e-6 for tick in found)
+def test_every_point_is_drawn_in_its_place_and_what_is_not_known_breaks_the_line():
+    made = lines([Series("loss", range(5), [1, 2, math.nan, 2, 1])], x_title="iteration", title="loss")
+    (trace,) = made.data
+    assert (list(trace.x), trace.mode, trace.connectgaps) == ([0, 1, 2, 3, 4], "lines+markers", None)
+    assert json.loads(made.to_json())["data"][0]["y"] == [1, 2, None, 2, 1]
 
 
-def circles(svg: str) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in re.findall(r'<circle[^>]* cx="([\d.]+)" cy="([\d.]+)"', svg)]
+@pytest.mark.parametrize(("last", "step"), [(3.0, 1), (1.3, None), (300.0, None)], ids=["few", "parts", "many"])
+def test_between_a_few_iterations_there_is_no_tick(last: float, step: int | None):
+    assert lines([Series("a", [1.0, last], [5.0, 5.0])], x_title="x", title="y").layout.xaxis.dtick == step
 
 
-def test_every_finite_point_is_drawn_in_its_place():
-    svg = lines([Series("loss", [1, 2, 3], [4.0, 2.0, 3.0])], x_title="iteration", y_title="loss", label="loss")
-    (x1, y1), (x2, y2), (x3, y3) = circles(svg)
-    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2)
-    assert (y3 - y1) == pytest.approx((y2 - y1) / 2, abs=0.2)
-    assert y1 < y3 < y2
+def test_names_are_shown_as_they_are():
+    made = lines([Series("<b>", [1], [1]), Series("c", [1], [2])], x_title="<x>", title="<y>")
+    made = made.add_traces(dots([Item(name="<i>", link="", tone="best")], NUMBERS, NUMBERS).data)
+    made = made.add_traces(parallel([Item(name="<u>", link="", tone="")], [Axis(title="<s>", values=["<t>"])]).data)
+    assert not re.search(r"<[bixyust]>", made.to_json().replace("\\u003c", "<"))
 
 
-@pytest.mark.parametrize(
-    ("last", "shown"), [(3.0, "1 2 3"), (1.3, "1 1.05 1.1 1.15 1.2 1.25 1.3")], ids=["whole", "parts"]
-)
-def test_between_iterations_there_is_no_tick(last: float, shown: str):
-    drawn = lines([Series("a", [1.0, last], [5.0, 5.0])], x_title="x", y_title="y", label="l")
-    assert re.findall(r'<text x="[\d.]+" y="222" text-anchor="middle">([^<]*)<', drawn) == shown.split()
+def test_every_item_is_a_dot_where_both_numbers_are_known_and_the_front_is_joined():
+    items = [
+        Item(name=name, link=f"{name}.html", tone=tone) for name, tone in zip("abc", ("best", "front", ""), strict=True)
+    ]
+    made = dots(items, Axis(title="cost", values=[2.0, 1.0, 3.0]), Axis(title="speed", values=[5.0, 4.0, math.nan]))
+    front, points = made.data
+    assert (list(front.x), list(front.y)) == ([1.0, 2.0], [4.0, 5.0])
+    assert (list(points.x), list(points.customdata)) == ([2.0, 1.0], ["a.html", "b.html"])
 
 
-def test_a_value_that_is_not_finite_breaks_the_line():
-    svg = lines([Series("loss", range(5), [1, 2, math.nan, 2, 1])], x_title="iteration", y_title="loss", label="loss")
-    assert svg.count("<polyline") == 2
-    assert len(circles(svg)) == 4
-
-
-def test_names_are_escaped():
-    svg = lines([Series("<b>", [1], [1])], x_title="<x>", y_title="<y>", label='"<l>"')
-    assert not re.search(r"<b>|<x>|<y>|<l>", svg)
-
-
-def test_without_a_finite_value_it_says_so():
-    assert "nothing to draw" in lines([Series("loss", [1], [math.nan])], x_title="i", y_title="loss", label="loss")
+def test_all_figures_look_alike():
+    axes = [Axis(title="a", values=[1.0])]
+    item = [Item(name="a", link="", tone="")]
+    made = [lines([Series("a", [1], [1])], x_title="x", title="y"), dots(item, axes[0], axes[0]), parallel(item, axes)]
+    assert {one.layout.template.to_plotly_json().__repr__() for one in made} == {TEMPLATE.to_plotly_json().__repr__()}
 
 
 @given(seed=st.integers(0, 2**32), length=st.integers(MOST + 1, 20 * MOST), gaps=st.booleans(), at=st.integers(0, MOST))

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from dataclasses import dataclass, replace
-from html import unescape
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from conf.run_folder.rundir import RunDir
 from reports.cli import main
-from reports.figures.axes import Axis, Item, parallel
+from reports.figures.chart import Axis, Item, parallel
 from reports.pages import comparison, sweep_page
 from reports.pages.comparison import Outcome, best, front, outcome, swept
 from reports.readers import record
@@ -106,7 +105,7 @@ def test_an_outcome_has_what_the_run_reached_and_costs(tmp_path: Path):
     make_run(run.path, Shape(pipeline=2, data=2, ranks_per_node=2))
     known = record.read(run)
     found = outcome(known, Good(), "x.html")
-    speed = sum(line["tokens_per_s"] for line in known.metrics[1:]) / 2
+    speed = known.metrics["tokens_per_s"].iloc[1:].mean()
     assert found.tokens_per_s == pytest.approx(speed)
     assert found.dollars == pytest.approx(2 * PRICE_PER_HOUR / 3600 / speed * 1e6)
     assert found.memory_gib == pytest.approx(11_000.25 / 1024)
@@ -234,15 +233,15 @@ def test_a_line_crosses_every_axis_where_its_values_are_and_has_a_gap_where_one_
         Axis(title="ms", values=[1.0, NAN]),
         Axis(title="n", values=[5.0, 7.0]),
     ]
-    drawn = unescape(parallel(items, axes, "label"))
-    assert drawn.count("<polyline") == 1
-    assert 'points="80.0,306.0 230.0,176.0 380.0,306.0"' in drawn
+    whole, broken = parallel(items, axes).data
+    assert list(whole.y) == [0.0, 0.5, 0.0]
+    assert [None if math.isnan(y) else y for y in broken.y] == [1.0, None, 1.0]
 
 
 def test_of_many_values_some_are_written():
     many = Axis(title="n", values=[str(number) for number in range(40)])
-    drawn = parallel([Item(name="a", link="x", tone="")] * 40, [many], "label")
-    assert 5 <= drawn.count('class="mark"') <= 14
+    drawn = parallel([Item(name="a", link="x", tone="")] * 40, [many])
+    assert 5 <= len(drawn.layout.annotations) <= 14
 
 
 def test_numbers_as_text_are_in_their_order():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from conf.errors import TdppError
 from reports.readers.events import EVENT, RECORD, Timeline, aligned, read_rank, read_run
+from tests.reports.records import records
 from tests.reports.synthetic import NAMES, Shape, make_run
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=3, iterations=2, ranks_per_node=2)
@@ -26,7 +27,7 @@ def run(tmp_path: Path) -> tuple[dict[int, Path], list[list[tuple[int, ...]]]]:
 
 
 def rows(timeline: Timeline, rank: int) -> list[tuple]:
-    events = timeline.events[timeline.events["rank"] == rank]
+    events = records(timeline)[records(timeline)["rank"] == rank]
     return [(timeline.names[event["name"]], *event.tolist()[2:]) for event in events]
 
 
@@ -161,8 +162,8 @@ def test_names_that_are_not_known_come_last_and_keep_their_events(tmp_path: Path
     path.write_bytes(b"TDPPEVT1" + struct.pack("<I", len(text)) + text + records.tobytes())
     timeline = read_run({0: path})
     assert timeline.names == ("forward-compute", "<new>")
-    assert timeline.events["name"].tolist() == [1, 0]
-    assert timeline.events.dtype == EVENT
+    assert timeline.events["name"].tolist() == ["<new>", "forward-compute"]
+    assert {key: timeline.events[key].dtype for key in EVENT.names[2:]} == {key: EVENT[key] for key in EVENT.names[2:]}
 
 
 TIMES = st.integers(0, 10**16)

@@ -16,19 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.run_folder.rundir import RunDir
-from reports import cli
 from reports.cli import main
 from reports.errors import ReportError
 from reports.exports.trace import LANES, chrome_trace, lane
 from reports.exports.write import Export, write_exports
+from reports.pages import writing
 from reports.readers import record
-from reports.readers.events import EVENT, Timeline, read_run
+from reports.readers.events import EVENT, Timeline, frame, read_run
+from reports.readers.megatron_log import Sizes
 from reports.readers.record import Record
 from tests.full_disk import largest_file
 from tests.reports.chromium import CHROMIUM
 from tests.reports.conftest import Opener, until
 from tests.reports.in_browser import iteration, ready
 from tests.reports.legacy import Job, calls, log
+from tests.reports.records import records
 from tests.reports.synthetic import Shape, make_run
 from tests.reports.test_cli import Found
 from tests.reports.test_comparison import Good
@@ -54,10 +56,10 @@ def complete_events(trace: bytes) -> list[dict]:
 
 def test_a_trace_has_every_event_in_its_lane_with_what_is_known_of_it(known):
     told, timeline = known
-    origin = timeline.events["start_ns"].min()
+    origin = records(timeline)["start_ns"].min()
     found = complete_events(chrome_trace(told, timeline))
     assert len(found) == len(timeline.events)
-    for event, line in zip(timeline.events, found, strict=True):
+    for event, line in zip(records(timeline), found, strict=True):
         assert (line["pid"], line["name"]) == (event["rank"], timeline.names[event["name"]])
         assert line["tid"] % len(LANES) == lane(line["name"])
         assert isinstance(line["ts"], int) and isinstance(line["dur"], int)
@@ -86,7 +88,7 @@ def test_events_of_a_thread_never_overlap_unless_one_lies_inside_the_other(known
     events = np.zeros(len(times), EVENT)
     events["start_ns"], events["end_ns"] = np.array(times, "<i8").reshape(-1, 2).T
     events = events[np.lexsort((-events["end_ns"], events["start_ns"]))]
-    lines = complete_events(chrome_trace(told, replace(timeline, events=events)))
+    lines = complete_events(chrome_trace(told, replace(timeline, events=frame(events, timeline.names))))
     threads = defaultdict(list)
     for line in lines:
         threads[line["tid"]].append((line["ts"], line["ts"] + line["dur"]))
@@ -105,10 +107,11 @@ def test_all_exports_lie_in_the_report_and_are_named(run: Path, known, capsys):
     with (run / "report/events.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(int(row["rank"]), row["task"], int(row["iteration"])) for row in rows] == [
-        (event["rank"], timeline.names[event["name"]], event["iteration"]) for event in timeline.events
+        (event.rank, event.name_, event.iteration)
+        for event in timeline.events.rename(columns={"name": "name_"}).itertuples(index=False)
     ]
     lengths = [int(row["end_ns"]) - int(row["start_ns"]) for row in rows]
-    assert lengths == (timeline.events["end_ns"] - timeline.events["start_ns"]).tolist()
+    assert lengths == (records(timeline)["end_ns"] - records(timeline)["start_ns"]).tolist()
     assert {row["node"] for row in rows if row["stage"] == "1"} == {"g1-1"}
     with (run / "report/metrics.csv").open(newline="") as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
@@ -145,7 +148,7 @@ def test_watching_a_run_writes_its_pages_until_it_is_over_and_they_load_themselv
         assert '<meta http-equiv="refresh" content="5">' in index.read_text()
         (run / "metrics.jsonl").write_text("".join(lines))
 
-    monkeypatch.setattr(cli.time, "sleep", a_while_passes)
+    monkeypatch.setattr(writing.time, "sleep", a_while_passes)
     main([str(run), "--watch", "--csv"], lambda _: Found(over=bool(seen)))
     assert seen == [True]
     assert "3 of 3" in index.read_text()
@@ -166,7 +169,7 @@ def test_watching_several_runs_writes_their_comparison_as_often(tmp_path: Path, 
         assert '<meta http-equiv="refresh" content="5">' in comparison.read_text()
         (tmp_path / "later.jsonl").rename(runs[1] / "metrics.jsonl")
 
-    monkeypatch.setattr(cli.time, "sleep", a_while_passes)
+    monkeypatch.setattr(writing.time, "sleep", a_while_passes)
     main([*map(str, runs), "--watch"], lambda _: Found(Good(), over=bool(seen)))
     assert seen == [True]
     assert "2 runs to compare" in comparison.read_text()
@@ -179,7 +182,7 @@ def test_a_full_disk_leaves_no_part_of_an_export(run: Path):
     for option, name in (("--trace", "trace.json.gz"), ("--csv", "events.csv")):
         path = run / "report" / name
         whole = path.read_bytes()
-        found = cli.Source.find(run, str(run), cli.Sizes()).read()
+        found = writing.Source.find(run, str(run), Sizes()).read()
         with largest_file(1000), pytest.raises(ReportError, match=rf"{name}: cannot be written \(File too large\)"):
             write_exports([Export(option[2:])], found, run / "report/timeline.html", None)
         assert path.read_bytes() == whole
@@ -194,13 +197,13 @@ def test_watching_a_log_ends_with_its_last_iteration(tmp_path: Path, monkeypatch
     def the_rest_is_written(_: float) -> None:
         path.write_text(text)
 
-    monkeypatch.setattr(cli.time, "sleep", the_rest_is_written)
+    monkeypatch.setattr(writing.time, "sleep", the_rest_is_written)
     main([str(path), "--watch"])
     assert "4 of 4" in (tmp_path / "n060.report/index.html").read_text()
 
 
 def test_a_page_that_loads_itself_anew_stays_at_the_chosen_iteration(run: Path, open_page: Opener):
-    cli.write(cli.Source.find(run, str(run), cli.Sizes()), None, set(), refresh_s=3600)
+    writing.write(writing.Source.find(run, str(run), Sizes()), None, set(), refresh_s=3600)
     page = ready(open_page(run / "report/timeline.html"))
     page.fill("#iteration", "3")
     page.press("#iteration", "Enter")

@@ -15,7 +15,7 @@ def test_the_page_of_indexed_data_shows_three_figures(tmp_path: Path, open_page:
     write_indexed(tmp_path / "a", (np.arange(n) for n in range(1, 90)), np.dtype("<u2"))
     assert main(["data", "inspect", str(tmp_path / "a"), "--page", str(tmp_path / "a.html")]) == 0
     page = open_page(tmp_path / "a.html")
-    page.wait_for_selector("#figure-2 .barlayer .point")
-    assert page.locator("#figure-2 .barlayer .point").count() == 40
-    assert page.locator("#figure-1 .scatterlayer path.js-line").count() == 1
+    page.wait_for_selector(".plot >> nth=2 >> .barlayer .point")
+    assert page.locator(".plot >> nth=2 >> .barlayer .point").count() == 40
+    assert page.locator(".plot >> nth=1 >> .scatterlayer path.js-line").count() == 1
     assert "89" in page.locator("main table").inner_text()

@@ -18,6 +18,7 @@ from reports.readers.record import Record
 from tests.reports.conftest import Opener, until
 from tests.reports.in_browser import BARS, ready
 from tests.reports.legacy import Call, Job, calls, job_info, log, memory_line
+from tests.reports.records import records
 from tests.reports.synthetic import Shape, make_run
 
 JOB = Job(pipeline=3, data=2, micro_batches=4, iterations=5, before=3, interval=4, skipped=frozenset({6}))
@@ -35,7 +36,7 @@ def shown(folder: Path, text: str, sizes: Sizes = SAID) -> tuple[Record, Timelin
 
 def rows(timeline: Timeline) -> list[tuple[int, str, int, int]]:
     """Rank, name, iteration, micro-batch of all events, as they are drawn."""
-    events = timeline.events
+    events = records(timeline)
     keys = ("rank", "name", "iteration", "micro_batch")
     return [
         (rank, timeline.names[name], iteration, micro_batch)
@@ -72,14 +73,14 @@ def test_every_call_is_an_event_of_its_iteration_and_micro_batch_the_last_ones_t
     _, timeline = shown(tmp_path, job_info(job, 0) + log(job, known))
     assert rows(timeline) == [call[:4] for call in known]
     for key, index in (("start_ns", 4), ("end_ns", 5)):
-        assert np.abs(timeline.events[key] / 1e9 - [call[index] for call in known]).max() < 3e-7  # a double of today
+        assert np.abs(records(timeline)[key] / 1e9 - [call[index] for call in known]).max() < 3e-7  # a double of today
     assert timeline.notes == ()
     assert timeline.uncertainty_ns is None
 
 
 def test_a_transfer_knows_the_rank_at_its_other_end(tmp_path: Path):
     _, timeline = shown(tmp_path, TEXT)
-    events = timeline.events
+    events = records(timeline)
     names = np.array(timeline.names)[events["name"]]
     apart = {"forward-recv": -2, "backward-send-forward-recv": -2, "backward-send": -2, "forward-send": 2}
     apart |= {"backward-recv": 2, "forward-send-backward-recv": 2}

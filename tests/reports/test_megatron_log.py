@@ -14,7 +14,9 @@ from reports.readers.events import Timeline
 from reports.readers.megatron_log import Sizes, read
 from reports.readers.record import Record
 from reports.readers.upstream_log import Evaluation, parse
+from tests.reports.figures import drawn
 from tests.reports.legacy import Job, calls, job_info, log
+from tests.reports.records import records
 from tests.reports.test_upstream_log import LOG
 
 ARGUMENTS = """\
@@ -92,9 +94,10 @@ def test_what_a_launcher_puts_before_every_line_changes_nothing(tmp_path: Path, 
         plain, events = read_text(tmp_path / name, text)
         other = "".join(f"0: noise of another task\n{label}{line}" for line in text.splitlines(keepends=True))
         labelled, same = read_text(tmp_path / name, other)
-        assert plain.metrics
-        assert (labelled.metrics, labelled.upstream, labelled.plan) == (plain.metrics, plain.upstream, plain.plan)
-        assert same.events.tolist() == events.events.tolist()
+        assert len(plain.metrics)
+        assert labelled.metrics.equals(plain.metrics)
+        assert (labelled.upstream, labelled.plan) == (plain.upstream, plain.plan)
+        assert same.events.equals(events.events)
 
 
 def test_the_output_of_all_nodes_in_one_file_is_no_single_nodes(tmp_path: Path):
@@ -178,9 +181,15 @@ def test_losses_on_other_data_the_gradients_norm_and_energy_are_on_the_page(tmp_
     assert re.search(r"Validation loss\s+8\.5000\s+after iteration 20", shown)
     assert re.search(r"Test loss\s+8\.2500\s+after iteration 30", shown)
     assert re.search(r"Energy per GPU\s+1,200\.5 J\s+an iteration · 271\.8 W", shown)
-    assert "<title>validation: 9.75 at iteration 10</title>" in summary
-    assert "<title>gradient norm: 2.125 at iteration 20</title>" in summary
-    assert "<title>power: 271.8 at iteration 30</title>" in summary
+    losses, *_ = drawn(summary)
+    assert [(trace["name"], trace["x"], trace["y"]) for trace in losses["data"][1:]] == [
+        ("validation", [10, 20], [9.75, 8.5]),
+        ("test", [30], [8.25]),
+    ]
+    shown = {
+        trace["name"]: dict(zip(trace["x"], trace["y"], strict=True)) for one in drawn(summary) for trace in one["data"]
+    }
+    assert (shown["gradient norm"][20], shown["power"][30]) == (2.125, 271.8)
 
 
 def test_a_loss_at_the_end_of_training_is_that_of_the_last_iteration():
@@ -191,7 +200,7 @@ def test_a_loss_at_the_end_of_training_is_that_of_the_last_iteration():
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"], ids=["unix", "windows", "old-mac"])
 def test_any_end_of_line_will_do(tmp_path: Path, ending: str):
     record, _ = read_text(tmp_path, LOG.replace("\n", ending))
-    assert [line["iteration"] for line in record.metrics] == [1, 10, 20, 30]
+    assert record.metrics["iteration"].tolist() == [1, 10, 20, 30]
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch):
@@ -207,14 +216,14 @@ def test_a_large_file_that_is_no_log_is_not_read_to_its_end(tmp_path: Path, monk
     with pytest.raises(ReportError, match="makes no sense from line 1 on"):
         read_text(tmp_path, noise + LOG)
     record, _ = read_text(tmp_path, ARGUMENTS + noise + LOG)
-    assert [line["iteration"] for line in record.metrics] == [1, 10, 20, 30]
+    assert record.metrics["iteration"].tolist() == [1, 10, 20, 30]
 
 
 def test_an_interleaved_log_shows_its_calls_without_micro_batches_and_says_so(tmp_path: Path):
     job = Job(pipeline=2, micro_batches=4)
     text = log(job, calls(job)).replace("backward-send-forward-recv", "forward-send-forward-recv")
     record, timeline = read_text(tmp_path, job_info(job, 0) + text)
-    assert set(timeline.events["micro_batch"].tolist()) == {-1}
+    assert set(records(timeline)["micro_batch"].tolist()) == {-1}
     assert "interleaved schedule: the log does not tell which call has which micro-batch" in timeline.notes
     assert record.plan.schedule == "unknown"
 
@@ -223,7 +232,7 @@ def test_iterations_are_not_taken_for_twice_as_many_when_a_log_was_written_twice
     job = Job()
     text = job_info(job, 0) + log(job, calls(job))
     record, timeline = read_text(tmp_path, text + text)
-    assert [line["iteration"] for line in record.metrics] == [2, 4]
+    assert record.metrics["iteration"].tolist() == [2, 4]
     assert len(timeline.events) == sum(call.name != "forward-backward" for call in calls(job))
 
 

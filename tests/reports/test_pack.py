@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.figures.pack import Packed, event_columns, pack
-from reports.readers.events import EVENT, Timeline
+from reports.readers.events import EVENT, Timeline, frame
 
 EXACT = st.integers(-(2**52) + 1, 2**52 - 1)
 
@@ -71,7 +71,9 @@ ROWS = st.tuples(
 def test_events_come_back_exactly_with_times_from_the_first(rows):
     events = np.array([(*row[:7], row[6] + row[7]) for row in rows], EVENT)
     events = np.sort(events, order=["rank", "start_ns"])
-    timeline = Timeline(events=events, names=("a",) * 12, hosts={}, uncertainty_ns=0, notes=())
+    names = [f"task {number}" for number in range(12)]
+    timeline = Timeline(events=frame(events, names), hosts={}, uncertainty_ns=0, notes=())
+    events["name"] = timeline.columns["name"]
     origin = events["start_ns"].min() if rows else 0
     events["start_ns"] -= origin
     events["end_ns"] -= origin

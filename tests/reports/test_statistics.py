@@ -15,7 +15,7 @@ from reports.facts.breakdown import PARTS
 from reports.facts.statistics import Statistics, ideal_bubble
 from reports.facts.statistics import statistics as statistics_of
 from reports.facts.waits import waiting_ns
-from reports.readers.events import EVENT, Timeline, legend_order
+from reports.readers.events import EVENT, Timeline, frame, legend_order
 from reports.readers.record import Rank
 
 MS = 1_000_000
@@ -33,7 +33,7 @@ def timeline(*events: Row) -> Timeline:
         (rank, names.index(name), 0, n, -1, peer[0] if peer else -1, start * MS, end * MS)
         for rank, name, n, start, end, *peer in events
     ]
-    return Timeline(np.sort(np.array(rows, EVENT), order=["rank", "start_ns"]), names, {}, 0, ())
+    return Timeline(frame(np.sort(np.array(rows, EVENT), order=["rank", "start_ns"]), names), {}, 0, ())
 
 
 def statistics(timeline: Timeline, ranks: int) -> Statistics:

@@ -19,6 +19,7 @@ from reports.readers.record import Plan
 from tests.megatron_ext.engine_run import EngineRun, make_corpus, make_run
 from tests.reports.conftest import Opener
 from tests.reports.in_browser import WAITS, events_of, iteration, ready
+from tests.reports.records import records
 
 SLOWER_S = 0.01
 RANKS = 4
@@ -84,9 +85,11 @@ def test_the_timeline_tells_the_same_waits(run: EngineRun, open_page: Opener):
     page = ready(open_page(run.run.path / "report/timeline.html"))
     timeline = events_of(run.run.path, RANKS)
     expected = waiting_ns(timeline, Plan.parse(run.run.read_json(run.run.plan)).ranks)
-    shown = timeline.events["iteration"] == iteration(page)
+    shown = records(timeline)["iteration"] == iteration(page)
     said = page.evaluate("Array.from(events.name.keys()).slice(0, events.measured).map(waiting)")
     assert [wait or 0 for wait, here in zip(said, shown, strict=True) if here] == expected[shown].tolist()
     assert page.locator(WAITS).count() == np.count_nonzero(expected[shown])
-    inside = np.isin(timeline.events["name"], [timeline.names.index(name) for name in TENSOR if name in timeline.names])
+    inside = np.isin(
+        records(timeline)["name"], [timeline.names.index(name) for name in TENSOR if name in timeline.names]
+    )
     assert expected[shown & inside].max() > 0.9e9 * SLOWER_S

@@ -15,6 +15,7 @@ from reports.facts.waits import NORM, waiting_ns
 from reports.readers import record
 from reports.readers.events import Timeline, read_run
 from reports.readers.record import Record
+from tests.reports.records import records
 from tests.reports.synthetic import Shape, make_run
 
 SHAPES = {
@@ -34,7 +35,7 @@ def read(folder: Path, shape: Shape) -> tuple[Record, Timeline]:
 
 def waited(timeline: Timeline, shape: Shape) -> list[int]:
     """The same as waiting_ns, event by event."""
-    rows = [{key: int(row[key]) for key in row.dtype.names} for row in timeline.events]
+    rows = [{key: int(row[key]) for key in row.dtype.names} for row in records(timeline)]
     for row in rows:
         row["stage"], row["dp"] = divmod(row["rank"], shape.data)
     name = timeline.names
@@ -83,10 +84,10 @@ def test_the_terms_of_a_stage_are_its_iteration_and_none_is_negative(tmp_path: P
 def test_a_message_whose_send_was_not_recorded_counts_as_transfer(tmp_path: Path):
     shape = SHAPES["1f1b"]
     known, timeline = read(tmp_path, shape)
-    kept = ~np.isin(timeline.events["rank"], [0, 1])
-    part = Timeline(timeline.events[kept], timeline.names, timeline.hosts, 0, ())
-    receives = part.events["name"] == part.names.index("forward-recv")
-    from_first = receives & (part.events["peer"] < 2)
+    kept = ~np.isin(records(timeline)["rank"], [0, 1])
+    part = Timeline(timeline.events[kept].reset_index(drop=True), timeline.hosts, 0, ())
+    receives = records(part)["name"] == part.names.index("forward-recv")
+    from_first = receives & (records(part)["peer"] < 2)
     waits = waiting_ns(part, known.plan.ranks)
     assert from_first.any()
     assert not waits[from_first].any()

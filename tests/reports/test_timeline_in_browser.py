@@ -19,6 +19,7 @@ from reports.facts.statistics import statistics as statistics_of
 from reports.readers.events import NAMES, Timeline
 from tests.reports.conftest import Opener, until
 from tests.reports.in_browser import BARS, drawn_after, events_in, events_of, iteration, ready
+from tests.reports.records import records
 from tests.reports.synthetic import Shape, make_run, ranks_of
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=4, iterations=5, ranks_per_node=2)
@@ -61,7 +62,7 @@ def test_the_page_holds_exactly_the_events_of_the_run(page: Page, timeline: Time
     )
     numbers = page.evaluate("Array.from(columns.iterations)")
     names = page.evaluate("run.names")
-    known, origin = timeline.events, timeline.events["start_ns"].min()
+    known, origin = records(timeline), records(timeline)["start_ns"].min()
     assert [names[name] for name in held["name"]] == [timeline.names[name] for name in known["name"]]
     assert [numbers[index] for index in held["iteration"]] == known["iteration"].tolist()
     for key in ("rank", "chunk", "micro_batch", "peer"):
@@ -140,7 +141,7 @@ def test_hovering_tells_all_about_an_event(page: Page, timeline: Timeline):
     page.mouse.move(bar["left"], bar["top"])
     page.wait_for_selector("#timeline .hovertext")
     lines = page.locator("#timeline .hovertext tspan.line").all_text_contents()
-    events = timeline.events[timeline.events["iteration"] == iteration(page)]
+    events = records(timeline)[records(timeline)["iteration"] == iteration(page)]
     event = min(
         (e for e in events if e["rank"] == bar["row"] and timeline.names[e["name"]] == "forward-recv"),
         key=lambda e: abs(e["start_ns"] - events["start_ns"].min() - bar["base"] * 1e6),
@@ -164,7 +165,7 @@ def test_hovering_tells_all_about_an_event(page: Page, timeline: Timeline):
 
 def test_an_all_reduce_waits_for_the_last_rank_of_its_group(page: Page, timeline: Timeline):
     shown = iteration(page)
-    events = timeline.events[timeline.events["iteration"] == shown]
+    events = records(timeline)[records(timeline)["iteration"] == shown]
     name = timeline.names.index("grads-all-reduce")
     of_stage = {stage: [e for e in events if e["name"] == name and e["rank"] // 2 == stage] for stage in (0, 1)}
     expected = {
@@ -227,7 +228,7 @@ def test_zooming_draws_only_what_is_in_view_and_a_double_click_shows_all_again(p
     drag()
     until(page, "shown.events < shown.inIteration")
     low, high = page.evaluate("element('timeline')._fullLayout.xaxis.range")
-    events = timeline.events[timeline.events["iteration"] == iteration(page)]
+    events = records(timeline)[records(timeline)["iteration"] == iteration(page)]
     start, end = ((events[key] - events["start_ns"].min()) / 1e6 for key in ("start_ns", "end_ns"))
     until(page, f"document.querySelectorAll('{BARS}').length < {whole}")
     assert page.locator(BARS).count() == int(((end >= low) & (start <= high)).sum())
@@ -333,16 +334,19 @@ def test_the_pages_link_to_each_other(page: Page, run: Path):
 
 def test_the_summary_opens_and_links_to_the_timeline(run: Path, open_page: Opener):
     page = open_page(run / "report/index.html", color_scheme="dark")
-    assert page.locator("svg[aria-label^=Loss] circle").count() == SHAPE.iterations
+    page.wait_for_selector("body[data-figures]")
+    assert page.locator("[aria-label^=Loss] .scatterlayer .point").count() == SHAPE.iterations
+    axis = page.locator("[aria-label^=Loss] .xtick text").first.evaluate("(text) => getComputedStyle(text).fill")
+    assert axis == "rgb(154, 165, 180)", "what is grey by day is lighter by night"
     links = page.locator("nav a").evaluate_all("(all) => all.map((one) => one.href)")
     assert links == [(run / "report/timeline.html").as_uri()]
 
 
 def test_every_task_of_the_engine_has_a_look_of_its_own(page: Page):
-    known = page.evaluate("Object.keys(TASKS)")
+    known = page.evaluate("Object.keys(LOOKS.tasks)")
     assert set(known) >= (set(ENGINE_NAMES) - {"clock"}) | set(NAMES)
     for scheme in ("light", "dark"):
-        assert page.evaluate(f"new Set(Object.values(TASKS).map((task) => task.{scheme})).size") == len(known)
+        assert page.evaluate(f"new Set(Object.values(LOOKS.tasks).map((task) => task.{scheme})).size") == len(known)
 
 
 def test_pages_fit_a_laptop_in_light_and_dark_and_their_pictures_are_kept(run: Path, open_page: Opener, pictures: Path):
@@ -351,5 +355,7 @@ def test_pages_fit_a_laptop_in_light_and_dark_and_their_pictures_are_kept(run: P
             page = open_page(run / f"report/{name}.html", color_scheme=scheme, viewport={"width": 1366, "height": 768})
             if name == "timeline":
                 ready(page)
+            else:
+                page.wait_for_selector("body[data-figures]")
             page.screenshot(path=pictures / f"run-{name}-{scheme}.png", full_page=True)
             assert page.evaluate("document.documentElement.scrollWidth") <= 1366

@@ -18,6 +18,7 @@ from reports.facts.statistics import statistics
 from reports.readers.events import RECORD
 from tests.reports.conftest import Opener
 from tests.reports.in_browser import BARS, drawn_after, events_in, events_of, iteration, ready
+from tests.reports.records import records
 from tests.reports.synthetic import Shape, make_run, ranks_of
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=4, iterations=5, ranks_per_node=2)
@@ -59,7 +60,7 @@ def test_the_events_of_a_run_can_be_rebuilt_from_what_the_page_draws(tmp_path: P
     found: Counter[tuple[object, ...]] = Counter()
     for index, number in enumerate(range(1, shape.iterations + 1)):
         page.evaluate(f"show({index})")
-        origin = timeline.events["start_ns"][timeline.events["iteration"] == number].min()
+        origin = records(timeline)["start_ns"][records(timeline)["iteration"] == number].min()
         drawn = "element('timeline').data.slice(0, -1).map(({base, x, y, hovertext}) => [base, x, y, hovertext])"
         for trace in page.evaluate(drawn):
             for base, length, row, text in zip(*trace, strict=True):
@@ -75,7 +76,7 @@ def test_the_events_of_a_run_can_be_rebuilt_from_what_the_page_draws(tmp_path: P
             *(int(event[key]) for key in ("rank", "iteration", "chunk", "micro_batch", "peer", "start_ns")),
             int(event["end_ns"] - event["start_ns"]),
         )
-        for event in timeline.events
+        for event in records(timeline)
     )
 
 

@@ -127,7 +127,8 @@ def test_a_launch_that_goes_on_is_left_alone(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = unfinished(tmp_path / "runs")
-    code = "import sys,time; from pathlib import Path; from conf.run_folder.rundir import RunDir; from launch.files.launch_lock import *\n"
+    code = "import sys,time; from pathlib import Path; from conf.run_folder.rundir import RunDir\n"
+    code += "from launch.files.launch_lock import *\n"
     code += "with launching(RunDir(Path(sys.argv[1]))): print(flush=True); time.sleep(60)"
     words = [sys.executable, "-c", code, str(run.path)]
     with subprocess.Popen(words, env=live.ENVIRONMENT, stdout=subprocess.PIPE) as launcher:

@@ -1,0 +1,145 @@
+"""A run as tables: of events, stages, stragglers, memory and GPUs. Pages, CSV files and notebooks have the same."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+import pandas as pd
+
+from fasop.costs.memory import GIB
+from fasop.simulation.predict import Prediction
+from reports.facts.breakdown import PARTS
+from reports.facts.statistics import Statistics
+from reports.facts.terms import Terms, measured, ranks_seen
+from reports.facts.waits import waiting_ns
+from reports.readers.events import Timeline
+from reports.readers.gpus import GpuReport, GpuUse
+from reports.readers.record import Plan, Record
+
+EVENTS = (
+    "rank",
+    "stage",
+    "dp",
+    "tp",
+    "node",
+    "task",
+    "iteration",
+    "micro_batch",
+    "chunk",
+    "peer",
+    "start_ns",
+    "end_ns",
+)
+PEAKS = {
+    "max_allocated": "the most that torch's allocator had given out on the GPU (max_allocated)",
+    "max_resident": "the most that the process had resident in the CPU's memory (max_resident)",
+}
+"""Kinds of memory that tell a rank's peak; a rank has one of them."""
+MEMORY = ("weights", "gradients", "optimizer", "activations", "buffers")
+"""Parts of what a stage is predicted to hold."""
+SLOW_RANK = 1.05
+"""Times the median of the other ranks of its stage, from which a rank is a straggler."""
+
+
+def events_frame(record: Record, timeline: Timeline) -> pd.DataFrame:
+    """The columns of EVENTS: an event a row, by rank and start; times in ns from the run's first event.
+
+    Micro-batch, chunk and peer are missing where an event has none.
+    """
+    events = timeline.events.rename(columns={"name": "task"})
+    if len(events):
+        origin = events["start_ns"].min()
+        events["start_ns"], events["end_ns"] = events["start_ns"] - origin, events["end_ns"] - origin
+    for key in ("micro_batch", "chunk", "peer"):
+        events[key] = events[key].astype("Int32").where(events[key] >= 0)
+    ranks = record.plan.ranks
+    for key, kind in (("stage", "int32"), ("dp", "int32"), ("tp", "int32"), ("node", "category")):
+        of_rank = pd.Series([getattr(rank, key) for rank in ranks], index=[rank.rank for rank in ranks], dtype=kind)
+        events[key] = of_rank.reindex(events["rank"]).array
+    return events[list(EVENTS)]
+
+
+def waiting_frame(record: Record, timeline: Timeline) -> pd.DataFrame:
+    """The same with `waiting_ns`: the part of each event that is waiting for another rank."""
+    return events_frame(record, timeline).assign(waiting_ns=waiting_ns(timeline, record.plan.ranks))
+
+
+def stages_frame(record: Record, figures: Statistics, prediction: Prediction | None = None) -> pd.DataFrame:
+    """A row for each stage: its layers, the terms of an iteration in ms (`reports.facts.terms`), the bubble as a share
+    of passes and bubble, measured and predicted, and the largest peak of memory of its ranks, MiB.
+
+    What is not known is missing.
+    """
+    plan, period_ms = record.plan, figures.usual_period_ms
+    times = {} if period_ms is None else measured(figures, plan, period_ms)
+    kind = peak_kind(record)
+    rows = []
+    for stage in range(plan.pipeline):
+        known = times.get(stage)
+        row = {"stage": stage, "layers": plan.layers(stage)}
+        row |= asdict(known) if known else dict.fromkeys([*PARTS, "other"], np.nan)
+        row["bubble_share"] = figures.bubble_of(ranks_seen(figures, plan, stage)) if known else np.nan
+        predicted = Terms.of_prediction(prediction.stages[stage].terms).bubble_share if prediction else np.nan
+        row["predicted_bubble_share"] = predicted
+        row["peak_mib"] = peak_mib(record, stage, kind) if kind else np.nan
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("stage").astype({"peak_mib": "float64"})
+
+
+def stragglers_frame(figures: Statistics, plan: Plan) -> pd.DataFrame:
+    """The ranks that compute over SLOW_RANK times as long as the others of their stage, the slowest first: `rank`,
+    `node`, `stage`, `compute_ms`, `others_ms` (their median), `more` (as a share). Ranks of a stage have the same work,
+    so that their computing times can be compared.
+    """
+    found = []
+    steady = figures.steady.any()
+    usual = np.median(figures.spent.compute[:, figures.steady], axis=1) if steady else np.zeros(len(plan.ranks))
+    for stage in range(plan.pipeline) if steady else ():
+        ranks = ranks_seen(figures, plan, stage)
+        for rank in ranks if len(ranks) > 1 else ():
+            others = float(np.median([usual[other] for other in ranks if other != rank]))
+            if usual[rank] > SLOW_RANK * others > 0:
+                found.append((rank, plan.ranks[rank].node, stage, float(usual[rank]), others))
+    frame = pd.DataFrame(found, columns=["rank", "node", "stage", "compute_ms", "others_ms"])
+    frame["more"] = frame["compute_ms"] / frame["others_ms"] - 1
+    return frame.sort_values("more", ascending=False, kind="stable", ignore_index=True)
+
+
+def memory_frame(record: Record, prediction: Prediction) -> pd.DataFrame:
+    """A row for each stage, GiB: the predicted parts (MEMORY), their sum with the reserve, the measured peak of its
+    ranks, the limit of its smallest GPU, and what is left."""
+    peaks = [peak_mib(record, stage, "max_allocated") for stage in range(len(prediction.stages))]
+    return predicted_memory_frame(prediction, peaks)
+
+
+def predicted_memory_frame(prediction: Prediction, peaks: list[float | None] | None = None) -> pd.DataFrame:
+    """The same of a prediction alone, or beside peaks by stage, MiB."""
+    rows = []
+    for stage in prediction.stages:
+        parts = stage.memory.by_term()
+        row = {part: parts[part].of(sum(stage.layers)) / GIB for part in MEMORY}
+        rows.append(row | {"predicted": stage.memory_gib, "limit": stage.limit_gib})
+    frame = pd.DataFrame(rows)
+    known = peaks or [None] * len(rows)
+    frame["measured"] = [np.nan if peak is None else peak / 1024 for peak in known]
+    frame["left"] = frame["limit"] - frame["measured"].fillna(frame["predicted"])
+    return frame.rename_axis("stage")
+
+
+def gpus_frame(report: GpuReport | None) -> pd.DataFrame:
+    """A row for each GPU that was sampled (`GpuUse`)."""
+    uses = report.uses if report else ()
+    return pd.DataFrame([asdict(use) for use in uses], columns=list(GpuUse.__dataclass_fields__))
+
+
+def peak_kind(record: Record) -> str | None:
+    """That of PEAKS which the ranks told; None if none did."""
+    return next((kind for kind in PEAKS if any(kind in mib for mib in record.memory.values())), None)
+
+
+def peak_mib(record: Record, stage: int, kind: str) -> float | None:
+    """Of the stage's ranks the largest, of a kind of memory (docs/formats.md, memory); None if no rank told."""
+    ranks = [rank.rank for rank in record.plan.ranks if rank.stage == stage]
+    told = [record.memory[rank][kind] for rank in ranks if kind in record.memory.get(rank, {})]
+    return max(told) if told else None

@@ -1,0 +1,64 @@
+"""Plotly figures in a page that opens offline: their JSON, and the script of the installed Plotly package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from html import escape
+from typing import Any
+
+from plotly import graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from reports.figures.page import data, page, static
+from reports.figures.tasks import COMPUTE, LANES, OTHER, TASKS, Look
+from reports.figures.template import COLOURS
+
+NOTHING = '<p class="none">nothing to draw yet</p>'
+
+
+@lru_cache(maxsize=1)
+def plotly_script() -> str:
+    """Plotly's own script, as the installed package has it."""
+    return str(get_plotlyjs())
+
+
+def embedded(figure: go.Figure, label: str) -> str:
+    """A figure in a page made by `page_with_figures`, as HTML.
+
+    Args:
+        label: what the figure shows, for those who cannot see it.
+    """
+    content = figure.to_json().replace("<", "\\u003c")
+    place = f'class="plot" role="img" aria-label="{escape(label)}" style="min-height: {figure.layout.height}px"'
+    return f'<figure class="chart"><div {place}></div><script type="application/json">{content}</script></figure>'
+
+
+def page_with_figures(title: str, body: str) -> str:
+    """A whole page, with what draws the figures in its body where there are any."""
+    if 'class="plot"' not in body:
+        return page(title, body)
+    return page(title, f"{body}\n{themed()}", [plotly_script(), static("figures.js")])
+
+
+def themed() -> str:
+    """Which colours change by night, for `static/figures.js`."""
+    return data("themed", {colour: f"--{name}" for name, colour in COLOURS.items()})
+
+
+def looks() -> str:
+    """How tasks look, for `static/colours.js`."""
+    return data(
+        "looks",
+        {
+            "lanes": LANES,
+            "compute": asdict(COMPUTE),
+            "other": _look(OTHER),
+            "tasks": {name: _look(look) for name, look in TASKS.items()},
+        },
+    )
+
+
+def _look(look: Look) -> Mapping[str, Any]:
+    return {**asdict(look.place), "light": look.light, "dark": look.dark}

@@ -1,0 +1,164 @@
+"""A run or a log in a notebook: its tables as DataFrames, its figures as Plotly figures (docs/notebooks.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+from plotly import graph_objects as go
+
+from reports.errors import ReportError
+from reports.facts.frames import gpus_frame, memory_frame, stages_frame, stragglers_frame, waiting_frame
+from reports.facts.statistics import Statistics, statistics
+from reports.figures.chart import Series, lines
+from reports.figures.timeline import timeline
+from reports.pages.comparison import outcome
+from reports.pages.several import all_of
+from reports.readers.megatron_log import Sizes
+from reports.readers.record import Plan
+from reports.sources import Found, Source
+
+
+class Run:
+    """All that is known of a run, or of a log of Megatron-LM, at the moment of `load`."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        sizes = f"tensor {plan.tensor} x data {plan.data} x pipeline {plan.pipeline}"
+        return (
+            f"<{self.name}: {sizes}, {len(self.metrics)} logged iterations, {len(self._found.timeline.events)} events>"
+        )
+
+    @property
+    def name(self) -> str:
+        return self._found.record.name
+
+    @property
+    def plan(self) -> Plan:
+        return self._found.record.plan
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is missing or was left out, one sentence each."""
+        return (*self._found.record.notes, *self._found.timeline.notes)
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        """An event a row, by rank and start; times in ns from the run's first event. `waiting_ns` is the part of an
+        event that is waiting for another rank."""
+        return waiting_frame(self._found.record, self._found.timeline)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A logged iteration a row."""
+        return self._found.record.metrics
+
+    @cached_property
+    def iterations(self) -> pd.DataFrame:
+        """By iteration that has events: `length_ms`, `period_ms`, and whether it is steady (docs/reports.md)."""
+        known = self.statistics
+        return pd.DataFrame(
+            {
+                "length_ms": known.length_ns / 1e6,
+                "period_ms": known.period_ns / 1e6,
+                "steady": known.steady,
+            },
+            index=pd.Index(known.iterations, name="iteration"),
+        )
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """What the pages' figures are made of."""
+        return statistics(self._found.timeline, self.plan.ranks)
+
+    @cached_property
+    def stages(self) -> pd.DataFrame:
+        """A stage a row: its layers, where an iteration's ms go, its bubble measured and predicted, its memory."""
+        return stages_frame(self._found.record, self.statistics, self._found.prediction)
+
+    @cached_property
+    def stragglers(self) -> pd.DataFrame:
+        """Ranks that compute over 5 % longer than the others of their stage, the slowest first."""
+        return stragglers_frame(self.statistics, self.plan)
+
+    @cached_property
+    def memory(self) -> pd.DataFrame:
+        """A stage a row, GiB: predicted by part, measured, limit.
+
+        Raises:
+            ReportError: there is no prediction, as of a log.
+        """
+        if self._found.prediction is None:
+            raise ReportError(f"{self.name} has no prediction, and so no memory by part: {'; '.join(self.notes)}")
+        return memory_frame(self._found.record, self._found.prediction)
+
+    @cached_property
+    def gpus(self) -> pd.DataFrame:
+        """A GPU that was sampled a row."""
+        return gpus_frame(self._found.gpus)
+
+    def timeline(self, iteration: int | None = None, ranks: Sequence[int] | None = None) -> go.Figure:
+        """The events of an iteration; without one, of the steady one of median length.
+
+        Raises:
+            ReportError: it has no events.
+        """
+        known, middle = self.statistics, self.statistics.middle
+        if middle is None:
+            raise ReportError(f"{self.name} has no events: {'; '.join(self.notes) or 'none are there yet'}")
+        wanted = int(known.iterations[middle]) if iteration is None else iteration
+        if wanted not in known.iterations:
+            first, last = known.iterations[0], known.iterations[-1]
+            raise ReportError(
+                f"iteration {wanted} of {self.name} has no events; those from {first} to {last} have some"
+            )
+        events = self.events[self.events["iteration"] == wanted]
+        labels = {rank.rank: rank.label for rank in self.plan.ranks if ranks is None or rank.rank in ranks}
+        return timeline(events, labels, f"{self.name}, iteration {wanted}")
+
+    def course(self, metric: str) -> go.Figure:
+        """A logged metric over iterations.
+
+        Raises:
+            ReportError: it was never logged.
+        """
+        values = self._found.record.known(metric)
+        if not len(values):
+            raise ReportError(f"{self.name} has no metric {metric!r}; it has {', '.join(self.metrics.columns)}")
+        return lines([Series(metric, values.index.tolist(), values.tolist())], x_title="iteration", title=metric)
+
+
+def load(run: str | Path | None = None, runs_dir: str | Path = "runs", **sizes: int) -> Run:
+    """A run, or a log of Megatron-LM: whatever `tdpp report` takes.
+
+    Args:
+        run: the latest one if not given.
+        sizes: `tensor`, `data`, `pipeline` of a log that does not say them.
+
+    Raises:
+        TdppError: there is no such run or log, or it cannot be read.
+    """
+    return Run(Source.find(Path(runs_dir), None if run is None else str(run), Sizes(**sizes)).read())
+
+
+def load_sweep(*runs: str | Path, runs_dir: str | Path = "runs") -> pd.DataFrame:
+    """Several runs, or all of a folder, a row each: every key of the configuration in which they differ, and what they
+    reached.
+
+    Raises:
+        TdppError: one of them cannot be read.
+    """
+    wanted = [one for given in runs for one in all_of(str(given))]
+    found = [Source.find(Path(runs_dir), one, Sizes()) for one in wanted]
+    outcomes = [outcome(source.read().record, None, str(source.log)) for source in found]
+    frame = pd.DataFrame([{**asdict(one), **one.settings} for one in outcomes])
+    frame = frame.drop(columns=["settings", "verdict"]).rename(columns={"link": "path"}).set_index("name")
+    settings = [key for one in outcomes for key in one.settings]
+    alike = [key for key in dict.fromkeys(settings) if frame[key].nunique(dropna=False) == 1]
+    return frame.drop(columns=alike)
