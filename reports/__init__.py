@@ -1,28 +1,22 @@
 """Pages about runs, made from what is in their folders; and the same in a notebook: `run = reports.load("demo")`.
 
-Printing help imports this package, so that pandas and Plotly are imported by its functions.
+Printing help imports this package, so that pandas and Plotly are imported once one of its functions is asked for.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from reports.notebook import load, load_sweep
 
-    from reports.notebook import Run
+__all__ = ["load", "load_sweep"]
 
 
-def load(run: str | Path | None = None, runs_dir: str | Path = "runs", **sizes: int) -> Run:
-    """A run or a log: see `reports.notebook.load`."""
+def __getattr__(name: str) -> object:
+    """`load` and `load_sweep` are those of `reports.notebook` (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from reports import notebook
 
-    return notebook.load(run, runs_dir, **sizes)
-
-
-def load_sweep(*runs: str | Path, runs_dir: str | Path = "runs") -> pd.DataFrame:
-    """Several runs, a row each: see `reports.notebook.load_sweep`."""
-    from reports import notebook
-
-    return notebook.load_sweep(*runs, runs_dir=runs_dir)
+    return getattr(notebook, name)
