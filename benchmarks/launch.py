@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
-from tests.slurm import machines
-from tests.slurm.cluster import Cluster
+from tests.support.slurm import machines
+from tests.support.slurm.cluster import Cluster
 
 ROUNDS = 5
 SWEPT = 20

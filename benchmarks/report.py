@@ -23,9 +23,9 @@ from plotly import graph_objects as go
 
 from reports.readers.megatron_log import Sizes
 from reports.sources import Source
-from tests.reports import legacy
-from tests.reports.chromium import ARGUMENTS, CHROMIUM
-from tests.reports.synthetic import Shape, make_run
+from tests.support.reports import legacy
+from tests.support.reports.chromium import ARGUMENTS, CHROMIUM
+from tests.support.reports.synthetic import Shape, make_run
 
 SHAPE = Shape(pipeline=8, data=4, micro_batches=16, iterations=50, layers=48)
 LARGE = replace(SHAPE, data=64, iterations=58)

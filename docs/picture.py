@@ -10,7 +10,7 @@ from playwright.sync_api import sync_playwright
 from reports.cli import write
 from reports.readers.megatron_log import Sizes
 from reports.sources import Source
-from tests.reports.chromium import ARGUMENTS, CHROMIUM
+from tests.support.reports.chromium import ARGUMENTS, CHROMIUM
 
 PICTURE = Path(__file__).with_name("timeline.png")
 

@@ -9,13 +9,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from launch.cli import COMMANDS
-
-ROOT = Path(__file__).parents[1]
+from tests.support import ROOT
 
 CONTRACT = "megatron_ext.contract"
 """What crosses rooms, for all of them."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support import ROOT
+
 MAKE = shutil.which("make")
 WANTED = {
     "browser": "chromium",

@@ -11,7 +11,7 @@ from benchmarks.accuracy_cases import ENGINE, SLEEPING
 from benchmarks.sleeping import Pass
 from conf.compose import compose
 from reports.readers.events import read_run
-from tests.reports.records import records
+from tests.support.reports.records import records
 
 PLAN = ("parallel=single", "parallel.pipeline=2", "parallel.micro_batch_size=1", "parallel.global_batch_size=4")
 TIMES = (Pass(forward=0.02, backward=0.06), Pass(forward=0.01, backward=0.1))

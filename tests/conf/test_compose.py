@@ -19,8 +19,8 @@ from conf.compose import compose, config_text, read_experiment
 from conf.errors import ConfigError
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Het
 from conf.schema.partition import Partition
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 EXPERIMENT = compose()
 SHIPPED = {
     group.name: sorted(file.stem for file in group.glob("*.yaml"))

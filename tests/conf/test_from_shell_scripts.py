@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -12,8 +11,9 @@ import pytest
 from conf.compose import compose
 from conf.schema.experiment import Experiment
 from launch.cli import COMMANDS
+from tests.support import ROOT
 
-TEXT = (Path(__file__).parents[2] / "docs" / "from-shell-scripts.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "from-shell-scripts.md").read_text(encoding="utf-8")
 
 FIELDS = [
     "HOMOGENEOUS_CLUSTER",

@@ -19,7 +19,7 @@ from data_prep.tokenizer import ByteTokenizer
 from launch.cli import main as tdpp
 from megatron_ext.data.index_maps import build_or_load, saved_maps
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
-from tests.ordinary_user import ordinary_user
+from tests.support.ordinary_user import ordinary_user
 
 PREPARE = ["prepare", "--source", "stdlib", "--output", "out/text"]
 PREFIX = Path("out/text_text_document")

@@ -15,7 +15,7 @@ from data_prep.prepare import Request, is_prepared, prepare
 from data_prep.tokenizer import ByteTokenizer
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from tests.data_prep.conftest import TEXTS
-from tests.full_disk import largest_file
+from tests.support.full_disk import largest_file
 
 TOKENIZER = ByteTokenizer()
 

@@ -20,7 +20,7 @@ from data_prep.manifest import read_manifest
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
 from megatron_ext.data.indexed_dataset import HEADER, IndexedDataset, data_file, indexed_writer, write_indexed
-from tests.full_disk import largest_file
+from tests.support.full_disk import largest_file
 
 MANY = st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=2, max_size=12)
 

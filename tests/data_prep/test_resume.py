@@ -26,7 +26,7 @@ from data_prep.partial import partial
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import ByteTokenizer
 from megatron_ext.data.indexed_dataset import data_file
-from tests.full_disk import largest_file
+from tests.support.full_disk import largest_file
 
 
 class PowerCut(BaseException):

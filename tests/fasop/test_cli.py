@@ -15,7 +15,7 @@ from fasop import cli
 from fasop.search.progress import bar
 from fasop.tables.plans import CSV_COLUMNS
 from launch.cli import main
-from tests.ordinary_user import ordinary_user
+from tests.support.ordinary_user import ordinary_user
 
 SMALL = (
     *("cluster=a10x8", "cluster.groups.gpu2.count=2", "model=xl", "parallel.global_batch_size=16"),

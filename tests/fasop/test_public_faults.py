@@ -16,7 +16,8 @@ from fasop.partition.baselines import even
 from fasop.partition.local_search import improved
 from fasop.simulation.pipelines import Linear
 from launch.cli import main
-from tests.fasop.plans import MEGATRON, built, column, experiment, kinds, training
+from tests.support import ROOT
+from tests.support.fasop.plans import MEGATRON, built, column, experiment, kinds, training
 
 CAUGHT_BY = {
     "the largest stage is minimised, not the iteration": "test_partition.test_the_largest_stage_is_not_what_decides",
@@ -53,7 +54,8 @@ CAUGHT_BY = {
 @pytest.mark.parametrize("test", CAUGHT_BY.values(), ids=CAUGHT_BY)
 def test_every_fault_has_its_test(test: str) -> None:
     module, name = test.split(".")
-    assert f"def {name}(" in (Path(__file__).parent / f"{module}.py").read_text()
+    (file,) = (ROOT / "tests" / "fasop").rglob(f"{module}.py")
+    assert f"def {name}(" in file.read_text()
 
 
 def test_a_stage_may_have_the_embedding_alone() -> None:

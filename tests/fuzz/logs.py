@@ -7,9 +7,9 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.mutate import damaged, replaced_oddly
-from tests.reports.legacy import Job, calls, job_info, log
-from tests.reports.test_megatron_log import ARGUMENTS, RANKS
-from tests.reports.test_upstream_log import LOG
+from tests.reports.readers.test_megatron_log import ARGUMENTS, RANKS
+from tests.reports.readers.test_upstream_log import LOG
+from tests.support.reports.legacy import Job, calls, job_info, log
 
 GPUSTAT = "n060 Thu Jun 15 10:20:30 2023 525.85\n[0] NVIDIA A10 | 61'C, 97 % | 11468 / 22731 MB | ada(11449M)\n"
 LINES = (

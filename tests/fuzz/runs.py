@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from tests.fuzz.mutate import hurt, replaced_oddly
-from tests.reports.synthetic import Shape, make_run
+from tests.support.reports.synthetic import Shape, make_run
 
 NAME = "tiny/20260101-000000-0123abcd"
 VALUES: tuple[Any, ...] = (

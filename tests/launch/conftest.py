@@ -10,7 +10,7 @@ import pytest
 
 from conf.run_folder.rundir import RunDir
 from launch.machine import processes
-from tests.launch.live import token
+from tests.support.launch.live import token
 
 
 @pytest.fixture

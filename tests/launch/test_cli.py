@@ -12,7 +12,7 @@ import pytest
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from launch import cli
-from tests.launch.live import ENVIRONMENT
+from tests.support.launch.live import ENVIRONMENT
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["--version"]], ids=" ".join)

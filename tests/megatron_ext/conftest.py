@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.megatron_ext.engine_run import EngineRun, make_corpus, make_run
+from tests.support.megatron_ext.engine_run import EngineRun, make_corpus, make_run
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ import pytest
 from conf.compose import compose
 from launch.control.plan import make_plan
 from megatron_ext.parallel.links import steps
-from tests.ordinary_user import NOBODY, run_by
+from tests.support import ROOT
+from tests.support.ordinary_user import NOBODY, run_by
 
 QUICK = """
 import os, sys, time
@@ -44,7 +45,6 @@ sys.exit(doctor.main(sys.argv[1:]))
 """The doctor with less patience, and ranks that may hang, or a worker that cannot start any."""
 LEAVES_A_CHILD = ("sh", "-c", 'sleep 0.01 & exec "$@"', "sh")
 """As pyxis does before it runs a command in a container."""
-ROOT = Path(__file__).parents[2]
 TWO_NODES = ("cluster.groups.local.count=2", "cluster.groups.local.gpus_per_node=2")
 
 

@@ -16,8 +16,8 @@ import pytest
 from megatron_ext.contract.errors import PeerLost, is_out_of_memory, shortage
 from megatron_ext.parallel.comm import told
 from megatron_ext.timeline import memory
-from tests.megatron_ext.engine_run import EngineRun
 from tests.megatron_ext.test_worker import FOUR_RANKS, LONG, ended, pids, wait_for
+from tests.support.megatron_ext.engine_run import EngineRun
 
 
 @contextmanager

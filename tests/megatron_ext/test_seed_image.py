@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.megatron_ext.engine_run import make_run
+from tests.support import ROOT
+from tests.support.megatron_ext.engine_run import make_run
 
 PYTHON = os.environ.get("TDPP_SEED_PYTHON")
 LAYOUTS = {
@@ -31,8 +32,7 @@ def test_python_38_and_torch_20_give_the_same_losses(tmp_path: Path, corpus: Pat
     today = make_run(tmp_path / "today", corpus, *layout.split())
     assert today.go() == 0, today.stderr()
     seed = make_run(tmp_path / "seed", corpus, *layout.split())
-    root = Path(__file__).parents[2]
     command = [PYTHON, "-m", "megatron_ext.worker", str(seed.run.plan), "0"]
-    result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     np.testing.assert_allclose(seed.losses(), today.losses(), rtol=0, atol=1e-5)

@@ -24,7 +24,7 @@ from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.engine.engine import Engine, StepResult
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.store import AuthenticatedStore, StoreError
-from tests.megatron_ext.engine_run import EngineRun, make_run
+from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
 FOUR_RANKS = ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=1")
 LONG = ("train.iterations=100000", "train.log_interval=1")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 
-from tests.reports.chromium import ARGUMENTS, CHROMIUM, INSTALL
+from tests.support.reports.chromium import ARGUMENTS, CHROMIUM, INSTALL
 
 Opener = Callable[..., Page]
 

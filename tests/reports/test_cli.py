@@ -19,8 +19,8 @@ from conf.errors import RunFolderError
 from reports.cli import main
 from reports.errors import ReportError
 from reports.readers.judgement import Findings
-from tests.ordinary_user import NOBODY, only_root_is_two_users, open_to_others, ordinary_user
-from tests.reports.synthetic import Shape, make_run
+from tests.support.ordinary_user import NOBODY, only_root_is_two_users, open_to_others, ordinary_user
+from tests.support.reports.synthetic import Shape, make_run
 
 LOG = (
     " iteration       10/      10 | consumed samples:          640 | elapsed time per iteration (ms): 4541.6 | "

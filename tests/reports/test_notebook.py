@@ -14,11 +14,11 @@ import reports
 from reports import notebook
 from reports.errors import ReportError
 from reports.facts.waits import waiting_ns
-from tests.reports.in_browser import events_of
-from tests.reports.records import records
-from tests.reports.synthetic import Shape, make_run, ranks_of
+from tests.support import ROOT
+from tests.support.reports.in_browser import events_of
+from tests.support.reports.records import records
+from tests.support.reports.synthetic import Shape, make_run, ranks_of
 
-ROOT = Path(__file__).parents[2]
 SHAPE = Shape(pipeline=2, data=2, micro_batches=4, iterations=4)
 
 

@@ -16,12 +16,12 @@ from typing import NoReturn
 
 import pytest
 
-from tests.launch.containers import pyxis_double
 from tests.launch.containers.conftest import REAL, Runtime, double, enroot, image  # noqa: F401  (fixtures)
-from tests.ordinary_user import open_to_others
-from tests.slurm import machines
-from tests.slurm.cluster import OF_A_JOB, PACKAGES, Cluster, missing
-from tests.slurm.configuration import SCAVENGE
+from tests.support.containers import pyxis_double
+from tests.support.ordinary_user import open_to_others
+from tests.support.slurm import machines
+from tests.support.slurm.cluster import OF_A_JOB, PACKAGES, Cluster, missing
+from tests.support.slurm.configuration import SCAVENGE
 
 REAL_PYXIS = os.environ.get("TDPP_TEST_PYXIS")
 

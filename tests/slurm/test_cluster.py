@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm import machines
-from tests.slurm.cluster import Cluster
+from tests.support.slurm import machines
+from tests.support.slurm.cluster import Cluster
 
 ALL_REDUCE = """
 import os, socket, torch, torch.distributed as dist
@@ -27,8 +27,8 @@ STRAY = "setsid sleep 1000 >/dev/null 2>&1 & sleep 0.2"
 A_CLUSTER = """
 import sys
 from pathlib import Path
-from tests.slurm.cluster import Cluster
-from tests.slurm.configuration import Partition
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.configuration import Partition
 cluster = Cluster(Path(sys.argv[1]), [Partition(name="one", count=1, gpu="a10")], isolated=sys.argv[2] == "isolated")
 cluster.start()
 cluster.run("srun", "sh", "-c", sys.argv[3])

@@ -19,11 +19,11 @@ from launch.machine.provenance import PROJECT
 from launch.node.worker_command import SAVED
 from launch.node.worker_command import WORKER as ENGINE
 from tests.launch.containers.conftest import REAL, Runtime
-from tests.launch.live import FOREVER, WORKER
-from tests.megatron_ext.engine_run import make_corpus
-from tests.slurm.cluster import Cluster
-from tests.slurm.seed import assert_failed, at_work, ids, submitted, verdict_of, wait_for
 from tests.slurm.test_runs import TRAINED, losses, said
+from tests.support.launch.live import FOREVER, WORKER
+from tests.support.megatron_ext.engine_run import make_corpus
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import assert_failed, at_work, ids, submitted, verdict_of, wait_for
 
 REFERENCE = "registry.test/small:1.0"
 NODES = ("hgx-0", "gpu2-0", "gpu2-1")

@@ -15,10 +15,10 @@ import pytest
 
 from data_prep.check import check_for_training
 from launch.commands import doctor
-from tests.launch.live import ENVIRONMENT, TDPP
-from tests.megatron_ext.engine_run import make_corpus
-from tests.slurm.cluster import Cluster
-from tests.slurm.seed import NODES, SMALL, occupied, wait_for
+from tests.support.launch.live import ENVIRONMENT, TDPP
+from tests.support.megatron_ext.engine_run import make_corpus
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import NODES, SMALL, occupied, wait_for
 
 Found = dict[tuple[str, str], tuple[str, str]]
 """Checks by place and name: level and text."""

@@ -13,9 +13,9 @@ from launch.errors import LaunchError
 from launch.judge.observe import observe
 from launch.judge.verdict import State, Verdict, judge
 from launch.machine.slurm_commands import job_states
-from tests.launch.live import FOREVER
-from tests.slurm.cluster import Cluster
-from tests.slurm.seed import (
+from tests.support.launch.live import FOREVER
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import (
     HET,
     MASTER,
     SLAVE,

@@ -16,11 +16,11 @@ from launch.commands import stop as stop_command
 from launch.control import stop
 from launch.judge.verdict import State, judge
 from launch.machine.slurm_commands import comment_of
-from tests.launch.live import ENVIRONMENT, FOREVER, TDPP
-from tests.launch.test_verdict import Case
-from tests.ordinary_user import DAEMON, NOBODY, only_root_is_two_users, open_to_others, run_by
-from tests.slurm.cluster import Cluster
-from tests.slurm.seed import NODES, SMALL, endless, ids, occupied
+from tests.launch.judge.test_verdict import Case
+from tests.support.launch.live import ENVIRONMENT, FOREVER, TDPP
+from tests.support.ordinary_user import DAEMON, NOBODY, only_root_is_two_users, open_to_others, run_by
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import NODES, SMALL, endless, ids, occupied
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 """`tdpp` as a user types it, to its end: the user's id, then the words."""

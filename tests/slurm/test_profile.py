@@ -9,8 +9,8 @@ import pytest
 from fasop.costs import profile as profiles
 from fasop.costs.profile import read_profile
 from launch.commands import profile
-from tests.slurm.cluster import Cluster
-from tests.slurm.seed import NODES
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import NODES
 
 SMALL = ("model=tiny", "model.hidden=32", "model.heads=2", "model.layers=2", "model.sequence_length=16")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.launch.containers.conftest import Runtime
-from tests.launch.containers.image import VARIABLE, WORKING_FOLDER
 from tests.slurm.conftest import REAL_PYXIS
+from tests.support.containers.image import VARIABLE, WORKING_FOLDER
 
 pytestmark = pytest.mark.usefixtures("slurm", "pyxis")
 

@@ -13,10 +13,10 @@ import pytest
 from conf.schema.containers import Mount
 from conf.schema.experiment import ContainerKind
 from launch.machine.container_commands import RunContainer, SlurmStep, start
-from tests.launch.containers.image import VARIABLE
-from tests.slurm.cluster import Cluster
+from tests.support import ROOT
+from tests.support.containers.image import VARIABLE
+from tests.support.slurm.cluster import Cluster
 
-ROOT = Path(__file__).parents[2]
 HGX = ["--partition=hgx", "--nodes=1", "--gres=gpu:a100:4"]
 GPU2 = ["--partition=gpu2", "--nodes=2", "--gres=gpu:a10:4"]
 

@@ -10,9 +10,9 @@ from launch.commands.launch import main
 from launch.errors import LaunchError
 from launch.judge.observe import observe
 from launch.judge.verdict import State, judge
-from tests.launch.live import WORKER, no_data_needed
-from tests.slurm.cluster import Cluster
-from tests.slurm.seed import (
+from tests.support.launch.live import WORKER, no_data_needed
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import (
     MASTER,
     SLAVE,
     assert_failed,

@@ -18,10 +18,10 @@ from launch.commands.launch import main
 from launch.control.submit import submit
 from launch.judge.verdict import State
 from launch.node.worker_command import WORKER as ENGINE
-from tests.launch.live import WORKER, no_data_needed
-from tests.megatron_ext.engine_run import make_corpus
-from tests.slurm.cluster import Cluster
-from tests.slurm.seed import NODES, SEED, SMALL, submitted, verdict_of
+from tests.support.launch.live import WORKER, no_data_needed
+from tests.support.megatron_ext.engine_run import make_corpus
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import NODES, SEED, SMALL, submitted, verdict_of
 
 TRAINED = [
     "train.iterations=6",

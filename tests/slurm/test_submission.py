@@ -14,9 +14,9 @@ from launch.commands import stop as stop_command
 from launch.commands.launch import main
 from launch.errors import LaunchError
 from launch.judge.verdict import State, judge
-from tests.launch.live import FOREVER, no_data_needed
-from tests.slurm.cluster import Cluster
-from tests.slurm.seed import (
+from tests.support.launch.live import FOREVER, no_data_needed
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import (
     HET,
     NODES,
     SMALL,
@@ -152,7 +152,9 @@ def test_fifty_runs_of_two_processes_at_once_keep_apart(slurm: Cluster, tmp_path
         if child == 0:
             code = 1
             try:
-                code = main([*sweep, f"name={name}"], preflight=no_data_needed, worker="tests.launch.stand_in_worker")
+                code = main(
+                    [*sweep, f"name={name}"], preflight=no_data_needed, worker="tests.support.launch.stand_in_worker"
+                )
             finally:
                 os._exit(code)
         children.append(child)

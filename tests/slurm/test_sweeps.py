@@ -15,9 +15,9 @@ from launch.errors import LaunchError
 from launch.judge.observe import observe
 from launch.judge.verdict import State, judge
 from launch.machine.slurm_commands import job_states
-from tests.launch.live import WORKER, no_data_needed, tdpp
-from tests.slurm.cluster import Cluster
-from tests.slurm.seed import NODES, SMALL, at_work, ids, verdict_of, wait_for
+from tests.support.launch.live import WORKER, no_data_needed, tdpp
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import NODES, SMALL, at_work, ids, verdict_of, wait_for
 
 ALONE = ["parallel.node_order=gpu2", "parallel.pipeline=1", "parallel.partition=4", "parallel.data=1"]
 """A run of one node."""

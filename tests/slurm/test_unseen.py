@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.live import FOREVER
-from tests.slurm.cluster import Cluster
-from tests.slurm.seed import HET, assert_failed, submitted, verdict_of
 from tests.slurm.test_doctor import Doctor, errors, examine, prefix  # noqa: F401  (fixtures)
+from tests.support.launch.live import FOREVER
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import HET, assert_failed, submitted, verdict_of
 
 
 @pytest.fixture

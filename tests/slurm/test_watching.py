@@ -12,9 +12,9 @@ import pytest
 
 from conf.run_folder.rundir import RunDir
 from launch import cli
-from tests.launch.live import FOREVER, ROOT, TDPP
-from tests.slurm.cluster import Cluster
-from tests.slurm.seed import at_work, submitted, verdict_of, wait_for
+from tests.support.launch.live import FOREVER, ROOT, TDPP
+from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.seed import at_work, submitted, verdict_of, wait_for
 
 HET = pytest.mark.parametrize("het", ["jobs", "hetjob"])
 

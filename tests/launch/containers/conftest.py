@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.containers import apptainer_double, enroot_double
-from tests.launch.containers.image import write_squashfs, write_tar
+from tests.support.containers import apptainer_double, enroot_double
+from tests.support.containers.image import write_squashfs, write_tar
 
 REAL = os.environ.get("TDPP_TEST_ENROOT")
 

@@ -23,11 +23,11 @@ from launch.errors import LaunchError
 from launch.machine.container_commands import RunContainer
 from launch.machine.file_lock import FileLock
 from launch.node.container_setup import Setup, private_folder
-from tests.launch import live
 from tests.launch.containers.conftest import Runtime
-from tests.launch.live import FOREVER, wait_for
-from tests.launch.test_verdict import Case, Node
-from tests.ordinary_user import NOBODY, only_root_is_two_users
+from tests.launch.judge.test_verdict import Case, Node
+from tests.support.launch import live
+from tests.support.launch.live import FOREVER, wait_for
+from tests.support.ordinary_user import NOBODY, only_root_is_two_users
 
 DAY_S = 86400
 REFERENCE = ImageReference.parse("registry.test/small:1.0")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.containers.conftest import Runtime
-from tests.launch.containers.image import VARIABLE, WORKING_FOLDER
+from tests.support.containers.image import VARIABLE, WORKING_FOLDER
 
 
 @pytest.fixture

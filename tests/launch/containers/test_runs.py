@@ -24,11 +24,11 @@ from launch.judge.verdict import State, judge
 from launch.machine import processes
 from launch.machine.provenance import PROJECT
 from launch.node.worker_command import SAVED
-from tests.launch import live
-from tests.launch.containers.apptainer_double import MAGIC
 from tests.launch.containers.conftest import Runtime
-from tests.launch.live import FOREVER, TWO_NODES, token, wait_for
-from tests.launch.test_profilers import write_double
+from tests.launch.control.test_profilers import write_double
+from tests.support.containers.apptainer_double import MAGIC
+from tests.support.launch import live
+from tests.support.launch.live import FOREVER, TWO_NODES, token, wait_for
 
 SHOW = "+cluster.environment.SHOW=1"
 

@@ -22,10 +22,10 @@ from launch.machine.container_commands import RunContainer
 from launch.node import container_setup
 from launch.node.container_setup import Setup, check_program
 from launch.node.image_file import record_of
-from tests.launch.containers.apptainer_double import MAGIC
 from tests.launch.containers.conftest import Runtime
-from tests.launch.live import wait_for
-from tests.ordinary_user import NOBODY, only_root_is_two_users, ordinary_user
+from tests.support.containers.apptainer_double import MAGIC
+from tests.support.launch.live import wait_for
+from tests.support.ordinary_user import NOBODY, only_root_is_two_users, ordinary_user
 
 REFERENCE = ImageReference.parse("nvcr.io/nvidia/pytorch:23.04-py3")
 

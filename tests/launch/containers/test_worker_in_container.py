@@ -21,9 +21,9 @@ from launch.machine.container_commands import RunContainer, run_container, start
 from launch.machine.provenance import PROJECT
 from launch.node.container_setup import Setup
 from megatron_ext.data.indexed_dataset import write_indexed
-from tests.launch.containers.apptainer_double import MAGIC
 from tests.launch.containers.conftest import Runtime
-from tests.launch.live import wait_for
+from tests.support.containers.apptainer_double import MAGIC
+from tests.support.launch.live import wait_for
 
 GIVEN = {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "NODE_RANK": "0", "ODD": "a,b 'c' $d"}
 

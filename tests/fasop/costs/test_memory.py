@@ -1,0 +1,257 @@
+"""Memory: the engine's own tensors, counted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conf.compose import compose
+from conf.schema.experiment import Schedule
+from fasop.costs import memory
+from fasop.costs.memory import (
+    GIB,
+    Amount,
+    StageMemory,
+    chunks_in_flight,
+    in_flight,
+    layer_activations,
+    parameter_bytes,
+    stage_memory,
+)
+from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
+from launch.control.plan import make_plan
+from megatron_ext.contract.plan import ModelConfig, Plan
+from megatron_ext.contract.schedules import Kind, schedule
+from megatron_ext.parallel import tensor_parallel
+from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
+from megatron_ext.tasks.gpt import Stage, TransformerLayer
+from megatron_ext.tasks.linear import WeightGradients
+from tests.support.fasop.plans import MEGATRON, training
+
+
+@pytest.mark.parametrize(
+    ("overrides", "plain", "sharded"),
+    [
+        ((), 16, 8 + 12 / 4),
+        (("train.precision=bf16",), 18, 6 + 12 / 4),
+        ((*MEGATRON, "train.precision=fp32"), 16, 8 + 8 / 4),
+        ((*MEGATRON, "train.precision=bf16"), 18, 6 + 12 / 4),
+        (MEGATRON, 20, 4 + 16 / 4),
+    ],
+    ids=["fp32", "bf16", "megatron-fp32", "megatron-bf16", "megatron-fp16-as-the-measured-run"],
+)
+def test_a_parameter_takes_what_its_engine_keeps(overrides: tuple[str, ...], plain: float, sharded: float) -> None:
+    assert parameter_bytes(training(*overrides)).all == plain
+    assert parameter_bytes(training(*overrides, sharded_optimizer=True)).all == sharded
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_parameters_are_those_of_the_engine(tmp_path: Path, tensor: int) -> None:
+    sizes = (f"parallel.tensor={tensor}", "parallel.data=1", "parallel.pipeline=2")
+    one = compose(["model=tiny", *sizes, "parallel.global_batch_size=2", "parallel.partition=1-3"])
+    (tmp_path / "plan.json").write_text(json.dumps(make_plan(one, "a/b")))
+    plan = Plan.read(tmp_path / "plan.json")
+    counts = [
+        sum(p.numel() for _, p in Stage(plan, s, TensorGroup(tensor, 0, None, False)).parameters_by_name())
+        for s in range(2)
+    ]
+    layer = layer_parameters(one.model, tensor)
+    first, last = embedding_parameters(one.model, tensor), head_parameters(one.model, tensor, own_word=True)
+    assert counts == [first + layer, last + 3 * layer]
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_activations_are_what_a_layer_keeps_for_its_backward_pass(recompute: str) -> None:
+    """The tensors that autograd saves, each storage once, without the weights."""
+    one = training(
+        "model.hidden=128",
+        "model.heads=4",
+        "model.sequence_length=96",
+        f"parallel.recompute={recompute}",
+        micro_batch_size=4,
+    )
+    model = one.model
+    config = ModelConfig(
+        layers=1, hidden=128, heads=4, sequence_length=96, vocab_size=model.vocab_size, padded_vocab_size=50304
+    )
+    layer = TransformerLayer(config, TensorGroup(1, 0, None, False), recompute)
+    weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(torch.randn(4, 96, 128, requires_grad=True))
+    kept = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    assert layer_activations(one) == pytest.approx(kept, rel=0.02)  # besides: the norms' means, the attention's sums
+
+
+ONE_CHUNK = [one for one in Schedule if one is not Schedule.interleaved]
+
+
+@given(st.sampled_from(ONE_CHUNK), st.integers(2, 8), st.integers(1, 20))
+def test_micro_batches_in_flight_are_those_of_the_schedule(name: Schedule, stages: int, micro_batches: int) -> None:
+    for stage, actions in enumerate(schedule(str(name), stages, 1, micro_batches)):
+        steps = [
+            {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.BACKWARD_WEIGHT: -1}.get(action.kind, 0) for action in actions
+        ]
+        most = max(itertools.accumulate(steps))
+        bound = in_flight(name, stage, stages, micro_batches)
+        exact = name in (Schedule.gpipe, Schedule.one_f_one_b)
+        assert most == bound if exact else most <= bound
+
+
+@given(st.integers(2, 8), st.integers(1, 24), st.lists(st.integers(0, 9), min_size=2, max_size=4))
+def test_chunks_of_any_layers_hold_at_most_what_they_hold_in_the_schedule(
+    stages: int, micro_batches: int, layers: list[int]
+) -> None:
+    moments = chunks_in_flight(stages, micro_batches, len(layers))
+    for stage, actions in enumerate(schedule("interleaved", stages, len(layers), micro_batches)):
+        steps = [{Kind.FORWARD: 1, Kind.BACKWARD: -1}.get(action.kind, 0) * layers[action.chunk] for action in actions]
+        assert max(itertools.accumulate(steps)) == (moments[..., stage] @ layers).max()
+
+
+def test_later_stages_hold_fewer_micro_batches() -> None:
+    """Not as many as there are stages on each of them."""
+    layer = [stage_memory(training(), stage).layer for stage in range(8)]
+    assert [(layer[0] - layer[s]) / layer_activations(training()) for s in range(8)] == pytest.approx(list(range(8)))
+
+
+@pytest.mark.parametrize("engine", [(), MEGATRON], ids=["tdpp", "megatron"])
+def test_recomputation_trades_memory(engine: tuple[str, ...]) -> None:
+    none, some, full = (
+        stage_memory(training(*engine, f"parallel.recompute={what}"), 1).of(8) for what in ("none", "selective", "full")
+    )
+    assert full < some <= none
+
+
+@given(st.floats(1e6, 1e9), st.floats(0, 5e9), st.floats(0.1, 80))
+def test_the_capacity_is_the_most_that_fits(layer: float, fixed: float, gib: float) -> None:
+    none = Amount(layer=0.0, fixed=0.0)
+    stage = StageMemory(
+        weights=Amount(layer=layer, fixed=0.0),
+        gradients=none,
+        optimizer=none,
+        activations=none,
+        buffers=Amount(layer=0.0, fixed=fixed),
+    )
+    most = stage.capacity(gib)
+    assert stage.of(most + 1) > gib * GIB * (1 - 1e-12)
+    assert most < 0 or stage.of(most) <= gib * GIB * (1 + 1e-12)
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of the tensors that are made in it: those that are there `now`, and the `most`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {one.untyped_storage()._cdata for one in args if isinstance(one, torch.Tensor)}
+        for one in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in given | self._known:
+                storage = one.untyped_storage()
+                self._known.add(storage._cdata)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+                self.most = max(self.most, self.now)
+        return made
+
+    def _gone(self, storage: int, size: int) -> None:
+        self._known.discard(storage)
+        self.now -= size
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.usefixtures("alone")
+def test_the_last_stage_has_room_for_all_that_torch_holds_of_logits(
+    precision: str, tensor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "LOGITS_AT_ONCE", 2**17)
+    monkeypatch.setattr(tensor_parallel, "PART", 2**17)
+
+    def held(vocabulary: int) -> int:
+        hidden = torch.randn(2, 64, 16, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
+        word = torch.zeros(vocabulary // tensor, 16, dtype=hidden.dtype)
+        with Live() as live:
+            left = functional.linear(hidden.requires_grad_(), word)
+            left = vocab_cross_entropy(left, torch.zeros(2, 64, dtype=torch.long), vocabulary, TensorGroup(tensor))
+            left.backward()  # type: ignore[no-untyped-call]
+        return live.most
+
+    def foreseen(vocabulary: int) -> float:
+        one = training(
+            *(f"train.precision={precision}", "model.sequence_length=64", f"model.vocab_size={vocabulary}"),
+            tensor=tensor,
+            micro_batch_size=2,
+        )
+        last = stage_memory(one, one.parallel.pipeline - 1)
+        return last.activations.fixed + last.buffers.fixed
+
+    most, room = (of(20480) - of(10240) for of in (held, foreseen))
+    assert most <= room * 1.001
+    assert room <= most * 1.1
+
+
+def test_as_many_logits_are_counted_in_fp32_as_the_engine_takes_at_once() -> None:
+    assert memory.LOGITS_AT_ONCE == tensor_parallel.PART
+
+
+def test_zb_h1_keeps_what_it_computes_again_until_the_weights_have_their_gradients() -> None:
+    small = ("model.hidden=128", "model.heads=4", "model.sequence_length=96")
+    one = training("parallel.schedule=zb_h1", "parallel.recompute=full", *small)
+    config = ModelConfig(layers=1, hidden=128, heads=4, sequence_length=96, vocab_size=1, padded_vocab_size=1)
+    layer = TransformerLayer(config, TensorGroup(1, 0, None, False), "full")
+    layer.later = WeightGradients(lambda weight, left, right: None)
+    entered = torch.randn(1, 96, 128, requires_grad=True)
+    with Live() as live:
+        with layer.later.defer(0):
+            torch.autograd.backward([layer(entered)], [torch.ones(1, 96, 128)])
+        before = live.now
+        layer.later.run(0)
+        waited = before - live.now
+    message = activation_bytes(one.model, 1, one.precision)
+    for stage, actions in enumerate(schedule("zb_h1", 4, 1, 8)):
+        steps = [{Kind.BACKWARD_INPUT: 1, Kind.BACKWARD_WEIGHT: -1}.get(action.kind, 0) for action in actions]
+        cut = replace(one, parallel=replace(one.parallel, data=8, pipeline=4))
+        assert cut.parallel.micro_batches == 8
+        kept = stage_memory(cut, stage).activations.layer
+        assert kept == pytest.approx(max(itertools.accumulate(steps)) * waited + 4 * message, rel=0.02)
+
+
+def test_of_several_chunks_only_one_micro_batch_is_in_the_head() -> None:
+    for stages, chunks, micro_batches in ((2, 2, 1), (4, 2, 8), (3, 3, 7)):
+        last = schedule("interleaved", stages, chunks, micro_batches)[-1]
+        of_head = [action.kind for action in last if action.chunk == chunks - 1]
+        steps = [{Kind.FORWARD: 1, Kind.BACKWARD: -1}.get(kind, 0) for kind in of_head]
+        assert max(itertools.accumulate(steps)) == 1
+    plain = training("model.layers=48", pipeline=8)
+    chunked = replace(plain, parallel=replace(plain.parallel, schedule=Schedule.interleaved, chunks=2))
+    assert stage_memory(chunked, 7, 1.0).activations.fixed == stage_memory(plain, 7).activations.fixed

@@ -1,0 +1,112 @@
+"""What the backward pass hides of the gradients' all-reduce, against the buckets that the engine really makes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+
+from conf.compose import compose
+from conf.schema.experiment import Experiment
+from fasop.costs.links import Link
+from fasop.costs.overlap import BUCKET_BYTES, SUM_BYTES
+from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
+from fasop.costs.sizes import layer_parameters
+from fasop.simulation.predict import planned, what_is_taken
+from launch.control.plan import make_plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.engine import engine
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.reduce import buckets
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.gpt import Stage
+from tests.support.fasop.plans import MEGATRON, built, column, experiment
+
+BACKWARD_S = 1.0
+
+
+def three_stages(hidden: int) -> Experiment:
+    sizes = (f"model.hidden={hidden}", "model.layers=7", "parallel.pipeline=3", "parallel.partition=1-5-1")
+    return compose(["model=tiny", *sizes, "parallel.data=2", "parallel.global_batch_size=4"])
+
+
+def replayed(plan: Plan, stage: int, link: Link[float]) -> float:
+    """Seconds after the backward pass: every bucket waits for its gradients, and for the one before it.
+
+    A layer's gradients are complete one after another, in proportion to their size.
+    """
+    with torch.device("meta"):
+        named = Stage(plan, stage, TensorGroup(1, 0, None, False)).parameters_by_name()
+    flat = FlatWeights(named, torch.float32, torch.device("meta"))
+    sizes = [here.stop - here.start for here in flat.slices.values()]
+    in_layers = [size if ".layers." in f".{name}" else 0 for size, name in zip(sizes, flat.slices, strict=True)]
+    seconds = BACKWARD_S / layer_parameters_of(plan)
+    ready = dict(zip(flat.slices, (done * seconds for done in accumulate(in_layers)), strict=True))
+    free = 0.0
+    for here, names in buckets(flat, BUCKET_BYTES):
+        free = max(free, ready[names[-1]]) + link.takes(float(SUM_BYTES * (here.stop - here.start)))
+    return free - max(ready.values())
+
+
+def _exposed(one: Experiment, ring: Link[float]) -> list[float]:
+    """By stage, as predicted where a layer goes backward in BACKWARD_S, and a whole all-reduce takes `ring`."""
+    training, (kind,) = planned(one)
+    unit = Cost(forward=1, backward=1)
+    costs = ModelCosts(
+        model="m",
+        tensor=1,
+        micro_batch_size=training.parallel.micro_batch_size,
+        precision=training.precision,
+        embedding=unit,
+        layer=Cost(forward=1, backward=BACKWARD_S * 1e3),
+        head=unit,
+    )
+    profile = LayerProfile(gpu="G", source="test", models={"m": Shape.of(one.model)}, costs=[costs])
+    latency_us, gbit_per_s = ring.latency_s / 2 * 1e6, 8e-9 / ring.s_per_byte  # of two ranks
+    group = replace(kind.group, intra_latency_us=latency_us, intra_gbit_per_s=gbit_per_s)
+    taken, _ = what_is_taken(training, [replace(kind, profile=profile, group=group)])
+    return [*taken.gradients]
+
+
+def layer_parameters_of(plan: Plan) -> int:
+    return 12 * plan.model.hidden**2 + 13 * plan.model.hidden
+
+
+@pytest.mark.parametrize("hidden", [64, 512, 1024, 1600, 2560])
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("share", [0.2, 0.9, 1.1, 4.0])
+def test_what_is_left_is_what_a_replay_of_the_buckets_leaves(
+    tmp_path: Path, hidden: int, stage: int, share: float
+) -> None:
+    """To a fourth of what a layer takes; `share` is how long summing a layer takes, of its backward pass."""
+    one = three_stages(hidden)
+    (tmp_path / "plan.json").write_text(json.dumps(make_plan(one, "a/b")))
+    plan = Plan.read(tmp_path / "plan.json")
+    layer = layer_parameters(one.model, 1)
+    link = Link(latency_s=0.01 * share, s_per_byte=0.99 * share * BACKWARD_S / (SUM_BYTES * layer))
+    mine = _exposed(one, link)[stage]
+    assert mine == pytest.approx(replayed(plan, stage, link), abs=0.25 * max(share, BACKWARD_S))
+
+
+def test_the_buckets_are_the_engines() -> None:
+    assert engine.BUCKET_BYTES == BUCKET_BYTES
+
+
+def test_megatron_lm_overlaps_only_when_told() -> None:
+    layers = column(0, 11, 8, 8, 8, 8, 5, 0)
+    plain = built(experiment(*MEGATRON), [0] * 8)
+    told = built(experiment(*MEGATRON, "engine.arguments=[--overlap-grad-reduce]"), [0] * 8)
+    assert plain.exposed(layers).tolist() == plain.sums.of(layers).tolist()
+    assert told.exposed(layers)[1] < 0.9 * plain.exposed(layers)[1]
+
+
+def test_split_backward_passes_hide_with_their_second_half() -> None:
+    """Of which a layer's gradients of weights are."""
+    layers = column(0, 11, 8, 8, 8, 8, 5, 0)
+    whole, split = (built(experiment(f"parallel.schedule={name}"), [0] * 8) for name in ("one_f_one_b", "zb_h1"))
+    hidden = [(one.sums.of(layers) - one.exposed(layers))[1:7] for one in (whole, split)]
+    assert hidden[1] == pytest.approx(hidden[0] / 2)

@@ -1,0 +1,125 @@
+"""No bound leaves out a plan that it should not: each is held against all partitions, or all plans, of random cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fasop.partition.bounds import quick_bound
+from fasop.partition.dominance import distinct, never_worse
+from fasop.partition.exact import proved
+from fasop.partition.local_search import bottleneck, feasible
+from fasop.search.candidates import Space
+from fasop.search.lower_bound import floor
+from fasop.search.search import Best, explore
+from fasop.simulation.pipelines import Hidden, Linear, Pipelines
+from tests.support.fasop.random_clusters import best_times, random_case
+from tests.support.fasop.random_pipelines import all_times, random_pipelines
+from tests.support.fasop.seeds import seeds
+
+ROUNDING = 1e-9
+
+
+def test_no_partition_is_faster_than_the_bounds() -> None:
+    tried = 0
+    for seed in seeds(150):
+        lines, layers = random_pipelines(np.random.default_rng(seed))
+        _, seconds = all_times(lines, layers)
+        fits = np.isfinite(seconds).any(axis=1)
+        assert feasible(lines, layers).tolist() == fits.tolist()
+        if not fits.any():
+            continue
+        some, best = lines.take(np.nonzero(fits)[0]), seconds[fits].min(axis=1) * (1 + ROUNDING)
+        balanced = bottleneck(some, layers)
+        assert (quick_bound(some, layers, balanced) <= best).all()
+        tried += len(some)
+    assert tried > 2000
+
+
+@pytest.mark.parametrize("boxes", [0, 3, 10_000])
+def test_no_partition_is_faster_than_what_is_proved(boxes: int) -> None:
+    """However early the proof is broken off."""
+    tried = 0
+    for seed in seeds(40):
+        lines, layers = random_pipelines(np.random.default_rng(seed))
+        _, seconds = all_times(lines, layers)
+        for number in np.nonzero(np.isfinite(seconds).any(axis=1))[0][:4]:
+            one, best = lines.take(np.array([number])), seconds[number].min()
+            proof = proved(one, layers, bottleneck(one, layers), boxes)
+            assert proof.bound <= best * (1 + ROUNDING) <= proof.seconds * (1 + 2 * ROUNDING)
+            tried += 1
+    assert tried > 80
+
+
+def test_what_is_never_worse_is_so_with_every_partition() -> None:
+    never = 0
+    for seed in seeds(150):
+        rng = np.random.default_rng(seed)
+        one, layers = random_pipelines(rng)
+        other = _near(rng, one)
+        found = never_worse(one, other, layers)
+        (_, mine), (_, others) = all_times(one, layers), all_times(other, layers)
+        assert (mine <= others * (1 + ROUNDING))[found].all()
+        never += int(found.sum())
+    assert never > 1000
+
+
+def _near(rng: np.random.Generator, one: Pipelines) -> Pipelines:
+    """The same pipelines with some times that are longer, and seldom one that is shorter."""
+    factors = np.array([1, 1, 1.5] if rng.random() < 0.7 else [1] * 30 + [1.5] * 10 + [0.9])
+
+    def longer(values: np.ndarray) -> np.ndarray:
+        return values * rng.choice(factors, values.shape) + (rng.random(values.shape) < 0.2)
+
+    def stages(times: Linear) -> Linear:
+        return Linear(fixed=longer(times.fixed), layer=times.layer * rng.choice(factors, times.layer.shape))
+
+    def passes(times: Linear) -> Linear:
+        grown, chunks = stages(times), one.parts_count // one.stages
+        return replace(grown, layer=np.tile(grown.layer[: one.stages], (chunks, 1)))
+
+    hidden = one.hidden
+    if hidden is not None:
+        time = Linear(fixed=hidden.time.fixed * rng.choice([0.7, 1, 1.4]), layer=longer(hidden.time.layer))
+        hidden = None if rng.random() < 0.1 else Hidden(time=time, last=longer(hidden.last))
+    return replace(
+        one,
+        forward=passes(one.forward),
+        backward=passes(one.backward),
+        hop=longer(one.hop),
+        busy=None if one.busy is None else longer(one.busy),
+        sums=stages(one.sums),
+        optimizer=stages(one.optimizer),
+        embedding=longer(one.embedding),
+        capacity=one.capacity - (rng.random(one.capacity.shape) < 0.1),
+        hidden=hidden,
+    )
+
+
+def test_twins_take_the_same_with_every_partition() -> None:
+    for seed in seeds(40):
+        rng = np.random.default_rng(seed)
+        lines, layers = random_pipelines(rng)
+        columns = rng.integers(0, 5, 20)
+        _, seconds = all_times(lines.take(columns), layers)
+        left = distinct(lines.take(columns))
+        assert {row.tobytes() for row in seconds[left]} == {row.tobytes() for row in seconds}
+
+
+def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions() -> None:
+    """With all the ways in which it leaves out plans: bounds, options that are never worse, orders that are alike."""
+    tried = 0
+    for seed in seeds(40):
+        training, kinds, choices = random_case(np.random.default_rng(seed))
+        best = best_times(training, kinds, choices)
+        if not best:
+            continue
+        keep = Best(1)
+        explore([Space(training, kinds, choices)], keep)
+        found = keep.plans[0].total if keep.plans else np.inf
+        assert found == pytest.approx(min(seconds for _, seconds in best), rel=ROUNDING)
+        assert all(floor(sized, kinds) <= seconds * (1 + ROUNDING) for sized, seconds in best)
+        tried += 1
+    assert tried > 20

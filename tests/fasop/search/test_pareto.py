@@ -1,0 +1,217 @@
+"""A front of time against cost holds what looking at every plan finds, and says what limits leave."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.compose import compose
+from fasop.errors import SearchError
+from fasop.search import orders
+from fasop.search.arguments import Asked, First, parse
+from fasop.search.candidates import Space
+from fasop.search.clusters import clusters
+from fasop.search.inputs import Inputs, read
+from fasop.search.lower_bound import Floors, floor
+from fasop.search.pareto import Front, Limits
+from fasop.search.prices import DAY, HOUR, Run, step_cost
+from fasop.search.run import front
+from fasop.search.search import Best, explore
+from fasop.simulation.on_nodes import pipelines
+from launch.cli import main
+from tests.support.fasop.random_clusters import random_case
+from tests.support.fasop.seeds import seeds
+
+ONE_F_ONE_B = "parallel.schedule=one_f_one_b"
+WORDS = (
+    *("cluster=a100x8_a10x8", "model=xl", "train=gpt2", "parallel.global_batch_size=32", "train.precision=fp16"),
+    *("cluster.groups.a100.count=1", "cluster.groups.a10.count=2", "parallel.tensor=1", "parallel.recompute=none"),
+)
+
+
+def few() -> Inputs:
+    return read([*WORDS, ONE_F_ONE_B])
+
+
+def told(plans: object) -> list[tuple[float, float]]:
+    assert isinstance(plans, list)
+    return [(plan.total, step_cost(plan)) for plan in plans]
+
+
+def test_a_front_is_what_looking_at_every_plan_finds() -> None:
+    """The bounds and the floor leave out nothing that belongs to it."""
+    inputs = few()
+    every = Best(100_000)
+    explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
+    plans = told(every.plans)
+    best = [
+        (time, cost)
+        for time, cost in plans
+        if not any(t <= time and c <= cost and (t, c) != (time, cost) for t, c in plans)
+    ]
+    found = told(front(inputs, Asked(pareto=First.time)).plans)
+    assert len(found) > 3
+    assert found == sorted(set(best))
+    assert told(list(front(inputs, Asked(pareto=First.cost)).plans)) == found[::-1]
+
+
+@pytest.mark.parametrize("most", [orders.MOST, 2], ids=["all-orders", "moved-nodes"])
+def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a search looks at all node orders, or goes from some to others."""
+    monkeypatch.setattr(orders, "MOST", most)
+    compared = 0
+    for seed in seeds(5):
+        training, kinds, choices = random_case(np.random.default_rng(seed))
+        kept, sets = Front(Run(iterations=1), Limits()), clusters(kinds)
+        floors = Floors(kinds)
+        explore([Space(training, some, choices, floors) for some in sets], kept)
+        for some in sets:
+            best = Best(10)
+            explore([Space(training, some, choices)], best)
+            for plan in best.plans:
+                slack = 1 + 1e-9
+                assert any(
+                    one.total <= slack * plan.total and step_cost(one) <= slack * step_cost(plan) for one in kept.plans
+                )
+            compared += len(best.plans)
+    assert compared > 100
+
+
+def test_a_front_has_all_schedules_and_options_unless_told() -> None:
+    inputs = read(WORDS)
+    fastest = front(inputs, Asked(pareto=First.time)).plans[0]
+    best = Best(1)
+    explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], best)
+    assert fastest.total == best.plans[0].total
+    assert fastest.parallel.schedule != "one_f_one_b"
+    assert fastest.total < front(few(), Asked(pareto=First.time)).plans[0].total
+
+
+@pytest.mark.parametrize("name", ["one_f_one_b", "gpipe", "interleaved", "zb_h1"])
+def test_no_plan_beats_the_floor(name: str) -> None:
+    """Over all partitions of a small model, in both orders of two nodes."""
+    inputs = read([*WORDS, "model.layers=8", f"parallel.schedule={name}"])
+    some = [replace(k, gpus=4, group=replace(k.group, count=1)) for k in inputs.kinds]
+    table = np.array([p for p in itertools.product(range(9), repeat=4) if sum(p) == 8]).T
+    stages = 2 if name == "interleaved" else 4
+    choices, compared = replace(inputs.choices, pipeline=(stages,), sharded_optimizer=(False,)), 0
+    for group in Space(inputs.training, some, choices).groups:
+        for order, one in itertools.product(([0, 1], [1, 0]), group.options):
+            lines = pipelines(one, some, np.array([order])).take(np.zeros(table.shape[1], int))
+            assert floor(one, some) <= lines.iteration(table).min()
+            compared += 1
+    assert compared >= 4
+
+
+def test_limits_cut_the_front_and_nothing_else() -> None:
+    inputs = few()
+    whole = told(front(inputs, Asked(pareto=First.time)).plans)
+    time, cost = whole[1][0], whole[-2][1]
+    some = Asked(
+        pareto=First.cost,
+        max_days=inputs.run.iterations * time / DAY * 1.001,
+        max_cost=inputs.run.iterations * whole[0][1] * 1.001,
+    )
+    assert told(list(front(inputs, some).plans)) == whole[1::-1]
+    cheap = Asked(pareto=First.time, max_cost=inputs.run.iterations * cost * 1.001)
+    assert told(front(inputs, cheap).plans) == whole[-2:]
+
+
+def test_limits_that_nothing_keeps_are_told_with_what_would() -> None:
+    inputs = few()
+    fastest, *_, cheapest = front(inputs, Asked(pareto=First.time)).plans
+    with pytest.raises(SearchError) as error:
+        front(inputs, Asked(pareto=First.time, max_cost=0.001, max_days=7))
+    text = str(error.value)
+    assert "no plan for 50 iterations keeps max_cost=0.001 and max_days=7: the cheapest takes" in text
+    (days, cost), (_, most) = re.findall(r"([\d.e-]+) days for \$([\d.]+)", text)
+    assert float(days) == pytest.approx(inputs.run.days(cheapest), rel=0.01)
+    assert float(cost) == pytest.approx(step_cost(cheapest) * 50, rel=0.01)
+    assert float(most) == pytest.approx(step_cost(fastest) * 50, rel=0.01)
+
+
+def test_a_front_is_a_table_a_file_and_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fasop.cli.PLANS", tmp_path)
+    file = tmp_path / "front.csv"
+    assert main(["search", "pareto=cost", *WORDS, "tokens=1e6", f"csv={file}", "plan=cheap"]) == 0
+    shown = capsys.readouterr()
+    assert "$/1000 steps" in shown.out
+    assert "the whole training has 31 iterations" in shown.err
+    rows = list(csv.DictReader(file.open()))
+    assert rows[-1]["schedule"] != "one_f_one_b"
+    for row in rows:
+        seconds, price = float(row["estimated time (step/s)"]), float(row["price_per_hour"])
+        assert float(row["price_per_step"]) == pytest.approx(seconds * price / HOUR, abs=1e-6)
+        assert float(row["train_cost"]) == pytest.approx(31 * seconds * price / HOUR, abs=1e-5)
+        a100 = 32.7726 if "a100" in row["node placement"] else 0.0
+        a10 = sum(int(n or 1) for n in re.findall(r"\ba10(?:\*(\d+))?(?=\+|$)", row["node placement"]))
+        assert price == pytest.approx(a100 + 9.773 * a10)
+    costs = [float(row["train_cost"]) for row in rows]
+    assert costs == sorted(costs)
+    words = [word for word in WORDS if not word.startswith(("parallel.tensor", "parallel.recompute"))]
+    taken = compose([*words, *(f"parallel.{line}" for line in plan_keys(tmp_path / "cheap.yaml"))])
+    assert str(taken.node_order) == rows[0]["node placement"]
+
+
+@pytest.mark.parametrize("length", [[], ["tokens=1e6"], ["train.iterations=31"]], ids=["unknown", "tokens", "steps"])
+def test_days_and_dollars_are_told_of_a_training_whose_length_was_given(
+    length: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, page = tmp_path / "front.csv", tmp_path / "front.html"
+    assert main(["search", "pareto=time", *WORDS, *length, f"csv={file}", f"page={page}"]) == 0
+    shown = capsys.readouterr()
+    heading = shown.out.splitlines()[0].split()
+    row = next(csv.DictReader(file.open()))
+    assert [name in heading for name in ("days", "$")] == [bool(length)] * 2
+    assert [bool(row[name]) for name in ("train_days", "train_cost")] == [bool(length)] * 2
+    assert ("31 iterations take" in page.read_text(), "all takes" in page.read_text()) == (bool(length),) * 2
+    assert ("tokens=N adds what a whole training takes" in shown.err) == (not length)
+    assert row["price_per_step"] and "$/1000 steps" in shown.out
+
+
+@pytest.mark.parametrize("limit", ["max_days=10", "max_cost=5"])
+def test_a_limit_of_a_training_of_unknown_length_is_refused(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "pareto=cost", *WORDS, limit]) == 1
+    told = capsys.readouterr()
+    assert f"{limit} limits a whole training: say how long it is, tokens=N or train.iterations=N" in told.err
+    assert not told.out
+
+
+def plan_keys(path: Path) -> list[str]:
+    return [
+        line.replace(": ", "=").replace('"', "") for line in path.read_text().splitlines() if not line.startswith("#")
+    ]
+
+
+def test_tokens_make_iterations_rounded_up() -> None:
+    assert Run.of_tokens(1e6, 32, 1024).iterations == math.ceil(1e6 / 32 / 1024) == 31
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pareto=both"], "pareto=both must be time or cost"),
+        (["max_cost=5"], "max_cost=5 limits a front of time against cost: add pareto=time"),
+        (["pareto=time", "max_days=-1"], "max_days=-1 must be a number above 0"),
+        (["tokens=many"], "tokens=many must be a number above 0"),
+    ],
+    ids=["pareto", "limit", "days", "tokens"],
+)
+def test_a_word_that_means_nothing_is_told(words: list[str], message: str) -> None:
+    with pytest.raises(SearchError, match=re.escape(message)):
+        parse(words)
+
+
+def test_a_node_without_a_price_is_told() -> None:
+    inputs = read([*WORDS, "cluster.groups.a10.price_per_hour=null"])
+    with pytest.raises(SearchError, match=r"cluster.groups.a10 has none; give cluster.groups.a10.price_per_hour="):
+        front(inputs, Asked(pareto=First.time))

@@ -1,0 +1,402 @@
+"""A search finds what trying everything finds, and says what would help where there is nothing to find."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+
+from conf.compose import compose
+from conf.schema.experiment import Experiment, Schedule
+from fasop.costs.hardware import NodeKind
+from fasop.costs.placed import place
+from fasop.costs.training import Training
+from fasop.errors import SearchError
+from fasop.partition.baselines import minmax, start
+from fasop.partition.dominance import never_worse
+from fasop.partition.local_search import bottleneck, improved
+from fasop.search.arguments import Asked
+from fasop.search.candidates import Space, sizes, space
+from fasop.search.clusters import MOST as MOST_CLUSTERS
+from fasop.search.clusters import clusters, step
+from fasop.search.inputs import Inputs, read
+from fasop.search.proof import prove
+from fasop.search.run import best_layers, best_plans
+from fasop.search.search import Best, Result, explore, search
+from fasop.simulation.on_nodes import pipelines
+from fasop.tables.plans import plan_yaml
+from tests.support.fasop.plans import MEGATRON, experiment, kinds, mixed
+
+KEYS = (
+    *("tensor", "data", "pipeline", "micro_batch_size", "schedule", "chunks"),
+    *("recompute", "sharded_optimizer", "sequence_parallel"),
+)
+
+PLAIN = ("parallel.schedule=one_f_one_b", "parallel.recompute=none", "parallel.sharded_optimizer=false")
+
+A10X8, MIXED = experiment(*MEGATRON), mixed(*MEGATRON)
+
+
+def found(one: Experiment, most: int = 10, counts: Sequence[int] | None = None) -> Result:
+    return search(space(Training.of(one), nodes(one, counts)), most)
+
+
+def nodes(one: Experiment, counts: Sequence[int] | None = None) -> Sequence[NodeKind]:
+    return kinds(one) if counts is None else few(kinds(one), *counts)
+
+
+def space_of(inputs: Inputs, *counts: int) -> Space:
+    return space(inputs.training, few(inputs.kinds, *counts), inputs.choices)
+
+
+def few(whole: Sequence[NodeKind], *counts: int) -> Sequence[NodeKind]:
+    return [replace(k, group=replace(k.group, count=n)) for k, n in zip(whole, counts, strict=True)]
+
+
+def test_the_best_plans_are_those_that_trying_all_finds() -> None:
+    """With small clusters and all partitions of a small model."""
+    one = read(["model=xl", "model.layers=4", "cluster=a100x1_a10x7", "parallel.global_batch_size=8"])
+    some = few(one.kinds, 1, 1)
+    best = math.inf
+    for sized in sizes(one.training, some):
+        stages = sized.parallel.pipeline
+        table = np.array([p for p in itertools.product(range(5), repeat=min(stages, 6)) if sum(p) == 4]).T
+        if len(table) < stages:
+            continue
+        for order in ([0, 1], [1, 0]):
+            lines = pipelines(sized, some, np.array([order])).take(np.zeros(table.shape[1], int))
+            best = min(best, np.where(lines.fits(table), lines.iteration(table), np.inf).min())
+    plan = search(space(one.training, some), 1).plans[0]
+    assert plan.total == pytest.approx(best, rel=0.02)
+    assert plan.bound <= best
+
+
+@pytest.mark.parametrize("most", [1, 3, 10])
+def test_bounds_leave_out_nothing_that_belongs_to_the_best(most: int) -> None:
+    whole = found(MIXED, 10_000, counts=[1, 3])
+    every = space(Training.of(MIXED), nodes(MIXED, [1, 3]))
+    assert whole.searched == sum(len(group.orders) for group in every.groups)
+    some = found(MIXED, most, counts=[1, 3])
+    assert [plan.total for plan in some.plans] == [plan.total for plan in whole.plans[:most]]
+
+
+def test_the_same_search_says_the_same() -> None:
+    assert [plan.parallel for plan in found(MIXED).plans] == [plan.parallel for plan in found(MIXED).plans]
+
+
+@pytest.mark.parametrize("one", [A10X8, MIXED], ids=["8-a10", "1-a100-7-a10"])
+def test_no_plan_is_worse_than_the_public_heuristics(one: Experiment) -> None:
+    """Every size and node order, under the same costs."""
+    whole = space(Training.of(one), kinds(one))
+    theirs = math.inf
+    for group in whole.groups:
+        split = minmax(group.pipelines, group.layers)
+        theirs = min(theirs, np.where(group.pipelines.fits(split), group.pipelines.iteration(split), np.inf).min())
+        _, seconds = improved(
+            group.pipelines, start(group.pipelines, group.layers, bottleneck(group.pipelines, group.layers))
+        )
+        assert (seconds <= np.where(group.pipelines.fits(split), group.pipelines.iteration(split), np.inf)).all()
+    assert search(whole, 1).plans[0].total < 0.99 * theirs
+
+
+def test_a_plan_is_a_configuration_that_launch_takes() -> None:
+    for plan in found(MIXED, 5).plans:
+        p = plan.parallel
+        keys = ("tensor", "data", "pipeline", "micro_batch_size", "partition", "node_order")
+        back = mixed(*(f"parallel.{key}={getattr(p, key)}" for key in keys))
+        assert back.parallel == p
+
+
+def test_sizes_are_all_that_divide() -> None:
+    one = Training.of(A10X8)
+    chosen = [s.parallel for s in sizes(one, kinds(A10X8))]
+    assert len(chosen) == len({(p.tensor, p.data, p.micro_batch_size) for p in chosen})
+    for p in chosen:
+        assert p.world_size == 32
+        assert 64 % (p.data * p.micro_batch_size) == 0
+        place((4,) * 8, p.tensor, p.data, p.pipeline)
+    assert {p.tensor for p in chosen} == {1, 2, 4}
+
+
+def test_one_gpu_has_one_way() -> None:
+    one = read(["cluster=a10x8", "cluster.groups.gpu2.gpus_per_node=1", "cluster.groups.gpu2.count=1", "model=small"])
+    plans = search(space(one.training, one.kinds), 10).plans
+    assert {(p.parallel.world_size, p.parallel.partition) for p in plans} == {(1, "24")}
+
+
+def test_a_single_stage_has_one_schedule_and_no_other_is_faster() -> None:
+    words = (
+        *("cluster=a10x8", "model=xl", "train.precision=fp16", "parallel.global_batch_size=16"),
+        *("parallel.pipeline=1", "parallel.recompute=full"),
+    )
+    best = {plan.parallel: plan.total for plan in search(space_of(read(words), 1), 20).plans}
+    assert {parallel.schedule for parallel in best} == {Schedule.one_f_one_b}
+    for schedule in (Schedule.gpipe, Schedule.zb_h1):
+        for other in search(space_of(read([*words, f"parallel.schedule={schedule}"]), 1), 20).plans:
+            assert best[replace(other.parallel, schedule=Schedule.one_f_one_b)] <= other.total * (1 + 1e-9)
+
+
+def test_what_fits_nowhere_says_what_would_do() -> None:
+    one = read(["cluster=a10x8", "model=13b", "parallel.global_batch_size=64"])
+    with pytest.raises(SearchError) as told:
+        space(one.training, few(one.kinds, 1))
+    text = str(told.value)
+    assert (
+        "model=13b with parallel.global_batch_size=64 fits into the memory of cluster.gpus (A10 22.2 GiB) with no"
+        in text
+    )
+    percent, times = re.findall(r"(\d+) % of this memory on every GPU; or (\d+) times as many nodes", text)[0]
+    (a10,) = few(one.kinds, 1)
+    larger = replace(a10, gpu=replace(a10.gpu, memory_gib=22.2 * int(percent) / 100))
+    assert [*space(one.training, [larger]).groups]
+    assert [*space(one.training, few(one.kinds, int(times))).groups]
+
+
+def test_a_batch_that_no_replicas_divide_is_told_with_near_ones() -> None:
+    one = read(["cluster=a10x8", "model=tiny", "parallel.micro_batch_size=1", "parallel.global_batch_size=6"])
+    with pytest.raises(
+        SearchError,
+        match=r"=6 is divisible by no number of replicas that 256 GPUs .*: 16, 32, .*; nearest that are: 16",
+    ):
+        space(one.training, few(one.kinds, 64))
+
+
+def test_tensor_sizes_that_suit_nobody_are_told() -> None:
+    one = read(["cluster=a10x8", "model=xl", "parallel.global_batch_size=64", "train.precision=fp16"])
+    (a10,) = one.kinds
+    assert a10.profile is not None
+    only8 = replace(a10.profile, costs=[replace(a10.profile.costs[0], tensor=8)])
+    with pytest.raises(
+        SearchError, match=r"no tensor size suits .*gpu2: 4 GPUs a node, profile a10 with tensor sizes 8"
+    ):
+        space(one.training, [replace(a10, profile=only8)])
+
+
+def test_options_are_searched_as_if_each_had_been_asked_for_alone() -> None:
+    """What is left out because another option is never worse is none of the best."""
+    one = read(["experiment=seed_a100x1_a10x7", "train.precision=fp16", "model.layers=12", "parallel.tensor=1"])
+    some = few(one.kinds, 1, 1)
+    apart = []
+    for schedule, recompute, sharded in itertools.product(one.choices.schedule, one.choices.recompute, (False, True)):
+        only = replace(one.choices, schedule=(schedule,), recompute=(recompute,), sharded_optimizer=(sharded,))
+        apart += [plan.total for plan in search(space(one.training, some, only), 3).plans]
+    together = search(space(one.training, some, one.choices), 5)
+    assert together.plans[0].total == pytest.approx(min(apart), rel=1e-12)
+    assert {round(plan.total, 9) for plan in together.plans} <= {round(total, 9) for total in apart}
+
+
+@pytest.mark.parametrize("name", ["one_f_one_b", "gpipe", "interleaved", "zb_h1"])
+def test_an_option_that_is_never_worse_is_so_for_every_partition(name: str) -> None:
+    one = read(["experiment=seed_a100x1_a10x7", "model.layers=6", f"parallel.schedule={name}"])
+    some = [replace(k, gpu=replace(k.gpu, memory_gib=80)) for k in few(one.kinds, 1, 1)]
+    table = np.array([p for p in itertools.product(range(7), repeat=4) if sum(p) == 6]).T
+    compared = 0
+    stages = 2 if name == "interleaved" else 4
+    for sized in sizes(one.training, some, replace(one.choices, pipeline=(stages,))):
+        ((schedule, chunks),) = one.choices.ways
+        assert one.choices.runs(sized.parallel, schedule, chunks, one.training.model, one.training.engine)
+        parallel = replace(sized.parallel, schedule=schedule, chunks=chunks)
+        variants = [
+            pipelines(replace(sized, parallel=variant), some, np.array([[0, 1]]))
+            for variant in one.choices.variants(parallel)
+        ]
+        for first, second in itertools.permutations(variants, 2):
+            if never_worse(first, second, 6).all():
+                repeated = [v.take(np.zeros(table.shape[1], int)) for v in (first, second)]
+                fits, times = zip(*((v.fits(table), v.iteration(table)) for v in repeated), strict=True)
+                assert (fits[0] >= fits[1]).all()
+                assert (times[0] <= times[1] * (1 + 1e-12)).all()
+                compared += 1
+    assert compared > 10
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ([], []),
+        (["parallel.sequence_parallel=true", "parallel.tensor=2"], []),
+        (["train.compile=true"], ["parallel.schedule=zb_h1"]),
+        (["executor=local", "executor.rehearse=virtual"], []),
+        (list(MEGATRON), ["parallel.schedule=gpipe"]),
+    ],
+    ids=["engine", "sequence", "compile", "rehearsal", "megatron"],
+)
+def test_only_what_launch_takes_is_searched(words: list[str], refused: list[str]) -> None:
+    base = ["experiment=seed_a10x8", *words]
+    inputs = read(base)
+    tried = space(inputs.training, few(inputs.kinds, 2), inputs.choices)
+    longest = {}
+    for p in sorted((one.parallel for group in tried.groups for one in group.options), key=lambda p: p.pipeline):
+        longest[p.schedule, p.recompute, p.sharded_optimizer] = p
+    for p in longest.values():
+        overrides = [f"parallel.{key}={getattr(p, key)}" for key in KEYS]
+        compose([*base, *overrides, "parallel.partition=null", "cluster.groups.gpu2.count=2"])
+    for word in refused:
+        with pytest.raises(SearchError, match=f"{word} cannot be searched with this engine"):
+            read([*base, word])
+
+
+def test_what_is_given_stays() -> None:
+    inputs = read(["experiment=seed_a10x8", "parallel.tensor=2", "parallel.recompute=none,full", "parallel.data=1,2,4"])
+    found_sizes = {
+        (p.tensor, p.data, p.recompute) for g in space_of(inputs, 8).groups for p in (g.training(0).parallel,)
+    }
+    assert {tensor for tensor, _, _ in found_sizes} == {2}
+    assert {data for _, data, _ in found_sizes} == {1, 2, 4}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("parallel.tensor=x", "parallel.tensor=x must be a whole number, 1 or more; several are joined by commas"),
+        ("parallel.recompute=ful", "parallel.recompute=ful must be one of none, selective, full"),
+        ("parallel.sharded_optimizer=1", "parallel.sharded_optimizer=1 must be true or false"),
+        ("parallel.chunks=1", "parallel.chunks=1 must be 2 or more, as in every interleaved schedule"),
+        ("parallel.partition=24-24", "parallel.partition=24-24: a search finds the partition; leave it out"),
+        ("parallel.node_order=gpu2*8", "a search finds the node order; leave it out"),
+    ],
+    ids=["size", "word", "flag", "chunks", "partition", "order"],
+)
+def test_a_value_that_is_none_is_told(word: str, message: str) -> None:
+    with pytest.raises(SearchError, match=re.escape(message)):
+        read(["experiment=seed_a10x8", word])
+
+
+def test_sizes_that_are_given_and_impossible_are_told_with_those_that_are_not() -> None:
+    inputs = read(["experiment=seed_a10x8", "parallel.tensor=3", "parallel.data=4"])
+    with pytest.raises(
+        SearchError, match=r"no plan for 32 GPUs has parallel.tensor=3 .*possible: tensor 1, 2, 4; data"
+    ):
+        space_of(inputs, 8)
+
+
+def test_a_schedule_that_no_pipeline_can_run_is_told() -> None:
+    inputs = read(["experiment=seed_a10x8", "parallel.schedule=interleaved", "parallel.pipeline=1"])
+    with pytest.raises(
+        SearchError, match=r"has parallel.schedule=interleaved parallel.pipeline=1: interleaved needs two"
+    ):
+        space_of(inputs, 8)
+
+
+def test_a_search_whose_time_is_up_has_a_plan_and_says_what_it_left_out() -> None:
+    inputs = read(["experiment=seed_a100x1_a10x7", *MEGATRON, *PLAIN])
+    spaces = [Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)]
+    hasty, best = Best(3), Best(3)
+    seen = explore(spaces, hasty, until=0.0)
+    whole = explore(spaces, best)
+    assert (whole.left, bool(hasty.plans)) == (0, True)
+    assert seen.left > 0
+    assert seen.least <= whole.least <= best.plans[0].total <= hasty.plans[0].total
+
+
+def test_nodes_that_only_slow_others_down_are_left_out() -> None:
+    """An A10 node whose link is next to none; the plan without it is one that launch takes."""
+    slow = ["cluster.groups.gpu2.inter_gbit_per_s=0.01", "cluster.groups.gpu2.count=2"]
+    inputs = read(["experiment=seed_a100x1_a10x7", *MEGATRON, *slow, *PLAIN])
+    best = Best(1)
+    explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], best)
+    whole = search(space(inputs.training, inputs.kinds, inputs.choices), 1).plans[0]
+    plan = best.plans[0]
+    assert plan.total < whole.total
+    assert plan.parallel.node_order == "hgx"
+    keys = [f"parallel.{key}={getattr(plan.parallel, key)}" for key in (*KEYS, "partition", "node_order")]
+    assert mixed(*slow, *keys).ranks_per_node() == (4,)
+
+
+@pytest.mark.parametrize("counts", [[1], [2, 3], [1, 1, 4]], ids=str)
+def test_every_set_of_nodes_comes_once(counts: list[int]) -> None:
+    (kind,) = kinds(A10X8)
+    groups = [replace(kind, name=str(i), group=replace(kind.group, count=n)) for i, n in enumerate(counts)]
+    sets = [tuple((k.name, k.group.count) for k in some) for some in clusters(groups)]
+    assert len(sets) == len(set(sets)) == math.prod(n + 1 for n in counts) - 1
+    assert sets[0] == tuple((str(i), n) for i, n in enumerate(counts))
+
+
+def test_of_many_nodes_the_sets_differ_by_several() -> None:
+    assert step([8, 8]) == 1
+    assert math.prod(-(-256 // step([256] * 4)) + 1 for _ in range(4)) <= MOST_CLUSTERS + 1
+
+
+def test_of_too_many_groups_those_sets_are_searched_that_leave_out_the_worst_or_some_of_one() -> None:
+    assert step([1] * 9) == 1
+    assert step([1] * 10) is None
+    (kind,) = kinds(A10X8)
+    groups = [
+        replace(
+            kind,
+            name=f"g{number}",
+            gpu=replace(kind.gpu, fp16_tflops=100.0 + number),
+            group=replace(kind.group, count=2, price_per_hour=1.0 + number),
+        )
+        for number in range(12)
+    ]
+    sets = [{one.name: one.group.count for one in some} for some in clusters(groups)]
+    assert len({tuple(some.items()) for some in sets}) == len(sets) <= MOST_CLUSTERS
+    assert sets[0] == {kind.name: 2 for kind in groups}
+    assert {kind.name: 2 for kind in groups[6:]} in sets
+    assert {**{kind.name: 2 for kind in groups[7:]}, "g6": 1} in sets
+    assert {kind.name: 2 for kind in groups[:5]} in sets
+    for number, one in enumerate(groups):
+        assert {kind.name: 2 for kind in groups if kind is not one} in sets
+        assert {kind.name: 2 - (place == number) for place, kind in enumerate(groups)} in sets
+
+
+def test_a_plan_is_read_as_it_was_written_whatever_its_nodes_are_called() -> None:
+    (plan,) = found(A10X8, 1).plans
+    for order in ("1e3", "null+010*2", "on"):
+        named = replace(plan, training=replace(plan.training, parallel=replace(plan.parallel, node_order=order)))
+        read = yaml.safe_load(plan_yaml(named, "tdpp search 'name=a\ntensor: 7'"))
+        assert read == {key: value for key, value in vars(named.parallel).items() if key != "schedule_file"}
+
+
+@pytest.mark.parametrize(
+    ("gap", "told"),
+    [(1e-6, "has the best layers per stage: this is proved"), (2e-4, "at most 0.1%"), (0.012, "at most 1.2%")],
+    ids=["none", "small", "some"],
+)
+def test_a_gap_is_never_told_to_be_none(gap: float, told: str) -> None:
+    assert told in best_layers(gap)
+
+
+def test_the_best_plan_of_the_mixed_cluster_is_proved_to_have_the_best_partition() -> None:
+    """The other plans that are shown keep their places, or a better one: a proof never makes a plan slower."""
+    plans = found(MIXED, 2).plans
+    proofs = prove(plans)
+    assert proofs[0].gap < 1e-5
+    assert all(
+        proof.total <= plan.total and plan.bound <= proof.bound for plan, proof in zip(plans, proofs, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "batch", "told"),
+    [
+        ((1, 0), 64, "the one node order"),
+        ((1000, 0), 8000, "the one node order"),
+        ((8192, 8192), 2**17, "of about 10^4929"),
+    ],
+)
+def test_any_number_of_nodes_gets_an_answer(counts: tuple[int, int], batch: int, told: str) -> None:
+    groups = [
+        f"cluster.groups.{name}.count={count}" for name, count in zip(("a100", "a10"), counts, strict=True) if count
+    ]
+    order = [] if all(counts) else ["~cluster.groups.a10"]
+    asked = ["cluster=a100x8_a10x8", "model=xl", "train.precision=fp16", f"parallel.global_batch_size={batch}"]
+    only = ["parallel.schedule=one_f_one_b", "parallel.micro_batch_size=1"]
+    sought = best_plans(read([*asked, *groups, *order, *only]), Asked(top=1, leave_out=False))
+    assert told in sought.told
+    assert sought.plans[0].parallel.world_size == 8 * sum(counts)
+
+
+def test_a_batch_that_nothing_divides_is_told_with_a_rounder_one() -> None:
+    asked = ["experiment=seed_a10x8", "train.precision=fp16", "parallel.global_batch_size=1000003"]
+    with pytest.raises(
+        SearchError, match=r"every plan for 32 GPUs has more than 4096 micro-batches .* such as 1000448"
+    ):
+        best_plans(read(asked), Asked(top=1))

@@ -1,0 +1,113 @@
+"""What would fail only on the ranks is told before anything is started, with its key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import TdppError
+from launch import cli
+from megatron_ext.checkpoints.meta import Meta
+from megatron_ext.contract.schedules import schedule
+from tests.support.ordinary_user import ordinary_user
+
+MODEL = {"layers": 4, "hidden": 64, "heads": 4, "sequence_length": 128, "vocab_size": 257}
+"""`model=tiny`."""
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data have tests of their own."""
+    monkeypatch.setattr("data_prep.check.check_for_training", lambda _: [])
+
+
+def preflight(*overrides: str) -> None:
+    cli.preflight(compose(["train.iterations=50", *overrides]))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A run folder with a checkpoint, as far as it is looked at."""
+    meta = Meta(iteration=40, consumed_samples=640, updates=40, scaler=None, order=None, model=MODEL)
+    folder = tmp_path / "checkpoints" / "iter_0000040"
+    folder.mkdir(parents=True)
+    (folder / "meta.json").write_text(meta.as_json())
+    (folder.parent / "latest").write_text("iter_0000040\n")
+    return tmp_path
+
+
+def test_a_checkpoint_that_fits_is_taken(saved: Path) -> None:
+    preflight(f"train.load={saved}")
+
+
+def test_a_checkpoint_that_cannot_be_gone_on_with_is_told(saved: Path) -> None:
+    def told(*overrides: str) -> str:
+        with pytest.raises(TdppError, match=f"^train.load={saved}") as raised:
+            preflight(f"train.load={saved}", *overrides)
+        return str(raised.value)
+
+    assert "another model: expected hidden=32; found hidden=64; give the run the same" in told("model.hidden=32")
+    assert "iter_0000040 is of iteration 40 and train.iterations=40: nothing is left" in told("train.iterations=40")
+    (saved / "checkpoints" / "latest").write_text("\n")
+    assert "latest: names '', but there is no such checkpoint" in told()
+    (saved / "checkpoints" / "latest").unlink()
+    assert "no checkpoint there; give a run folder" in told()
+
+
+def test_a_checkpoint_that_nobody_lets_read_is_told(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(saved)
+    saved.chmod(0o700)
+    for folder in (saved, saved / "checkpoints"):
+        folder.chmod(0)
+    told = r"^train.load=checkpoints: .* cannot be read: Permission denied$"
+    with ordinary_user(), pytest.raises(TdppError, match=told):
+        preflight("train.load=checkpoints")
+    saved.chmod(0o700)
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m", "parallel.micro_batch_size=1,2"]], ids=["single", "sweep"])
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("train.load=nowhere", "train.load=nowhere: nowhere: no checkpoint there; give a run folder"),
+        ("parallel.schedule_file=nowhere.json", "parallel.schedule_file=nowhere.json: cannot be read"),
+    ],
+    ids=["checkpoint", "schedule"],
+)
+def test_a_dry_run_is_shown_and_ends_as_the_launch_would(
+    tmp_path: Path,
+    word: str,
+    told: str,
+    sweep: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["launch", "dry_run=true", word, *sweep]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.count("plan.json\n{") == shown.err.count(told) == (2 if sweep else 1)
+    assert cli.main(["launch", "dry_run=true", *sweep]) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_schedule_of_ones_own_that_fits_is_taken_and_any_other_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+
+    def tried(stages: int, micro_batches: int) -> None:
+        actions = schedule("one_f_one_b", stages, 1, micro_batches)
+        sizes = {"stages": stages, "chunks": 1, "micro_batches": micro_batches}
+        lists = [[[action.kind.value, action.micro_batch, action.chunk] for action in one] for one in actions]
+        path.write_text(json.dumps({"version": 1, **sizes, "actions": lists}))
+        preflight(f"parallel.schedule_file={path}")
+
+    tried(2, 4)
+    with pytest.raises(TdppError, match=rf"^parallel.schedule_file={path}: stages=4, but the plan has 2 \(para"):
+        tried(4, 4)
+    with pytest.raises(TdppError, match="micro_batches=8, but the plan has 4"):
+        tried(2, 8)
+    path.unlink()
+    with pytest.raises(TdppError, match=f"^parallel.schedule_file={path}: cannot be read as a schedule"):
+        preflight(f"parallel.schedule_file={path}")

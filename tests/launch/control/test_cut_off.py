@@ -1,0 +1,204 @@
+"""A launch may be killed at any moment: what is left can be judged, listed, stopped and launched again at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from submitit.core.utils import DelayedSubmission
+
+from conf.compose import compose
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Experiment
+from launch import cli
+from launch.control import stop
+from launch.control.commit import existing
+from launch.control.submit import resume, submit
+from launch.errors import LaunchError
+from launch.judge.cut_off import verdict_on
+from launch.judge.observe import observe
+from launch.judge.verdict import State, decide, judge
+from launch.machine import processes
+from tests.support.launch import fake_slurm
+from tests.support.launch.live import FOREVER, WORKER, no_data_needed, token
+from tests.support.slurm.seed import NODES, SMALL
+
+STEPS = {"os.mkdir", "os.rename", "os.symlink", "subprocess.Popen", "os.fork", "fcntl.fcntl"}
+"""Python's audit events, before each of which a launch is killed once: all that others can see of it."""
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return fake_slurm.put_on_path(tmp_path, monkeypatch)
+
+
+def local(runs: Path) -> Experiment:
+    return compose([f"runs_dir={runs}", *FOREVER])
+
+
+def on_slurm(runs: Path) -> Experiment:
+    """A master job and a slave job."""
+    return compose([f"runs_dir={runs}", *NODES, *SMALL, *FOREVER])
+
+
+def killed_at(step: int, experiment: Experiment, steps: Collection[str]) -> bool:
+    """Launches in a process that is killed before the step of that number, from when it has a folder; whether it came
+    so far."""
+    launcher = os.fork()
+    if launcher:
+        status = os.waitpid(launcher, 0)[1]
+        assert os.WIFSIGNALED(status) or status == 0
+        return os.WIFSIGNALED(status)
+    own, left = os.getpid(), iter(range(step))
+
+    def hook(event: str, _: object) -> None:
+        if event in steps and os.getpid() == own and begun() and next(left, None) is None:
+            os.kill(own, signal.SIGKILL)
+
+    def begun() -> bool:
+        return any(Path(experiment.runs_dir).glob("*/*/nodes"))
+
+    code = 1
+    try:
+        sys.addaudithook(hook)
+        submit(experiment, [], no_data_needed, WORKER)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def left_of_each_kill(experiment: Experiment, steps: Collection[str] = STEPS) -> Iterator[RunDir]:
+    """A run folder for every step of a launch, cut off there; each is deleted before the next."""
+    runs = Path(experiment.runs_dir)
+    for step in itertools.count():
+        killed = killed_at(step, experiment, steps)
+        run = RunDir.find(runs, None)
+        if not killed:
+            stop.stop(run)
+            return
+        yield run
+        shutil.rmtree(run.path)
+
+
+def assert_is_settled_by_stop(
+    run: RunDir, experiment: Experiment, capsys: pytest.CaptureFixture[str], *, waiting: bool
+) -> None:
+    """`waiting`: whether jobs of it are in the queue."""
+    assert cli.main(["runs", "--runs-dir", str(run.runs)]) == 0, "a launch that was cut off is no damage"
+    assert existing(replace(experiment, skip_existing=True)) is None or waiting
+    begun = time.monotonic()
+    assert cli.main(["stop", str(run.path)]) == 0
+    assert time.monotonic() - begun < 60, "nothing has to be waited for that may never come"
+    verdict = verdict_on(run)
+    assert verdict.state in (State.lost, State.stopped), verdict
+    assert cli.main(["status", str(run.path)]) == verdict.exit_code
+    assert cli.main(["runs", "--runs-dir", str(run.runs)]) == 0
+    assert existing(replace(experiment, skip_existing=True)) is None
+    assert cli.main(["report", str(run.path)]) == (0 if RunDir.is_one(run.path) else 1)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_local_launch_that_is_killed_at_any_step_is_settled_by_stop(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = local(runs)
+    count = 0
+    for run in left_of_each_kill(experiment):
+        assert_is_settled_by_stop(run, experiment, capsys, waiting=run.jobs.exists() and processes.find(token(run)))
+        assert not run.jobs.exists() or not processes.find(token(run))
+        count += 1
+    assert count > 10
+
+
+def test_a_launch_on_slurm_that_is_killed_at_any_step_is_settled_by_stop(
+    runs: Path, queue: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = on_slurm(runs)
+    waiting = set()
+    for run in left_of_each_kill(experiment):
+        waiting.add(jobs := len(list(queue.glob("*.job"))))
+        assert_is_settled_by_stop(run, experiment, capsys, waiting=jobs > 0)
+        assert not list(queue.glob("*.job"))
+    assert waiting == {0, 1, 2}
+
+
+def test_a_launch_on_slurm_that_is_killed_at_any_step_is_resumed_or_says_why_not(runs: Path, queue: Path) -> None:
+    resumed = 0
+    for run in left_of_each_kill(on_slurm(runs), {"subprocess.Popen", "os.symlink"}):
+        waiting = {path.stem for path in queue.glob("*.job")}
+        named = {job["id"] for job in run.read_json(run.jobs)["jobs"]} if run.jobs.exists() else set()
+        try:
+            resume(run)
+        except LaunchError as error:
+            if RunDir.is_one(run.path):
+                assert waiting, error
+                assert "it has not ended yet" in str(error)
+            else:
+                assert "launch it anew" in str(error)
+        else:
+            resumed += 1
+            assert len(waiting | named) <= 2
+            assert len(list(queue.glob("*.job"))) == 2, "those of the launch that was cut off are gone"
+            assert judge(run).state is State.starting
+        stop.stop(run)
+    assert resumed
+
+
+def test_a_job_whose_submission_outlives_its_launch_is_ended_by_stop(
+    runs: Path, queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sbatch is still on its way when nobody waits for it any more."""
+    sbatch = queue.parent / "bin" / "sbatch"
+    sbatch.rename(sbatch.with_name("real-sbatch"))
+    sbatch.write_text('#!/bin/sh\n[ "$1" = --test-only ] || { kill -9 $PPID; sleep 1; }\nexec real-sbatch "$@"\n')
+    sbatch.chmod(0o755)
+    assert killed_at(0, on_slurm(runs), {})
+    run = RunDir.find(runs, None)
+    assert not list(queue.glob("*.job"))
+    stop.stop(run)
+    assert not list(queue.glob("*.job"))
+    assert judge(run).state is State.stopped
+    time.sleep(1)
+    assert not list(queue.glob("*.job"))
+
+
+def test_a_job_that_nobody_wrote_down_is_found_by_its_comment(runs: Path, queue: Path) -> None:
+    """As when the launch is killed when it has prepared the job's work, but not yet noted its id."""
+    run = submit(on_slurm(runs), [], no_data_needed, WORKER)
+    master, slave = run.read_json(run.jobs)["jobs"]
+    run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": [master, {**slave, "id": None}]})
+    seen = observe(run)
+    assert [(job.id, job.nodes) for job in seen.jobs] == [("100", ("hgx-0",)), ("101", ("gpu2-0", "gpu2-1"))]
+    assert decide(seen).state is State.starting
+    with pytest.raises(LaunchError, match="it has not ended yet: starting"):
+        resume(run)
+    (run.submitit / "101_submitted.pkl").unlink()
+    assert judge(run).rule == "launch-cut-off", "its agents would find nothing to do"
+    (queue / "101.job").unlink()
+    assert judge(run).rule == "launch-cut-off"
+    assert stop.stop(run) == "1 job ended (100)"
+    assert judge(run).state is State.stopped
+
+
+def test_an_agent_of_a_launch_that_was_resumed_meanwhile_does_not_run(
+    runs: Path, queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue may give it its nodes late."""
+    run = submit(on_slurm(runs), [], no_data_needed, WORKER)
+    (pickled, *_) = run.submitit.glob("100*submitted.pkl")
+    agent = DelayedSubmission.load(pickled).function
+    stop.stop(run)
+    resume(run)
+    monkeypatch.setenv("_TEST_CLUSTER_", "slurm")
+    with pytest.raises(LaunchError, match="submitted again, and this job is of an earlier submission"):
+        agent()
+    assert not list(run.nodes.iterdir())
+    stop.stop(run)

@@ -1,0 +1,294 @@
+"""Sweeps: what is left out, what is counted and confirmed, who waits for whom, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose, config_text
+from conf.errors import ConfigError
+from conf.identity import NOT_OF_THE_RUN, identity
+from conf.run_folder.rundir import RunDir, write_atomic
+from conf.schema.experiment import Experiment
+from launch.commands.launch import main
+from launch.control import sweep
+from launch.control.commit import confirm, existing
+from launch.control.follow import finishing
+from launch.control.outcomes import differing
+from launch.control.plan import make_plan
+from launch.errors import LaunchError
+from launch.judge.verdict import State, judge
+from tests.support.launch.live import (
+    WORKER,
+    controller,
+    done,
+    no_data_needed,
+    start,
+    tdpp,
+    wait_for,
+    wait_until_running,
+)
+from tests.support.ordinary_user import open_to_others, ordinary_user
+
+SHORT = ("train.iterations=6", "train.log_interval=1")
+SEED = ("experiment=seed_a100x1_a10x7", "container=none")
+LIMITS = ("cluster.groups.hgx.time_min=60", "cluster.groups.gpu2.time_min=90")
+
+
+def launch(*overrides: str) -> int:
+    return main(overrides, preflight=no_data_needed, worker=WORKER)
+
+
+@pytest.fixture
+def here(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder `runs`, in the current one."""
+    monkeypatch.chdir(runs.parent)
+    return runs
+
+
+def table(text: str) -> list[list[str]]:
+    """The rows: run, overrides, verdict and so on."""
+    return [row.split("  ") for row in text.splitlines()[1:] if row]
+
+
+def composed(*overrides: str) -> Experiment:
+    return compose([*SEED, *overrides])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ["name=b"],
+        ["runs_dir=/elsewhere"],
+        ["dry_run=true"],
+        ["skip_existing=true", "max_jobs=3", "yes=true", "confirm_gpu_hours=5"],
+        ["cluster.groups.gpu2.time_min=5", "cluster.groups.hgx.qos=high"],
+        ["executor.max_requeues=9", "executor.save_s=30"],
+    ],
+    ids=lambda value: value[0],
+)
+def test_what_does_not_change_what_is_trained_makes_no_other_run(other: list[str]) -> None:
+    assert identity(composed(*other)) == identity(composed())
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["train.lr=1e-3", "parallel.micro_batch_size=2", "cluster.groups.gpu2.gres=gpu:a10:2", "executor.het=hetjob"],
+)
+def test_what_changes_it_does(other: str) -> None:
+    assert identity(composed(other)) != identity(composed())
+
+
+def test_every_key_that_makes_no_other_run_is_one() -> None:
+    for path in NOT_OF_THE_RUN:
+        node: object = composed()
+        for key in path.split("."):
+            node = next(iter(node.values())) if isinstance(node, dict) else getattr(node, key)
+
+
+def test_a_combination_that_has_succeeded_is_not_run_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch(*SHORT, "parallel.global_batch_size=8") == 0
+    first = RunDir.find(here, None)
+    capsys.readouterr()
+    assert launch(*SHORT, "-m", "parallel.global_batch_size=4,8", "skip_existing=true", "executor.time_min=7") == 0
+    new, old = table(capsys.readouterr().out)
+    assert (new[2], old[0], old[2]) == ("succeeded", first.name, "succeeded (skipped)")
+    assert len(list(RunDir.all(here))) == 2
+    assert launch(*SHORT, "parallel.global_batch_size=4", "skip_existing=true") == 0
+    assert "iteration 6 of 6 is in the log (skipped: there already)" in capsys.readouterr().out
+    assert launch(*SHORT, "parallel.global_batch_size=4") == 0
+    assert len(list(RunDir.all(here))) == 3
+
+
+def test_a_run_under_way_counts_as_done_and_one_that_failed_does_not(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = ("train.iterations=100000", "train.log_interval=1")
+    running = start(here, *slow)
+    wait_until_running(running)
+    assert launch(*slow, "skip_existing=true") == 0
+    assert capsys.readouterr().out.startswith(f"{running.name}: running")
+    os.kill(controller(running), signal.SIGKILL)
+    wait_for(lambda: judge(running).state is State.failed)
+    assert launch(*slow, "skip_existing=true", "executor.wait=false") == 0
+    assert capsys.readouterr().out.count("skipped") == 0
+    again = RunDir.find(here, None)
+    assert again != running
+    assert done("stop", again.name, cwd=here.parent).returncode == 0
+
+
+def test_equal_combinations_of_a_sweep_are_run_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch(*SHORT, "-m", "executor.time_min=5,6", "skip_existing=true") == 0
+    assert [row[2] for row in table(capsys.readouterr().out)] == ["succeeded", "succeeded (skipped)"]
+    assert len(list(RunDir.all(here))) == 1
+
+
+def test_runs_of_the_same_hash_are_told_apart_by_their_content(here: Path) -> None:
+    assert launch(*SHORT) == 0
+    run = RunDir.find(here, None)
+    run.config.write_text(run.config.read_text().replace("seed: 1234", "seed: 4321"))
+    assert launch(*SHORT, "skip_existing=true") == 0
+    assert len(list(RunDir.all(here))) == 2
+
+
+@pytest.mark.parametrize("part", ["config.yaml", "plan.json", "jobs.json", "nodes", "metrics.jsonl"])
+def test_a_run_that_may_not_be_read_does_not_keep_others_from_starting_theirs(
+    part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_to_others() as runs:
+        experiment = compose([f"runs_dir={runs}", "skip_existing=true"])
+        run = RunDir.create(runs, experiment.name, identity(experiment), datetime.now())
+        write_atomic(run.config, config_text(experiment))
+        run.write_json(run.plan, make_plan(experiment, run.name))
+        run.write_json(run.jobs, {"token": "t", "executor": "local", "submission": 0, "jobs": []})
+        run.metrics.touch()
+        assert existing(experiment) == run
+        (run.path / part).chmod(0)
+        with ordinary_user():
+            assert existing(experiment) is None
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert told.startswith(f"skip_existing: {run.path}/{part}")
+    assert told.endswith("cannot be read (Permission denied); it does not count\n")
+
+
+def test_a_schedule_with_other_content_is_another_run(here: Path, tmp_path: Path) -> None:
+    own = tmp_path / "mine.json"
+    for content, runs in (("[1]", 1), ("[1]", 1), ("[2]", 2)):
+        own.write_text(content)
+        assert launch(*SHORT, f"parallel.schedule_file={own}", "skip_existing=true") == 0
+        assert len(list(RunDir.all(here))) == runs
+
+
+def test_other_names_are_not_looked_at(here: Path) -> None:
+    assert launch(*SHORT, "name=one") == 0
+    assert launch(*SHORT, "name=two", "skip_existing=true") == 0
+    assert len(list(RunDir.all(here))) == 2
+
+
+@pytest.mark.parametrize(
+    ("max_jobs", "lanes"),
+    [
+        (None, [[], [], [], [], []]),
+        (1, [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]),
+        (2, [[], [], [0], [1], [0, 2]]),
+        (9, [[], [], [], [], []]),
+    ],
+)
+def test_each_run_waits_for_all_before_it_in_its_lane(max_jobs: int | None, lanes: list[list[int]]) -> None:
+    assert [list(sweep.lane(range(count), max_jobs)) for count in range(5)] == lanes
+
+
+def test_gpu_hours_are_the_nodes_gpus_times_their_limits() -> None:
+    assert sweep.gpu_hours(composed(*LIMITS)) == 4 * 1 + 7 * 4 * 1.5
+    assert sweep.gpu_hours(composed(LIMITS[0])) is None
+    assert sweep.gpu_hours(compose()) == 0
+
+
+def test_gpu_hours_are_told_and_so_is_what_is_not_known() -> None:
+    limited = composed(*LIMITS)
+    assert sweep.budget([limited] * 3) == "3 runs of up to 138 GPU-hours (GPUs x time limit, without restarts)"
+    assert sweep.budget([limited, composed(LIMITS[1])]) == (
+        "1 run of up to 46 GPU-hours (GPUs x time limit, without restarts) and 1 run of unknown GPU-hours, for want of "
+        "a time limit (cluster.groups.hgx.time_min)"
+    )
+    assert sweep.budget([compose()]) is None
+    assert sweep.budget([]) is None
+
+
+def test_many_gpu_hours_need_consent() -> None:
+    limited = composed(*LIMITS, "confirm_gpu_hours=100")
+    assert sweep.must_confirm([limited] * 2) is None
+    assert sweep.must_confirm([limited] * 3) == "up to 138 GPU-hours are more than confirm_gpu_hours=100"
+    assert sweep.must_confirm([replace(limited, yes=True)] * 3) is None
+    assert sweep.must_confirm([]) is None
+
+
+def test_the_table_shows_the_overrides_that_differ() -> None:
+    assert differing([("model=tiny", "a=1", "b=1"), ("model=tiny", "a=1", "b=2")]) == ["b=1", "b=2"]
+    assert differing([("model=tiny", "a=1")]) == ["model=tiny a=1"]
+    assert differing([]) == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "agreed"), [("y\n", True), ("YES\n", True), ("\n", False), ("n\n", False), ("", False)]
+)
+def test_on_a_terminal_consent_is_asked(answer: str, agreed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    monkeypatch.setattr(sys, "stderr", asked := Terminal())
+    many = [composed(*LIMITS, "confirm_gpu_hours=10")]
+    if agreed:
+        confirm(many)
+    else:
+        with pytest.raises(LaunchError, match="not confirmed: nothing was submitted"):
+            confirm(many)
+    assert asked.getvalue().endswith("up to 46 GPU-hours are more than confirm_gpu_hours=10; submit? [y/N] ")
+
+
+def test_elsewhere_the_message_names_the_keys() -> None:
+    with pytest.raises(LaunchError, match=r"46 GPU-hours.*confirm_gpu_hours=10: nothing was submitted; give yes=true"):
+        confirm([composed(*LIMITS, "confirm_gpu_hours=10")])
+
+
+def test_a_dry_run_tells_gpu_hours_without_asking(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("dry_run=true", "confirm_gpu_hours=10", "parallel.micro_batch_size=1,2,4", "max_jobs=2")
+    assert launch("-m", *SEED, *LIMITS, *given) == 0
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[0] == "(taken by default: train.precision=fp32)"
+    assert captured.err.partition("\n")[2] == "3 runs of up to 138 GPU-hours (GPUs x time limit, without restarts)\n"
+    assert captured.out.count("#SBATCH --dependency='afterany:<jobs of run 1>'\n") == 1
+    assert captured.out.count("afterany") == 1
+    assert not here.exists()
+
+
+def test_keys_of_the_whole_sweep_have_one_value(here: Path) -> None:
+    with pytest.raises(LaunchError, match=r"max_jobs=1,null: it is for a sweep as a whole; give it one value"):
+        launch("-m", "max_jobs=1,null", *SHORT)
+    assert not here.exists()
+
+
+def test_nothing_is_started_before_all_combinations_are_checked(here: Path) -> None:
+    """The last one cannot be composed by Hydra."""
+    with pytest.raises(ConfigError, match="Could not find 'model/moon'"):
+        launch("-m", "model=tiny,moon", *SHORT)
+    assert not here.exists()
+
+
+def test_after_an_interruption_the_table_has_what_was_started(here: Path) -> None:
+    sweeping = tdpp("launch", "-m", "parallel.global_batch_size=4,8,12", "train.iterations=100000", cwd=here.parent)
+    wait_for(lambda: list(RunDir.all(here)))
+    run = RunDir.find(here, None)
+    wait_until_running(run)
+    sweeping.send_signal(signal.SIGTERM)
+    out, err = sweeping.communicate(timeout=60)
+    assert sweeping.returncode == 130
+    assert [(row[0], row[1].split()[0], row[2]) for row in table(out)] == [
+        (run.name, "parallel.global_batch_size=4", "stopped")
+    ]
+    assert err.splitlines()[-1] == "2 of 3 combinations were not started"
+
+
+def test_what_is_under_way_is_finished_before_an_interruption() -> None:
+    finished = []
+    with pytest.raises(KeyboardInterrupt), finishing():
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.01)
+        finished.append(True)
+    assert finished
+    with pytest.raises(KeyboardInterrupt), finishing():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("the second one does not wait")

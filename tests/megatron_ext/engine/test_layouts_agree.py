@@ -1,0 +1,242 @@
+"""Every layout trains the same model: losses, weights and Adam's moments equal a plain single-process loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import combinations, product
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from megatron_ext.contract.schedules import NAMES, as_json
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.engine import engine, flat
+from megatron_ext.engine.optimizer import learning_rate
+from megatron_ext.parallel import tensor_parallel
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.gpt import Stage
+from tests.megatron_ext.engine.test_executor_soak import random_schedule
+from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
+
+LAYERS = 3
+BATCH = 8
+MOST_RANKS = 8
+
+
+def partitions(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """Every way to lay `layers` out over `stages`, stages without layers included."""
+    if stages == 1:
+        return [(layers,)]
+    return [(first, *rest) for first in range(layers + 1) for rest in partitions(layers - first, stages - 1)]
+
+
+class Layout(NamedTuple):
+    tensor: int
+    data: int
+    pipeline: int
+    partition: str
+    micro_batch_size: int
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    sharded_optimizer: bool = False
+    schedule: str = "one_f_one_b"
+    chunks: int = 1
+
+    def __str__(self) -> str:
+        options = "-sequence" * self.sequence_parallel + "-sharded" * self.sharded_optimizer
+        if self.recompute != "none":
+            options += f"-recompute-{self.recompute}"
+        if self.schedule != "one_f_one_b":
+            options += f"-{self.schedule}"
+        return f"t{self.tensor}-d{self.data}-p{self.pipeline}-{self.partition}-micro{self.micro_batch_size}{options}"
+
+
+GRID = [
+    *(
+        Layout(1, data, stages, "-".join(map(str, partition)), micro)
+        for stages in (1, 2, 3)
+        for number, partition in enumerate(partitions(LAYERS, stages))
+        for data, micro in (((1, 1), (2, 4)) if number % 2 else ((1, 4), (2, 1)))
+    ),
+    Layout(1, 1, 1, "3", 8),
+    Layout(1, 4, 1, "3", 2),
+    Layout(1, 1, 4, "0-2-0-1", 1),
+    Layout(1, 2, 4, "0-1-2-0", 2),
+    Layout(1, 4, 2, "1-2", 1),
+    *(Layout(tensor, 1, 1, "3", 4, sequence) for tensor, sequence in product((2, 4), (False, True))),
+    *(Layout(2, 2, 2, partition, 2, sequence) for partition, sequence in product(("1-2", "0-3"), (False, True))),
+    Layout(2, 1, 3, "0-3-0", 1, True),
+    Layout(4, 1, 2, "2-1", 2, True),
+    Layout(1, 4, 1, "3", 2, sharded_optimizer=True),
+    Layout(1, 2, 3, "0-3-0", 1, sharded_optimizer=True),
+    Layout(2, 2, 2, "1-2", 2, True, "full", True),
+    *(Layout(1, 2, 2, "1-2", 1, schedule=schedule) for schedule in ("gpipe", "zb_h1")),
+    Layout(2, 2, 2, "2-1", 1, True, "full", True, schedule="zb_h1"),
+    Layout(1, 2, 2, "0-2-0-0-1-0", 1, schedule="interleaved", chunks=3),
+    Layout(1, 1, 3, "1-0-0-1-1-0", 1, schedule="interleaved", chunks=2),
+    Layout(1, 1, 4, "0-0-1-0-1-0-1-0", 8, schedule="interleaved", chunks=2),
+    Layout(2, 2, 2, "1-0-1-1", 1, True, "selective", True, schedule="interleaved", chunks=2),
+]
+
+
+def legal_layouts(random: Random) -> Iterator[Layout]:
+    """Every way to combine the options on few ranks, each with some partition."""
+    sizes, options = product((1, 2, 4), (1, 2, 4), (1, 2, 3, 4), (1, 2, 4, 8)), ("none", "selective", "full")
+    for tensor, data, stages, micro in sizes:
+        if tensor * data * stages > MOST_RANKS or BATCH % (data * micro):
+            continue
+        for recompute, schedule in product(options, NAMES):
+            if schedule == "interleaved" and stages == 1:
+                continue
+            for sequence, sharded in product({False, tensor > 1}, {False, data > 1}):
+                chunks = random.randint(2, 3) if schedule == "interleaved" else 1
+                partition = "-".join(map(str, random.choice(partitions(LAYERS, stages * chunks))))
+                yield Layout(tensor, data, stages, partition, micro, sequence, recompute, sharded, schedule, chunks)
+
+
+def met(layout: Layout) -> set[tuple[object, object]]:
+    """All pairs of options that meet in a layout."""
+    options = layout._replace(partition="", chunks=0, micro_batch_size=BATCH // layout.data // layout.micro_batch_size)
+    return set(combinations(options._asdict().items(), 2))
+
+
+def all_pairs() -> list[Layout]:
+    """Few layouts in which every option meets every other one that it can meet at all."""
+    random = Random(0)
+    every = {layout: met(layout) for layout in legal_layouts(random)}
+    missing = set().union(*every.values())
+    chosen = []
+    while missing:
+        chosen.append(max(every, key=lambda layout: len(every[layout] & missing)))
+        missing -= every[chosen[-1]]
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+    """Losses and, as a checkpoint has it, final state of a textbook loop: one module, torch's AdamW and clipping."""
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    one = ["parallel.data=1", "parallel.pipeline=1", "parallel.partition=null", "parallel.micro_batch_size=8"]
+    plan = make_run(folder, corpus, *one).plan
+    train = plan.train
+    model = Stage(plan, 0, TensorGroup())
+    named = model.parameters_by_name()
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": train.weight_decay},
+            {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_eps,
+    )
+    samples = GptSamples(str(corpus), plan.data_split, "train", 4 * 8, plan.model.sequence_length, train.seed, VOCAB)
+    losses = []
+    for step in range(train.iterations):
+        tokens = torch.stack([torch.from_numpy(samples.tokens(step * 8 + i)) for i in range(8)])
+        optimizer.zero_grad()
+        logits = model(tokens[:, :-1])[..., :VOCAB]  # without the vocabulary's padding
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_grad)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, train)
+        optimizer.step()
+        losses.append(loss.item())
+    state = {f"weights/{_checkpoint_name(name)}": p.detach() for name, p in named}
+    for kind, moment in (("adam_m", "exp_avg"), ("adam_v", "exp_avg_sq")):
+        state.update({f"{kind}/{_checkpoint_name(name)}": optimizer.state[p][moment] for name, p in named})
+    return np.array(losses), state
+
+
+@pytest.mark.parametrize("layout", GRID, ids=str)
+def test_losses_and_weights_equal_the_single_process(
+    engine_run: Callable[..., EngineRun],
+    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+    layout: Layout,
+) -> None:
+    run = engine_run(*(f"parallel.{key}={value}" for key, value in layout._asdict().items()))
+    assert run.go() == 0, run.stderr()
+    assert_equal(run, reference)
+
+
+@pytest.mark.parametrize("layout", all_pairs(), ids=str)
+def test_every_two_options_agree_while_gradients_are_summed_in_buckets_during_the_backward_pass(
+    engine_run: Callable[..., EngineRun],
+    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout,
+) -> None:
+    monkeypatch.setattr(engine, "BUCKET_BYTES", 4096)  # the ranks are forked from this process
+    test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 1, 2, "1-2", 2), Layout(2, 1, 2, "1-2", 2)], ids=str)
+def test_a_loss_of_many_logits_taken_some_at_a_time_is_the_same(
+    engine_run: Callable[..., EngineRun],
+    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout,
+) -> None:
+    monkeypatch.setattr(tensor_parallel, "PART", 200)
+    test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(1, 2, 2, "1-2", 1),
+        Layout(2, 1, 2, "1-2", 2, True, "full"),
+        Layout(1, 1, 1, "3", 4, recompute="selective"),
+    ],
+    ids=str,
+)
+def test_gradients_that_their_matrix_product_adds_as_on_a_gpu_are_the_same(
+    engine_run: Callable[..., EngineRun],
+    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout,
+) -> None:
+    monkeypatch.setattr(flat, "fuses", lambda dtype, device: True)
+    monkeypatch.setattr(engine, "BUCKET_BYTES", 4096)
+    test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
+
+
+def test_a_schedule_from_a_file_trains_the_same_model(
+    engine_run: Callable[..., EngineRun],
+    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+) -> None:
+    text = json.dumps(as_json(random_schedule(Random(5), 2, 2, 4), 2, 4))
+    own = ("parallel.schedule_file=mine.json", "parallel.chunks=2", "parallel.partition=1-0-2-0")
+    run = engine_run("parallel.pipeline=2", "parallel.data=1", "parallel.micro_batch_size=2", *own)
+    run.run.schedule.write_text(text)
+    assert run.go() == 0, run.stderr()
+    assert_equal(run, reference)
+    run = engine_run("parallel.pipeline=2", "parallel.data=1", "parallel.micro_batch_size=1", *own, name="other")
+    run.run.schedule.write_text(text)
+    assert run.go() == 1
+    assert "schedule.json: micro_batches=4, but the plan has 8" in run.stderr()
+
+
+def assert_equal(run: EngineRun, reference: tuple[np.ndarray, dict[str, torch.Tensor]]) -> None:
+    losses, state = reference
+    np.testing.assert_allclose(run.losses(), losses, rtol=0, atol=1e-5)
+    found = run.state()
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        tolerance = 1e-5 if name.startswith("weights/") else 1e-3 * tensor.abs().max().item()
+        expected = tensor[:VOCAB] if name.endswith("embedding.word") else tensor  # its padding is never used
+        torch.testing.assert_close(
+            found[name], expected, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def _checkpoint_name(name: str) -> str:
+    if not name.startswith("layers."):
+        return name
+    _, number, rest = name.split(".", 2)
+    return f"layer-{int(number):05d}.{rest}"

@@ -1,0 +1,248 @@
+"""Several runs beside each other: what differs, which are best, and what became of the others."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.run_folder.rundir import RunDir
+from reports.cli import main
+from reports.figures.chart import Axis, Item, parallel
+from reports.pages import comparison, sweep_page
+from reports.pages.comparison import Outcome, best, front, outcome, swept
+from reports.readers import record
+from tests.reports.conftest import Opener
+from tests.reports.test_cli import Found, Judgement
+from tests.support.reports.legacy import Job, calls, log
+from tests.support.reports.synthetic import PRICE_PER_HOUR, Shape, make_run
+
+NAN = math.nan
+BASE = Outcome(
+    name="tiny/a",
+    link="a.html",
+    verdict=None,
+    settings={},
+    iteration_ms=1.0,
+    tokens_per_s=100.0,
+    utilisation=NAN,
+    dollars=1.0,
+    memory_gib=NAN,
+    loss=NAN,
+)
+STAMPS = ("20260101-000000-aaaa", "20260101-000001-bbbb", "20260101-000002-cccc")
+
+
+@dataclass(frozen=True)
+class Good(Judgement):
+    state: str = "succeeded"
+    exit_code: int = 0
+    reason: str = "all ended well"
+
+
+def judge(run: RunDir) -> Found:
+    return Found(Judgement(reason="Rank 1 <ran> out of memory.") if run.path.name == STAMPS[1] else Good())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs of one name: the second failed, the third has other layers and micro-batches."""
+    folder = tmp_path_factory.mktemp("sweep") / "runs/tiny"
+    for stamp, shape in zip(STAMPS, (Shape(), Shape(layers=9), Shape(layers=12, micro_batches=6)), strict=True):
+        make_run(folder / stamp, shape)
+    (folder / STAMPS[1] / "metrics.jsonl").write_text("")
+    return folder
+
+
+def test_a_folder_of_runs_is_compared_and_the_page_lies_in_it(runs: Path, capsys: pytest.CaptureFixture[str]):
+    main([str(runs)], judge)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:-1] == [
+        str(runs / stamp / "report" / name) for stamp in STAMPS for name in ("index.html", "timeline.html")
+    ]
+    assert printed[-1] == str(runs / "comparison.html")
+
+
+def test_the_comparison_begins_with_the_best_run_and_ends_with_those_that_failed(runs: Path, open_page: Opener):
+    main([str(runs / stamp) for stamp in STAMPS], judge)
+    page = open_page(runs / "comparison.html", viewport={"width": 1366, "height": 768})
+    metrics = {
+        stamp: [json.loads(line) for line in (runs / stamp / "metrics.jsonl").read_text().splitlines()]
+        for stamp in STAMPS
+    }
+    speed = {stamp: sum(line["tokens_per_s"] for line in lines[1:]) / 2 for stamp, lines in metrics.items() if lines}
+    fastest = max(speed, key=lambda stamp: speed[stamp])
+    answer = page.inner_text(".verdict")
+    assert f"tiny/{fastest}: {speed[fastest]:,.0f} tokens/s" in answer
+    assert "2 runs to compare, 1 without a result" in answer
+    heads = page.locator("table.runs th").all_inner_texts()
+    assert heads[2:6] == ["model.layers", "global_batch_size", "partition", "iteration ms"]
+    rows = page.locator("table.runs tbody tr")
+    assert rows.count() == 2
+    assert f"tiny/{fastest} ★ best" in rows.nth(0).inner_text()
+    failed = page.locator("section", has_text="Without a result").last
+    assert "Rank 1 <ran> out of memory." in failed.inner_text()
+    links = page.locator("td a").evaluate_all("(all) => all.map((one) => one.href)")
+    assert sorted(links) == [(runs / stamp / "report/index.html").as_uri() for stamp in STAMPS]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1366
+
+
+def test_pictures_of_a_comparison_are_kept(runs: Path, open_page: Opener, pictures: Path):
+    main([str(runs)], judge)
+    for scheme in ("light", "dark"):
+        page = open_page(runs / "comparison.html", color_scheme=scheme, viewport={"width": 1366, "height": 768})
+        page.screenshot(path=pictures / f"comparison-{scheme}.png", full_page=True)
+
+
+def test_an_outcome_has_what_the_run_reached_and_costs(tmp_path: Path):
+    run = RunDir(tmp_path / "runs/tiny" / STAMPS[0])
+    make_run(run.path, Shape(pipeline=2, data=2, ranks_per_node=2))
+    known = record.read(run)
+    found = outcome(known, Good(), "x.html")
+    speed = known.metrics["tokens_per_s"].iloc[1:].mean()
+    assert found.tokens_per_s == pytest.approx(speed)
+    assert found.dollars == pytest.approx(2 * PRICE_PER_HOUR / 3600 / speed * 1e6)
+    assert found.memory_gib == pytest.approx(11_000.25 / 1024)
+    assert found.settings["parallel.partition"] == "4-4"
+    assert not found.failed
+    assert outcome(known, Judgement(), "x.html").failed
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        pytest.param([{"a": "1", "b": "2"}, {"a": "1", "b": "3"}], ["b"], id="one"),
+        pytest.param([{"a": "1"}, {"a": "1"}], [], id="none"),
+        pytest.param([{"a": "1"}, {"a": "1", "b": "2"}], ["b"], id="only-in-one"),
+        pytest.param([{"a": "1"}, {}, {"a": "2"}], ["a"], id="one-unknown"),
+        pytest.param(
+            [{"model.name": "xl", "model.layers": "48"}, {"model.name": "small", "model.layers": "24"}],
+            ["model.name"],
+            id="a-name-stands-for-its-part",
+        ),
+        pytest.param(
+            [{"model.name": "xl", "model.layers": "48"}, {"model.name": "xl", "model.layers": "24"}],
+            ["model.layers"],
+            id="same-name",
+        ),
+    ],
+)
+def test_what_was_swept_is_what_differs(settings: list[dict[str, str]], keys: list[str]):
+    assert swept([replace(BASE, settings=one) for one in settings]) == keys
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.one_of(st.just(NAN), st.integers(1, 9)), st.booleans()), max_size=12))
+def test_no_run_beats_one_of_the_front_and_one_of_the_front_equals_or_beats_every_other(rows: list[tuple]):
+    verdicts = {True: Good(), False: Judgement()}
+    outcomes = [
+        replace(BASE, name="same", link=str(number), tokens_per_s=speed, dollars=dollars, verdict=verdicts[good])
+        for number, (speed, dollars, good) in enumerate(rows)
+    ]
+    found = front(outcomes)
+    known = [one for one in outcomes if not one.failed and not math.isnan(one.dollars)]
+    if found is None:
+        assert not known
+        return
+    ahead = [one for one in known if one.link in found.runs]
+    assert ahead
+    for one in known:
+        better = [
+            other
+            for other in known
+            if (other.tokens_per_s >= one.tokens_per_s and other.dollars < one.dollars)
+            or (other.tokens_per_s > one.tokens_per_s and other.dollars <= one.dollars)
+        ]
+        assert (one.link in found.runs) == (not better)
+    first = best(outcomes)
+    assert first is not None
+    assert first.tokens_per_s == max(one.tokens_per_s for one in outcomes if not one.failed)
+
+
+def test_without_prices_the_front_weighs_memory():
+    outcomes = [replace(BASE, link=str(gib), dollars=NAN, memory_gib=gib) for gib in (3.0, 2.0)]
+    found = front(outcomes)
+    assert found == comparison.Front(against="memory_gib", runs=frozenset({"2.0"}))
+
+
+def test_what_was_rehearsed_is_not_called_better_than_what_was_measured():
+    measured, emulated = (replace(BASE, link=kind, emulated=kind == "emulated") for kind in ("measured", "emulated"))
+    outcomes = [replace(emulated, tokens_per_s=9.0, dollars=1.0), replace(measured, tokens_per_s=1.0, dollars=9.0)]
+    first, found = best(outcomes), front(outcomes)
+    assert first is not None
+    assert (first.link, found and found.runs) == ("measured", {"measured"})
+    assert best(outcomes[:1]) is outcomes[0]
+
+
+def test_emulated_times_are_told_to_be_emulated(tmp_path: Path):
+    for stamp, rehearsal in zip(STAMPS, (None, "virtual"), strict=False):
+        make_run(tmp_path / "runs/tiny" / stamp, Shape(rehearsal=rehearsal))
+    records = [record.read(RunDir(tmp_path / "runs/tiny" / stamp)) for stamp in STAMPS[:2]]
+    real, rehearsed = (outcome(known, Good(), f"{number}.html") for number, known in enumerate(records))
+    assert not math.isnan(real.memory_gib)
+    assert math.isnan(rehearsed.memory_gib)
+    page = sweep_page.render([real, rehearsed])
+    assert "1 of them rehearsed: all times of these are emulated" in page
+    assert page.count("<td>succeeded · emulated</td>") == 1
+    assert "rehearsed" not in sweep_page.render([real])
+
+
+def test_logs_that_do_not_tell_their_tokens_are_compared_by_iterations(tmp_path: Path, open_page: Opener):
+    for number, job in enumerate((Job(), Job(micro_batches=9))):
+        (tmp_path / f"n{number}.out").write_text(log(job, calls(job)))
+    main([str(tmp_path / "n0.out"), str(tmp_path / "n1.out")])
+    page = open_page(tmp_path / "comparison.html")
+    assert page.locator("table.runs tbody tr").count() == 2
+    said = page.inner_text(".verdict")
+    assert re.search(r"n\d: [\d.,]+ ms an iteration, [\d.]+ times as fast as the slowest\.", said)
+
+
+def test_only_failures_have_a_page_that_says_so():
+    page = sweep_page.render([replace(BASE, verdict=Judgement()), replace(BASE, name="b", iteration_ms=NAN)])
+    assert page == sweep_page.render([replace(BASE, verdict=Judgement()), replace(BASE, name="b", iteration_ms=0.0)])
+    assert "No result" in page
+    assert "Rank 1 &lt;ran&gt; out of memory." in page
+    assert "no iteration was logged" in page
+
+
+def test_hostile_names_and_settings_are_shown_as_they_are(tmp_path: Path, open_page: Opener):
+    hostile = "</script><img src=x onerror=alert(1)>\"'"
+    outcomes = [
+        replace(
+            BASE, name=hostile + number, settings={f"parallel.{hostile}": hostile + number}, link=f"a%22{number}.html"
+        )
+        for number in "12"
+    ]
+    bad = replace(BASE, name="bad", verdict=Judgement(state=hostile, reason=hostile))
+    path = tmp_path / "page.html"
+    path.write_text(sweep_page.render([*outcomes, bad]))
+    page = open_page(path)
+    assert page.locator("img").count() == 0
+    assert hostile in page.inner_text("main")
+
+
+def test_a_line_crosses_every_axis_where_its_values_are_and_has_a_gap_where_one_is_not_known():
+    items = [Item(name=name, link="x", tone="") for name in "ab"]
+    axes = [
+        Axis(title="cut", values=["1-3", "3-1"]),
+        Axis(title="ms", values=[1.0, NAN]),
+        Axis(title="n", values=[5.0, 7.0]),
+    ]
+    whole, broken = parallel(items, axes).data
+    assert list(whole.y) == [0.0, 0.5, 0.0]
+    assert [None if math.isnan(y) else y for y in broken.y] == [1.0, None, 1.0]
+
+
+def test_of_many_values_some_are_written():
+    many = Axis(title="n", values=[str(number) for number in range(40)])
+    drawn = parallel([Item(name="a", link="x", tone="")] * 40, [many])
+    assert 5 <= len(drawn.layout.annotations) <= 14
+
+
+def test_numbers_as_text_are_in_their_order():
+    assert [text for text, _ in Axis(title="", values=["10", "9", "2", "x"]).marks()] == ["2", "9", "10", "x"]

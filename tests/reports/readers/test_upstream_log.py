@@ -1,0 +1,101 @@
+"""A run of Megatron-LM has its course, times and memory on the page, from its logs alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reports.readers.upstream_log import Memory, parse
+from tests.reports.test_cli import report
+from tests.support.reports.synthetic import Shape, make_run
+
+SHAPE = Shape(pipeline=2, data=2, micro_batches=2, iterations=30)
+SET_UP = """\
+> setting tensorboard ...
+(min, max) time across ranks (ms):
+    model-and-optimizer-setup ......................: (812.55, 820.01)
+    train/valid/test-data-iterators-setup ..........: (101.11, 150.32)
+training ...
+"""
+
+
+def block(iteration: int, loss: float | None, elapsed: float) -> str:
+    said = "" if loss is None else f"lm loss: {loss:.6E} | "
+    return f"""\
+ [2026-11-21 08:10:{iteration:02d}.123456] iteration {iteration:8d}/      30 | consumed samples: {iteration * 4:12d} | \
+elapsed time per iteration (ms): {elapsed:.1f} | throughput per GPU (TFLOP/s/GPU): 31.4 | learning rate: 1.5E-04 | \
+global batch size:     4 | {said}loss scale: 1.0 | grad norm: 2.125 | number of skipped iterations:   0 | \
+number of nan iterations:   0 |
+Number of parameters in billions:  1.56
+(min, max) time across ranks (ms):
+    forward-backward ...............................: ({elapsed - 40:.2f}, {elapsed - 30:.2f})
+    optimizer-copy-to-main-grad ....................: (0.12, {elapsed / 100:.2f})
+"""
+
+
+MEMORY = """\
+[Rank 2] (after 1 iterations) memory (MB) | allocated: 5000.25 | max allocated: 6000.50 | reserved: 7000.00 | max reserved: 7000.00
+[Rank 2] (after 2 iterations) memory (MB) | allocated: 5200.25 | max allocated: 6300.50 | reserved: 7100.00 | max reserved: 7100.00
+[Rank 0] (after 2 iterations) memory (MB) | allocated: 5100.25 | max allocated: 8150.75 | reserved: 9000.00 | max reserved: 9100.00
+"""  # noqa: E501
+LOG = SET_UP + block(1, 10.9, 4000) + MEMORY + block(10, 9.5, 500) + block(20, 8.25, 400) + block(30, None, 440)
+
+
+def test_every_logged_iteration_is_there_as_in_metrics_jsonl() -> None:
+    metrics = parse(LOG.splitlines()).with_tokens(4096).metrics
+    assert [line["iteration"] for line in metrics] == [1, 10, 20, 30]
+    assert {key: metrics[2][key] for key in ("loss", "elapsed_ms", "grad_norm", "tflops_per_rank", "tokens_per_s")} == {
+        "loss": 8.25,
+        "elapsed_ms": 400.0,
+        "grad_norm": 2.125,
+        "tflops_per_rank": 31.4,
+        "tokens_per_s": 10240.0,
+    }
+
+
+def test_timers_are_medians_after_the_first_block_and_without_the_set_up() -> None:
+    assert parse(LOG.splitlines()).timers == {
+        "forward-backward": (400.0, 410.0),
+        "optimizer-copy-to-main-grad": (0.12, 4.4),
+    }
+
+
+def test_a_single_block_of_timers_stands_for_itself() -> None:
+    assert parse(block(1, 10.9, 4000).splitlines()).timers["forward-backward"] == (3960.0, 3970.0)
+
+
+def test_memory_is_what_a_rank_told_last() -> None:
+    assert parse(LOG.splitlines()).memory == {
+        0: Memory(5100.25, 8150.75, 9000.0, 9100.0),
+        2: Memory(5200.25, 6300.5, 7100.0, 7100.0),
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(folder, SHAPE)
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps(plan | {"engine": "megatron_lm", "timeline": False}))
+    (folder / "metrics.jsonl").unlink()
+    return folder
+
+
+def test_the_page_shows_course_times_and_memory_and_misses_nothing(run: Path, capsys) -> None:
+    (run / "nodes/g0-0.out").write_text(LOG)
+    summary, timeline = report(run)
+    for part in ("30 of 30", "440.0 ms", "Megatron-LM trained it", "forward-backward", "410.00", "8,150.8", "6,300.5"):
+        assert part in summary
+    assert "Missing" not in summary
+    assert "No events: Megatron-LM records none." in timeline
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("text", ["", SET_UP], ids=["empty", "set-up"])
+def test_a_run_that_has_logged_nothing_yet_has_a_page(run: Path, text: str) -> None:
+    (run / "nodes/g0-0.out").write_text(text)
+    summary, _ = report(run)
+    for part in ("no iteration is in the logs", "no timers in the logs", "no memory figures in the logs"):
+        assert part in summary

@@ -1,0 +1,218 @@
+"""What the page of a run says beside its timeline: utilisation, cost, memory, prediction, GPUs, what nodes said."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from conf.run_folder.gpu_lines import GpuProcess, GpuReading, GpuSample, GpuTrouble, entry_text
+from reports.facts.terms import Terms
+from reports.readers.gpus import gpu_report
+from reports.readers.megatron_log import Sizes
+from reports.sections.expected_section import expected_section
+from reports.sources import Source
+from tests.reports.conftest import Opener
+from tests.reports.test_cli import Found, Line, report
+from tests.support.reports.synthetic import PRICE_PER_HOUR, Shape, make_run
+
+SHAPE = Shape(pipeline=2, data=2, ranks_per_node=2)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs/tiny/20260101-000000-aaaa"
+    make_run(folder, SHAPE)
+    return folder
+
+
+def with_config(run: Path, **changes: object) -> Path:
+    config = json.loads((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(json.dumps(config | changes))
+    return run
+
+
+def row(run: Path, title: str, first: str) -> list[str]:
+    """The cells of a row of a section's table, by its first cell."""
+    section = (run / "report/index.html").read_text().split(f"<h2>{title}</h2>")[1].split("</section>")[0]
+    section = re.sub(r'<span class="whole">(.*?)</span>', r"\1", section)
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", one, re.DOTALL) for one in section.split("<tr>")]
+    return next(cells for cells in rows if cells and cells[0] == first)
+
+
+def test_utilisation_is_the_models_operations_over_the_peaks_of_all_gpus(run: Path):
+    said, _ = report(run)
+    tflops = 42.5  # median of the lines after the first
+    assert re.search(rf"Model-FLOP utilisation\s+{tflops / 31.2:.1%}\s+of 125 TFLOP/s fp32 peak", said)
+
+
+def test_the_loss_is_the_last_that_is_known(run: Path):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for skipped, note in ((1, "mean up to iteration 2, none since"), (3, "")):
+        for line in lines[-skipped:]:
+            line |= {"loss": None, "skipped": 1}
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        said, _ = report(run)
+        loss = f"{lines[1]['loss']:.4f}" if note else "–"
+        assert re.search(rf"Loss\s+{loss}\s+{note}", said)
+
+
+def test_cost_is_that_of_all_nodes(run: Path):
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    milliseconds = sum(line["elapsed_ms"] for line in metrics[1:]) / 2
+    said, _ = report(run)
+    assert f"${2 * PRICE_PER_HOUR:.2f}/h" in said
+    assert f"${2 * PRICE_PER_HOUR * milliseconds / 3.6e6:,.4f} an iteration" in said
+
+
+def test_cost_says_which_price_is_not_known(run: Path):
+    config = json.loads((run / "config.yaml").read_text())
+    del config["cluster"]["groups"]["g0"]["price_per_hour"]
+    said, _ = report(with_config(run, **config))
+    assert f"≥ ${PRICE_PER_HOUR:.2f}/h" in said
+    assert "without g0, whose price is not known" in said
+
+
+def test_differences_to_the_prediction_are_measured_less_predicted_and_add_up(run: Path):
+    said, _ = report(run)
+    assert "An iteration took" in said
+    for stage in ("0", "1"):
+        cells = row(run, "Predicted and measured", stage)[1:]
+        numbers = [re.findall(r"-?[\d.]+", cell.replace(",", "").replace("−", " ")) for cell in cells]
+        assert len(numbers) == 8
+        for difference, seen, expected in ([float(one) for one in cell] for cell in numbers):
+            assert difference == pytest.approx(seen - expected, abs=0.11)
+        differences = [float(cell[0]) for cell in numbers]
+        assert sum(differences[:-1]) == pytest.approx(differences[-1], abs=0.4)
+
+
+def test_where_nothing_differs_no_term_is_called_the_largest(run: Path):
+    prediction = Source.find(run.parent, str(run), Sizes()).read().prediction
+    as_predicted = {stage: Terms.of_prediction(one.terms) for stage, one in enumerate(prediction.stages)}
+    said = expected_section(prediction, as_predicted, prediction.iteration_s * 1e3)
+    assert "as long as" in said
+    assert "largest part" not in said
+    assert "worst" not in said
+
+
+def test_of_one_logged_line_the_prediction_is_compared_with_steady_iterations(run: Path):
+    metrics = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text(json.dumps(json.loads(metrics[0]) | {"elapsed_ms": 1e6}) + "\n")
+    said, _ = report(run)
+    assert float(re.search(r"An iteration took ([\d,.]+) ms", said)[1].replace(",", "")) < 1e5
+
+
+def test_memory_has_the_measured_peak_the_prediction_and_the_limit(run: Path):
+    said, _ = report(run)
+    cells = row(run, "Memory", "0")
+    parts, (predicted, measured, limit, left) = [float(cell) for cell in cells[1:6]], map(float, cells[6:])
+    assert sum(parts) == pytest.approx(predicted, abs=0.03)
+    assert measured == round(SHAPE.peak_mib(1) / 1024, 2)
+    assert (limit, left) == (22.2, pytest.approx(22.2 - measured, abs=0.011))
+    assert f"Stage 0 is the fullest: it took {measured:.1f} of 22.2 GiB" in said
+
+
+def test_a_configuration_that_cannot_be_read_costs_its_figures_and_nothing_else(
+    run: Path, capsys: pytest.CaptureFixture
+):
+    (run / "config.yaml").write_text("a: b: c")
+    said, _ = report(run)
+    assert "no prediction, no prices and no peak rates, for config.yaml cannot be read" in said
+    assert "Predicted and measured" not in said
+    assert "Stages" in said
+
+
+def test_a_slow_rank_is_named_with_its_node(run: Path, tmp_path: Path):
+    events = run / "events/rank-00003.bin"
+    slow = tmp_path / "slow"
+    make_run(slow / "tiny/20260101-000000-bbbb", Shape(pipeline=2, data=2, ranks_per_node=2, layers=16))
+    events.write_bytes((slow / "tiny/20260101-000000-bbbb/events/rank-00003.bin").read_bytes())
+    said, _ = report(run)
+    assert "1 rank of 4 computed over 5% longer than the others of its stage" in said
+    cells = row(run, "Stragglers", "3")
+    assert cells[1:3] == ["g1-1", "1"]
+    assert float(cells[5].strip("+%")) > 50
+
+
+def test_the_table_of_many_nodes_is_folded(run: Path, tmp_path: Path):
+    report(run)
+    assert "<summary>Ranks and stages" not in (run / "report/index.html").read_text()
+    many = tmp_path / "many/tiny/20260101-000000-bbbb"
+    make_run(many, Shape(pipeline=17, ranks_per_node=1, layers=17, iterations=1, micro_batches=1))
+    assert "Ranks and stages of 17 nodes" in report(many)[0]
+
+
+def test_what_nodes_say_is_grouped_and_errors_come_before_warnings(run: Path):
+    found = Found(
+        mismatches=("node g0-0: says WORLD_SIZE 8, but 4 was submitted",),
+        stderr=(Line("CUDA is gone", 4, ("g0-0", "g1-1")),),
+        warnings=(Line("UserWarning: slow", 12, tuple(f"n{i}" for i in range(5))), Line("FutureWarning", 1)),
+    )
+    said, _ = report(run, lambda _: found)
+    parts = ["says WORLD_SIZE 8", "Errors", "CUDA is gone", "13 warnings of 2 kinds", "n0, n1, n2 and 2 more"]
+    places = [said.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_nodes_that_run_what_was_submitted_are_said_to(run: Path):
+    assert "No node says that it runs anything else than was submitted." in report(run, lambda _: Found())[0]
+
+
+def sample(index: int, utilisation: int | None, power: int | None, ours: bool = True) -> GpuSample:
+    return GpuSample(
+        index=index,
+        uuid=f"GPU-{index}",
+        name="NVIDIA A10",
+        utilisation=utilisation,
+        memory_used_mib=10_000 + index,
+        memory_total_mib=22_731,
+        power_w=power,
+        power_limit_w=150,
+        temperature_c=60 + index,
+        processes=(GpuProcess(pid=1, memory_mib=1, ours=True),) if ours else (),
+    )
+
+
+def readings(*rows: tuple[GpuSample, ...]) -> str:
+    return "".join(
+        entry_text(GpuReading(unix=1_760_000_000 + 10 * number, host="h", number=number, interval_s=10, gpus=row))
+        for number, row in enumerate(rows, 1)
+    )
+
+
+def test_gpus_are_summed_up_over_the_time_in_which_the_run_computed(run: Path):
+    idle = (sample(0, 0, 20, ours=False), sample(1, 0, 20, ours=False))
+    busy = (sample(0, 98, 140), sample(1, 40, 70))
+    (run / "nodes/g0-0.gpu").write_text("cut off\n" + readings(idle, busy, busy) + "2026-11-21T22:02:10")
+    (run / "nodes/g1-1.gpu").write_text(entry_text(GpuTrouble(unix=1_760_000_000, text="no GPU here")))
+    said, _ = report(run)
+    assert "2 GPUs, 69 % utilised on average; the least was GPU 1 of g0-0 with 40 %." in said
+    assert row(run, "GPUs", "g0-0")[1:] == ["1", "NVIDIA A10", "40", "70 of 150", "10,001 of 22,731", "61", ""]
+    assert "g1-1: no GPU here" in said
+
+
+def test_power_is_that_of_all_gpus_together():
+    busy = (sample(0, 90, 100), sample(1, 70, 60))
+    found = gpu_report({"a": readings(busy, busy), "b": readings((sample(5, 50, 40),), (sample(5, 50, 40),))})
+    assert set(found.power_w) == {200}
+    assert set(found.utilisation) == {70}
+    assert len(found.uses) == 3
+
+
+def test_a_gpu_that_tells_nothing_or_is_lost_is_listed(run: Path):
+    lost = GpuSample.lost(index=0, uuid="GPU-0", name="NVIDIA A10", fault="GPU is lost")
+    (run / "nodes/g0-0.gpu").write_text(readings((lost,)))
+    said, _ = report(run)
+    assert "No GPU told how much it was utilised." in said
+    assert row(run, "GPUs", "g0-0")[1:] == ["0", "NVIDIA A10", "–", "– of –", "– of –", "–", "GPU is lost"]
+
+
+def test_the_name_of_a_node_is_not_broken_at_its_hyphens(run: Path, open_page: Opener):
+    long = tuple(f"gpu-rack-07-node-{number}" for number in range(4))
+    judged = Found(stderr=(Line("RuntimeError: " + "no room for another tensor " * 30, 4, long),))
+    report(run, lambda _: judged)
+    page = open_page(run / "report/index.html", viewport={"width": 640, "height": 800})
+    lines = page.locator("td .whole").evaluate_all("(all) => all.map((name) => name.getClientRects().length)")
+    assert lines == [1] * 3

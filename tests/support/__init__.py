@@ -1,0 +1,6 @@
+"""Not tests, but what tests share: doubles, stand-ins, made-up runs and a Slurm cluster, by the room they are for."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+"""The clone."""

@@ -1,0 +1,130 @@
+"""Small clusters and models made from a seed, and all plans for them: what a search is held against."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from conf.schema.experiment import Engine, EngineKind, Gpu, Model, NodeGroup, Parallel, Precision, Recompute
+from fasop.costs.hardware import Factors, NodeKind
+from fasop.costs.memory import GIB
+from fasop.costs.training import Training
+from fasop.search.choices import Choices
+from fasop.simulation.fast import KNOWN
+from fasop.simulation.on_nodes import pipelines
+from tests.support.fasop.random_pipelines import all_partitions
+
+MOST_PLANS = 10_000
+"""Partitions and orders of any sizes of a cluster that are tried one and all."""
+
+
+def random_case(rng: np.random.Generator) -> tuple[Training, list[NodeKind], Choices]:
+    """One to three groups of nodes whose speed, memory and links differ, and a model of a few layers."""
+    kinds = [_kind(rng, name) for name in "abc"[: rng.integers(1, 4)]]
+    if rng.random() < 0.6:
+        kinds = [replace(kind, gpus=kinds[0].gpus) for kind in kinds]
+    model = Model(
+        name="small",
+        layers=int(rng.integers(2, 7)),
+        hidden=int(rng.choice([16, 64, 256])),
+        heads=int(rng.choice([2, 4])),
+        sequence_length=int(rng.choice([32, 256])),
+        vocab_size=int(rng.choice([100, 5000])),
+    )
+    choices = Choices(
+        schedule=tuple(rng.permutation(np.array(KNOWN, object))[: rng.integers(1, 5)]),
+        recompute=(Recompute.none, Recompute.full)[: rng.integers(1, 3)],
+        sharded_optimizer=(False, True)[: rng.integers(1, 3)],
+    )
+    parallel = Parallel(global_batch_size=int(rng.choice([4, 6, 8, 12])))
+    engine = Engine(kind=EngineKind.tdpp)
+    return (
+        Training(model=model, parallel=parallel, precision=Precision(rng.choice(["fp32", "fp16"])), engine=engine),
+        kinds,
+        choices,
+    )
+
+
+def _kind(rng: np.random.Generator, name: str) -> NodeKind:
+    def about(number: float) -> float:
+        return float(number * 10 ** rng.uniform(-1, 1))
+
+    rates = [about(10) for _ in range(3)]
+    gpu = Gpu(
+        name=name.upper(),
+        memory_gib=float(rng.choice([80.0, (GIB + about(8e7)) / GIB])),
+        fp32_tflops=rates[0],
+        fp16_tflops=rates[1],
+        bf16_tflops=rates[2],
+        memory_gb_per_s=about(500),
+    )
+    gpus = int(rng.integers(1, 4))
+    group = NodeGroup(
+        count=int(rng.integers(1, 4)),
+        gpus_per_node=gpus,
+        gpu=name,
+        intra_gbit_per_s=about(100),
+        intra_latency_us=about(5),
+        inter_gbit_per_s=about(20),
+        inter_latency_us=about(20),
+        price_per_hour=about(5),
+    )
+    factors = Factors(forward=about(1), backward=about(1)) if rng.random() < 0.5 else Factors()
+    return NodeKind(name=name, group=group, gpu=gpu, gpus=gpus, profile=None, factors=factors)
+
+
+def all_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> Iterator[Training]:
+    """Every plan but for its partition and its order, one by one, with all that `Choices` may leave out."""
+    gpus = sum(kind.gpus * kind.group.count for kind in kinds)
+    model, batch = training.model, training.parallel.global_batch_size
+    for tensor, data in itertools.product(range(1, gpus + 1), repeat=2):
+        pipeline, left = divmod(gpus, tensor * data)
+        whole_nodes = all(kind.gpus % tensor == 0 for kind in kinds)
+        if left or model.heads % tensor or not whole_nodes or batch % data or pipeline > model.layers + 2:
+            continue
+        for micro in range(1, batch // data + 1):
+            if batch // data % micro:
+                continue
+            for schedule in choices.schedule:
+                chunks = 2 if schedule == "interleaved" else 1
+                if chunks > 1 and (pipeline == 1 or pipeline * chunks > model.layers):
+                    continue
+                for recompute, sharded in itertools.product(choices.recompute, choices.sharded_optimizer):
+                    parallel = replace(
+                        training.parallel,
+                        tensor=tensor,
+                        data=data,
+                        pipeline=pipeline,
+                        micro_batch_size=micro,
+                        schedule=schedule,
+                        chunks=chunks,
+                        recompute=recompute,
+                        sharded_optimizer=sharded,
+                    )
+                    yield replace(training, parallel=parallel)
+
+
+def best_times(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> list[tuple[Training, float]] | None:
+    """By sizes and options, seconds of the fastest of all partitions and orders of all these nodes; infinite where none
+    fits. None if there are too many.
+    """
+    nodes = [number for number, kind in enumerate(kinds) for _ in range(kind.group.count)]
+    alike: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for order in sorted(set(itertools.permutations(nodes))):
+        alike.setdefault(tuple(kinds[number].gpus for number in order), []).append(order)
+    most = max(map(len, alike.values()))
+    best = []
+    for sized in all_sizes(training, kinds, choices):
+        table = all_partitions(training.model.layers, sized.parallel.virtual_stages)
+        if table.shape[1] * most > MOST_PLANS:
+            return None
+        seconds = []
+        for orders in alike.values():
+            lines = pipelines(sized, kinds, np.array(orders)).take(np.repeat(np.arange(len(orders)), table.shape[1]))
+            columns = np.tile(table, (1, len(orders)))
+            seconds.append(np.where(lines.fits(columns), lines.iteration(columns), np.inf).min())
+        best.append((sized, float(min(seconds))))
+    return best

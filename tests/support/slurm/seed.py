@@ -1,0 +1,110 @@
+"""The seed's layout on the test cluster: one A100 node and seven A10 nodes, a rank on each, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conf.run_folder.rundir import RunDir
+from launch.commands.launch import main
+from launch.judge.verdict import State, Verdict, judge
+from launch.machine.slurm_commands import comment_of
+from launch.machine.slurm_commands import submitted as submitted_jobs
+from tests.support.launch.live import FOREVER, WORKER, no_data_needed
+from tests.support.slurm.cluster import Cluster
+
+NODES = [
+    "cluster=a100x1_a10x7",
+    "+gpu@cluster.gpus.cpu=cpu",
+    *(f"cluster.groups.{group}.{key}" for group in ("hgx", "gpu2") for key in ("gpu=cpu", "gpus_per_node=1")),
+    "executor=slurm",
+    "train.lr_warmup_iterations=0",
+]
+SEED = [
+    "model=tiny",
+    "model.layers=12",
+    "parallel.data=1",
+    "parallel.node_order=null",
+    "parallel.pipeline=8",
+    "parallel.partition=0-3-2-2-2-2-1-0",
+    "parallel.global_batch_size=16",
+    "parallel.micro_batch_size=1",
+]
+"""The partition 0-11-8-8-8-8-5-0 scaled to twelve layers."""
+SMALL = [
+    "parallel.node_order=hgx+gpu2*2",
+    "parallel.data=1",
+    "parallel.pipeline=3",
+    "parallel.partition=1-2-1",
+    "parallel.global_batch_size=4",
+    "parallel.micro_batch_size=1",
+]
+"""A master job of one node, a slave job of two."""
+MASTER, SLAVE = 0, -1
+"""Of the jobs of such a run, with het=jobs."""
+HET = pytest.mark.parametrize("het", ["jobs", "hetjob"])
+
+
+def submitted(runs: Path, *overrides: str, worker: str = WORKER) -> RunDir:
+    """A run of the layout `SMALL` with the stand-in worker, or of what else is given, as `tdpp launch` submits it."""
+    main([f"runs_dir={runs}", *NODES, *SMALL, *overrides], preflight=no_data_needed, worker=worker)
+    return RunDir.find(runs, None)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.2)
+
+
+def verdict_of(run: RunDir, seconds: float = 90) -> Verdict:
+    """The verdict on a run once it is over, and its jobs have left the queue."""
+    wait_for(lambda: judge(run).state not in (State.starting, State.running, State.failing), seconds)
+    wait_for(lambda: not submitted_jobs(comment_of(run.read_json(run.jobs)["token"]), os.getuid()))
+    return judge(run)
+
+
+def at_work(run: RunDir, iterations: int = 2) -> bool:
+    """Whether the run has logged some iterations."""
+    return run.metrics.exists() and run.metrics.read_text().count("\n") >= iterations
+
+
+def ids(run: RunDir) -> list[str]:
+    """Slurm's, of the run's jobs."""
+    return [job["id"] for job in run.read_json(run.jobs)["jobs"]]
+
+
+def endless(tmp_path: Path, *overrides: str) -> RunDir:
+    """A run at work."""
+    run = submitted(tmp_path / "runs", *FOREVER, "train.log_interval=1", *overrides)
+    wait_for(lambda: at_work(run))
+    return run
+
+
+@contextmanager
+def occupied(slurm: Cluster, *options: str, seconds: int = 300) -> Iterator[str]:
+    """A job of somebody else, so that some nodes are not free; its id."""
+    job = slurm.run("sbatch", "--parsable", "--exclusive", "-o", "/dev/null", *options, "--wrap", f"sleep {seconds}")
+    assert job.returncode == 0, job.stderr
+    yield job.stdout.strip()
+    slurm.run("scancel", job.stdout.strip())
+    wait_for(lambda: job.stdout.strip() not in [other.id for other in slurm.jobs()])
+
+
+def iterations(run: RunDir) -> list[int]:
+    """Those that were logged."""
+    return [json.loads(line)["iteration"] for line in run.metrics.read_text().splitlines()]
+
+
+def assert_failed(verdict: Verdict, rule: str, reason: str) -> None:
+    told = "\n".join([verdict.reason, *verdict.evidence])
+    assert (verdict.state, verdict.rule) == (State.failed, rule), told
+    assert reason in verdict.reason, told
+    assert verdict.exit_code == 1
