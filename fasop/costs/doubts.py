@@ -1,12 +1,34 @@
-"""What a reader of predicted times must know about them."""
+"""What a reader of predicted times must know about them: what they rest on, and which measured figures are odd.
+
+A measurement that nobody expected may still be right: what cannot be is an error (`fasop.costs.profile`), what is hard
+to believe a warning.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 
+from conf.schema.experiment import Model
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis, why_not_measured
+from fasop.costs.profile import LayerProfile, ModelCosts, Shape
 from fasop.costs.training import Training
+
+LONGEST_MS = 600_000.0
+"""Of a pass of one part of a model."""
+SLOWEST_NS = 10_000.0
+"""Of the optimizer, for a parameter."""
+SLOWER_BACKWARD = (1 / 8, 8.0)
+"""A layer's or head's backward pass, in forward passes: matrix products twice, so about 2. An embedding's is another
+matter: its gradient is as large as the vocabulary."""
+SLOWER_WITH_TENSOR = (0.8, 30.0)
+"""A layer with a larger tensor size, times what a perfect split would take: collectives over a bad link may make it
+slower than without, but only caches make it faster."""
+SLOWER_WITH_BATCH = (0.5, 4.0)
+"""A layer with a larger micro-batch: at least this part of the smaller one's time, and at most this many times what
+its samples would take."""
 
 _BASES = {
     Basis.OTHER_FORMAT: "other format: measured in fp16 for bf16, or the other way round; peak rates are the same",
@@ -20,9 +42,68 @@ def doubts(training: Training, kinds: Sequence[NodeKind], bases: Collection[Basi
     yield from (text for basis, text in _BASES.items() if basis in bases)
     for name, profile in {kind.gpu.profile: kind.profile for kind in kinds}.items():
         if profile is not None:
-            yield from (f"profile {name!r}: {doubt}" for doubt in profile.doubts(training.model))
+            yield from (f"profile {name!r}: {doubt}" for doubt in profile_doubts(profile, training.model))
     for gpu, profile in {kind.gpu: kind.profile for kind in kinds}.items():
         if profile is not None and profile.gpu != gpu.name:
             yield f"profile {gpu.profile!r} is of {profile.gpu}, not of {gpu.name}"
         if (why := why_not_measured(gpu, profile, training)) is not None:
             yield why
+
+
+def profile_doubts(profile: LayerProfile, model: Model | None = None) -> list[str]:
+    """The figures of a profile that are hard to believe, in words; with a model those of other models are left out."""
+    names = {name for name, shape in profile.models.items() if model is None or shape == Shape.of(model)}
+    costs = [costs for costs in profile.costs if costs.model in names]
+    found = [*_lone_doubts(costs), *_doubts_between(costs)]
+    for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
+        if nanoseconds > SLOWEST_NS:
+            found.append(
+                f"optimizer_ns_per_parameter.{precision}={nanoseconds:g} is more than {SLOWEST_NS:g} nanoseconds, and "
+                "0.1 to 10 are usual; look for a slip, or measure again"
+            )
+    return found
+
+
+def _lone_doubts(every: Sequence[ModelCosts]) -> Iterator[str]:
+    """Of each entry by itself."""
+    for costs in every:
+        for name, part in costs.parts.items():
+            for key in ("forward", "backward"):
+                if (ms := getattr(part, key)) > LONGEST_MS:
+                    yield f"{costs}: {name}.{key}={ms:g} ms is more than {LONGEST_MS / 60_000:g} minutes"
+            if name != "embedding":
+                yield from _unlike(f"{costs}: {name}.backward", part.backward, "forward", part.forward, SLOWER_BACKWARD)
+
+
+def _doubts_between(every: Sequence[ModelCosts]) -> Iterator[str]:
+    """Of entries that differ in one size alone."""
+    by_tensor: dict[object, list[ModelCosts]] = defaultdict(list)
+    by_batch: dict[object, list[ModelCosts]] = defaultdict(list)
+    for costs in every:
+        by_tensor[costs.model, costs.precision, costs.micro_batch_size].append(costs)
+        by_batch[costs.model, costs.precision, costs.tensor].append(costs)
+    for alike in by_tensor.values():
+        for less, more in pairwise(sorted(alike, key=lambda costs: costs.tensor)):
+            low, high = SLOWER_WITH_TENSOR
+            split = low * less.tensor / more.tensor
+            yield from _compared(less, more, f"tensor {less.tensor}", (split, high))
+    for alike in by_batch.values():
+        for less, more in pairwise(sorted(alike, key=lambda costs: costs.micro_batch_size)):
+            low, high = SLOWER_WITH_BATCH
+            samples = more.micro_batch_size / less.micro_batch_size
+            yield from _compared(less, more, f"micro-batch {less.micro_batch_size}", (low, high * samples))
+
+
+def _compared(less: ModelCosts, more: ModelCosts, other: str, limits: tuple[float, float]) -> Iterator[str]:
+    for key in ("forward", "backward"):
+        ms, other_ms = getattr(more.layer, key), getattr(less.layer, key)
+        yield from _unlike(f"{more}: layer.{key}", ms, f"that of {other}", other_ms, limits)
+
+
+def _unlike(what: str, ms: float, other: str, other_ms: float, limits: tuple[float, float]) -> Iterator[str]:
+    low, high = limits
+    if not low <= ms / other_ms <= high:
+        yield (
+            f"{what}={ms:g} ms is {ms / other_ms:.3g} times {other} ({other_ms:g} ms), and {low:.3g} to {high:.3g} "
+            "times is usual; look for a slip in either, or measure again"
+        )

@@ -1,6 +1,7 @@
 """Which nodes the stages of a plan lie on, and how many ranks share a node's link when a stage sends.
 
-Ranks lie in Megatron's order, tensor fastest, then data, then pipeline, and fill the nodes one after another.
+Ranks lie in Megatron's order, tensor fastest, then data, then pipeline, and fill the nodes one after another. What
+depends on the node's kind is left open, so that one placement serves all orders of nodes with the same numbers of GPUs.
 """
 
 from __future__ import annotations
@@ -8,8 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasop.costs.arrays import Integers
 
 
 class Use(NamedTuple):
@@ -23,33 +30,51 @@ class Use(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class Uses:
+    """Flat lists of `Use`, by its fields; those of item i (a stage, a hop) begin at `starts[i]`, none is empty."""
+
+    starts: Integers
+    nodes: Integers
+    between: Integers
+    sharing: Integers
+
+    @classmethod
+    def of(cls, items: Sequence[Sequence[Use]]) -> Uses:
+        nodes, between, sharing = np.array([use for item in items for use in item], np.int64).T
+        starts = np.cumsum([0, *(len(item) for item in items[:-1])])
+        return cls(starts=starts, nodes=nodes, between=between, sharing=sharing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
     """Nodes by number, and links by what is sent over them at the same time."""
 
-    stages: Sequence[Sequence[int]]
-    """The nodes of each stage, sorted."""
-    hops: Sequence[Sequence[Use]]
+    stages: Uses
+    """The nodes of each stage, sorted; `between` and `sharing` mean nothing."""
+    hops: Uses
     """From each stage to the next one, and from the last to the first; the way back is the same."""
-    one_way_out: Sequence[bool]
-    """Of each stage, whether its messages to both neighbours leave one node, or go to the only other stage."""
-    sums: Sequence[Sequence[Use]]
+    one_way_out: NDArray[np.bool_]
+    """[stages]: whether messages to both neighbours leave one node, or go to the only other stage."""
+    sums: Uses
     """Gradients of each stage, over its replicas."""
-    embedding: Sequence[Use]
-    """Between the first and the last stage."""
+    embedding: Uses
+    """One item: between the first and the last stage."""
 
 
-def placed(gpus_per_node: Sequence[int], tensor: int, data: int, pipeline: int) -> Placed:
+@lru_cache(maxsize=4096)
+def place(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline: int) -> Placement:
     """Of `tensor * data * pipeline` ranks, which must be as many as the nodes have GPUs."""
     node_of = [node for node, gpus in enumerate(gpus_per_node) for _ in range(gpus)]
     width = tensor * data
     assert len(node_of) == width * pipeline, f"{len(node_of)} GPUs for {width} * {pipeline} ranks"
     stage_nodes = [node_of[s * width : (s + 1) * width] for s in range(pipeline)]
-    return Placed(
-        stages=[sorted(set(nodes)) for nodes in stage_nodes],
-        hops=[_transfers(zip(here, there, strict=True)) for here, there in pairwise([*stage_nodes, stage_nodes[0]])],
-        one_way_out=[pipeline == 2 or _one_way_out(stage_nodes, stage) for stage in range(pipeline)],
-        sums=_rings(stage_nodes, tensor),
-        embedding=_transfers(zip(stage_nodes[0], stage_nodes[-1], strict=True), both_ways=True),
+    hops = [_transfers(zip(here, there, strict=True)) for here, there in pairwise([*stage_nodes, stage_nodes[0]])]
+    return Placement(
+        stages=Uses.of([[Use(node, 0, 1) for node in sorted(set(nodes))] for nodes in stage_nodes]),
+        hops=Uses.of(hops),
+        one_way_out=np.array([pipeline == 2 or _one_way_out(stage_nodes, stage) for stage in range(pipeline)]),
+        sums=Uses.of(_rings(stage_nodes, tensor)),
+        embedding=Uses.of([_transfers(zip(stage_nodes[0], stage_nodes[-1], strict=True), both_ways=True)]),
     )
 
 

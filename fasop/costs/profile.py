@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 
@@ -12,7 +14,6 @@ from conf.errors import ConfigError
 from conf.reading.user_files import SUFFIX, is_file, path_of
 from conf.reading.yaml_file import fault, load_yaml
 from conf.schema.experiment import Gpu, Model, Precision, config
-from fasop.costs import profile_rules
 from fasop.costs.sizes import ADAM_BYTES
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
@@ -50,6 +51,10 @@ class ModelCosts:
     """Most that the allocator held at once, but for weights, gradients and optimizer, while embedding, `peak_layers`
     layers and head went forward and backward; null: not measured, as on a CPU."""
     peak_layers: int | None = None
+
+    @property
+    def parts(self) -> Mapping[str, Cost]:
+        return {"embedding": self.embedding, "layer": self.layer, "head": self.head}
 
     def __str__(self) -> str:
         return (
@@ -118,12 +123,7 @@ class LayerProfile:
     """From node to node."""
 
     def __post_init__(self) -> None:
-        profile_rules.check(self)
-
-    def doubts(self, model: Model | None = None) -> list[str]:
-        """Its figures that are hard to believe, in words; with a model those of other models are left out."""
-        names = {name for name, shape in self.models.items() if model is None or shape == Shape.of(model)}
-        return profile_rules.doubts(self, [costs for costs in self.costs if costs.model in names])
+        _check(self)
 
     def points(self, model: Model, precision: Precision) -> list[ModelCosts]:
         """All costs of a model of this shape in this number format; none if it was not measured."""
@@ -133,6 +133,70 @@ class LayerProfile:
     def precisions(self, model: Model) -> list[Precision]:
         """The number formats in which a model of this shape was measured."""
         return [precision for precision in Precision if self.points(model, precision)]
+
+
+def _check(profile: LayerProfile) -> None:
+    """Raises ConfigError for the first figure that cannot be."""
+    for model, shape in profile.models.items():
+        for key in ("hidden", "heads", "sequence_length", "vocab_size"):
+            if getattr(shape, key) < 1:
+                raise ConfigError(f"models.{model}.{key}={getattr(shape, key)} must be at least 1")
+    if not profile.costs:
+        raise ConfigError(f"costs of {profile.gpu} is empty: a profile has the times of one model at least")
+    for costs in profile.costs:
+        _possible(costs)
+        if costs.model not in profile.models:
+            raise ConfigError(
+                f"costs are of model {costs.model!r}, but models has no such key: give models.{costs.model} its "
+                "hidden, heads, sequence_length and vocab_size"
+            )
+    _distinct(profile.costs)
+    for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
+        if not (math.isfinite(nanoseconds) and nanoseconds > 0):
+            raise ConfigError(f"optimizer_ns_per_parameter.{precision}={nanoseconds} must be above 0 nanoseconds")
+    for place, links in (("within", profile.within), ("between", profile.between)):
+        for kind, times in (("p2p", links.p2p), ("all_reduce", links.all_reduce)):
+            if times is not None:
+                _possible_link(f"{place}.{kind}", times)
+
+
+def _possible(costs: ModelCosts) -> None:
+    """Each figure by itself."""
+    for key in ("tensor", "micro_batch_size"):
+        if getattr(costs, key) < 1:
+            raise ConfigError(f"{costs}: {key} must be at least 1")
+    for name, part in costs.parts.items():
+        for key in ("forward", "backward"):
+            ms = getattr(part, key)
+            if not (math.isfinite(ms) and ms > 0):
+                raise ConfigError(f"{costs}: {name}.{key}={ms} must be above 0 milliseconds")
+        for key in ("forward_spread", "backward_spread", "activation_bytes"):
+            value = getattr(part, key)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{costs}: {name}.{key}={value} must be 0 or above, or null where it is not known")
+    if costs.peak_bytes is not None and costs.peak_bytes < 0:
+        raise ConfigError(f"{costs}: peak_bytes={costs.peak_bytes} must be 0 or above, or null")
+
+
+def _distinct(every: Sequence[ModelCosts]) -> None:
+    seen = set()
+    for costs in every:
+        key = str(costs)
+        if key in seen:
+            raise ConfigError(f"{costs} is there twice; keep one of them")
+        seen.add(key)
+
+
+def _possible_link(name: str, times: LinkTimes) -> None:
+    if not (math.isfinite(times.latency_us) and times.latency_us >= 0):
+        raise ConfigError(f"{name}.latency_us={times.latency_us} must be 0 or above")
+    if not (math.isfinite(times.gbit_per_s) and times.gbit_per_s > 0):
+        raise ConfigError(f"{name}.gbit_per_s={times.gbit_per_s} must be above 0")
+    if times.ranks < 2:
+        raise ConfigError(f"{name}.ranks={times.ranks} must be at least 2")
+    for size, us in times.us_by_bytes.items():
+        if not (size > 0 and math.isfinite(us) and us > 0):
+            raise ConfigError(f"{name}.us_by_bytes: {size}: {us} must be above 0, both")
 
 
 def profile_path(name: str) -> Path:

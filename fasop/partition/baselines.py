@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conf.schema.partition import Partition
-from fasop.costs.placed import Integers
-from fasop.simulation.fast import Floats
+from fasop.costs.arrays import Floats, Integers
 from fasop.simulation.pipelines import Pipelines
 
 ROUNDING = 1e-9

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from conf.schema.experiment import Schedule
-from fasop.costs.placed import Integers
+from fasop.costs.arrays import Floats, Integers
 from fasop.partition.local_search import both_passes, by_stage, largest_stage, least_largest
-from fasop.simulation.fast import Floats
 from fasop.simulation.pipelines import Linear, Pipelines
 
 LEVELS = 200

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.experiment import Schedule
-from fasop.costs.placed import Integers
+from fasop.costs.arrays import Integers
 from fasop.simulation.pipelines import Linear, Pipelines
 
 ROUNDING = 1e-9

@@ -14,9 +14,8 @@ from itertools import count
 
 import numpy as np
 
-from fasop.costs.placed import Integers
+from fasop.costs.arrays import Floats, Integers
 from fasop.partition.linear_program import LeastLargest, Node, Solved
-from fasop.simulation.fast import Floats
 from fasop.simulation.pipelines import FULL, Layers, Pipelines
 
 EXACT = 1e-6

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fasop.costs.placed import Integers
-from fasop.simulation.fast import Floats
+from fasop.costs.arrays import Floats, Integers
 
 TOLERANCE = 1e-9
 """By how much a row may be broken."""

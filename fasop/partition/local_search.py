@@ -12,8 +12,7 @@ from itertools import combinations, islice, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.placed import Integers
-from fasop.simulation.fast import Floats
+from fasop.costs.arrays import Floats, Integers
 from fasop.simulation.pipelines import Linear, Pipelines
 
 FEW = 2000

@@ -11,9 +11,9 @@ from functools import cached_property
 import numpy as np
 
 from conf.schema.experiment import Parallel, Recompute, Schedule
+from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
-from fasop.costs.placed import Integers
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.partition.dominance import distinct, never_worse
@@ -21,7 +21,6 @@ from fasop.partition.local_search import feasible
 from fasop.search import orders
 from fasop.search.choices import Choices
 from fasop.search.lower_bound import Floors, Way
-from fasop.simulation.fast import Floats
 from fasop.simulation.on_nodes import Nodes, on_nodes, times_on
 from fasop.simulation.pipelines import Pipelines, joined
 

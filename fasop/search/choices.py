@@ -14,7 +14,6 @@ from conf.reading.values import NoValue, Reader, flag, one_of, read, several, wh
 from conf.schema.experiment import Engine, EngineKind, Model, Parallel, Recompute, Schedule, Train
 from conf.schema.megatron_lm import SCHEDULES
 from fasop.errors import SearchError
-from fasop.simulation.fast import KNOWN
 
 SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
 FOUND = ("partition", "node_order")
@@ -105,7 +104,7 @@ def runnable(engine: Engine, train: Train) -> Choices:
     megatron_lm = engine.kind is EngineKind.megatron_lm
     schedules = tuple(
         schedule
-        for schedule in KNOWN
+        for schedule in Schedule
         if not (megatron_lm and schedule not in SCHEDULES) and not (train.compile and schedule is Schedule.zb_h1)
     )
     both = (False, True)

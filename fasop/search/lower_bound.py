@@ -15,12 +15,11 @@ import numpy as np
 
 from conf.schema.experiment import Parallel, Recompute, Schedule
 from fasop.costs import overlap
+from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
-from fasop.costs.placed import Integers
 from fasop.costs.training import Training
 from fasop.partition.bounds import TINY, in_turn, passes_left
-from fasop.simulation.fast import Floats
 from fasop.simulation.on_nodes import Nodes, on_nodes, times_on
 
 ROUNDING = 1e-9

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fasop.costs.placed import Integers
+from fasop.costs.arrays import Floats, Integers
 from fasop.partition.baselines import start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.local_search import bottleneck, shortest
 from fasop.search.candidates import Candidates, Space, fitting
 from fasop.search.orders import neighbours
-from fasop.simulation.fast import Floats
 
 BEGUN = 4
 """Orders, those with the lowest bounds, of which partitions are searched before any node is moved."""

@@ -8,7 +8,7 @@ from itertools import chain, pairwise, permutations
 
 import numpy as np
 
-from fasop.costs.placed import Integers
+from fasop.costs.arrays import Integers
 
 MOST = 100
 """Orders that are all searched. Of more, a search begins with `starts` and goes on to `neighbours`."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.search.prices import DAY, HOUR, Run, price_per_hour, step_cost
 from fasop.search.search import Plan, by_time
-from fasop.simulation.fast import Floats
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from conf.schema.experiment import Parallel, Recompute, Schedule
 from conf.schema.partition import NodeOrder, Partition
+from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
-from fasop.costs.placed import Integers
 from fasop.costs.training import Training
 from fasop.search.candidates import Candidates, Space
 from fasop.search.node_moves import Bounded, Found, begun, climbed, searched
 from fasop.search.progress import Told, nobody
-from fasop.simulation.fast import Floats
 from fasop.simulation.pipelines import Parts, Pipelines
 
 FIRST, BATCH = 16, 64

@@ -14,8 +14,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fasop.simulation.fast import Floats, Longest, Times
+from fasop.costs.arrays import Floats
+from fasop.simulation.times import Longest, Times, last_of
 
 
 class Kind(IntEnum):
@@ -86,12 +88,19 @@ def _slices(numbers: Sequence[int]) -> Iterator[slice]:
 
 def ends(micro_batches: int, times: Times) -> Floats:
     """[stages, pipelines]: when each stage has done its last action."""
+    return _run(micro_batches, times)
+
+
+def _run(micro_batches: int, times: Times, second_last: list[NDArray[np.bool_]] | None = None) -> Floats:
+    """`ends`; appends of each meeting whether the second of the two came last."""
     now, takes = times.start.copy(), _takes(times)
     for kind, stages in steps(len(now), micro_batches):
         if kind < Kind.AHEAD:
             now[stages] += takes[kind][stages]
             continue
-        others = slice(stages.start + 1, stages.stop + 1, stages.step)
+        others = _following(stages)
+        if second_last is not None:
+            second_last.append(now[others] > now[stages])
         both = np.maximum(now[stages], now[others])
         both += takes[kind][stages]
         now[stages] = now[others] = both
@@ -100,31 +109,22 @@ def ends(micro_batches: int, times: Times) -> Floats:
 
 def longest(micro_batches: int, times: Times, after: Floats) -> Longest:
     """Why the iteration takes so long, if `after` [stages, pipelines] comes after each stage's last action."""
-    now, takes = times.start.copy(), _takes(times)
-    every = steps(len(now), micro_batches)
-    for_other = []
-    """At meetings, whether the second of the two came last."""
-    for kind, stages in every:
-        if kind < Kind.AHEAD:
-            now[stages] += takes[kind][stages]
-            continue
-        others = slice(stages.start + 1, stages.stop + 1, stages.step)
-        for_other.append(now[others] > now[stages])
-        both = np.maximum(now[stages], now[others])
-        both += takes[kind][stages]
-        now[stages] = now[others] = both
-    now += after
-    end = np.zeros_like(now)
-    end[np.argmax(now, axis=0), np.arange(now.shape[1])] = 1
+    second_last: list[NDArray[np.bool_]] = []
+    now = _run(micro_batches, times, second_last) + after
+    end = last_of(now)
     here, passes = end.copy(), np.zeros((2, *now.shape))
-    for kind, stages in reversed(every):
+    for kind, stages in reversed(steps(len(now), micro_batches)):
         if kind < Kind.AHEAD:
             passes[kind][stages] += here[stages]
             continue
-        others = slice(stages.start + 1, stages.stop + 1, stages.step)
-        other, on_path = for_other.pop(), here[stages] + here[others]
-        here[stages], here[others] = np.where(other, 0, on_path), np.where(other, on_path, 0)
+        others = _following(stages)
+        second, on_path = second_last.pop(), here[stages] + here[others]
+        here[stages], here[others] = np.where(second, 0, on_path), np.where(second, on_path, 0)
     return Longest(forward=passes[0], backward=passes[1], start=here, end=end, total=now.max(axis=0))
+
+
+def _following(stages: slice) -> slice:
+    return slice(stages.start + 1, stages.stop + 1, stages.step)
 
 
 def _takes(times: Times) -> tuple[Floats, ...]:

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from conf.schema.experiment import Parallel
 from fasop.costs import links, overlap, sizes
+from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_handed_out
 from fasop.costs.links import Link
 from fasop.costs.memory import GIB, chunks_in_flight, stage_memory
-from fasop.costs.placed import Integers, Uses, place
+from fasop.costs.placement import Uses, place
 from fasop.costs.profile import optimizer_s_per_parameter
 from fasop.costs.training import Training
-from fasop.simulation.fast import Floats
 from fasop.simulation.pipelines import Hidden, Linear, Pipelines
 
 
@@ -34,19 +34,18 @@ def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -
 
 def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     """As `pipelines`, for several plans on the same nodes."""
-    parallel, where = training.parallel, nodes.laid(training.parallel)
+    parallel, where = training.parallel, nodes.links_of(training.parallel)
     times = [times_on(kind, training) for kind in nodes.kinds]
-    numbers = [_of_kind(kind, time, training) for kind, time in zip(nodes.kinds, times, strict=True)]
-    most = nodes.largest(where.stages, numbers)
+    slowest = nodes.slowest(where.stages, training, times)
     summing, handing = gradients_summed(where.sums, training), weights_handed_out(where.sums, training)
-    stepping = most[6] / (parallel.data if parallel.sharded_optimizer else 1)
-    backward, sums = _passes(most[3:6], parallel.chunks), _by_parameters(training, summing)
+    stepping = slowest.step / (parallel.data if parallel.sharded_optimizer else 1)
+    backward, sums = _passes(slowest.backward, parallel.chunks), _by_parameters(training, summing)
     optimizer = Link(latency_s=handing.latency_s, s_per_byte=stepping + handing.s_per_byte)
-    capacity, shares = _room(training, -most[7])
+    capacity, shares = _capacity(training, slowest.memory_gib)
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
-        forward=_passes(most[:3], parallel.chunks),
+        forward=_passes(slowest.forward, parallel.chunks),
         backward=backward,
         hop=where.hops.takes(np.array(float(training.message_bytes))),
         busy=training.message_bytes * where.hops.s_per_byte,
@@ -64,11 +63,11 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
 
 def handing_out(training: Training, kinds: Sequence[NodeKind], orders: Integers) -> Linear:
     """The part of `Pipelines.optimizer` that handing out the new weights of a sharded one takes."""
-    where = Nodes(kinds, orders).laid(training.parallel)
+    where = Nodes(kinds, orders).links_of(training.parallel)
     return _by_parameters(training, weights_handed_out(where.sums, training))
 
 
-def _room(training: Training, memory_gib: Floats) -> tuple[Integers, Floats | None]:
+def _capacity(training: Training, memory_gib: Floats) -> tuple[Integers, Floats | None]:
     """The most layers of each stage and, of several chunks, the `shares` of its memory (fasop/simulation/pipelines.py).
 
     Layers are as evenly shared by the chunks as they can, the first ones having one more.
@@ -93,17 +92,20 @@ def times_on(kind: NodeKind, training: Training) -> LayerTimes:
     return found.multiplied(kind.factors.forward, kind.factors.backward)
 
 
-def _of_kind(kind: NodeKind, times: LayerTimes, training: Training) -> tuple[float, ...]:
-    """What counts of a stage's slowest and smallest GPU: forward and then backward passes of embedding, layer and head;
-    the optimizer's step, for a parameter; less than none of GiB.
-    """
-    parts = (times.embedding, times.layer, times.head)
-    step = kind.factors.optimizer * optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision)
-    return (*(part.forward for part in parts), *(part.backward for part in parts), step, -kind.gpu.memory_gib)
+@dataclass(frozen=True, kw_only=True)
+class SlowestGpus:
+    """What counts of the GPUs of each stage, [stages, pipelines]: each time of the slowest, memory of the smallest."""
+
+    forward: Floats
+    """[3, stages, pipelines]: of embedding, layer and head."""
+    backward: Floats
+    step: Floats
+    """Of the optimizer, for a parameter."""
+    memory_gib: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laid:
+class PlacedLinks:
     """Where ranks lie, and the links that they have there: [items, pipelines] each."""
 
     stages: Uses
@@ -120,30 +122,37 @@ class Nodes:
     def __init__(self, kinds: Sequence[NodeKind], orders: Integers) -> None:
         self.kinds = kinds
         self.orders = orders
-        self._last: tuple[tuple[int, int, int], Laid] | None = None
+        self._last: tuple[tuple[int, int, int], PlacedLinks] | None = None
 
-    def laid(self, parallel: Parallel) -> Laid:
+    def links_of(self, parallel: Parallel) -> PlacedLinks:
         """That of the last sizes is kept, since plans that differ in something else come one after another."""
         sizes = (parallel.tensor, parallel.data, parallel.pipeline)
         if self._last is None or self._last[0] != sizes:
             where = place(tuple(self.kinds[kind].gpus for kind in self.orders[0]), *sizes)
-            laid = Laid(
+            placed = PlacedLinks(
                 stages=where.stages,
-                hops=self._slowest(where.hops, [kind.factors.messages for kind in self.kinds]),
+                hops=self._slowest_link(where.hops, [kind.factors.messages for kind in self.kinds]),
                 one_way_out=where.one_way_out,
-                sums=self._slowest(where.sums, [kind.factors.gradients for kind in self.kinds]),
-                embedding=self._slowest(where.embedding, [kind.factors.embedding for kind in self.kinds]),
+                sums=self._slowest_link(where.sums, [kind.factors.gradients for kind in self.kinds]),
+                embedding=self._slowest_link(where.embedding, [kind.factors.embedding for kind in self.kinds]),
             )
-            self._last = (sizes, laid)
+            self._last = (sizes, placed)
         return self._last[1]
 
-    def largest(self, uses: Uses, numbers: Sequence[Sequence[float]]) -> Floats:
-        """[numbers, items, pipelines]: the largest of each of the numbers, by kind, of an item's nodes."""
-        values = np.array(numbers).T[:, self.orders.T[uses.nodes]]
-        reduced: Floats = np.maximum.reduceat(values, uses.starts, axis=1)
-        return reduced
+    def slowest(self, stages: Uses, training: Training, times: Sequence[LayerTimes]) -> SlowestGpus:
+        """`times` are by kind."""
+        rows = []
+        for kind, time in zip(self.kinds, times, strict=True):
+            parts = (time.embedding, time.layer, time.head)
+            step = kind.factors.optimizer * optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision)
+            rows.append([*(part.forward for part in parts), *(part.backward for part in parts), step])
+        kinds = self.orders.T[stages.nodes]
+        most = np.maximum.reduceat(np.array(rows).T[:, kinds], stages.starts, axis=1)
+        memory = np.array([kind.gpu.memory_gib for kind in self.kinds])[kinds]
+        least = np.minimum.reduceat(memory, stages.starts, axis=0)
+        return SlowestGpus(forward=most[:3], backward=most[3:6], step=most[6], memory_gib=least)
 
-    def _slowest(self, uses: Uses, factors: Sequence[float]) -> Link[Floats]:
+    def _slowest_link(self, uses: Uses, factors: Sequence[float]) -> Link[Floats]:
         """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links.
 
         `factors`, by kind, are what both are multiplied with.

@@ -1,4 +1,4 @@
-"""1F1B for many pipelines at once, in fewer operations of numpy than `fasop.simulation.fast` needs for any schedule.
+"""1F1B for many pipelines at once, in fewer operations of numpy than other schedules (`fasop.simulation.vectorised`).
 
 With n stages, forward pass m of stage s is in step s + m of a common clock while m < n - s, which runs ahead, and in
 step s + 2m after that; backward pass m in step 2n - 1 - s + 2m. Between sending what a pass waits for and that pass the
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from fasop.simulation.fast import Floats, Times, Traffic
+from fasop.costs.arrays import Floats
+from fasop.simulation.times import Longest, Times, Traffic, last_of
 
 
 class Turn(IntEnum):
@@ -94,28 +94,20 @@ def _from(low: int, parity: int) -> int:
     return low + (parity - low) % 2
 
 
-def ends(micro_batches: int, times: Times) -> Floats:
-    """[stages, pipelines]: when each stage has done its last pass, where no message waits for a link."""
+def ends(micro_batches: int, times: Times, traffic: Traffic | None = None) -> Floats:
+    """[stages, pipelines]: when each stage has done its last pass. Without `traffic` no message waits for a link; with
+    it messages may wait until their link has sent the one before.
+    """
     now = times.start.copy()
     stages = plan(len(now), micro_batches)
-    views = _views(stages, times, now)
+    views, links = _views(stages, times, now), None if traffic is None else _Links(stages, traffic, now.shape)
     for number in stages.order:
         sender, takes, sent, message, waiting, passing, duration = views[number]
-        np.add(sender, takes, out=sent)
-        np.maximum(waiting, message, out=waiting)
-        np.add(passing, duration, out=passing)
-    return now
-
-
-def queued_ends(micro_batches: int, times: Times, traffic: Traffic) -> Floats:
-    """The same where messages may wait until their link has sent the one before."""
-    now = times.start.copy()
-    stages = plan(len(now), micro_batches)
-    views, links = _views(stages, times, now), _Links(stages, traffic, now.shape)
-    for number in stages.order:
-        sender, takes, sent, message, waiting, passing, duration = views[number]
-        links.begin(number, sender, sent)
-        np.add(sent, takes, out=sent)
+        if links is None:
+            np.add(sender, takes, out=sent)
+        else:
+            links.begin(number, sender, sent)
+            np.add(sent, takes, out=sent)
         np.maximum(waiting, message, out=waiting)
         np.add(passing, duration, out=passing)
     return now
@@ -154,19 +146,9 @@ class _Links:
                 other[self._both] = self._free[mine][self._both]
 
 
-class Path(NamedTuple):
-    """The chain of passes and messages that ends last."""
-
-    forward: Floats
-    """[stages, pipelines]: how many forward passes of a stage are on it."""
-    backward: Floats
-    start: NDArray[np.int64]
-    """[pipelines]: the stage that it begins with."""
-
-
-def path(micro_batches: int, times: Times, after: Floats, traffic: Traffic | None = None) -> tuple[Path, Floats]:
-    """Why the last stage ends so late, if `after` [stages, pipelines] comes after each one's last pass; and `ends`,
-    with that. Without `traffic` no message waits for a link.
+def longest(micro_batches: int, times: Times, after: Floats, traffic: Traffic | None = None) -> Longest:
+    """Why the last stage ends so late, if `after` [stages, pipelines] comes after each one's last pass. Without
+    `traffic` no message waits for a link.
     """
     now = times.start.copy()
     stages, (count, columns) = plan(len(now), micro_batches), now.shape
@@ -211,7 +193,15 @@ def path(micro_batches: int, times: Times, after: Floats, traffic: Traffic | Non
     rows, cells = np.arange(len(moves))[:, np.newaxis], visited * columns + every
     on, forward = passing_in[rows, visited] & passed, forwards[rows, visited]
     ahead, back = (np.bincount(cells[on & which], minlength=now.size) for which in (forward, ~forward))
-    return Path(ahead.reshape(now.shape).astype(float), back.reshape(now.shape).astype(float), at), now
+    start = np.zeros_like(now)
+    start[at, every] = 1
+    return Longest(
+        forward=ahead.reshape(now.shape).astype(float),
+        backward=back.reshape(now.shape).astype(float),
+        start=start,
+        end=last_of(now),
+        total=now.max(axis=0),
+    )
 
 
 @lru_cache(maxsize=256)

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.experiment import Schedule
-from fasop.costs.placed import Integers
+from fasop.costs.arrays import Floats, Integers
 from fasop.simulation import blocking
-from fasop.simulation.fast import Floats, Times, Traffic, ends, longest
+from fasop.simulation.times import Times, Traffic
+from fasop.simulation.vectorised import ends, longest
 
 FULL = 1 + 1e-9
 """The part of a memory that may be taken, but for rounding."""
@@ -198,7 +199,7 @@ class Pipelines:
         return all_summed, np.maximum(all_summed, np.maximum(own[0], own[-1]) + self.embedding)
 
     def _done(self, times: Times, matters: Callable[[Floats], NDArray[np.bool_]] | None = None) -> Floats:
-        """[stages, pipelines]: when the schedule is over, as `fasop.simulation.fast.ends` says."""
+        """[stages, pipelines]: when the schedule is over, as `fasop.simulation.vectorised.ends` says."""
         if self.blocking:
             return blocking.ends(self.micro_batches, times)
         return ends(self.schedule, self.micro_batches, times, self._traffic(times), matters)

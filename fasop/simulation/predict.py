@@ -19,7 +19,7 @@ from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.layers import Basis
 from fasop.costs.memory import GIB, StageMemory, chunks_in_flight, stage_memory
-from fasop.costs.placed import place
+from fasop.costs.placement import place
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.simulation.on_nodes import handing_out, pipelines

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from conf.schema.experiment import Schedule
+from megatron_ext.contract.schedules import Action, Kind, computing
 
 
 class Pass(IntEnum):
@@ -44,10 +45,12 @@ class Steps(NamedTuple):
     slots: int
 
 
-class Action(NamedTuple):
-    kind: Pass
-    micro_batch: int
-    chunk: int
+PASSES = {
+    Kind.FORWARD: Pass.FORWARD,
+    Kind.BACKWARD: Pass.BACKWARD,
+    Kind.BACKWARD_INPUT: Pass.INPUT,
+    Kind.BACKWARD_WEIGHT: Pass.WEIGHT,
+}
 
 
 @lru_cache(maxsize=4096)
@@ -55,10 +58,7 @@ def steps(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> S
     """The steps of an iteration, in their order. Those of 1F1B are in `fasop.simulation.one_f_one_b`."""
     if schedule is Schedule.gpipe:
         return Steps(tuple(_gpipe(stages, micro_batches)), 2 * (stages + 1))
-    if schedule is Schedule.interleaved:
-        return _clocked([_interleaved(s, stages, chunks, micro_batches) for s in range(stages)], chunks)
-    assert schedule is Schedule.zb_h1
-    return _clocked([_zb_h1(s, stages, micro_batches) for s in range(stages)], chunks)
+    return _clocked([computing(schedule, stage, stages, chunks, micro_batches) for stage in range(stages)], chunks)
 
 
 def _gpipe(stages: int, micro_batches: int) -> Iterator[Step]:
@@ -93,36 +93,6 @@ def _written(count: int, kind: Pass, part: int) -> int:
     return part + 1 if kind is Pass.FORWARD else count + 1 + part
 
 
-def _interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> list[Action]:
-    """Narayanan et al. 2021, section 2.2.2: micro-batches go round in groups of `stages`, chunk after chunk. What a
-    group that is not whole lacks is left out at last.
-    """
-    groups = [range(m, m + stages) for m in range(0, micro_batches, stages)]
-    forward = [Action(Pass.FORWARD, m, c) for group in groups for c in range(chunks) for m in group]
-    backward = [Action(Pass.BACKWARD, m, c) for group in groups for c in reversed(range(chunks)) for m in group]
-    whole = _alternating(forward, backward, 2 * (stages - 1 - stage) + (chunks - 1) * stages)
-    return [action for action in whole if action.micro_batch < micro_batches]
-
-
-def _zb_h1(stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """Qi et al. 2023, section 2.1: 1F1B whose weight gradients lag `stage` micro-batches behind."""
-    count = micro_batches
-    forward = [Action(Pass.FORWARD, m, 0) for m in range(count)]
-    backward = [Action(Pass.INPUT, m, 0) for m in range(count)]
-    found = []
-    for action in _alternating(forward, backward, stages - 1 - stage):
-        found.append(action)
-        if action.kind is Pass.INPUT and action.micro_batch >= stage:
-            found.append(Action(Pass.WEIGHT, action.micro_batch - stage, 0))
-    return found + [Action(Pass.WEIGHT, m, 0) for m in range(max(0, count - stage), count)]
-
-
-def _alternating(forward: list[Action], backward: list[Action], ahead: int) -> list[Action]:
-    ahead = min(ahead, len(forward))
-    pairs = zip(forward[ahead:], backward, strict=False)
-    return forward[:ahead] + [action for pair in pairs for action in pair] + backward[len(forward) - ahead :]
-
-
 class _Done(NamedTuple):
     """An action of a stage in its step."""
 
@@ -149,7 +119,8 @@ def _clocked(actions: Sequence[Sequence[Action]], chunks: int) -> Steps:
         for stage, own in enumerate(actions):
             if left[stage] == len(own):
                 continue
-            kind, m, chunk = own[left[stage]]
+            action, m, chunk = own[left[stage]]
+            kind = PASSES[action]
             if kind is not Pass.WEIGHT and (len(clock) + stage) % 2 != (kind is not Pass.FORWARD):
                 continue
             part = chunk * stages + stage
@@ -157,7 +128,7 @@ def _clocked(actions: Sequence[Sequence[Action]], chunks: int) -> Steps:
             if kind is Pass.WEIGHT or read in done or part == (0 if kind is Pass.FORWARD else count - 1):
                 now.setdefault(kind, []).append(_Done(stage, part, read, (_written(count, kind, part), m)))
                 following = own[left[stage] + 1 : left[stage] + 2]
-                if kind is Pass.INPUT and following and following[0].kind is Pass.WEIGHT:
+                if kind is Pass.INPUT and following and following[0].kind is Kind.BACKWARD_WEIGHT:
                     now.setdefault(Pass.WEIGHT, []).append(_Done(stage, part, read, read))
         assert now or not clock or clock[-1], "the schedule never ends"
         for kind, passes in now.items():

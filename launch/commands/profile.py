@@ -17,6 +17,7 @@ from conf.compose import compose, compose_unchecked, to_object
 from conf.reading.user_files import SUFFIX, is_file
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Cluster, Experiment, Model, Rehearse
+from fasop.costs.doubts import profile_doubts
 from fasop.costs.profile import LayerProfile, Links, profile_path
 from launch.control.dry_run import dry_run_text
 from launch.control.follow import interruptible, stopped_if_interrupted
@@ -241,7 +242,7 @@ def _tell(name: str, profile: LayerProfile, groups: Sequence[str]) -> None:
         print(f"optimizer, {precision}: {nanoseconds:g} ns a parameter")
     for line in _link_lines(profile, groups):
         print(line)
-    for doubt in profile.doubts():
+    for doubt in profile_doubts(profile):
         print(f"({name}: {doubt})", file=sys.stderr)
     print(f"written: {profile_path(name)}; cluster.gpus.<key>.profile={name} uses it")
 

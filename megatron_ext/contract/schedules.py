@@ -62,12 +62,13 @@ def schedule(name: str, stages: int, chunks: int, micro_batches: int) -> List[Ac
     if min(stages, micro_batches) < 1:
         raise EngineError(f"schedule={name} needs a stage and a micro-batch, not {stages} and {micro_batches}")
     return [
-        _with_messages(_computing(name, stage, stages, chunks, micro_batches), stage, stages, chunks)
+        _with_messages(computing(name, stage, stages, chunks, micro_batches), stage, stages, chunks)
         for stage in range(stages)
     ]
 
 
-def _computing(name: str, stage: int, stages: int, chunks: int, micro_batches: int) -> Actions:
+def computing(name: str, stage: int, stages: int, chunks: int, micro_batches: int) -> Actions:
+    """The passes of a stage, without its messages."""
     if name == "gpipe":
         return _gpipe(micro_batches)
     if name == "one_f_one_b":

@@ -12,6 +12,7 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema.experiment import Precision
 from fasop.costs import profile
+from fasop.costs.doubts import profile_doubts
 from fasop.costs.profile_text import profile_text
 
 SHIPPED = sorted(path.stem for path in profile.FOLDER.glob("*.yaml"))
@@ -165,17 +166,17 @@ def test_figures_that_are_hard_to_believe_are_read_with_a_doubt_that_has_the_fig
 ) -> None:
     monkeypatch.setattr(profile, "FOLDER", tmp_path)
     (tmp_path / "odd.yaml").write_text(PROFILE)
-    assert profile.read_profile("odd").doubts() == []
+    assert profile_doubts(profile.read_profile("odd")) == []
     assert old in PROFILE
     (tmp_path / "odd.yaml").write_text(PROFILE.replace(old, new, 1))
     odd = profile.read_profile("odd")
     assert len(odd.costs) == 3
-    assert [one for one in odd.doubts() if re.search(doubt, one)]
+    assert [one for one in profile_doubts(odd) if re.search(doubt, one)]
 
 
 def test_doubts_about_another_model_are_not_those_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "FOLDER", tmp_path)
     (tmp_path / "odd.yaml").write_text(PROFILE.replace(HEAD, HEAD.replace("2", "8.8"), 1))
     xl = compose(["experiment=seed_a10x8"]).model
-    assert len(profile.read_profile("odd").doubts(xl)) == 1
-    assert profile.read_profile("odd").doubts(replace(xl, hidden=3200)) == []
+    assert len(profile_doubts(profile.read_profile("odd"), xl)) == 1
+    assert profile_doubts(profile.read_profile("odd"), replace(xl, hidden=3200)) == []

@@ -15,7 +15,6 @@ from fasop.partition.baselines import amp, even, minmax, start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.exact import EXACT, proved
 from fasop.partition.local_search import bottleneck, exhaustive, feasible, improved, largest_stage
-from fasop.simulation.fast import KNOWN
 from fasop.simulation.pipelines import Hidden, Linear, Pipelines
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed
 
@@ -29,7 +28,7 @@ def lines(draw: st.DrawFn, most_stages: int = 5, layers: int = 7, *, hides: bool
 
     With `hides`, the last backward pass may hide some of the sums.
     """
-    schedule = draw(st.sampled_from(KNOWN))
+    schedule = draw(st.sampled_from(Schedule))
     chunks = 2 if schedule is Schedule.interleaved else 1
     stages = draw(st.integers(chunks, most_stages // chunks))
 

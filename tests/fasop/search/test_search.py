@@ -15,7 +15,7 @@ import yaml
 from conf.compose import compose
 from conf.schema.experiment import Experiment, Schedule
 from fasop.costs.hardware import NodeKind
-from fasop.costs.placed import place
+from fasop.costs.placement import place
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.partition.baselines import minmax, start

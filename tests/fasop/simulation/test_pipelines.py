@@ -15,13 +15,14 @@ from conf.schema.experiment import Schedule
 from conf.schema.partition import Partition
 from fasop.costs.hardware import node_kinds
 from fasop.costs.memory import GIB, stage_memory
-from fasop.costs.placed import place
+from fasop.costs.placement import place
 from fasop.costs.sizes import embedding_parameters, layer_parameters
 from fasop.costs.training import Training
 from fasop.errors import SearchError
-from fasop.simulation.fast import Times, ends
 from fasop.simulation.on_nodes import pipelines
 from fasop.simulation.pipelines import Linear
+from fasop.simulation.times import Times
+from fasop.simulation.vectorised import ends
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed
 
 SEED = Partition.parse("0-11-8-8-8-8-5-0").layers

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from conf.schema.experiment import Engine, EngineKind, Gpu, Model, NodeGroup, Parallel, Precision, Recompute
+from conf.schema.experiment import Engine, EngineKind, Gpu, Model, NodeGroup, Parallel, Precision, Recompute, Schedule
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory import GIB
 from fasop.costs.training import Training
 from fasop.search.choices import Choices
-from fasop.simulation.fast import KNOWN
 from fasop.simulation.on_nodes import pipelines
 from tests.support.fasop.random_pipelines import all_partitions
 
@@ -35,7 +34,7 @@ def random_case(rng: np.random.Generator) -> tuple[Training, list[NodeKind], Cho
         vocab_size=int(rng.choice([100, 5000])),
     )
     choices = Choices(
-        schedule=tuple(rng.permutation(np.array(KNOWN, object))[: rng.integers(1, 5)]),
+        schedule=tuple(rng.permutation(np.array(tuple(Schedule), object))[: rng.integers(1, 5)]),
         recompute=(Recompute.none, Recompute.full)[: rng.integers(1, 3)],
         sharded_optimizer=(False, True)[: rng.integers(1, 3)],
     )

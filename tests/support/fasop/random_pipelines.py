@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from conf.schema.experiment import Schedule
-from fasop.simulation.fast import KNOWN
 from fasop.simulation.pipelines import Hidden, Linear, Pipelines
 
 Numbers = Callable[[int], np.ndarray]
@@ -21,7 +20,7 @@ def random_pipelines(rng: np.random.Generator, schedule: Schedule | None = None)
 
     Times may be equal, none, or differ a thousandfold, each kind of time in its own way; the memory may be short.
     """
-    schedule = schedule or KNOWN[rng.integers(len(KNOWN))]
+    schedule = schedule or [*Schedule][rng.integers(len(Schedule))]
     chunks = int(rng.integers(2, 4)) if schedule is Schedule.interleaved else 1
     stages = int(rng.integers(2 if chunks > 1 else 1, 5 - chunks + 1 if chunks > 1 else 6))
     layers = int(rng.integers(1, 7 if chunks == 1 else 5))

@@ -11,62 +11,18 @@ the other pipelines need to know when links are free.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.experiment import Schedule
+from fasop.costs.arrays import Floats
 from fasop.simulation import one_f_one_b
 from fasop.simulation.steps import Pass, Steps, steps
+from fasop.simulation.times import Longest, Times, Traffic, last_of
 
-Floats = NDArray[np.float64]
-
-KNOWN = tuple(Schedule)
 ROUNDING = 1e-12
 """The part of a time by which sums of the same times may differ."""
-
-
-class Times(NamedTuple):
-    """What stages take for one micro-batch."""
-
-    forward: Floats
-    """[parts, pipelines]; part c * stages + s is chunk c of stage s."""
-    backward: Floats
-    """Likewise; of a split backward pass each half takes half of it."""
-    send_forward: Floats
-    """[stages, pipelines]: from the end of a forward pass until the following stage has its result."""
-    send_backward: Floats
-    """Likewise, until the stage before has it."""
-    start: Floats
-    """[stages, pipelines]: when a stage begins."""
-
-    def take(self, columns: NDArray[np.int64]) -> Times:
-        return Times(*(_some(kind, columns) for kind in self))
-
-
-class Traffic(NamedTuple):
-    """How messages occupy the links that they leave by."""
-
-    forward: Floats
-    """[stages, pipelines]: seconds until the link takes the next message."""
-    backward: Floats
-    one_way_out: NDArray[np.bool_]
-    """[stages]: whether a stage's messages to both neighbours leave by the same link."""
-
-    @classmethod
-    def whole(cls, times: Times) -> Traffic:
-        """Of links that take no message before the last one has arrived."""
-        stages = len(times.start)
-        return cls(times.send_forward, times.send_backward, np.full(stages, stages == 2))
-
-    def take(self, columns: NDArray[np.int64]) -> Traffic:
-        return Traffic(_some(self.forward, columns), _some(self.backward, columns), self.one_way_out)
-
-
-def _some(values: Floats, columns: NDArray[np.int64]) -> Floats:
-    """Of some pipelines; what all have in common has one column."""
-    return values if values.shape[1] == 1 else values[:, columns]
 
 
 def ends(
@@ -83,12 +39,12 @@ def ends(
     traffic = Traffic.whole(times) if traffic is None else traffic
     queued = may_queue(schedule, times, traffic)
     if matters is None and queued.all():
-        return _queued_ends(schedule, micro_batches, times, traffic)
-    now = _free_ends(schedule, micro_batches, times)
+        return _ends(schedule, micro_batches, times, traffic)
+    now = _ends(schedule, micro_batches, times)
     if matters is not None and queued.any():
         queued &= matters(now)
     if (some := np.nonzero(queued)[0]).size:
-        now[:, some] = _queued_ends(schedule, micro_batches, times.take(some), traffic.take(some))
+        now[:, some] = _ends(schedule, micro_batches, times.take(some), traffic.take(some))
     return now
 
 
@@ -116,30 +72,12 @@ def may_queue(schedule: Schedule, times: Times, traffic: Traffic) -> NDArray[np.
     return queued
 
 
-def _free_ends(schedule: Schedule, micro_batches: int, times: Times) -> Floats:
-    """`ends`, where no message waits for a link."""
+def _ends(schedule: Schedule, micro_batches: int, times: Times, traffic: Traffic | None = None) -> Floats:
+    """`ends`; without `traffic` no message waits for a link."""
     if schedule is Schedule.one_f_one_b:
-        return one_f_one_b.ends(micro_batches, times)
+        return one_f_one_b.ends(micro_batches, times, traffic)
     plan, compute, send = _prepared(schedule, micro_batches, times)
-    now = times.start.copy()
-    messages = np.zeros((plan.slots, *now.shape[1:]))
-    for kind, stages, parts, reads, writes in plan.steps:
-        done = now[stages]
-        if kind is Pass.WEIGHT:
-            done += compute[kind][parts]
-            continue
-        np.maximum(done, messages[reads], out=done)
-        done += compute[kind][parts]
-        np.add(done, send[kind][stages], out=messages[writes])
-    return now
-
-
-def _queued_ends(schedule: Schedule, micro_batches: int, times: Times, traffic: Traffic) -> Floats:
-    """`ends`, where messages may wait for a link."""
-    if schedule is Schedule.one_f_one_b:
-        return one_f_one_b.queued_ends(micro_batches, times, traffic)
-    plan, compute, send = _prepared(schedule, micro_batches, times)
-    links = _Links(times, traffic)
+    links = None if traffic is None else _Links(times, traffic)
     now = times.start.copy()
     messages, begins = np.zeros((plan.slots, *now.shape[1:])), np.empty_like(now)
     for kind, stages, parts, reads, writes in plan.steps:
@@ -149,7 +87,7 @@ def _queued_ends(schedule: Schedule, micro_batches: int, times: Times, traffic: 
             continue
         np.maximum(done, messages[reads], out=done)
         done += compute[kind][parts]
-        begin = links.begin(kind, stages, parts, done, begins[stages])
+        begin = done if links is None else links.begin(kind, stages, parts, done, begins[stages])
         np.add(begin, send[kind][stages], out=messages[writes])
     return now
 
@@ -184,21 +122,6 @@ class _Links:
         return out
 
 
-class Longest(NamedTuple):
-    """The chain of passes and messages, each waiting for the one before, that ends last: how often a pass is on it."""
-
-    forward: Floats
-    """[parts, pipelines]"""
-    backward: Floats
-    """[parts, pipelines]; half a pass counts one half."""
-    start: Floats
-    """[stages, pipelines]: 1 for the stage whose start it begins with."""
-    end: Floats
-    """[stages, pipelines]: 1 for the stage with whose last action it ends."""
-    total: Floats
-    """[pipelines]: when it ends, with what comes after."""
-
-
 def longest(
     schedule: Schedule,
     micro_batches: int,
@@ -212,34 +135,30 @@ def longest(
     `known` [pipelines] is when it ends, if somebody has worked that out already.
     """
     traffic = Traffic.whole(times) if traffic is None else traffic
-    if schedule is Schedule.one_f_one_b:
-        found = _alternating(micro_batches, times, after)
-    else:
-        found = _longest(schedule, micro_batches, times, after, None)
+    found = _longest(schedule, micro_batches, times, after)
     some = np.nonzero(may_queue(schedule, times, traffic))[0]
     if some.size:
         # Of a pipeline that takes no longer for it, no message on the longest path waits for a link.
         if known is None:
-            taken = (_queued_ends(schedule, micro_batches, times.take(some), traffic.take(some)) + after[:, some]).max(
-                0
-            )
+            done = _ends(schedule, micro_batches, times.take(some), traffic.take(some))
+            taken = (done + after[:, some]).max(axis=0)
         else:
             taken = known[some]
         some = some[taken > found.total[some] * (1 + ROUNDING)]
     if some.size:
-        own = times.take(some), after[:, some], traffic.take(some)
-        if schedule is Schedule.one_f_one_b:
-            waiting = _alternating(micro_batches, *own)
-        else:
-            waiting = _longest(schedule, micro_batches, *own)
+        waiting = _longest(schedule, micro_batches, times.take(some), after[:, some], traffic.take(some))
         for whole, part in zip(found, waiting, strict=True):
             whole[..., some] = part
     return found
 
 
-def _longest(schedule: Schedule, micro_batches: int, times: Times, after: Floats, traffic: Traffic | None) -> Longest:
+def _longest(
+    schedule: Schedule, micro_batches: int, times: Times, after: Floats, traffic: Traffic | None = None
+) -> Longest:
     """The schedule is gone through forwards as in `ends`, noting what each pass and each message waits for longest, and
     then back. Without `traffic` no message waits for a link."""
+    if schedule is Schedule.one_f_one_b:
+        return one_f_one_b.longest(micro_batches, times, after, traffic)
     plan, compute, send = _prepared(schedule, micro_batches, times)
     links = None if traffic is None else _Links(times, traffic)
     now = times.start.copy()
@@ -263,8 +182,7 @@ def _longest(schedule: Schedule, micro_batches: int, times: Times, after: Floats
             queued.append(begin > done)
         np.add(begin, send[kind][stages], out=messages[writes])
     now += after
-    end = np.zeros_like(now)
-    end[np.argmax(now, axis=0), np.arange(now.shape[1])] = 1
+    end = last_of(now)
     here, passes = end.copy(), np.zeros((2, *times.forward.shape))
     messages[:] = 0
     behind = np.zeros((2 * len(now), now.shape[1]))
@@ -286,13 +204,6 @@ def _longest(schedule: Schedule, micro_batches: int, times: Times, after: Floats
         here[stages] = np.where(waited[step], 0, on_path)
         messages[reads] = np.where(waited[step], on_path, 0)
     return Longest(forward=passes[0], backward=passes[1], start=here, end=end, total=now.max(axis=0))
-
-
-def _alternating(micro_batches: int, times: Times, after: Floats, traffic: Traffic | None = None) -> Longest:
-    path, now = one_f_one_b.path(micro_batches, times, after, traffic)
-    every, start, end = np.arange(now.shape[1]), np.zeros_like(now), np.zeros_like(now)
-    start[path.start, every] = end[np.argmax(now, axis=0), every] = 1
-    return Longest(forward=path.forward, backward=path.backward, start=start, end=end, total=now.max(axis=0))
 
 
 def _prepared(
