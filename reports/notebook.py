@@ -52,7 +52,7 @@ class Run:
     def events(self) -> pd.DataFrame:
         """An event a row, by rank and start; times in ns from the run's first event. `waiting_ns` is the part of an
         event that is waiting for another rank."""
-        return waiting_frame(self._found.record, self._found.timeline)
+        return waiting_frame(self._found.record, self._found.timeline, self.statistics)
 
     @property
     def metrics(self) -> pd.DataFrame:

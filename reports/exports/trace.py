@@ -11,8 +11,7 @@ import gzip
 import json
 from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from reports.readers.events import Timeline
 from reports.readers.record import Record
@@ -55,17 +54,17 @@ def _metadata(kind: str, rank: int, tid: int, content: dict[str, str | int]) -> 
 
 def _events(timeline: Timeline) -> Iterator[str]:
     """A complete event per line. What overlaps another of its lane, without lying inside it, has a lane beside it."""
-    events = timeline.columns
+    events = timeline.events
     if not len(events):
         return
     start = _microseconds(events["start_ns"], events["start_ns"].min())
     duration = _microseconds(events["end_ns"], events["start_ns"].min()) - start
     names = [json.dumps(name, ensure_ascii=False) for name in timeline.names]
     lanes = [lane(name) for name in timeline.names]
-    columns = ("rank", "name", "iteration", "micro_batch", "chunk", "peer")
+    columns = ("rank", "iteration", "micro_batch", "chunk", "peer")
     open_until: dict[tuple[int, int], list[int]] = {}
-    for rank, name, iteration, micro_batch, chunk, peer, ts, dur in zip(
-        *(events[column].tolist() for column in columns), start.tolist(), duration.tolist(), strict=True
+    for name, rank, iteration, micro_batch, chunk, peer, ts, dur in zip(
+        events["name"].cat.codes, *(events[column].tolist() for column in columns), start, duration, strict=True
     ):
         tid = lanes[name]
         while not _fits(open_until.setdefault((rank, tid), []), ts, ts + dur):
@@ -78,7 +77,7 @@ def _events(timeline: Timeline) -> Iterator[str]:
         )
 
 
-def _microseconds(times: NDArray[np.int64], origin: int) -> NDArray[np.int64]:
+def _microseconds(times: pd.Series, origin: int) -> pd.Series:
     return (times - origin + 500) // 1000
 
 

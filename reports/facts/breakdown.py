@@ -18,9 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from reports.facts.waits import CLIP, EMBEDDING, NORM, messages, waiting_ns
+from reports.facts.waits import CLIP, EMBEDDING, NORM, messages
 from reports.readers.events import Timeline
 from reports.readers.record import Rank
 
@@ -70,26 +71,27 @@ class Spent:
         return self.tensor + self.messages + self.all_reduce
 
 
-def spent(timeline: Timeline, ranks: Sequence[Rank], cell: Integers, shape: tuple[int, int]) -> Spent:
+def spent(timeline: Timeline, ranks: Sequence[Rank], waits: Integers, cell: Integers, shape: tuple[int, int]) -> Spent:
     """Sums up the events of each rank and iteration.
 
     Args:
+        waits: (events,) ns of each that are waiting.
         cell: (events,) rank and iteration of each, as an index into a flat array of `shape`.
     """
-    events, names = timeline.columns, np.array([*timeline.names, ""])
-    lasted, waits = events["end_ns"] - events["start_ns"], waiting_ns(timeline, ranks)
+    events = timeline.events
+    lasted = (events["end_ns"] - events["start_ns"]).to_numpy()
 
     def named(wanted: Iterable[str]) -> NDArray[np.bool_]:
-        return np.isin(events["name"], np.flatnonzero(np.isin(names, list(wanted))))
+        return np.asarray(events["name"].isin(list(wanted)))
 
     passes, loss, tensor = named((*FORWARD, *BACKWARD)), named([LOSS]), named(TENSOR)
     steps, reduces = named([OPTIMIZER]), named(ALL_REDUCE)
     exchanges = named(name for name in timeline.names if messages(name))
     # Files without the norm's all-reduce have its wait in the clipping around it.
     clips = named([CLIP]) if NORM not in timeline.names else np.zeros(len(events), bool)
-    loss_apart = loss & (holder(timeline, loss, passes) < 0)  # Megatron-LM computes it inside the forward pass
-    of_tensor = holder(timeline, tensor, passes | loss_apart)
-    of_steps = holder(timeline, reduces | clips, steps)
+    loss_apart = loss & (holder(events, loss, passes) < 0)  # Megatron-LM computes it inside the forward pass
+    of_tensor = holder(events, tensor, passes | loss_apart)
+    of_steps = holder(events, reduces | clips, steps)
     backward, forward = named(BACKWARD), named(FORWARD) | loss_apart
     over_stages = (exchanges | named([EMBEDDING])) | ((named([NORM]) | clips) & (_stages(ranks) > 1))
     in_backward = tensor & backward[of_tensor] & (of_tensor >= 0)
@@ -120,24 +122,20 @@ def _stages(ranks: Sequence[Rank]) -> int:
     return max((rank.stage for rank in ranks), default=0) + 1
 
 
-def holder(timeline: Timeline, inner: NDArray[np.bool_], outer: NDArray[np.bool_]) -> Integers:
+def holder(events: pd.DataFrame, inner: NDArray[np.bool_], outer: NDArray[np.bool_]) -> Integers:
     """(events,) of each of the `inner` events the index of that one of the `outer` in which it lies, else -1.
 
     Those of the `outer` of a rank do not overlap.
     """
-    events, found = timeline.columns, np.full(len(timeline.columns), -1)
-    chosen = np.flatnonzero(inner | outer)
-    if not len(chosen) or not inner.any() or not outer.any():
+    found = np.full(len(events), -1)
+    if not inner.any() or not outer.any():
         return found
-    some = events.at(chosen)
+    chosen = np.flatnonzero(inner | outer)
+    some = events.iloc[chosen]
     order = chosen[np.lexsort((~outer[chosen], -some["end_ns"], some["start_ns"], some["rank"]))]
-    last = np.maximum.accumulate(np.where(outer[order], np.arange(len(order)), -1))
-    around = np.where(last >= 0, order[last], -1)
-    fits = (
-        inner[order]
-        & (around >= 0)
-        & (events["rank"][around] == events["rank"][order])
-        & (events["end_ns"][around] >= events["end_ns"][order])
-    )
+    holding = pd.Series(np.where(outer[order], order, np.nan))
+    around = holding.groupby(events["rank"].to_numpy()[order]).ffill().fillna(-1).to_numpy(np.int64)
+    end = events["end_ns"].to_numpy()
+    fits = inner[order] & (around >= 0) & (end[around] >= end[order])
     found[order[fits]] = around[fits]
     return found

@@ -12,7 +12,6 @@ from fasop.simulation.predict import Prediction
 from reports.facts.breakdown import PARTS
 from reports.facts.statistics import Statistics
 from reports.facts.terms import Terms, measured, ranks_seen
-from reports.facts.waits import waiting_ns
 from reports.readers.events import Timeline
 from reports.readers.gpus import GpuReport, GpuUse
 from reports.readers.record import Plan, Record
@@ -60,9 +59,9 @@ def events_frame(record: Record, timeline: Timeline) -> pd.DataFrame:
     return events[list(EVENTS)]
 
 
-def waiting_frame(record: Record, timeline: Timeline) -> pd.DataFrame:
-    """The same with `waiting_ns`: the part of each event that is waiting for another rank."""
-    return events_frame(record, timeline).assign(waiting_ns=waiting_ns(timeline, record.plan.ranks))
+def waiting_frame(record: Record, timeline: Timeline, figures: Statistics) -> pd.DataFrame:
+    """The same with `waiting_ns`: the part of each event that is waiting for another rank; 0 where it is not known."""
+    return events_frame(record, timeline).assign(waiting_ns=np.maximum(figures.waiting_ns, 0))
 
 
 def stages_frame(record: Record, figures: Statistics, prediction: Prediction | None = None) -> pd.DataFrame:

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from conf.run_folder.rundir import RunDir
 from fasop.tables.accuracy import Measured, MeasuredStage
 from reports.errors import ReportError
+from reports.facts.breakdown import BACKWARD, FORWARD, LOSS, OPTIMIZER
+from reports.facts.frames import waiting_frame
 from reports.facts.statistics import Statistics, statistics
+from reports.facts.waits import CLIP, EMBEDDING, NORM
 from reports.readers import events, record
-from reports.readers.events import Columns, Timeline
-from reports.readers.record import Plan
-
-NORMS = ("grad-norm-all-reduce", "optimizer-clip-main-grad")
-"""What ranks of all stages wait for each other in: the second, around the first, in files that do not have that."""
-Events = Columns
-Floats = NDArray[np.float64]
 
 
 def measure(run: RunDir) -> Measured:
@@ -42,13 +39,18 @@ def measure(run: RunDir) -> Measured:
             f"{known.name} cannot be measured: {missing}; it takes the events of all ranks (profile.timeline=true) and "
             "2 whole iterations after the first"
         )
-    ranks = _Ranks(timeline, figures, plan)
+    every = waiting_frame(known, timeline, figures)
+    steady = every[every["iteration"].isin(figures.iterations[figures.steady])]
+    times = steady.assign(
+        s=(steady["end_ns"] - steady["start_ns"]) / 1e9,
+        waited_s=steady["waiting_ns"] / 1e9,
+    )
     return Measured(
         run=known.name,
         iteration_s=float(np.median(lasted)),
         iterations=len(lasted),
-        stages=[_stage(ranks, stage) for stage in range(plan.pipeline)],
-        embedding=_together(ranks, "embedding-grads-all-reduce", _ends(plan)),
+        stages=[_stage(times, stage, plan.chunks) for stage in range(plan.pipeline)],
+        embedding=_together(times, EMBEDDING, ["dp", "tp"]),
         emulated=plan.rehearsal is not None,
     )
 
@@ -67,99 +69,46 @@ def _logged(name: str, elapsed_s: Sequence[float]) -> Measured:
     )
 
 
-def _lasted(figures: Statistics) -> Floats:
+def _lasted(figures: Statistics) -> NDArray[np.float64]:
     """Seconds from the end of an iteration to that of the next one, of those that are steady."""
     end = figures.start_ns + figures.length_ns
     follows = (np.diff(figures.iterations) == 1) & figures.steady[1:]
     return np.asarray(np.diff(end)[follows] / 1e9, np.float64)
 
 
-class _Ranks:
-    """The events of steady iterations."""
+def _stage(times: pd.DataFrame, stage: int, chunks: int) -> MeasuredStage:
+    """Of the slowest of its ranks.
 
-    def __init__(self, timeline: Timeline, figures: Statistics, plan: Plan) -> None:
-        every = timeline.columns
-        self.plan = plan
-        self._events = every.at(np.isin(every["iteration"], figures.iterations[figures.steady]))
-        self._names = timeline.names
-
-    def of(self, rank: int, name: str) -> Events:
-        """Those of a name, in their order."""
-        found = self.named(name)
-        return found.at(found["rank"] == rank)
-
-    def named(self, name: str) -> Events:
-        wanted = self._names.index(name) if name in self._names else -1
-        return self._events.at(self._events["name"] == wanted)
-
-
-def _stage(ranks: _Ranks, stage: int) -> MeasuredStage:
-    plan = ranks.plan
-    own = [rank.rank for rank in plan.ranks if rank.stage == stage]
-    replicas = [
-        [rank.rank for rank in plan.ranks if rank.stage == stage and rank.tp == tensor] for tensor in range(plan.tensor)
-    ]
+    Args:
+        times: `waiting_frame` of the steady iterations, with the seconds that an event lasts and waits.
+    """
+    own = times[times["stage"] == stage]
+    usual = own.groupby(["task", "chunk", "rank"], observed=True)["s"].median()
 
     def slowest(names: Sequence[str]) -> list[float]:
-        return [
-            max(sum(_usual(ranks.of(rank, name), chunk) for name in names) for rank in own)
-            for chunk in range(plan.chunks)
-        ]
+        sums = usual[usual.index.isin(names, level="task")].groupby(["chunk", "rank"]).sum()
+        return list(sums.groupby("chunk").max().reindex(range(chunks), fill_value=0.0))
 
-    norm = next((name for name in NORMS if len(ranks.named(name))), None)
-    known = 0.0 if norm is None else _together(ranks, norm, [[rank.rank for rank in plan.ranks]])
+    def transfer(way: str) -> float | None:
+        """Of the messages that were waited for, from when the stage began to send them until the other one had them."""
+        taken = times[(times["task"] == f"{way}-recv") & times["peer"].isin(own["rank"]) & (times["waited_s"] > 0)]
+        return float((taken["s"] - taken["waited_s"]).median()) if len(taken) else None
 
-    def stepping(rank: int) -> float:
-        apart = 0.0 if norm is None else _by_iteration(ranks, rank, norm)
-        return float(np.median(_by_iteration(ranks, rank, "optimizer") - apart))
-
+    steps = own[own["task"].isin([OPTIMIZER, NORM, CLIP])]
+    alone = steps["s"].where(steps["task"] == OPTIMIZER, 0.0) - steps["waited_s"]
     return MeasuredStage(
-        forward=slowest(("forward-compute", "loss-compute")),
-        backward=slowest(("backward-compute", "backward-input-compute", "backward-weight-compute")),
-        send_forward=_transfer(ranks, "forward", own),
-        send_backward=_transfer(ranks, "backward", own),
-        gradients=_together(ranks, "grads-all-reduce", replicas),
-        optimizer=max(map(stepping, own)) + known,
+        forward=slowest((*FORWARD, LOSS)),
+        backward=slowest(BACKWARD),
+        send_forward=transfer("forward"),
+        send_backward=transfer("backward"),
+        gradients=_together(own, "grads-all-reduce", ["tp"]),
+        optimizer=float(alone.groupby([steps["rank"], steps["iteration"]]).sum().groupby("rank").median().max()),
     )
 
 
-def _usual(found: Events, chunk: int) -> float:
-    """Median seconds of the events of a chunk; 0 without any."""
-    here = found.at(found["chunk"] == chunk)
-    return float(np.median(here["end_ns"] - here["start_ns"])) / 1e9 if len(here) else 0.0
-
-
-def _by_iteration(ranks: _Ranks, rank: int, name: str) -> Floats:
-    """Seconds of a rank's only event of that name in each iteration."""
-    found = ranks.of(rank, name)
-    return np.asarray((found["end_ns"] - found["start_ns"]) / 1e9, np.float64)
-
-
-def _together(ranks: _Ranks, name: str, groups: Sequence[Sequence[int]]) -> float:
-    """Seconds of a collective once all ranks of its group have begun it: the least that any of them is in it.
-
-    The median over iterations, of the slowest group; 0 where it does not exist.
-    """
-    lasting = [[_by_iteration(ranks, rank, name) for rank in group] for group in groups]
-    return max((float(np.median(np.min(of, axis=0))) for of in lasting if of and len(of[0])), default=0.0)
-
-
-def _ends(plan: Plan) -> list[list[int]]:
-    """The ranks that sum the embedding's gradients together."""
-    of = {(rank.stage, rank.dp, rank.tp): rank.rank for rank in plan.ranks}
-    last = plan.pipeline - 1
-    return [[of[0, dp, tp], of[last, dp, tp]] for dp in range(plan.data) for tp in range(plan.tensor) if last > 0]
-
-
-def _transfer(ranks: _Ranks, way: str, own: Sequence[int]) -> float | None:
-    """Median seconds from when these ranks begin to send until the other has it, of what it was waiting for."""
-    sent, received = ranks.named(f"{way}-send"), ranks.named(f"{way}-recv")
-    sent, received = sent.at(np.isin(sent["rank"], own)), received.at(np.isin(received["peer"], own))
-    if not len(sent) or len(sent) != len(received):
-        return None
-    sent = sent.at(np.lexsort((sent["start_ns"], sent["peer"], sent["rank"], sent["iteration"])))
-    order = np.lexsort((received["start_ns"], received["rank"], received["peer"], received["iteration"]))
-    received = received.at(order)
-    waited = received["start_ns"] <= sent["start_ns"]
-    taken = (received["end_ns"] - sent["start_ns"])[waited]
-    return float(np.median(taken)) / 1e9 if len(taken) else None
+def _together(times: pd.DataFrame, task: str, group: list[str]) -> float:
+    """Seconds of a collective once all ranks of its group have begun it: the median over iterations, of the slowest
+    group; 0 where it does not exist."""
+    some = times[times["task"] == task]
+    taken = (some["s"] - some["waited_s"]).groupby([some[key] for key in ("iteration", *group)]).min()
+    return float(taken.groupby(group).median().max()) if len(taken) else 0.0

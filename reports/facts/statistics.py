@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.facts.breakdown import Spent, spent
+from reports.facts.waits import waiting_ns
 from reports.readers.events import Timeline
 from reports.readers.record import Rank
 
@@ -42,6 +43,8 @@ class Statistics:
     """(n,)."""
     events: NDArray[np.int64]
     """(ranks, n) number of events."""
+    waiting_ns: NDArray[np.int64]
+    """(events,) the part of each event that is waiting, or UNKNOWN (reports/facts/waits.py)."""
     spent: Spent
 
     @property
@@ -101,33 +104,26 @@ class Statistics:
 
 def statistics(timeline: Timeline, ranks: Sequence[Rank]) -> Statistics:
     """Sums up the events of a run of these ranks."""
-    events = timeline.columns
-    numbers, index = np.unique(events["iteration"], return_inverse=True)
-    n = len(numbers)
-    start = np.full(n, np.iinfo(np.int64).max)
-    end = np.full(n, np.iinfo(np.int64).min)
-    np.minimum.at(start, index, events["start_ns"])
-    np.maximum.at(end, index, events["end_ns"])
-    cell = events["rank"].astype(np.int64) * n + index
+    events = timeline.events
+    spans = events.groupby("iteration").agg(start=("start_ns", "min"), end=("end_ns", "max"))
+    numbers, start, end, n = spans.index.to_numpy(), spans["start"].to_numpy(), spans["end"].to_numpy(), len(spans)
+    cell = events["rank"].to_numpy(np.int64) * n + spans.index.get_indexer(events["iteration"])
     count = np.bincount(cell, minlength=len(ranks) * n).reshape(len(ranks), n)
-    parts = spent(timeline, ranks, cell, (len(ranks), n))
+    waits = waiting_ns(timeline, ranks)
+    parts = spent(timeline, ranks, np.maximum(waits, 0), cell, (len(ranks), n))
+    begins = start.copy()  # or the latest end of the iterations before, where that is later
+    begins[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
     busiest = (1e6 * parts.compute.max(axis=0, initial=0)).astype(np.int64)
     return Statistics(
-        iterations=numbers.astype(np.int64),
+        iterations=numbers,
         start_ns=start,
         length_ns=end - start,
-        period_ns=np.maximum(end - _not_before(start, end), busiest),
+        period_ns=np.maximum(end - begins, busiest),
         steady=_complete(count) & (np.arange(n) > 0),
         events=count.astype(np.int64),
+        waiting_ns=waits,
         spent=parts,
     )
-
-
-def _not_before(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n,) the start of each iteration, or the latest end of those before it where that is later."""
-    begins = start.copy()
-    begins[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
-    return begins
 
 
 def slowest_first(figures: Statistics, replica_of: Sequence[int]) -> list[int]:

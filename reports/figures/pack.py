@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
-
-from reports.readers.events import Timeline
 
 EXACT = 1 << 52
 """Zigzag-coded values below 2**53 are exact in JavaScript, so that plain ones must be nearer to 0 than this."""
@@ -51,25 +50,25 @@ def pack(columns: Mapping[str, NDArray[Any]]) -> Packed:
     return Packed(layout, base64.b64encode(zlib.compress(b"".join(planes), 6)).decode("ascii"))
 
 
-def event_columns(timeline: Timeline, ranks: int) -> dict[str, NDArray[Any]]:
-    """The events of a run as columns that pack well.
+def event_columns(events: pd.DataFrame, ranks: int, waiting_ns: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """The events of a run (`Timeline.events`) as columns that pack well.
 
     Times count from the run's first event. `gap` is a start less the end of the rank's event before (of the
     first: less 0), which is small; iterations are differences as well. `count` is the number of events of each
     rank, in whose order they come.
+
+    Args:
+        waiting_ns: (events,) the part of each that is waiting, -1 where it is not known.
     """
-    events = timeline.columns
     origin = events["start_ns"].min() if len(events) else 0
     start, end = events["start_ns"] - origin, events["end_ns"] - origin
-    before = np.zeros_like(end)
-    before[1:] = np.where(events["rank"][1:] == events["rank"][:-1], end[:-1], 0)
+    before = end.groupby(events["rank"]).shift(fill_value=0)
     return {
         "count": np.bincount(events["rank"], minlength=ranks),
-        "name": events["name"],
+        "name": events["name"].cat.codes.to_numpy(),
         "iteration": np.diff(events["iteration"], prepend=0),
-        "chunk": events["chunk"],
-        "micro_batch": events["micro_batch"],
-        "peer": events["peer"],
-        "gap": start - before,
-        "duration": end - start,
+        **{key: events[key].to_numpy() for key in ("chunk", "micro_batch", "peer")},
+        "gap": (start - before).to_numpy(),
+        "duration": (end - start).to_numpy(),
+        "waiting": waiting_ns,
     }

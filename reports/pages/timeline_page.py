@@ -19,7 +19,7 @@ from reports.readers.record import Plan, Record
 from reports.sections.plan_section import plural
 from reports.sections.stages_section import ideal
 
-SCRIPTS = ("unpack.js", "colours.js", "overview.js", "waits.js", "plot.js", "timeline.js")
+SCRIPTS = ("unpack.js", "colours.js", "overview.js", "plot.js", "timeline.js")
 MOST_RANKS = 64
 """Of more, the page opens with one replica, the slowest."""
 
@@ -40,7 +40,7 @@ def render(record: Record, timeline: Timeline, figures: Statistics, prediction: 
     names = (*timeline.names, *legend_order({one.kind for one in foreseen} - set(timeline.names)))
     packed = pack(
         {
-            **event_columns(timeline, len(record.plan.ranks)),
+            **event_columns(timeline.events, len(record.plan.ranks), figures.waiting_ns),
             **iteration_columns(figures),
             **predicted_columns(prediction, names),
         }

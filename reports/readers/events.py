@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,26 +106,14 @@ class RankEvents:
     notes: tuple[str, ...]
 
 
-class Columns(dict[str, NDArray[Any]]):
-    """Columns of events as arrays, for arithmetic; `name` is the index into the timeline's names."""
-
-    def __len__(self) -> int:
-        """Number of events."""
-        return len(self["rank"])
-
-    def at(self, chosen: NDArray[Any]) -> Columns:
-        """The chosen events, by index or mask."""
-        return Columns({key: column[chosen] for key, column in self.items()})
-
-
 @dataclass(frozen=True)
 class Timeline:
     """The events of a run."""
 
     events: pd.DataFrame
-    """The columns of EVENT, an event a row, sorted by rank, then start. `name` is a category of the names that occur,
-    in the order of legends. Times are ns on rank 0's monotonic clock, of a log on those of its nodes; -1 stands for no
-    micro-batch or peer."""
+    """The columns of EVENT, an event a row numbered from 0, sorted by rank, then start. `name` is a category of the
+    names that occur, in the order of legends. Times are ns on rank 0's monotonic clock, of a log on those of its nodes;
+    -1 stands for no micro-batch or peer."""
     hosts: Mapping[int, str]
     """Host of each rank that has a file."""
     uncertainty_ns: int | None
@@ -139,16 +126,10 @@ class Timeline:
         """Of tasks, each of at least one event: those in NAMES in its order, then others."""
         return tuple(self.events["name"].cat.categories)
 
-    @cached_property
-    def columns(self) -> Columns:
-        """The same as `events`, as arrays."""
-        arrays = {key: self.events[key].to_numpy() for key in self.events.columns if key != "name"}
-        return Columns(arrays | {"name": self.events["name"].cat.codes.to_numpy()})
-
     @property
     def ranks(self) -> list[int]:
         """Ranks that have at least one event."""
-        return [int(rank) for rank in np.unique(self.columns["rank"])]
+        return sorted(self.events["rank"].unique().tolist())
 
 
 def read_rank(path: Path) -> RankEvents:

@@ -229,7 +229,7 @@ def _plan(files: Sequence[_File], main: _File, facts: Facts, layout: Layout | No
     nodes = _nodes(files, told, layout.ranks if layout else 0)
     node_of = {rank: node.name for node in nodes for rank in node.ranks}
     samples, data = told.get("global_batch_size", 0), layout.data if layout else 0
-    micro_batches = int(seen.columns["micro_batch"].max(initial=-1)) + 1
+    micro_batches = int(max(seen.events["micro_batch"], default=-1)) + 1
     size = told.get("micro_batch_size") or (samples // (data * micro_batches) if data * micro_batches else 0)
     interleaved = any(name in seen.names for name in INTERLEAVED) or "chunks" in told
     return Plan(

@@ -18,7 +18,6 @@ const view = {
 let events;
 let columns;
 let shown; // what barsInView found for the drawing on the page
-let waiting; // of an event of the iteration: nanoseconds, or null (waits.js)
 
 // Ranks that pass the filters, from top to bottom.
 function chosenRanks() {
@@ -54,8 +53,7 @@ function barsInView(rows, [from, to], [top, bottom], pixel) {
     if (!isPredicted(events.rank[i])) inIteration++;
     const start = events.start[i] - origin;
     const end = events.end[i] - origin;
-    const wait = isPredicted(events.rank[i]) ? columns.predicted_waiting[i - events.measured] : waiting(i);
-    if (end >= from && start <= to && row >= top - 0.5 && row <= bottom + 0.5) inView.push({ i, row, start, end, wait, count: 1 });
+    if (end >= from && start <= to && row >= top - 0.5 && row <= bottom + 0.5) inView.push({ i, row, start, end, wait: events.waiting[i], count: 1 });
   };
   for (let at = events.from[view.iteration]; at < events.from[view.iteration + 1]; at++) see(events.order[at], origin);
   for (let i = events.measured; view.predicted && i < events.rank.length; i++) see(i, 0);
@@ -79,7 +77,7 @@ function hoverText(bar) {
   const chunk = run.chunks > 1 ? ` · chunk ${events.chunk[i]}` : "";
   const microBatch = events.micro_batch[i] < 0 ? "" : ` · micro-batch ${events.micro_batch[i]}${chunk}`;
   const peer = events.peer[i] < 0 ? "" : `<br>peer rank ${events.peer[i]}`;
-  const waited = bar.wait === null ? "" : `<br>waiting ${ms(bar.wait)} ms of it`;
+  const waited = bar.wait < 0 ? "" : `<br>waiting ${ms(bar.wait)} ms of it`;
   return `<b>${name}</b><br>${where}${microBatch}${peer}<br>${times}${waited}`;
 }
 
@@ -92,7 +90,6 @@ async function draw() {
   const rowPixels = Math.min(Math.max((innerHeight - 340) / atOnce, ROW_PIXELS[0]), ROW_PIXELS[1]);
   const width = element("timeline").clientWidth;
   const pixel = (times[1] - times[0]) / Math.max(width - MARGIN, 200);
-  waiting = waits(events, run.names, run.ranks, events.from[view.iteration], events.from[view.iteration + 1]);
   shown = barsInView(rows, times, visible, pixel);
   const numbered = rowPixels >= ROW_FOR_NUMBERS;
   await Plotly.react("timeline", traces(shown.bars, pixel, numbered, hoverText), layout(rows.map(look), times, visible, 32 + rowPixels * atOnce), CONFIG);

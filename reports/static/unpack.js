@@ -1,5 +1,5 @@
 "use strict";
-// The inverse of reports/pack.py: base64 of a zlib stream of byte planes of zigzag-coded integers.
+// The inverse of reports/figures/pack.py: base64 of a zlib stream of byte planes of zigzag-coded integers.
 
 async function unpack(text, layout) {
   const packed = atob(text);
@@ -46,7 +46,10 @@ function assemble(columns, iterations, ranks) {
     peer: both(columns.peer, columns.predicted_stage.map(() => -1)),
     start: new Float64Array(all), // ns from the first event of the run
     end: new Float64Array(all),
+    waiting: new Float64Array(all), // ns of it; -1 where it is not known
   };
+  events.waiting.set(columns.waiting);
+  events.waiting.set(columns.predicted_waiting, length);
   columns.predicted_start.forEach((start, i) => {
     events.start[length + i] = start;
     events.end[length + i] = start + columns.predicted_duration[i];

@@ -50,7 +50,7 @@ def test_events_are_those_of_the_files_with_their_waits(run: notebook.Run, folde
     assert [str(task) for task in found["task"]] == [timeline.names[name] for name in known["name"]]
     assert (found["end_ns"] - found["start_ns"]).tolist() == (known["end_ns"] - known["start_ns"]).tolist()
     assert found["start_ns"].min() == 0
-    assert found["waiting_ns"].tolist() == waiting_ns(timeline, ranks_of(SHAPE)).tolist()
+    assert found["waiting_ns"].tolist() == np.maximum(waiting_ns(timeline, ranks_of(SHAPE)), 0).tolist()
     assert (found["peer"].isna() == (known["peer"] < 0)).all()
 
 

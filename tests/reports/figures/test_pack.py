@@ -73,8 +73,12 @@ def test_events_come_back_exactly_with_times_from_the_first(rows):
     events = np.sort(events, order=["rank", "start_ns"])
     names = [f"task {number}" for number in range(12)]
     timeline = Timeline(events=frame(events, names), hosts={}, uncertainty_ns=0, notes=())
-    events["name"] = timeline.columns["name"]
+    events["name"] = timeline.events["name"].cat.codes
     origin = events["start_ns"].min() if rows else 0
     events["start_ns"] -= origin
     events["end_ns"] -= origin
-    assert restored(unpacked(pack(event_columns(timeline, 6)))) == events.tolist()
+    waits = np.arange(len(rows)) - 1
+    columns = unpacked(pack(event_columns(timeline.events, 6, waits)))
+    assert restored(columns) == events.tolist()
+    assert columns["waiting"] == waits.tolist()
+    assert columns["waiting"] == waits.tolist()

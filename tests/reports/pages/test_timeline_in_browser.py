@@ -174,7 +174,7 @@ def test_an_all_reduce_waits_for_the_last_rank_of_its_group(page: Page, timeline
     }
     said = page.evaluate(
         f"Object.fromEntries(Array.from(events.name.keys()).filter((i) => events.name[i] === {name} &&"
-        f" columns.iterations[events.iteration[i]] === {shown}).map((i) => [events.rank[i], waiting(i)]))"
+        f" columns.iterations[events.iteration[i]] === {shown}).map((i) => [events.rank[i], events.waiting[i]]))"
     )
     assert {int(rank): wait for rank, wait in said.items()} == expected
     assert sum(wait > 0 for wait in expected.values()) == 2

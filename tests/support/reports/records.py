@@ -13,6 +13,6 @@ from reports.readers.events import EVENT, Timeline
 def records(timeline: Timeline) -> NDArray[Any]:
     """(events,) of EVENT; names index `timeline.names`."""
     found = np.zeros(len(timeline.events), EVENT)
-    for key, column in timeline.columns.items():
-        found[key] = column
+    for key, column in timeline.events.items():
+        found[key] = column.cat.codes if key == "name" else column
     return found
