@@ -269,7 +269,7 @@ def make_case(folder: Path, overrides: Sequence[str]) -> Plan:
     iterations = PROOF + 2 * ROUNDS * max(case.block for case in CASES.values())
     common = ["model.vocab_multiple=1", f"train.iterations={iterations}", f"data.prefix={folder / 'data'}"]
     experiment = compose([*overrides, *common])
-    run.write_json(run.plan, make_plan(experiment, "benchmark/engine"))
+    run.write_json(run.plan, make_plan(experiment, "benchmark/engine").as_json())
     plan = Plan.read(run.plan)
     walks = np.random.default_rng(0).integers(1, 4, (64, 64 * plan.model.sequence_length)).cumsum(axis=1)
     write_indexed(folder / "data", (walks % plan.model.vocab_size).astype(np.uint16), np.dtype(np.uint16))

@@ -92,7 +92,7 @@ def ours(model: ModelConfig, micro: int, micro_batches: int, device: str, option
             *(f"model.{key}={value}" for key, value in sizes.items()),
             *options,
         ]
-        run.write_json(run.plan, make_plan(compose(given), "benchmark"))
+        run.write_json(run.plan, make_plan(compose(given), "benchmark").as_json())
         command = [sys.executable, "-m", "megatron_ext.worker", str(run.plan), "0"]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if result.returncode:

@@ -111,8 +111,8 @@ def run(folder: Path, experiment: Experiment, times: Sequence[Pass] | None) -> R
         part.mkdir(parents=True)
     tokens = np.random.default_rng(0).integers(0, experiment.model.vocab_size, (64, 2048)).astype(np.uint16)
     write_indexed(folder / "data", tokens, np.dtype(np.uint16))
-    plan = make_plan(experiment, "benchmark/accuracy") | {"data_prefix": str(folder / "data")}
-    found.write_json(found.plan, plan)
+    plan = make_plan(experiment, "benchmark/accuracy").as_json()
+    found.write_json(found.plan, plan | {"data_prefix": str(folder / "data")})
     pid = os.fork()
     if pid == 0:
         _child(found, times)

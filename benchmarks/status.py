@@ -67,17 +67,17 @@ def make_run(path: Path, alone: bool) -> RunDir:
         folder.mkdir(parents=True)
     plan = make_plan(compose(PLAN), "xl/long")
     run.config.touch()
-    run.write_json(run.plan, plan)
+    run.write_json(run.plan, plan.as_json())
     run.write_json(run.provenance, {"host": "elsewhere"})
     run.write_json(run.jobs, {"token": "t", "executor": "local", "submission": 0, "jobs": []})
     now = time.time()
-    for rank, node in enumerate(plan["nodes"]):
-        name = node["name"]
+    for rank, node in enumerate(plan.nodes):
+        name = node.name
         state = {"node": name, "node_rank": rank, "start": "0.0", "job": None, "host": name, "pid": 1}
         state |= {"started_unix": now - ITERATIONS, "state": "running", "beat_unix": now + 3600, "ended_unix": None}
         state |= {"exit_code": None, "stopped": None, "reason": None, "doing": None, "out_begin": 0, "err_begin": 0}
         run.write_json(run.node_state(name), state)
-        ranks = [{"rank": number, "pid": 1, "exit_code": None, "ended_unix": None} for number in node["ranks"]]
+        ranks = [{"rank": number, "pid": 1, "exit_code": None, "ended_unix": None} for number in node.ranks]
         run.write_json(run.node_ranks(name), ranks)
         size = LOG_BYTES // NODES if not alone else LOG_BYTES if rank == NODES - 1 else 1000
         write_lines(run.node_out(name), size, OUT, job_info(plan, "xl", rank))

@@ -19,7 +19,7 @@ CONTRACT = "megatron_ext.contract"
 """What crosses rooms, for all of them."""
 
 ROOMS = {
-    "conf": [],
+    "conf": [CONTRACT],
     "megatron_ext": [],
     "data_prep": ["conf", CONTRACT, "megatron_ext.data"],
     "fasop": ["conf", CONTRACT],

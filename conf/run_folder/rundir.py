@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 from conf.errors import RunFolderError
 from conf.run_folder import run_files, run_folders
 from conf.run_folder.json_values import typed
+from megatron_ext.contract.plan import KEYS, Plan
+from megatron_ext.contract.plan_check import PlanFault
 
 T = TypeVar("T")
 STAMP = "%Y%m%d-%H%M%S"
@@ -314,6 +316,20 @@ class RunDir:
             return run_files.parse_json(run_files.read_text(path), str(path))
         except FileNotFoundError:
             return None
+
+    def read_plan(self) -> Plan:
+        """What plan.json says.
+
+        Raises:
+            RunFolderError: it is not there, or is no plan.
+        """
+        content = self.read_object(self.plan, KEYS)
+        if content is None:
+            raise RunFolderError(f"{self.path} is not a run: {self.plan.name} is not there")
+        try:
+            return Plan.parse(content, self.path)
+        except PlanFault as fault:
+            raise RunFolderError(f"{self.plan}: {fault}") from fault
 
     def read(self, path: Path, kind: type[T]) -> T | None:
         """The same as a dataclass; raises RunFolderError also where it does not fit."""

@@ -112,12 +112,12 @@ def _examine(
         end(run)
     if given_up is not None:
         checks.append(Check(level=Level.error, where=HERE, what="jobs", text=given_up))
-    plan = run.read_json(run.plan)
-    groups = tuple(node["group"] for node in plan["nodes"])
+    plan = run.read_plan()
+    groups = tuple(node.group for node in plan.nodes)
     case = Case(
         experiment=experiment,
         groups=groups,
-        cuda=plan["device"] == "cuda",
+        cuda=plan.device == "cuda",
         nodes=read_findings(run),
         lost=_lost(run, seen),
         unseen=tuple(
@@ -135,13 +135,13 @@ def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
     """By group and node, why nodes told nothing, or ended before they had told all."""
     logs = agent_logs(run, seen.plan, read_submitted(run, len(seen.nodes)).by_id)
     lost: dict[str, dict[str, str]] = {}
-    for place, node in zip(seen.plan["nodes"], seen.nodes, strict=True):
+    for place, node in zip(seen.plan.nodes, seen.nodes, strict=True):
         job = seen.job_of(node)
         words = [path for source in (node.name, f"job {node.job}") for path in logs.get(source, [])]
         told = run.doctor_node(node.name).exists()
         why = _why_lost(node, job, told, seen.stop_unix is not None, [run.node_err(node.name)], words)
         if why is not None:
-            lost.setdefault(place["group"], {})[node.name] = why
+            lost.setdefault(place.group, {})[node.name] = why
     return lost
 
 

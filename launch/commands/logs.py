@@ -7,10 +7,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from conf.errors import RunFolderError
 from conf.reading.values import Parser
@@ -24,6 +23,7 @@ from launch.files.run_files import glance, read_submitted
 from launch.judge.agent_logs import agent_logs
 from launch.judge.observe import answers_to, complete
 from launch.screen.watch import SLURM_S
+from megatron_ext.contract.plan import Plan
 
 _BLOCK = 64 * 1024
 _LINE_BYTES = 1 << 12
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     run = chosen_run(arguments)
     plan = glance(run).plan
-    names = [node["name"] for node in plan["nodes"]]
+    names = plan.node_names
     if arguments.node is not None and arguments.node not in names:
         raise LaunchError(f"--node {arguments.node}: the run {run.name} has {_some(names)}")
     chosen = names if arguments.node is None else [arguments.node]
@@ -86,12 +86,10 @@ def _first(errors: Sequence[RunFolderError]) -> list[object]:
     return [*errors[:_FAULTS], *([f"{more} other files cannot be read either"] if more > 0 else [])]
 
 
-def _files(
-    run: RunDir, plan: Mapping[str, Any], chosen: Sequence[str], which: argparse.Namespace
-) -> list[tuple[str, Path]]:
+def _files(run: RunDir, plan: Plan, chosen: Sequence[str], which: argparse.Namespace) -> list[tuple[str, Path]]:
     """What is to be printed, with whose it is."""
     if which.agent:
-        found = agent_logs(run, plan, read_submitted(run, len(plan["nodes"])).by_id)
+        found = agent_logs(run, plan, read_submitted(run, len(plan.nodes)).by_id)
         sources = found if which.node is None else chosen
         return [(source, path) for source in sources for path in found.get(source, [])]
     path_of = run.node_err if which.err else run.node_gpu if which.gpu else run.node_out

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment
@@ -23,6 +22,7 @@ from launch.machine.provenance import PROJECT
 from launch.node.worker_command import SCRUBBED, Worker, given_environment
 from launch.node.workplace import process_to_start
 from launch.screen.table import plain
+from megatron_ext.contract.plan import Plan
 
 FOLDER = "<time>-<hash>"
 TOKEN = "<token>"
@@ -41,7 +41,7 @@ def dry_run_text(experiment: Experiment, worker: str, behind: Sequence[str] = ()
     plan = make_plan(experiment, name)
     run = Path(experiment.runs_dir).absolute() / name
     on_slurm = experiment.executor.kind is ExecutorKind.slurm
-    count = len(plan["nodes"])
+    count = len(plan.nodes)
     executor = "SlurmExecutor" if on_slurm else "LocalExecutor"
     parts = [
         f"run {name} in {run.parent}",
@@ -50,29 +50,29 @@ def dry_run_text(experiment: Experiment, worker: str, behind: Sequence[str] = ()
         *(_scripts(experiment, plan, run, behind) if on_slurm else ()),
         f"{count} node agent{'s' * (count > 1)}, started by submitit's {executor}; each runs",
         *_nodes(experiment, plan, run, node_worker(experiment, plan, RunDir(run), worker)),
-        f"plan.json\n{json.dumps(plan, indent=1)}",
+        f"plan.json\n{json.dumps(plan.as_json(), indent=1)}",
     ]
     return "\n\n".join(parts)
 
 
-def _scripts(experiment: Experiment, plan: Mapping[str, Any], run: Path, behind: Sequence[str]) -> Iterator[str]:
+def _scripts(experiment: Experiment, plan: Plan, run: Path, behind: Sequence[str]) -> Iterator[str]:
     """What sbatch is given, byte for byte but for what is only known then."""
     submission = submission_of(experiment, run, TOKEN, resumable(plan), behind)
     for number, request in enumerate(job_requests(experiment)):
         yield f"sbatch/{request.role}.sh\n{sbatch_text(submission, request, after=MASTER_JOB if number else None)}"
 
 
-def _nodes(experiment: Experiment, plan: Mapping[str, Any], run: Path, worker: Worker) -> Iterator[str]:
+def _nodes(experiment: Experiment, plan: Plan, run: Path, worker: Worker) -> Iterator[str]:
     """The commands of each node; those that make its container it leaves out where image and container are there."""
     container = run_container(experiment, plan, run, PROJECT)
     environment = run_environment(experiment, plan, TOKEN, os.environ)
     steps = _steps(experiment)
-    for rank, node in enumerate(plan["nodes"]):
+    for rank, node in enumerate(plan.nodes):
         given = {name: f"<{name} of this shell>" for name in experiment.cluster.environment_from}
         given |= given_environment(environment, plan, rank, FIRST_START)
         started = process_to_start(container, UNKNOWN_NAME, worker.shown(run, rank), given, {}, steps[rank])
         prepared = [shlex.join(words) for words in preparation(container, rank)] if container else []
-        yield "\n    ".join([f"  on {node['name']}:", *prepared, _command(started)])
+        yield "\n    ".join([f"  on {node.name}:", *prepared, _command(started)])
 
 
 def _steps(experiment: Experiment) -> dict[int, SlurmStep]:
@@ -84,28 +84,26 @@ def _steps(experiment: Experiment) -> dict[int, SlurmStep]:
     }
 
 
-def _ranks(plan: Mapping[str, Any]) -> str:
+def _ranks(plan: Plan) -> str:
     columns = ("rank", "node", "gpu", "local rank", "stage", "dp", "tp", "layers")
     rows = []
-    for place in plan["ranks"]:
-        node = plan["nodes"][place["node"]]
-        numbers = [str(place[key]) for key in ("local_rank", "stage", "dp", "tp")]
-        layers = stage_contents(plan["partition"], plan["pipeline"], place["stage"])
-        rows.append((str(place["rank"]), node["name"], node["gpu"], *numbers, layers))
+    for place in plan.ranks:
+        node = plan.nodes[place.node]
+        numbers = (str(number) for number in (place.local_rank, place.stage, place.dp, place.tp))
+        rows.append((str(place.rank), node.name, node.gpu, *numbers, stage_contents(plan, place.stage)))
     return plain(columns, rows)
 
 
-def stage_contents(partition: list[int], pipeline: int, stage: int) -> str:
+def stage_contents(plan: Plan, stage: int) -> str:
     """What a stage holds; of several chunks it has part `stage`, `stage + pipeline` and so on of the model.
 
     The embedding is on the first stage, the final norm and the head are on the last.
     """
     holds = ["embedding"] if stage == 0 else []
-    for part in range(stage, len(partition), pipeline):
-        first, count = sum(partition[:part]), partition[part]
-        if count:
-            holds.append(f"layers {first}-{first + count - 1}" if count > 1 else f"layer {first}")
-    if stage == pipeline - 1:
+    for part in range(stage, len(plan.partition), plan.pipeline):
+        if layers := plan.layers_of(part):
+            holds.append(f"layers {layers[0]}-{layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}")
+    if stage == plan.pipeline - 1:
         holds.append("norm, head")
     return ", ".join(holds) or "nothing, passes on"
 

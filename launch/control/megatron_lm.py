@@ -11,11 +11,11 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind, Experiment, Precision, Recompute
 from launch.errors import LaunchError
+from megatron_ext.contract.plan import Plan
 
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 """Megatron-LM wants its kernels queued in order where tensor parallelism overlaps with communication."""
@@ -77,7 +77,7 @@ class MegatronLM:
         return [self.python, "-u", "-m", "torch.distributed.run", *_words(options), script, *self.options]
 
 
-def worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, python: str) -> MegatronLM:
+def worker(experiment: Experiment, plan: Plan, run: RunDir, python: str) -> MegatronLM:
     """What runs the ranks of each node of this run."""
     assert experiment.engine.checkout is not None
     options = _words(pretrain_options(experiment, _data_path(plan), run.checkpoints))
@@ -174,11 +174,9 @@ def _training(experiment: Experiment) -> Options:
     }
 
 
-def _data_path(plan: Mapping[str, Any]) -> list[str]:
+def _data_path(plan: Plan) -> list[str]:
     """The data's prefix; of a blend weight and prefix of each corpus."""
-    return [word for corpus in plan["data_blend"] for word in (str(corpus["weight"]), corpus["prefix"])] or [
-        plan["data_prefix"]
-    ]
+    return [word for corpus in plan.data_blend for word in (str(corpus.weight), corpus.prefix)] or [plan.data_prefix]
 
 
 def _data(experiment: Experiment, path: list[str]) -> Options:

@@ -1,22 +1,31 @@
-"""From an experiment to plan.json: which rank stands where, and all that it is told (docs/formats.md)."""
+"""From an experiment to its plan: which rank stands where, and what each needs to know (docs/formats.md)."""
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
 
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from launch.control.rehearsal import rehearsal_times
+from megatron_ext.contract.plan import (
+    Corpus,
+    ModelConfig,
+    Node,
+    Place,
+    Plan,
+    RehearsalConfig,
+    RunNode,
+    TrainConfig,
+)
+from megatron_ext.contract.rank_order import stage_dp_tp
 
-VERSION = 1
 
-
-def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
-    """The content of plan.json. A relative `data.prefix` or `train.load` is taken from the current folder.
+def make_plan(experiment: Experiment, run_name: str) -> Plan:
+    """The plan of a run. A relative `data.prefix` or `train.load` is taken from the current folder.
 
     A rehearsal runs on one node whatever the cluster; its ranks tell which node they stand for.
 
@@ -28,94 +37,89 @@ def make_plan(experiment: Experiment, run_name: str) -> dict[str, Any]:
     first_ranks = [0, *accumulate(counts)]
     decay = train.iterations if train.lr_decay_iterations is None else train.lr_decay_iterations
     gpus = [_gpu_name(experiment, group) for group in experiment.node_order.groups]
-    plan: dict[str, Any] = {
-        "version": VERSION,
-        "run": run_name,
-        "tensor": parallel.tensor,
-        "data": parallel.data,
-        "pipeline": parallel.pipeline,
-        "chunks": parallel.chunks,
-        "partition": list(experiment.partition.layers),
-        "sequence_parallel": parallel.sequence_parallel,
-        "recompute": str(parallel.recompute),
-        "sharded_optimizer": parallel.sharded_optimizer,
-        "schedule": str(parallel.schedule),
-        "schedule_file": parallel.schedule_file and SCHEDULE,
-        "micro_batch_size": parallel.micro_batch_size,
-        "global_batch_size": parallel.global_batch_size,
-        "master_port": experiment.executor.master_port,
-        "meeting_timeout_s": math.ceil(experiment.executor.meet_min * 60),
-        "nodes": [
-            {
-                "name": name,
-                "group": group,
-                "gpu": gpu,
-                "ranks": list(range(first, first + count)),
-                "environment": dict(experiment.cluster.groups[group].environment),
-            }
+    plan = Plan(
+        run=run_name,
+        tensor=parallel.tensor,
+        data=parallel.data,
+        pipeline=parallel.pipeline,
+        chunks=parallel.chunks,
+        partition=list(experiment.partition.layers),
+        sequence_parallel=parallel.sequence_parallel,
+        recompute=str(parallel.recompute),
+        sharded_optimizer=parallel.sharded_optimizer,
+        schedule=str(parallel.schedule),
+        schedule_file=parallel.schedule_file and SCHEDULE,
+        micro_batch_size=parallel.micro_batch_size,
+        global_batch_size=parallel.global_batch_size,
+        master_port=experiment.executor.master_port,
+        meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
+        nodes=[
+            RunNode(
+                name=name,
+                group=group,
+                gpu=gpu,
+                ranks=list(range(first, first + count)),
+                environment=dict(experiment.cluster.groups[group].environment),
+            )
             for name, group, gpu, first, count in zip(
                 names, experiment.node_order.groups, gpus, first_ranks, counts, strict=False
             )
         ],
-        "ranks": [
-            {
-                "rank": first + local_rank,
-                "node": node,
-                "local_rank": local_rank,
-                "stage": (first + local_rank) // (parallel.tensor * parallel.data),
-                "dp": (first + local_rank) // parallel.tensor % parallel.data,
-                "tp": (first + local_rank) % parallel.tensor,
-                "emulates": None,
-            }
+        ranks=[
+            Place(rank, node, rank - first, *stage_dp_tp(rank, parallel.tensor, parallel.data))
             for node, (first, count) in enumerate(zip(first_ranks, counts, strict=False))
-            for local_rank in range(count)
+            for rank in range(first, first + count)
         ],
-        "model": {
-            "layers": model.layers,
-            "hidden": model.hidden,
-            "heads": model.heads,
-            "sequence_length": model.sequence_length,
-            "vocab_size": model.vocab_size,
-            "padded_vocab_size": model.padded_vocab(parallel.tensor),
-        },
-        "train": asdict(train) | {"lr_decay_iterations": decay, "load": train.load and os.path.abspath(train.load)},  # noqa: PTH100
-        "data_prefix": os.path.abspath(experiment.data.prefix),  # noqa: PTH100  (resolves '..', follows no link)
-        "data_blend": [
-            {"prefix": os.path.abspath(corpus.prefix), "weight": corpus.weight}  # noqa: PTH100
+        model=ModelConfig(
+            layers=model.layers,
+            hidden=model.hidden,
+            heads=model.heads,
+            sequence_length=model.sequence_length,
+            vocab_size=model.vocab_size,
+            padded_vocab_size=model.padded_vocab(parallel.tensor),
+        ),
+        train=TrainConfig(
+            **asdict(train)
+            | {
+                "precision": str(train.precision),
+                "lr_decay_iterations": decay,
+                "load": train.load and os.path.abspath(train.load),  # noqa: PTH100
+            }
+        ),
+        data_prefix=os.path.abspath(experiment.data.prefix),  # noqa: PTH100  (resolves '..', follows no link)
+        data_blend=[
+            Corpus(prefix=os.path.abspath(corpus.prefix), weight=corpus.weight)  # noqa: PTH100
             for corpus in experiment.data.corpora()
             if experiment.data.blend
         ],
-        "data_split": [float(weight) for weight in experiment.data.split.split(",")],
-        "data_cache": experiment.data.cache and os.path.abspath(experiment.data.cache),  # noqa: PTH100
-        "timeline": experiment.profile.timeline,
-        "nsys": experiment.profile.nsys or experiment.profile.ncu,
-        "device": "cpu" if set(gpus) == {"CPU"} else "cuda",
-        "rehearsal": None,
-    }
-    if experiment.engine.kind is EngineKind.megatron_lm:  # which records no events
-        return plan | {"engine": str(experiment.engine.kind), "timeline": False}
+        data_split=[float(weight) for weight in experiment.data.split.split(",")],
+        data_cache=experiment.data.cache and os.path.abspath(experiment.data.cache),  # noqa: PTH100
+        timeline=experiment.profile.timeline and experiment.engine.kind is EngineKind.tdpp,  # Megatron-LM records none
+        nsys=experiment.profile.nsys or experiment.profile.ncu,
+        device="cpu" if set(gpus) == {"CPU"} else "cuda",
+        rehearsal=None,
+        folder=Path(experiment.runs_dir).absolute() / run_name,
+        engine=str(experiment.engine.kind),
+    )
     return plan if experiment.executor.rehearse is Rehearse.none else _rehearsed(plan, experiment)
 
 
-def _rehearsed(plan: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+def _rehearsed(plan: Plan, experiment: Experiment) -> Plan:
     """The same plan, all on this machine, with the times that everything takes."""
-    here = {
-        "name": "rehearsal-0",
-        "group": "rehearsal",
-        "gpu": "CPU",
-        "ranks": [place["rank"] for place in plan["ranks"]],
-        "environment": {},
-    }
-    ranks = [
-        place | {"node": 0, "local_rank": place["rank"], "emulates": plan["nodes"][place["node"]]["name"]}
-        for place in plan["ranks"]
-    ]
-    rehearsal = {
-        "clock": str(experiment.executor.rehearse),
-        "nodes": [{key: node[key] for key in ("name", "group", "gpu", "ranks")} for node in plan["nodes"]],
-        "ranks": rehearsal_times(experiment, plan),
-    }
-    return plan | {"nodes": [here], "ranks": ranks, "device": "cpu", "rehearsal": rehearsal}
+    here = RunNode("rehearsal-0", "rehearsal", "CPU", [place.rank for place in plan.ranks], environment={})
+    return replace(
+        plan,
+        nodes=[here],
+        ranks=[
+            replace(place, node=0, local_rank=place.rank, emulates=plan.nodes[place.node].name) for place in plan.ranks
+        ],
+        device="cpu",
+        rehearsal=RehearsalConfig(
+            clock=str(experiment.executor.rehearse),
+            nodes=[Node(node.name, node.group, node.gpu, node.ranks) for node in plan.nodes],
+            ranks=rehearsal_times(experiment, plan),
+        ),
+    )
 
 
 def node_names(experiment: Experiment) -> list[str]:

@@ -6,16 +6,15 @@ Options: the chapters on the command line in their guides, docs.nvidia.com/nsigh
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind, ExecutorKind, Experiment
 from launch.errors import LaunchError
 from launch.node.worker_command import Worker
+from megatron_ext.contract.plan import Plan
 
 
 class Profiler(StrEnum):
@@ -68,12 +67,12 @@ def check(experiment: Experiment) -> None:
         )
 
 
-def profiled(worker: Worker, experiment: Experiment, plan: Mapping[str, Any]) -> Worker:
+def profiled(worker: Worker, experiment: Experiment, plan: Plan) -> Worker:
     """The worker under the profiler that the run is to have, or as it is."""
     profiler = asked(experiment)
     if profiler is None:
         return worker
-    return ProfiledWorker(worker=worker, profiler=profiler, nodes=tuple(node["name"] for node in plan["nodes"]))
+    return ProfiledWorker(worker=worker, profiler=profiler, nodes=tuple(plan.node_names))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from conf.schema.experiment import Experiment
+from megatron_ext.contract.plan import Plan, RankTimes
 
 
-def rehearsal_times(experiment: Experiment, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """By rank, nanoseconds: `rehearsal.ranks` of plan.json (docs/formats.md).
+def rehearsal_times(experiment: Experiment, plan: Plan) -> list[RankTimes]:
+    """By rank.
 
     A rank takes its own GPU's time to compute, which of a stage on several kinds of GPU is not the slowest one's. All
     else, which ranks do together, takes what is predicted of the stage.
@@ -30,23 +29,23 @@ def rehearsal_times(experiment: Experiment, plan: Mapping[str, Any]) -> list[dic
     }
     last = experiment.parallel.pipeline - 1
     ranks = []
-    for place in plan["ranks"]:
-        stage, own = place["stage"], alone[plan["nodes"][place["node"]]["group"]]
+    for place in plan.ranks:
+        stage, own = place.stage, alone[plan.nodes[place.node].group]
         computes, sends = own.times[stage], whole.times[stage]
         ranks.append(
-            {
-                "forward_ns": [_ns(seconds) for seconds in computes.forward],
-                "backward_ns": [_ns(seconds) for seconds in computes.backward],
-                "send_forward_ns": _ns(sends.send_forward),
-                "send_backward_ns": _ns(sends.send_backward),
-                "busy_forward_ns": _ns(sends.sends("forward-send")[1]),
-                "busy_backward_ns": _ns(sends.sends("backward-send")[1]),
-                "one_way_out": sends.one_way_out,
-                "grads_all_reduce_ns": _ns(whole.gradients[stage]),
-                "embedding_all_reduce_ns": _ns(whole.embedding) if stage in (0, last) else 0,
-                "optimizer_ns": _ns(own.optimizer[stage] - own.weights[stage]),
-                "params_all_gather_ns": _ns(whole.weights[stage]),
-            }
+            RankTimes(
+                forward_ns=[_ns(seconds) for seconds in computes.forward],
+                backward_ns=[_ns(seconds) for seconds in computes.backward],
+                send_forward_ns=_ns(sends.send_forward),
+                send_backward_ns=_ns(sends.send_backward),
+                busy_forward_ns=_ns(sends.sends("forward-send")[1]),
+                busy_backward_ns=_ns(sends.sends("backward-send")[1]),
+                one_way_out=sends.one_way_out,
+                grads_all_reduce_ns=_ns(whole.gradients[stage]),
+                embedding_all_reduce_ns=_ns(whole.embedding) if stage in (0, last) else 0,
+                optimizer_ns=_ns(own.optimizer[stage] - own.weights[stage]),
+                params_all_gather_ns=_ns(whole.weights[stage]),
+            )
         )
     return ranks
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from conf.compose import config_text, read_experiment
 from conf.errors import RunFolderError
@@ -35,6 +34,7 @@ from launch.node.image_file import check_found
 from launch.node.worker_command import WORKER, ModuleWorker, Worker
 from launch.start_agent import require_own
 from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.plan import MEGATRON_LM, TDPP, Plan
 
 Preflight = Callable[[Experiment], Sequence[str]]
 """Raises a TdppError if the experiment cannot run, for example because its data are not there; tells what is odd about
@@ -104,7 +104,7 @@ def start(
     try:
         with launching(run):
             plan = make_plan(experiment, run.name)
-            _make_cache(plan["data_cache"])
+            _make_cache(plan.data_cache)
             with _unwritable_told(run):
                 write_atomic(run.config, config)
                 if experiment.parallel.schedule_file is not None:
@@ -114,7 +114,7 @@ def start(
                 run.write_json(run.provenance, provenance(source))
                 kind = str(experiment.executor.kind)
                 run.write_json(run.jobs, {"token": token, "executor": kind, "submission": 0, "jobs": []})
-                run.write_json(run.plan, plan)  # last: what has no plan was never started
+                run.write_json(run.plan, plan.as_json())  # last: what has no plan was never started
             _start(experiment, run, plan, worker, behind, for_itself=for_itself)
     except BaseException:
         shutil.rmtree(run.path)
@@ -174,7 +174,7 @@ def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
         raise LaunchError(
             f"resume={run.name}: it has not ended yet: {verdict.state}, {verdict.reason}; 'tdpp stop' ends it"
         )
-    plan = run.read_json(run.plan)
+    plan = run.read_plan()
     if not resumable(plan):
         raise LaunchError(
             f"resume={run.name}: cannot be gone on with, for it saves no checkpoints that tdpp reads "
@@ -226,15 +226,15 @@ def _unwritable_told(run: RunDir) -> Iterator[None]:
         ) from error
 
 
-def resumable(plan: Mapping[str, Any]) -> bool:
+def resumable(plan: Plan) -> bool:
     """Whether a run leaves checkpoints from which it goes on when it is started again."""
-    return bool(plan["train"].get("checkpoint")) and plan["rehearsal"] is None and "engine" not in plan
+    return plan.train.checkpoint and plan.rehearsal is None and plan.engine == TDPP
 
 
 def _start(
     experiment: Experiment,
     run: RunDir,
-    plan: Mapping[str, Any],
+    plan: Plan,
     worker: str,
     behind: Sequence[str] = (),
     *,
@@ -264,7 +264,7 @@ def _start(
             meet_s=executor.meet_min * 60,
             save_s=executor.save_s if on_slurm else local.warning_s(executor),
             max_requeues=executor.max_requeues if on_slurm else 0,
-            gpu_interval_s=experiment.profile.gpu_interval_s if plan["device"] == "cuda" else 0,
+            gpu_interval_s=experiment.profile.gpu_interval_s if plan.device == "cuda" else 0,
             for_itself=for_itself,
         )
 
@@ -272,7 +272,7 @@ def _start(
         submission = slurm.submission_of(experiment, run.path, token, resumable(plan), behind)
         slurm.start(experiment, run, submission, lambda request: agent(request.nodes, request.het_groups))
     else:
-        count = len(plan["nodes"])
+        count = len(plan.nodes)
         local.start(agent(tuple(range(count)), (None,) * count), token, executor)
 
 
@@ -306,7 +306,7 @@ def _check_local(experiment: Experiment) -> None:
         )
 
 
-def node_worker(experiment: Experiment, plan: Mapping[str, Any], run: RunDir, module: str) -> Worker:
+def node_worker(experiment: Experiment, plan: Plan, run: RunDir, module: str) -> Worker:
     """What runs the ranks of a node; `module` is the worker of tdpp's own engine."""
     container = experiment.container
     python = sys.executable if container.kind is ContainerKind.none else container.python
@@ -326,17 +326,15 @@ def require_exported(experiment: Experiment, shell: Mapping[str, str]) -> None:
         )
 
 
-def run_environment(
-    experiment: Experiment, plan: Mapping[str, Any], token: str, inherited: Mapping[str, str]
-) -> dict[str, str]:
+def run_environment(experiment: Experiment, plan: Plan, token: str, inherited: Mapping[str, str]) -> dict[str, str]:
     """What the run gives to every worker, over what the worker inherits. `inherited` is this shell's environment."""
     given = {"PYTHONPATH": str(PROJECT)}
     if experiment.container.kind is ContainerKind.none:  # this shell's folders are not in a container
         paths = [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(PROJECT))]
         given["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *paths])
-    if plan["device"] == "cpu":
+    if plan.device == "cpu":
         given["OMP_NUM_THREADS"] = "1"
-    if plan.get("engine") == "megatron_lm":
+    if plan.engine == MEGATRON_LM:
         given |= megatron_lm.ENVIRONMENT
     # On Slurm a job's GPUs are told on its nodes, not by this shell.
     if experiment.executor.kind is ExecutorKind.local and "CUDA_VISIBLE_DEVICES" in inherited:

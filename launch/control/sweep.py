@@ -50,7 +50,7 @@ def counts_as_done(seen: Observation) -> bool:
     """
     verdict = decide(seen)
     if verdict.state is State.unknown:
-        raise LaunchError(f"skip_existing=true: whether {seen.plan['run']} still runs is not known: {verdict.reason}")
+        raise LaunchError(f"skip_existing=true: whether {seen.plan.run} still runs is not known: {verdict.reason}")
     return verdict.state is State.succeeded or not seen.over
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.run_folder.rundir import RunDir
+from megatron_ext.contract.plan import Node
 
 ALONE = "alone"
 """The stage in which a rank needs no other one."""
@@ -86,18 +87,18 @@ def read_findings(run: RunDir) -> tuple[NodeFindings, ...]:
     Raises:
         RunFolderError: a file is not what it should be.
     """
-    plan = run.read_json(run.plan)
-    told = ((node, run.read_json(run.doctor_node(node["name"]))) for node in plan["nodes"])
+    plan = run.read_plan()
+    told = ((node, run.read_json(run.doctor_node(node.name))) for node in plan.nodes)
     return tuple(_node(run, node, content) for node, content in told if content is not None)
 
 
-def _node(run: RunDir, node: Mapping[str, Any], content: Mapping[str, Any]) -> NodeFindings:
+def _node(run: RunDir, node: Node, content: Mapping[str, Any]) -> NodeFindings:
     codes = content.get("exit_codes", {})
-    told = ((rank, run.read_json(run.doctor_rank(rank))) for rank in node["ranks"])
+    told = ((rank, run.read_json(run.doctor_rank(rank))) for rank in node.ranks)
     return NodeFindings(
-        name=node["name"],
-        group=node["group"],
-        wanted=len(node["ranks"]),
+        name=node.name,
+        group=node.group,
+        wanted=len(node.ranks),
         host=content["host"],
         python=content["python"],
         cpus=content["cpus"],

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch.files.faults import Fault, Faults
 from launch.files.launch_lock import is_launching
 from launch.files.records import NodeRecord, Submitted
-from megatron_ext.contract.plan import check
-from megatron_ext.contract.plan_check import PlanFault, require
-
-_PLAN = (
-    *("version", "run", "tensor", "data", "pipeline", "partition", "micro_batch_size", "global_batch_size"),
-    *("nodes", "ranks", "train", "device", "rehearsal"),
-)
-"""What is read of plan.json (docs/formats.md)."""
+from megatron_ext.contract.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +17,7 @@ class Glance:
     """What a run's own files tell before Slurm or this machine's processes are looked at."""
 
     run: RunDir
-    plan: dict[str, Any]
+    plan: Plan
     submitted: Submitted
     launching: bool | None
     """Whether the jobs that are missing in it may still come: the run is being launched. None if that is not known."""
@@ -37,7 +28,7 @@ class Glance:
 
     @property
     def names(self) -> list[str]:
-        return [node["name"] for node in self.plan["nodes"]]
+        return self.plan.node_names
 
     @property
     def settled(self) -> bool:
@@ -63,29 +54,15 @@ class Glance:
 
 def glance(run: RunDir) -> Glance:
     """Raises RunFolderError if plan.json or jobs.json is not what it should be; of the nodes' files it is noted."""
-    plan = _plan(run)
-    submitted = read_submitted(run, len(plan["nodes"]))
+    plan = run.read_plan()
+    submitted = read_submitted(run, len(plan.nodes))
     launching: bool | None = False
-    if len(submitted.launched) < len(plan["nodes"]):
+    if len(submitted.launched) < len(plan.nodes):
         launching = is_launching(run)
-        submitted = read_submitted(run, len(plan["nodes"]))  # a launch that is over by now has named all jobs
+        submitted = read_submitted(run, len(plan.nodes))  # a launch that is over by now has named all jobs
     faults = Faults()
     states = states_of(run, plan, faults)
     return Glance(run=run, plan=plan, submitted=submitted, launching=launching, states=states, faults=tuple(faults))
-
-
-def _plan(run: RunDir) -> dict[str, Any]:
-    plan = run.read_object(run.plan, _PLAN)
-    if plan is None:
-        raise RunFolderError(f"{run.path} is not a run: {run.plan.name} is not there")
-    try:
-        check(plan, whole=False)
-        require(plan["train"], ("iterations", "log_interval"), "train")
-        if plan["rehearsal"] is not None:
-            require(plan["rehearsal"], ("nodes",), "rehearsal")
-    except PlanFault as fault:
-        raise RunFolderError(f"{run.plan}: {fault}") from fault
-    return plan
 
 
 def read_submitted(run: RunDir, nodes: int) -> Submitted:
@@ -102,9 +79,9 @@ def read_submitted(run: RunDir, nodes: int) -> Submitted:
     return submitted
 
 
-def states_of(run: RunDir, plan: Mapping[str, Any], faults: Faults) -> dict[str, NodeRecord | None]:
+def states_of(run: RunDir, plan: Plan, faults: Faults) -> dict[str, NodeRecord | None]:
     """nodes/<node>.json by the node's name; one that cannot be read is noted, and is as if it were not there."""
-    return {name: _state(run, name, faults) for name in (node["name"] for node in plan["nodes"])}
+    return {name: _state(run, name, faults) for name in plan.node_names}
 
 
 def _state(run: RunDir, name: str, faults: Faults) -> NodeRecord | None:

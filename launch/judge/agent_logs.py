@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from conf.run_folder.run_files import entries
 from conf.run_folder.rundir import RunDir
 from launch.files.records import JobRecord
+from megatron_ext.contract.plan import Plan
 
 
-def agent_logs(run: RunDir, plan: Mapping[str, Any], jobs: Mapping[str, JobRecord]) -> dict[str, list[Path]]:
+def agent_logs(run: RunDir, plan: Plan, jobs: Mapping[str, JobRecord]) -> dict[str, list[Path]]:
     """The files by node, and by job those of its script; `jobs` are those of jobs.json by id.
 
     `<job>_<task>_log.out` is an agent's; of a heterogeneous job each component has an id of its own, counted on from
@@ -20,11 +20,11 @@ def agent_logs(run: RunDir, plan: Mapping[str, Any], jobs: Mapping[str, JobRecor
     Raises:
         RunFolderError: the folder of these files cannot be listed.
     """
-    names = [node["name"] for node in plan["nodes"]]
+    names = plan.node_names
     paths = [path for path in entries(run.submitit) if "." in path.name]
     found: dict[str, list[Path]] = {name: [] for name in names}
     for job, record in jobs.items():
-        components = len({plan["nodes"][node_rank]["group"] for node_rank in record.nodes})
+        components = len({plan.nodes[node_rank].group for node_rank in record.nodes})
         ids = {str(int(job) + component) for component in range(components)}
         tasks = {str(task): names[node_rank] for task, node_rank in enumerate(record.nodes)}
         for path in paths:

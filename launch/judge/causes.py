@@ -63,7 +63,7 @@ def _rank_failures(seen: Observation, until: float) -> Iterator[Cause]:
         if error.unix <= until and not error.symptom and _ended_with_its_node(error, seen) is False:
             alike.setdefault(_rank_failure(error, seen), []).append(error)
     for (rule, words), (first, *others) in alike.items():
-        yield Cause(first.unix, rule, f"{first.place} {words}{_also(others, len(seen.plan['ranks']))}")
+        yield Cause(first.unix, rule, f"{first.place} {words}{_also(others, len(seen.plan.ranks))}")
 
 
 def _also(others: Sequence[RankError], of: int) -> str:

@@ -62,7 +62,7 @@ def _loss(seen: Observation) -> str:
     loss = seen.log[-1].loss
     if loss is not None:
         return f"loss {loss:.4f}"
-    return "rehearsed, so without a loss" if seen.plan["rehearsal"] else "all skipped"
+    return "rehearsed, so without a loss" if seen.plan.rehearsal else "all skipped"
 
 
 def disk_is_full(seen: Observation) -> bool:

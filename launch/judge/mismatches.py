@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from conf.run_folder.gpu_lines import GpuReading, GpuSample, entries
 from conf.run_folder.run_files import read_part
@@ -14,6 +13,7 @@ from launch.files.faults import Faults
 from launch.judge.iterations import tail
 from launch.judge.observe import GPU_TAIL_BYTES, Node
 from launch.node.worker_command import job_info
+from megatron_ext.contract.plan import Plan
 
 _HEAD_BYTES = 64 * 1024
 """Of a start's part of nodes/<node>.out: a container may print something before the job's own lines."""
@@ -25,19 +25,19 @@ _NAMED = 3
 """So many nodes are named; of more, their number is told."""
 
 
-def mismatches(run: RunDir, plan: Mapping[str, Any], nodes: Sequence[Node], faults: Faults) -> list[str]:
+def mismatches(run: RunDir, plan: Plan, nodes: Sequence[Node], faults: Faults) -> list[str]:
     """A sentence for each difference between a node and the plan, nodes that differ alike together."""
     found: dict[str, list[str]] = {}
     for rank, node in enumerate(nodes):
         for difference in (
             *other_job(plan, rank, _head(run.node_out(node.name), node.out_begin, faults)),
-            *(_other_gpus(run, plan, rank, faults) if plan["device"] == "cuda" else ()),
+            *(_other_gpus(run, plan, rank, faults) if plan.device == "cuda" else ()),
         ):
             found.setdefault(difference, []).append(node.name)
     return [f"{_names(names)}: {difference}" for difference, names in found.items()]
 
 
-def other_job(plan: Mapping[str, Any], node_rank: int, log: str) -> Iterator[str]:
+def other_job(plan: Plan, node_rank: int, log: str) -> Iterator[str]:
     """How the job's lines at the beginning of a node's log differ from the plan; nothing while there are none."""
     told = _job_lines(log)
     if not told:
@@ -60,12 +60,12 @@ def _job_lines(text: str) -> dict[str, str]:
     return pairs
 
 
-def _other_gpus(run: RunDir, plan: Mapping[str, Any], node_rank: int, faults: Faults) -> Iterator[str]:
-    node = plan["nodes"][node_rank]
-    end = faults.tried(lambda: tail(run.node_gpu(node["name"]), GPU_TAIL_BYTES), "")
+def _other_gpus(run: RunDir, plan: Plan, node_rank: int, faults: Faults) -> Iterator[str]:
+    node = plan.nodes[node_rank]
+    end = faults.tried(lambda: tail(run.node_gpu(node.name), GPU_TAIL_BYTES), "")
     readings = [entry for entry in entries(end, 1) if isinstance(entry, GpuReading)]
     if readings:
-        yield from other_gpus(node["gpu"], readings[-1].gpus[: len(node["ranks"])])
+        yield from other_gpus(node.gpu, readings[-1].gpus[: len(node.ranks)])
 
 
 def other_gpus(planned: str, gpus: Iterable[GpuSample]) -> Iterator[str]:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any
 
 from conf.run_folder.gpu_lines import entries as gpu_entries
 from conf.run_folder.run_files import entries, read_text
@@ -31,6 +30,7 @@ from launch.machine.slurm_commands import JobState
 from launch.node.peers import SILENCE_S
 from launch.node.stalled_rank import STILL_S, Doing, read_doings
 from launch.node.unseen import Unseen, not_started, unlaunched
+from megatron_ext.contract.plan import MEGATRON_LM, Plan
 
 ERR_TAIL_BYTES = 128 * 1024
 """Of nodes/<node>.err, where a process of the node died."""
@@ -135,7 +135,7 @@ class Observation:
     kind: Kind
     launched_unix: float
     """For the first time."""
-    plan: dict[str, Any]
+    plan: Plan
     runs_dir: str
     now_unix: float
     stop_unix: float | None
@@ -188,7 +188,7 @@ class Observation:
 
     @property
     def iterations(self) -> int:
-        return int(self.plan["train"]["iterations"])
+        return self.plan.train.iterations
 
 
 def observe(run: RunDir, now: float | None = None) -> Observation:
@@ -274,11 +274,12 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
     withdrawn = {job: node.name for node in nodes for job in node.withdrew}
     jobs = tuple(_withdrawn(job, withdrawn[job.id]) if job.id in withdrawn else job for job in jobs)
     errors = list(_errors(run, plan, start, faults))
-    log = read_text_log(run.node_out(names[-1]), faults) if "engine" in plan else read_log(run.metrics, faults)
+    upstream = plan.engine == MEGATRON_LM
+    log = read_text_log(run.node_out(names[-1]), faults) if upstream else read_log(run.metrics, faults)
     quiet = errors or not log or now - log[-1].unix > STILL_S
     disk = os.statvfs(run.path)
     return Observation(
-        kind=Kind.rehearsal if plan["rehearsal"] else Kind.slurm if submitted.on_slurm else Kind.local,
+        kind=Kind.rehearsal if plan.rehearsal else Kind.slurm if submitted.on_slurm else Kind.local,
         launched_unix=run.launched_unix,
         plan=plan,
         runs_dir=str(run.runs),
@@ -294,7 +295,7 @@ def complete(before: Glance, answers: Answers, now: float | None = None) -> Obse
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
         log=log,
         doings=read_doings(run, plan, _started(nodes), faults) if quiet else (),
-        gpus=_gpus(run, plan, tuple(nodes), faults) if plan["device"] == "cuda" else (),
+        gpus=_gpus(run, plan, tuple(nodes), faults) if plan.device == "cuda" else (),
         faults=tuple(faults),
     )
 
@@ -310,7 +311,7 @@ def _stop_unix(run: RunDir, faults: Faults) -> float | None:
         return None
 
 
-def _errors(run: RunDir, plan: dict[str, Any], start: Start, faults: Faults) -> Iterator[RankError]:
+def _errors(run: RunDir, plan: Plan, start: Start, faults: Faults) -> Iterator[RankError]:
     """Of this start, and what ranks say that were started by hand."""
     for path in faults.tried(lambda: entries(run.errors), ()):
         if not fnmatchcase(path.name, "rank-*.json"):
@@ -318,7 +319,7 @@ def _errors(run: RunDir, plan: dict[str, Any], start: Start, faults: Faults) -> 
         error = faults.tried(lambda path=path: run.read(path, ErrorRecord), None)  # type: ignore[misc]
         if error is None or error.start not in ("", str(start)):
             continue
-        if error.rank >= len(plan["ranks"]) or error.node != plan["nodes"][plan["ranks"][error.rank]["node"]]["name"]:
+        if error.rank >= len(plan.ranks) or error.node != plan.nodes[plan.ranks[error.rank].node].name:
             faults.add(f"{path} is damaged: plan.json has no rank {error.rank} on a node {error.node!r}")
             continue
         yield RankError(**{name: getattr(error, name) for name in RankError.__dataclass_fields__})
@@ -328,8 +329,8 @@ def _started(nodes: Iterable[Node]) -> dict[str, float]:
     return {node.name: node.started_unix for node in nodes if node.started_unix is not None}
 
 
-def _gpus(run: RunDir, plan: dict[str, Any], nodes: tuple[Node, ...], faults: Faults) -> tuple[NodeGpus, ...]:
-    ranks = {node["name"]: len(node["ranks"]) for node in plan["nodes"]}
+def _gpus(run: RunDir, plan: Plan, nodes: tuple[Node, ...], faults: Faults) -> tuple[NodeGpus, ...]:
+    ranks = {node.name: len(node.ranks) for node in plan.nodes}
 
     def end(name: str) -> str:
         return faults.tried(lambda: tail(run.node_gpu(name), GPU_TAIL_BYTES), "")
@@ -358,7 +359,7 @@ def _jobs(submitted: Submitted, names: list[str], answers: Answers) -> Iterator[
             yield Job(id=known, nodes=tuple(names[rank] for rank in job.nodes), state=state)
 
 
-def _unseen(run: RunDir, plan: dict[str, Any], submitted: Submitted, jobs: tuple[Job, ...]) -> dict[str, Unseen]:
+def _unseen(run: RunDir, plan: Plan, submitted: Submitted, jobs: tuple[Job, ...]) -> dict[str, Unseen]:
     """By node, of those that do not see the run's folder, as far as that is known."""
     found: dict[str, Unseen] = {}
     known = submitted.by_id

@@ -22,7 +22,7 @@ def median_ms(seen: Observation) -> float:
 
 def usual_s(seen: Observation) -> float:
     """From one line of the log to the next."""
-    return median_ms(seen) / 1e3 * int(seen.plan["train"]["log_interval"])
+    return median_ms(seen) / 1e3 * seen.plan.train.log_interval
 
 
 def began_unix(seen: Observation) -> float:

@@ -322,9 +322,9 @@ def _progress(seen: Observation) -> Finding:
 
 
 def _name(seen: Observation) -> str:
-    return str(seen.plan["run"])
+    return seen.plan.run
 
 
 def _ranks(seen: Observation) -> str:
-    count = len(seen.plan["ranks"])
+    count = len(seen.plan.ranks)
     return f"{count} rank{'s' * (count > 1)}"

@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from conf.schema.containers import IMAGE_SUFFIX, ImageReference, Mount, mountable
 from conf.schema.experiment import Container, ContainerKind, Experiment
+from megatron_ext.contract.plan import Plan
 
 PROGRAM = {ContainerKind.enroot: "enroot", ContainerKind.apptainer: "apptainer", ContainerKind.pyxis: "srun"}
 
@@ -82,7 +82,7 @@ class SlurmStep:
         return cls(node=environment["SLURMD_NODENAME"], cpus=None if cpus is None else int(cpus), het_group=het_group)
 
 
-def run_container(experiment: Experiment, plan: Mapping[str, Any], run: Path, project: Path) -> RunContainer | None:
+def run_container(experiment: Experiment, plan: Plan, run: Path, project: Path) -> RunContainer | None:
     """The container of a run, as configured; None without one. `project` is the folder with the rooms' sources.
 
     Raises:
@@ -93,14 +93,14 @@ def run_container(experiment: Experiment, plan: Mapping[str, Any], run: Path, pr
         return None
     assert config.image is not None
     needed = {"the folder of tdpp": project, f"runs_dir={experiment.runs_dir}, name={experiment.name}": run}
-    if plan["rehearsal"] is None:
-        needed[f"data.prefix={experiment.data.prefix}"] = Path(plan["data_prefix"]).parent
-        for corpus in plan["data_blend"]:
-            needed[f"data.blend: {corpus['prefix']}"] = Path(corpus["prefix"]).parent
-        if plan.get("data_cache"):  # an older run has none
-            needed[f"data.cache={experiment.data.cache}"] = Path(plan["data_cache"])
-        if plan["train"]["load"]:
-            needed[f"train.load={experiment.train.load}"] = Path(plan["train"]["load"])
+    if plan.rehearsal is None:
+        needed[f"data.prefix={experiment.data.prefix}"] = Path(plan.data_prefix).parent
+        for corpus in plan.data_blend:
+            needed[f"data.blend: {corpus.prefix}"] = Path(corpus.prefix).parent
+        if plan.data_cache:  # an older run has none
+            needed[f"data.cache={experiment.data.cache}"] = Path(plan.data_cache)
+        if plan.train.load:
+            needed[f"train.load={experiment.train.load}"] = Path(plan.train.load)
     for key, path in needed.items():
         mountable(config.kind, path, key)
     asked = [Mount.parse(text) for text in config.mounts]
@@ -113,10 +113,10 @@ def run_container(experiment: Experiment, plan: Mapping[str, Any], run: Path, pr
         mounts=_in_order([*(Mount(path, path) for path in needed.values()), *asked]),
         folder=project,
         python=config.python,
-        gpus=plan["device"] == "cuda",
+        gpus=plan.device == "cuda",
         reload=config.reload,
         scratch=Path(experiment.cluster.scratch),
-        run=plan["run"],
+        run=plan.run,
     )
 
 

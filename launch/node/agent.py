@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
@@ -117,9 +117,9 @@ class _Node:
         self._slurm = slurm
         self._told = told
         self._start = Start(agent.submission, slurm.restarts if slurm else 0)
-        self._plan: dict[str, Any] = agent.run.read_json(agent.run.plan)
-        names = [node["name"] for node in self._plan["nodes"]]
-        self._name: str = names[node_rank]
+        self._plan = agent.run.read_plan()
+        names = self._plan.node_names
+        self._name = names[node_rank]
         ask = slurm.other if slurm else lambda _name, _time: None
         self._peers = Peers(agent.run, watched(names, node_rank, agent.nodes), self._start, agent.meet_s, ask)
         self._finding: Finding | None = None
@@ -138,7 +138,7 @@ class _Node:
             self.reason = f"could not clear up: {error}"
             code = _NOT_READY
         # A node that is the whole run has nobody who could know the reason.
-        others = len(self._plan["nodes"]) > 1 and self._finding is None and not self._told.end
+        others = len(self._plan.nodes) > 1 and self._finding is None and not self._told.end
         if others and code not in (0, SAVED) and self._only_lost_others():
             self._await_finding()
         if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):
@@ -293,7 +293,7 @@ class _Node:
 
     def _only_lost_others(self) -> bool:
         """Whether ranks of this node told of nothing but others that were gone, and none of them held those up."""
-        ranks = self._plan["nodes"][self._node_rank]["ranks"]
+        ranks = self._plan.nodes[self._node_rank].ranks
         told = [error for rank in ranks if (error := self._run.read(self._run.rank_error(rank), ErrorRecord))]
         now = [error for error in told if error.start == str(self._start)]
         if not now or not all(error.symptom for error in now):

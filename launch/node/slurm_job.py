@@ -33,8 +33,8 @@ class SlurmJob:
         self.id = job
         self.restarts = restarts
         self._run = run
-        self._plan = run.read_json(run.plan)
-        names = [node["name"] for node in self._plan["nodes"]]
+        self._plan = run.read_plan()
+        names = self._plan.node_names
         own = [names[rank] for rank in nodes]
         self._own = set(own)
         self._before = own[:task]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from conf.run_folder.json_values import typed
 from conf.run_folder.run_files import parse_json, read_text
@@ -17,6 +16,7 @@ from conf.run_folder.rundir import RunDir
 from launch.files.faults import Faults
 from launch.files.rank_place import RankPlace
 from launch.files.records import DoingRecord, RankRecord
+from megatron_ext.contract.plan import Place, Plan
 
 STILL_S = 10.0
 """A rank at work of its own may hold the others up after this time."""
@@ -45,14 +45,12 @@ class Doing(RankPlace):
         return self.process in _STOPPED
 
 
-def read_doings(
-    run: RunDir, plan: Mapping[str, Any], started_unix: Mapping[str, float], faults: Faults
-) -> tuple[Doing, ...]:
+def read_doings(run: RunDir, plan: Plan, started_unix: Mapping[str, float], faults: Faults) -> tuple[Doing, ...]:
     """Of the ranks of these nodes, but not what an earlier start left there."""
     return tuple(
-        _doing(plan["ranks"][entry.rank], node, entry.pid, entry.doing)
+        _doing(plan.ranks[entry.rank], node, entry.pid, entry.doing)
         for node, unix in started_unix.items()
-        for entry in _ranks(run.node_ranks(node), len(plan["ranks"]), faults)
+        for entry in _ranks(run.node_ranks(node), len(plan.ranks), faults)
         if entry.doing is not None and entry.doing.since_unix >= unix
     )
 
@@ -77,25 +75,22 @@ def _ranks(path: Path, ranks: int, faults: Faults) -> list[RankRecord]:
     return [entry for entry in found if entry is not None and entry.rank < ranks]
 
 
-def _doing(place: Mapping[str, Any], node: str, pid: int, doing: DoingRecord) -> Doing:
-    where = {key: place[key] for key in ("rank", "stage", "dp", "tp")}
-    return Doing(node=node, pid=pid, **where, **vars(doing))
+def _doing(place: Place, node: str, pid: int, doing: DoingRecord) -> Doing:
+    return Doing(rank=place.rank, stage=place.stage, dp=place.dp, tp=place.tp, node=node, pid=pid, **vars(doing))
 
 
-def holding_up(
-    doings: Sequence[Doing], plan: Mapping[str, Any], lost_unix: float | None, now_unix: float
-) -> list[Doing]:
+def holding_up(doings: Sequence[Doing], plan: Plan, lost_unix: float | None, now_unix: float) -> list[Doing]:
     """The ranks that hold the others up, longest first: all that are stopped, or else those that are at work of their
     own while others are not. `lost_unix` is when the first rank gave up waiting, None if none has.
 
     Who gives up has waited for `train.comm_timeout_s`, and whom it waited for has stood still nearly as long. A rank
     that was at work for a moment only when others lost something else did not hold them up.
     """
-    before = now_unix - STILL_S if lost_unix is None else lost_unix - plan["train"]["comm_timeout_s"] / 2
+    before = now_unix - STILL_S if lost_unix is None else lost_unix - plan.train.comm_timeout_s / 2
     # Whoever looks at a process with a debugger stops it for a moment.
     stopped = [doing for doing in doings if doing.stopped and (lost_unix is not None or doing.since_unix < before)]
     works = [doing for doing in doings if doing.does == "works" and doing.since_unix < before]
-    ranks = len(plan["ranks"])
+    ranks = len(plan.ranks)
     held = stopped or (works if len(works) < ranks or ranks == 1 else [])
     return sorted(held, key=lambda doing: doing.since_unix)
 

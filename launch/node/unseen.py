@@ -7,14 +7,14 @@ output there, and does not launch it. On any other node the shell complains to s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from conf.errors import RunFolderError
 from conf.run_folder.run_files import read_text
 from conf.run_folder.rundir import RunDir
 from launch.machine.slurm_commands import LAUNCH_FAILURE, JobState
+from megatron_ext.contract.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ def unlaunched(run: RunDir, job: str, names: Sequence[str], state: JobState | No
 
 
 def not_started(
-    run: RunDir, plan: Mapping[str, Any], job: str, nodes: Sequence[int], hosts: Sequence[str] = ()
+    run: RunDir, plan: Plan, job: str, nodes: Sequence[int], hosts: Sequence[str] = ()
 ) -> dict[str, Unseen]:
     """The nodes of a job whose agent could not open its output; `nodes` are node ranks, and like `hosts` by task."""
     try:
         said = read_text(run.submitit / f"{job}_batch.out", errors="replace")
     except (FileNotFoundError, RunFolderError):
         return {}
-    components = len({plan["nodes"][rank]["group"] for rank in nodes})  # each of which may have an id of its own
+    components = len({plan.nodes[rank].group for rank in nodes})  # each of which may have an id of its own
     found = {}
     for number, task, why in re.findall(
         rf"{re.escape(str(run.submitit))}/(\d{{1,18}})_(\d{{1,9}})_log\.out: (.+)", said
     ):
         if int(task) < len(nodes) and 0 <= int(number) - int(job) < components:
             host = hosts[int(task)] if len(hosts) == len(nodes) else ""
-            found[plan["nodes"][nodes[int(task)]]["name"]] = Unseen(host, why.strip())
+            found[plan.nodes[nodes[int(task)]].name] = Unseen(host, why.strip())
     return found

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from conf.run_folder.rundir import RunDir
+from conf.schema.partition import Partition
+from megatron_ext.contract.plan import Plan
 
 WORKER = "megatron_ext.worker"
 START = "TDPP_START"
@@ -49,26 +51,26 @@ def scrubbed(inherited: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in inherited.items() if k not in SCRUBBED and not k.startswith("SUBMITIT_")}
 
 
-def given_environment(given: Mapping[str, str], plan: Mapping[str, Any], node_rank: int, start: str) -> dict[str, str]:
+def given_environment(given: Mapping[str, str], plan: Plan, node_rank: int, start: str) -> dict[str, str]:
     """The part of a worker's environment that is not inherited. `given` is what the run gives to all of them."""
-    return {**given, **plan["nodes"][node_rank]["environment"], "NODE_RANK": str(node_rank), START: start}
+    return {**given, **plan.nodes[node_rank].environment, "NODE_RANK": str(node_rank), START: start}
 
 
-def job_info(plan: Mapping[str, Any], model: str, node_rank: int) -> str:
+def job_info(plan: Plan, model: str, node_rank: int) -> str:
     """What the node was told to run, as the first lines of its log."""
     values = {
         "NODE_RANK": node_rank,
-        "NNODES": len(plan["nodes"]),
-        "WORLD_SIZE": len(plan["ranks"]),
-        "GLOBAL_BATCH_SIZE": plan["global_batch_size"],
-        "MICRO_BATCH_SIZE": plan["micro_batch_size"],
-        "TENSOR_MP_SIZE": plan["tensor"],
-        "DP_SIZE": plan["data"],
-        "PIPELINE_MP_SIZE": plan["pipeline"],
-        "PARTITION": "-".join(map(str, plan["partition"])),
+        "NNODES": len(plan.nodes),
+        "WORLD_SIZE": len(plan.ranks),
+        "GLOBAL_BATCH_SIZE": plan.global_batch_size,
+        "MICRO_BATCH_SIZE": plan.micro_batch_size,
+        "TENSOR_MP_SIZE": plan.tensor,
+        "DP_SIZE": plan.data,
+        "PIPELINE_MP_SIZE": plan.pipeline,
+        "PARTITION": str(Partition(tuple(plan.partition))),
         "MODEL": model,
-        "HIDDEN_SIZE": plan["model"]["hidden"],
-        "NUM_LAYERS": plan["model"]["layers"],
-        "PROFILE": str(plan["timeline"]).lower(),
+        "HIDDEN_SIZE": plan.model.hidden,
+        "NUM_LAYERS": plan.model.layers,
+        "PROFILE": str(plan.timeline).lower(),
     }
     return "".join(f"{key}: {value}\n" for key, value in values.items())

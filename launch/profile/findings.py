@@ -38,15 +38,15 @@ class Found:
 
 def read_found(run: RunDir, experiment: Experiment) -> Found:
     """Raises LaunchError for a rank that has not told all."""
-    plan = run.read_json(run.plan)
+    plan = run.read_plan()
     ranks = {}
-    for place in plan["ranks"]:
-        content = run.read_json(run.profile_rank(place["rank"]))
+    for place in plan.ranks:
+        content = run.read_json(run.profile_rank(place.rank))
         if content is None or not content.get("done"):
-            raise LaunchError(f"{run.path}: rank {place['rank']} ended without having told what it measured")
-        ranks[place["rank"]] = content
+            raise LaunchError(f"{run.path}: rank {place.rank} ended without having told what it measured")
+        ranks[place.rank] = content
     groups = experiment.cluster.groups
-    nodes = tuple((groups[node["group"]].gpu, tuple(node["ranks"])) for node in plan["nodes"])
+    nodes = tuple((groups[node.group].gpu, tuple(node.ranks)) for node in plan.nodes)
     return Found(experiment=experiment, nodes=nodes, ranks=ranks)
 
 

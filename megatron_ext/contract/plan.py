@@ -1,17 +1,19 @@
-"""`plan.json`, typed: all that a rank is told (docs/formats.md)."""
+"""`plan.json`, typed: one run, for the ranks and for whoever looks at it (docs/formats.md)."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, check_rules, require
 
 VERSION = 1
+TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
+"""What trains."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,20 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the run; `ranks` are those that run there."""
+    """A node and the ranks that run there, or in a rehearsal those that stand for it."""
 
     name: str
     group: str
     gpu: str
     ranks: List[int]
+
+
+@dataclass(frozen=True)
+class RunNode(Node):
+    """A node that the run has."""
+
     environment: Dict[str, str]
-    """What its ranks were given beside what all have; the node agent sets it."""
+    """Given to its ranks beside what all have; the node agent sets it."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +99,11 @@ class Place:
     stage: int
     dp: int
     tp: int
-    emulates: Optional[str]
+    emulates: Optional[str] = None
     """In a rehearsal, the node that the rank stands for."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} (stage {self.stage}, dp {self.dp}, tp {self.tp})"
-
-
-@dataclass(frozen=True)
-class EmulatedNode:
-    """A node that ranks of a rehearsal stand for."""
-
-    name: str
-    group: str
-    gpu: str
-    ranks: List[int]
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ class RehearsalConfig:
     """What passes time instead of computing."""
 
     clock: str
-    nodes: List[EmulatedNode]
+    nodes: List[Node]
     ranks: List[RankTimes]
 
 
@@ -158,7 +156,7 @@ class Content:
     master_port: Optional[int]
     meeting_timeout_s: int
     """How long ranks wait for all the others before they begin."""
-    nodes: List[Node]
+    nodes: List[RunNode]
     ranks: List[Place]
     model: ModelConfig
     train: TrainConfig
@@ -176,13 +174,15 @@ class Content:
 
 @dataclass(frozen=True)
 class Plan(Content):
-    """One run. `folder` is where its plan.json lies: the run folder."""
+    """One run."""
 
     folder: Path
+    """Where its plan.json lies: the run folder."""
+    engine: str = TDPP
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Reads plan.json.
+        """Reads plan.json for a rank, which needs every key.
 
         Raises:
             EngineError: the file is not a plan that this engine understands; the message has the key, its value and
@@ -196,7 +196,32 @@ class Plan(Content):
             check(content, whole=True)
         except PlanFault as fault:
             raise EngineError(f"{path}: {fault}") from fault
-        return cls(**vars(build(Content, content)), folder=path.absolute().parent)
+        return cls.of(content, path.absolute().parent)
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any], folder: Path) -> Plan:
+        """The plan of a run for whoever looks at it, from JSON with all of `KEYS`.
+
+        A plan of another version of tdpp may lack other keys.
+
+        Raises:
+            PlanFault: it breaks a rule.
+        """
+        check(content, whole=False)
+        return cls.of(content, folder)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], folder: Path) -> Plan:
+        """What is known of a plan; numbers that `content` lacks are 0, names and lists are empty."""
+        return cls(**vars(build(Content, content)), folder=folder, engine=content.get("engine", TDPP))
+
+    def as_json(self) -> Dict[str, Any]:
+        """The content of plan.json."""
+        content = {"version": VERSION, **asdict(self)}
+        del content["folder"]
+        if self.engine == TDPP:
+            del content["engine"]
+        return content
 
     @property
     def world_size(self) -> int:
@@ -204,8 +229,24 @@ class Plan(Content):
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of one replica in one iteration."""
-        return self.global_batch_size // (self.data * self.micro_batch_size)
+        """Micro-batches of one replica in one iteration; 0 where a log does not say."""
+        step = self.data * self.micro_batch_size
+        return self.global_batch_size // step if step else 0
+
+    @property
+    def node_names(self) -> List[str]:
+        """Of the nodes that the run has, by node rank."""
+        return [node.name for node in self.nodes]
+
+    @property
+    def planned_nodes(self) -> Sequence[Node]:
+        """The nodes whose times the run has: its own, or those that it rehearses."""
+        return self.rehearsal.nodes if self.rehearsal else self.nodes
+
+    def node_of(self, rank: int) -> str:
+        """Name of the node that a rank runs on or, in a rehearsal, stands for."""
+        place = self.ranks[rank]
+        return place.emulates or self.nodes[place.node].name
 
     def layers_of(self, virtual_stage: int) -> range:
         """Global numbers of the transformer layers of a virtual stage."""
@@ -213,10 +254,17 @@ class Plan(Content):
         return range(first, first + self.partition[virtual_stage])
 
 
+KEYS = (
+    *("version", "run", "tensor", "data", "pipeline", "partition", "schedule", "micro_batch_size"),
+    *("global_batch_size", "nodes", "ranks", "model", "train", "timeline", "device"),
+)
+"""What plans of all versions have."""
+_NEEDED = {"nodes": ("name", "group", "gpu", "ranks"), "ranks": ("rank", "node", "stage", "dp", "tp")}
+"""By key, what each entry has."""
+
+
 def check(content: Any, whole: bool) -> None:
     """Checks the content of a plan.json: all that a rank needs if `whole`, else what is there of it.
-
-    A plan of another version of tdpp may lack keys, but neither a node nor a rank what says which it is.
 
     Raises:
         PlanFault: it breaks a rule.
@@ -226,10 +274,13 @@ def check(content: Any, whole: bool) -> None:
         raise PlanFault(f"expected version {VERSION}, found {found!r}")
     values = {key: value for key, value in content.items() if key != "version"}
     check_object(Content, values, "", whole)
-    for key, needed in _NEEDED.items():
-        for number, entry in enumerate(values.get(key, ())):
-            require(entry, needed, f"{key}[{number}]")
+    if not whole:
+        for key, needed in _NEEDED.items():
+            for number, entry in enumerate(values.get(key, ())):
+                require(entry, needed, f"{key}[{number}]")
+        require(values.get("train", {"iterations": 1, "log_interval": 1}), ("iterations",), "train")
+        if values.get("rehearsal") is not None:
+            require(values["rehearsal"], ("clock", "nodes"), "rehearsal")
+        if values.get("engine", TDPP) not in (TDPP, MEGATRON_LM):
+            raise PlanFault(f"engine={values['engine']!r} must be {TDPP} or {MEGATRON_LM}")
     check_rules(values)
-
-
-_NEEDED = {"nodes": ("name", "group", "gpu", "ranks"), "ranks": ("rank", "node", "stage", "dp", "tp")}

@@ -28,6 +28,7 @@ from typing import (
 )
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.rank_order import stage_dp_tp
 
 _SHOWN = 80
 """Characters of a value in a message."""
@@ -164,16 +165,30 @@ _SCALARS: Dict[Any, Range] = {
 
 
 def build(hint: Any, value: Any) -> Any:
-    """What was checked, as the dataclasses that it describes."""
+    """What was checked, as the dataclasses that it describes; what a plan of another version lacks is empty."""
     origin, inner = get_origin(hint), get_args(hint)
     if value is not None and origin is Union:
         return build(inner[0], value)
     if origin is list:
         return [build(inner[0], item) for item in value]
     if dataclasses.is_dataclass(hint):
-        hints = _hints(hint)  # type: ignore[arg-type]
-        return hint(**{name: build(hints[name], item) for name, item in value.items() if name in hints})  # type: ignore[operator]
+        return hint(  # type: ignore[operator]
+            **{
+                name: build(of, value[name]) if name in value else _absent(name, of)
+                for name, of in _hints(hint).items()  # type: ignore[arg-type]
+            }
+        )
     return value
+
+
+_BEFORE = {"chunks": 1, "recompute": "none", "precision": "fp32"}
+"""What runs did before there was a key for it."""
+
+
+def _absent(name: str, hint: Any) -> Any:
+    if name in _BEFORE or get_origin(hint) is Union:
+        return _BEFORE.get(name)
+    return build(hint, {}) if dataclasses.is_dataclass(hint) else (get_origin(hint) or hint)()
 
 
 Values = Mapping[str, Any]
@@ -226,7 +241,7 @@ def _ranks(plan: Values) -> Faults:
         numbers = [place.get("rank") for place in ranks]
         yield "ranks", numbers, f"tensor * data * pipeline = {tensor} * {data} * {pipeline} = {count}, 0 to {count - 1}"
     for number, place in enumerate(ranks):
-        own = {"rank": number, "stage": number // (tensor * data), "dp": number // tensor % data, "tp": number % tensor}
+        own = {"rank": number, **dict(zip(("stage", "dp", "tp"), stage_dp_tp(number, tensor, data)))}
         for key, wanted in own.items():
             if place.get(key, wanted) != wanted:
                 yield f"ranks[{number}].{key}", place[key], f"{wanted}: rank = (stage * data + dp) * tensor + tp"

@@ -73,7 +73,7 @@ def test_all_neighbours_measure_and_none_is_in_two_pairs_at_once(
 
 def start(folder: Path, *overrides: str, **environment: str) -> subprocess.Popen[str]:
     """The doctor of the first node of a plan for the CPU."""
-    plan = make_plan(compose(["parallel=single", "parallel.global_batch_size=24", *overrides]), "x/y")
+    plan = make_plan(compose(["parallel=single", "parallel.global_batch_size=24", *overrides]), "x/y").as_json()
     (folder / "plan.json").write_text(json.dumps(plan))
     for name in ("nodes", "errors"):
         (folder / name).mkdir()
@@ -161,7 +161,9 @@ def test_where_the_index_maps_of_data_that_may_only_be_read_would_go_is_noted(tm
         code = "import json, sys; from pathlib import Path; from megatron_ext.contract import plan\n"
         code += "from megatron_ext.doctor import __main__ as doctor\n"
         code += "print(json.dumps(dict(doctor._maps(plan.Plan.read(Path(sys.argv[1]))))))"
-        plan = make_plan(compose(["parallel=single", "parallel.global_batch_size=24", *overrides, *cache]), "x/y")
+        plan = make_plan(
+            compose(["parallel=single", "parallel.global_batch_size=24", *overrides, *cache]), "x/y"
+        ).as_json()
         (run / "plan.json").write_text(json.dumps(plan))
         words = [sys.executable, "-c", code, str(run / "plan.json")]
         if os.getuid() == 0:

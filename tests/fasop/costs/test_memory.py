@@ -62,7 +62,7 @@ def test_a_parameter_takes_what_its_engine_keeps(overrides: tuple[str, ...], pla
 def test_parameters_are_those_of_the_engine(tmp_path: Path, tensor: int) -> None:
     sizes = (f"parallel.tensor={tensor}", "parallel.data=1", "parallel.pipeline=2")
     one = compose(["model=tiny", *sizes, "parallel.global_batch_size=2", "parallel.partition=1-3"])
-    (tmp_path / "plan.json").write_text(json.dumps(make_plan(one, "a/b")))
+    (tmp_path / "plan.json").write_text(json.dumps(make_plan(one, "a/b").as_json()))
     plan = Plan.read(tmp_path / "plan.json")
     counts = [
         sum(p.numel() for _, p in Stage(plan, s, TensorGroup(tensor, 0, None, False)).parameters_by_name())

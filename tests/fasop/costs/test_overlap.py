@@ -84,7 +84,7 @@ def test_what_is_left_is_what_a_replay_of_the_buckets_leaves(
 ) -> None:
     """To a fourth of what a layer takes; `share` is how long summing a layer takes, of its backward pass."""
     one = three_stages(hidden)
-    (tmp_path / "plan.json").write_text(json.dumps(make_plan(one, "a/b")))
+    (tmp_path / "plan.json").write_text(json.dumps(make_plan(one, "a/b").as_json()))
     plan = Plan.read(tmp_path / "plan.json")
     layer = layer_parameters(one.model, 1)
     link = Link(latency_s=0.01 * share, s_per_byte=0.99 * share * BACKWARD_S / (SUM_BYTES * layer))

@@ -30,13 +30,11 @@ def test_the_seeds_stages_and_messages_take_the_same(one: Experiment, order: lis
     def ns(of: Linear) -> np.ndarray:
         return of.of(layers)[:, 0] * 1e9
 
-    assert [times["forward_ns"][0] for times in by_stage] == pytest.approx(ns(mine.forward), abs=2)
-    assert [times["backward_ns"][0] for times in by_stage] == pytest.approx(ns(mine.backward), abs=2)
-    assert [times["send_forward_ns"] for times in by_stage] == pytest.approx(mine.hop[:, 0] * 1e9, abs=2)
+    assert [times.forward_ns[0] for times in by_stage] == pytest.approx(ns(mine.forward), abs=2)
+    assert [times.backward_ns[0] for times in by_stage] == pytest.approx(ns(mine.backward), abs=2)
+    assert [times.send_forward_ns for times in by_stage] == pytest.approx(mine.hop[:, 0] * 1e9, abs=2)
     back = np.roll(mine.hop[:, 0], 1)
-    assert [times["send_backward_ns"] for times in by_stage] == pytest.approx(back * 1e9, abs=2)
+    assert [times.send_backward_ns for times in by_stage] == pytest.approx(back * 1e9, abs=2)
     assert (mine.sums.of(layers) - mine.exposed(layers)).max() > 0.005  # what the backward pass hides
-    assert by_stage[0]["embedding_all_reduce_ns"] == pytest.approx(mine.embedding[0] * 1e9, abs=4)
-    assert [times["grads_all_reduce_ns"] for times in by_stage] == pytest.approx(
-        mine.exposed(layers)[:, 0] * 1e9, abs=2
-    )
+    assert by_stage[0].embedding_all_reduce_ns == pytest.approx(mine.embedding[0] * 1e9, abs=4)
+    assert [times.grads_all_reduce_ns for times in by_stage] == pytest.approx(mine.exposed(layers)[:, 0] * 1e9, abs=2)

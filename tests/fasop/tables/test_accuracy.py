@@ -115,7 +115,7 @@ def run(tmp_path: Path) -> Callable[..., Experiment]:
         for folder in (run.nodes, run.events, run.errors):
             folder.mkdir(parents=True)
         one = experiment(*UNEVEN)
-        plan = make_plan(one, "xl/one")
+        plan = make_plan(one, "xl/one").as_json()
         for rank in plan["rehearsal"]["ranks"]:
             rank["forward_ns"] = [round(forward * ns) for ns in rank["forward_ns"]]
             for key in ("send_forward_ns", "send_backward_ns"):

@@ -22,6 +22,7 @@ from launch.control.submit import submit
 from launch.errors import LaunchError
 from launch.judge.verdict import State, judge
 from launch.machine import processes
+from megatron_ext.contract.plan import Plan
 from tests.support.launch.live import WORKER, done, no_data_needed, start, tdpp
 
 SHORT = ("train.iterations=6", "train.log_interval=1")
@@ -125,7 +126,8 @@ def test_what_was_taken_by_default_is_named_once(
     ids=["two-stages", "stages-without-layers", "two-chunks"],
 )
 def test_a_dry_run_tells_what_each_stage_holds(partition: list[int], pipeline: int, told: list[str]) -> None:
-    assert [stage_contents(partition, pipeline, stage) for stage in range(pipeline)] == told
+    plan = Plan.of({"partition": partition, "pipeline": pipeline}, Path())
+    assert [stage_contents(plan, stage) for stage in range(pipeline)] == told
 
 
 def test_a_sweep_reports_every_combination_and_goes_on_after_a_bad_one(

@@ -14,6 +14,7 @@ from launch.commands.logs import tail_begin
 from launch.control.follow import PART_BYTES, Log, follow
 from launch.files.records import JobRecord
 from launch.judge.agent_logs import agent_logs
+from megatron_ext.contract.plan import Plan
 from tests.support.launch.live import FOREVER, TWO_NODES, start, wait_for, wait_until_running
 
 
@@ -107,7 +108,7 @@ def test_agents_of_a_heterogeneous_job_are_found_by_their_tasks(tmp_path: Path) 
     for name in ("40_0_log.out", "41_1_log.out", "41_2_log.out", "40_batch.out", "39_0_log.out", "40_0_result.pkl"):
         (run.submitit / name).touch()
     names = [("hgx-0", "hgx"), ("gpu2-0", "gpu2"), ("gpu2-1", "gpu2")]
-    plan = {"nodes": [{"name": name, "group": group} for name, group in names]}
+    plan = Plan.of({"nodes": [{"name": name, "group": group} for name, group in names]}, tmp_path)
     found = agent_logs(run, plan, {"40": JobRecord(id="40", nodes=(0, 2, 1))})
     assert {source: [path.name for path in paths] for source, paths in found.items()} == {
         "hgx-0": ["40_0_log.out"],
@@ -122,7 +123,7 @@ def test_agents_of_coupled_jobs_with_ids_in_a_row_are_told_apart(tmp_path: Path)
     run.submitit.mkdir()
     for name in ("40_0_log.out", "41_0_log.out", "40_batch.out", "41_batch.out"):
         (run.submitit / name).touch()
-    plan = {"nodes": [{"name": f"{group}-0", "group": group} for group in ("hgx", "gpu2")]}
+    plan = Plan.of({"nodes": [{"name": f"{group}-0", "group": group} for group in ("hgx", "gpu2")]}, tmp_path)
     found = agent_logs(run, plan, {job: JobRecord(id=job, nodes=(node,)) for node, job in enumerate(("40", "41"))})
     assert {source: [path.name for path in paths] for source, paths in found.items()} == {
         "hgx-0": ["40_0_log.out"],

@@ -165,7 +165,7 @@ def launched(runs: Path, name: str, ago: float, case: Case) -> RunDir:
 def rehearsed(run: RunDir) -> RunDir:
     """All of it ran on one node."""
     settings = [*TWO_NODES, "train.iterations=50", "executor.rehearse=virtual"]
-    run.write_json(run.plan, make_plan(compose(settings), run.name))
+    run.write_json(run.plan, make_plan(compose(settings), run.name).as_json())
     run.node_state("local-0").rename(run.node_state("rehearsal-0"))
     return run
 

@@ -48,7 +48,7 @@ def planned(image: Path, corpus: Path, tmp_path: Path) -> tuple[RunDir, RunConta
     experiment = compose(settings)
     run = RunDir.create(Path(experiment.runs_dir), experiment.name, "", datetime.now())
     plan = make_plan(experiment, run.name)
-    run.write_json(run.plan, plan)
+    run.write_json(run.plan, plan.as_json())
     container = run_container(experiment, plan, run.path, PROJECT)
     assert container is not None
     return run, container

@@ -15,7 +15,7 @@ from conf.compose import compose
 from conf.schema.experiment import Cluster, Experiment, Gpu, NodeGroup, Parallel
 from launch.control.plan import make_plan
 from launch.judge.plan_line import plan_line
-from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan import Corpus, Plan
 
 DEMO = compose([])
 
@@ -52,23 +52,23 @@ def experiments(draw: st.DrawFn) -> Experiment:
 @given(experiments())
 def test_ranks_stand_in_megatrons_grid(wanted: Experiment) -> None:
     plan = make_plan(wanted, "a/b")
-    tensor, data, pipeline = plan["tensor"], plan["data"], plan["pipeline"]
+    tensor, data, pipeline = plan.tensor, plan.data, plan.pipeline
     grid = np.arange(tensor * data * pipeline).reshape(pipeline, data, tensor)
-    for rank, place in enumerate(plan["ranks"]):
-        assert place["rank"] == rank == grid[place["stage"], place["dp"], place["tp"]]
+    for rank, place in enumerate(plan.ranks):
+        assert place.rank == rank == grid[place.stage, place.dp, place.tp]
 
 
 @given(experiments())
 def test_nodes_are_filled_one_after_another(wanted: Experiment) -> None:
     plan = make_plan(wanted, "a/b")
-    assert [rank for node in plan["nodes"] for rank in node["ranks"]] == list(range(len(plan["ranks"])))
-    for place in plan["ranks"]:
-        assert plan["nodes"][place["node"]]["ranks"][place["local_rank"]] == place["rank"]
+    assert [rank for node in plan.nodes for rank in node.ranks] == list(range(len(plan.ranks)))
+    for place in plan.ranks:
+        assert plan.nodes[place.node].ranks[place.local_rank] == place.rank
 
 
 def test_nodes_are_named_by_group_and_counted_in_the_order_of_the_plan() -> None:
     plan = make_plan(experiment(1, 4, 1, per_node=1, order="small+big+small*2"), "a/b")
-    assert [(node["name"], node["gpu"]) for node in plan["nodes"]] == [
+    assert [(node.name, node.gpu) for node in plan.nodes] == [
         ("small-0", "S10"),
         ("big-0", "B100"),
         ("small-1", "S10"),
@@ -92,20 +92,20 @@ def test_nodes_are_named_by_group_and_counted_in_the_order_of_the_plan() -> None
     ids=lambda value: " ".join(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else None,
 )
 def test_the_plan_says_what_the_configuration_says(overrides: list[str], key: str, value: object) -> None:
-    assert make_plan(compose(overrides), "a/b")[key] == value
+    assert make_plan(compose(overrides), "a/b").as_json()[key] == value
 
 
 def test_without_a_length_the_learning_rate_decays_over_all_iterations() -> None:
-    assert make_plan(DEMO, "a/b")["train"]["lr_decay_iterations"] == DEMO.train.iterations
+    assert make_plan(DEMO, "a/b").train.lr_decay_iterations == DEMO.train.iterations
 
 
 def test_a_relative_data_prefix_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert make_plan(compose(["data.prefix=../x"]), "a/b")["data_prefix"] == str(tmp_path.parent / "x")
-    blended = make_plan(compose(["data.prefix=../x", "data.blend=[{prefix:y,weight:3}]"]), "a/b")["data_blend"]
+    assert make_plan(compose(["data.prefix=../x"]), "a/b").data_prefix == str(tmp_path.parent / "x")
+    blended = make_plan(compose(["data.prefix=../x", "data.blend=[{prefix:y,weight:3}]"]), "a/b").data_blend
     assert blended == [
-        {"prefix": str(tmp_path.parent / "x"), "weight": 1.0},
-        {"prefix": str(tmp_path / "y"), "weight": 3.0},
+        Corpus(prefix=str(tmp_path.parent / "x"), weight=1.0),
+        Corpus(prefix=str(tmp_path / "y"), weight=3.0),
     ]
 
 
@@ -113,18 +113,19 @@ def test_a_relative_checkpoint_to_load_becomes_absolute_and_none_stays_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert make_plan(compose(["train.load=runs/x"]), "a/b")["train"]["load"] == str(tmp_path / "runs" / "x")
-    assert make_plan(compose([]), "a/b")["train"]["load"] is None
+    assert make_plan(compose(["train.load=runs/x"]), "a/b").train.load == str(tmp_path / "runs" / "x")
+    assert make_plan(compose([]), "a/b").train.load is None
 
 
 def test_the_vocabulary_is_padded_for_the_tensor_size() -> None:
-    assert make_plan(experiment(2, 1, 1, per_node=2), "a/b")["model"]["padded_vocab_size"] == 512
+    assert make_plan(experiment(2, 1, 1, per_node=2), "a/b").model.padded_vocab_size == 512
 
 
 def test_the_engine_reads_the_plan(tmp_path: Path) -> None:
     wanted = make_plan(DEMO, "a/b")
-    (tmp_path / "plan.json").write_text(json.dumps(wanted))
+    (tmp_path / "plan.json").write_text(json.dumps(wanted.as_json()))
     plan = Plan.read(tmp_path / "plan.json")
+    assert replace(plan, folder=wanted.folder) == wanted
     assert (plan.world_size, plan.run, plan.partition) == (4, "a/b", [1, 3])
 
 

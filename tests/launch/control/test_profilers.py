@@ -67,8 +67,8 @@ def test_without_profiler_the_worker_is_as_it_was() -> None:
 
 @pytest.mark.parametrize("profiler", Profiler)
 def test_the_plan_says_that_events_are_to_be_marked(profiler: Profiler) -> None:
-    assert make_plan(compose([f"profile.{profiler}=true"]), "a/b")["nsys"] is True
-    assert make_plan(compose([]), "a/b")["nsys"] is False
+    assert make_plan(compose([f"profile.{profiler}=true"]), "a/b").nsys is True
+    assert make_plan(compose([]), "a/b").nsys is False
 
 
 @pytest.mark.parametrize(

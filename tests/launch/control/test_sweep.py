@@ -147,7 +147,7 @@ def test_a_run_that_may_not_be_read_does_not_keep_others_from_starting_theirs(
         experiment = compose([f"runs_dir={runs}", "skip_existing=true"])
         run = RunDir.create(runs, experiment.name, identity(experiment), datetime.now())
         write_atomic(run.config, config_text(experiment))
-        run.write_json(run.plan, make_plan(experiment, run.name))
+        run.write_json(run.plan, make_plan(experiment, run.name).as_json())
         run.write_json(run.jobs, {"token": "t", "executor": "local", "submission": 0, "jobs": []})
         run.metrics.touch()
         assert existing(experiment) == run

@@ -27,7 +27,7 @@ def test_it_is_examined_all_the_same(runs: Path) -> None:
     run = Case([ended(1), None]).make(runs / "tiny" / "1-1")
     experiment = compose(overrides)
     plan = make_plan(experiment, run.name)
-    run.write_json(run.plan, plan)
+    run.write_json(run.plan, plan.as_json())
     run.submitit.mkdir()
     token = secrets.token_hex()
     run.write_json(run.jobs, {"token": token, "executor": "local", "submission": 0, "jobs": []})

@@ -29,7 +29,9 @@ def made(path: Path, gpu: str = "CPU") -> RunDir:
     plan |= {"nodes": nodes, "device": "cpu" if gpu == "CPU" else "cuda"}
     run.write_json(run.plan, plan)
     for rank, node in enumerate(NODES):
-        run.node_out(node).write_text("a container's greeting\n" + job_info(plan, "tiny", rank) + "training\n")
+        run.node_out(node).write_text(
+            "a container's greeting\n" + job_info(run.read_plan(), "tiny", rank) + "training\n"
+        )
     return run
 
 

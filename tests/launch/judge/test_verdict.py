@@ -81,7 +81,7 @@ class Case:
         run = RunDir(path)
         for folder in (run.nodes, run.errors):
             folder.mkdir(parents=True)
-        plan = make_plan(compose([*TWO_NODES, "train.iterations=50", "train.log_interval=5"]), "tiny/run")
+        plan = make_plan(compose([*TWO_NODES, "train.iterations=50", "train.log_interval=5"]), "tiny/run").as_json()
         run.config.touch()
         run.write_json(run.plan, plan)
         os.utime(run.plan, (NOW - 9000, NOW - 9000))
@@ -402,7 +402,7 @@ def test_the_first_of_several_ranks_that_say_the_same_is_named(tmp_path: Path) -
 def test_without_a_loss_the_evidence_says_why(tmp_path: Path, overrides: tuple[str, ...], told: str) -> None:
     run = Case(last=20, loss=None).make(tmp_path / "run")
     if overrides:
-        run.write_json(run.plan, make_plan(compose([*overrides, "train.iterations=50"]), "xl/run"))
+        run.write_json(run.plan, make_plan(compose([*overrides, "train.iterations=50"]), "xl/run").as_json())
     seen = observe(run, NOW)
     assert any(f"iteration: 20 of 50, {told}, 200.0 ms" in line for line in decide(seen).evidence)
     assert run_row("xl/run", seen)[2:4] == ["20/50", "-"]

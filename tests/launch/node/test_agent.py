@@ -20,6 +20,7 @@ from launch.node.agent import NodeAgent, _Node
 from launch.node.stop_signals import Told
 from launch.node.worker_command import WORKER, ModuleWorker, given_environment, job_info, scrubbed
 from launch.node.workplace import process_to_start
+from megatron_ext.contract.plan import Plan
 from tests.launch.judge.test_verdict import OK, Case
 
 SHELL = {"PYTHONPATH": f"/one:{PROJECT}:/two", "CUDA_VISIBLE_DEVICES": "2,3"}
@@ -27,9 +28,9 @@ MEGATRON_LM = ["engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "cluste
 SUBMITIT = {"SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_EXECUTOR": "local", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def nodes(*environments: dict[str, str]) -> dict[str, object]:
-    """The part of a plan that tells what its nodes are given."""
-    return {"nodes": [{"environment": environment} for environment in environments]}
+def nodes(*environments: dict[str, str]) -> Plan:
+    """The part of a plan that says what its nodes are given."""
+    return Plan.of({"nodes": [{"environment": environment} for environment in environments]}, Path())
 
 
 def given_by(overrides: list[str], shell: dict[str, str]) -> dict[str, str]:
@@ -53,7 +54,7 @@ def test_a_worker_inherits_the_rest_and_gets_what_run_and_node_give() -> None:
 def test_each_group_of_nodes_has_an_environment_of_its_own() -> None:
     given = ["cluster=a100x1_a10x7", "experiment=seed_a100x1_a10x7", "+cluster.groups.hgx.environment.NCCL_IB_HCA=mlx5"]
     plan = make_plan(compose(given), "a/b")
-    assert [node["environment"] for node in plan["nodes"]] == [{"NCCL_IB_HCA": "mlx5"}, *[{}] * 7]
+    assert [node.environment for node in plan.nodes] == [{"NCCL_IB_HCA": "mlx5"}, *[{}] * 7]
 
 
 def test_the_run_gives_its_devices_threads_and_source_tree() -> None:

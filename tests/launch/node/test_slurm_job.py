@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conf.compose import compose
 from conf.run_folder.rundir import RunDir
+from launch.control.plan import make_plan
 from launch.errors import LaunchError
 from launch.machine import slurm_commands
 from launch.node import slurm_job
 from launch.node.peers import JobFate
 from launch.node.slurm_job import SlurmJob
+from megatron_ext.contract.plan import Place, RunNode
 
 SUBMITTED = {"token": "t", "executor": "slurm", "submission": 0}
 STATE = {"pid": 1, "started_unix": 0.0, "beat_unix": 0.0, "ended_unix": None, "stopped": None, "reason": None}
 STATE |= {"out_begin": 0, "err_begin": 0}
 
 
+def plan_of(*names: str) -> dict[str, Any]:
+    """A plan of nodes with a rank each."""
+    nodes = [RunNode(name, "a", "CPU", [rank], {}) for rank, name in enumerate(names)]
+    ranks = [Place(rank, rank, 0, 0, rank, 0) for rank in range(len(names))]
+    plan = make_plan(compose([]), "a/b")
+    batch = len(names) * plan.micro_batch_size
+    sizes = replace(plan, data=len(names), pipeline=1, partition=[4], global_batch_size=batch)
+    return replace(sizes, nodes=nodes, ranks=ranks).as_json()
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path / "run")
     made.path.mkdir()
-    made.write_json(made.plan, {"nodes": [{"name": "a-0"}, {"name": "b-0"}]})
+    made.write_json(made.plan, plan_of("a-0", "b-0"))
     made.write_json(made.jobs, SUBMITTED | {"jobs": [{"id": "1", "nodes": [0]}, {"id": "2", "nodes": [1]}]})
     return made
 
@@ -75,7 +90,7 @@ def test_the_first_of_a_thousand_nodes_reads_the_jobs_once_for_all_of_them(
 ) -> None:
     says(squeue, "echo '2|PENDING|Resources|5:00'")
     names = ["a-0", *(f"b-{number}" for number in range(1023))]
-    run.write_json(run.plan, {"nodes": [{"name": name} for name in names]})
+    run.write_json(run.plan, plan_of(*names))
     job = SlurmJob(run, "1", 0, (0,), task=0)
     jobs = [{"id": "1", "nodes": [0]}, {"id": "2", "nodes": list(range(1, 1024))}]
     run.write_json(run.jobs, SUBMITTED | {"jobs": jobs})

@@ -27,7 +27,7 @@ Steps = tuple[str | int, ...]
 
 BLEND = "data.blend=[{prefix: b, weight: 0.5}]"
 PLANS = {
-    "demo": make_plan(compose([BLEND]), "a/b"),
+    "demo": make_plan(compose([BLEND]), "a/b").as_json(),
     "rehearsal": make_plan(
         compose(
             [
@@ -37,7 +37,7 @@ PLANS = {
             ]
         ),
         "a/b",
-    ),
+    ).as_json(),
 }
 
 

@@ -64,7 +64,7 @@ def rehearse(tmp_path: os.PathLike[str]) -> Callable[..., EngineRun]:
             "train.log_interval=1",
             *overrides,
         ]
-        run.write_json(run.plan, make_plan(compose(given), "test/run"))
+        run.write_json(run.plan, make_plan(compose(given), "test/run").as_json())
         rehearsal = EngineRun(run, Plan.read(run.plan))
         path = run.nodes / "rehearsal-0"
         assert rehearsal.go() == 0, path.with_suffix(".err").read_text()
@@ -158,11 +158,10 @@ def test_ranks_tell_the_node_that_they_stand_for(rehearse: Callable[..., EngineR
 
 def test_the_plan_names_the_nodes_and_gpus_that_ranks_stand_for() -> None:
     mixed = compose(["experiment=seed_a100x1_a10x7", *A10X8[1:], "executor.rehearse=virtual"])
-    content = make_plan(mixed, "test/run")
-    nodes = content["rehearsal"]["nodes"]
-    assert [node["gpu"] for node in nodes] == ["A100-40GB"] + ["A10"] * 7
-    assert {rank: node["name"] for node in nodes for rank in node["ranks"]} == {
-        place["rank"]: place["emulates"] for place in content["ranks"]
+    plan = make_plan(mixed, "test/run")
+    assert [node.gpu for node in plan.planned_nodes] == ["A100-40GB"] + ["A10"] * 7
+    assert {rank: node.name for node in plan.planned_nodes for rank in node.ranks} == {
+        place.rank: place.emulates for place in plan.ranks
     }
 
 

@@ -68,7 +68,7 @@ def test_a_lap_is_the_time_in_which_a_thread_could_work_however_busy_the_machine
 def parts(tmp_path: Path) -> Parts:
     run = RunDir(tmp_path)
     one = compose(["model=tiny", "parallel=single", "parallel.global_batch_size=2", "parallel.micro_batch_size=2"])
-    run.write_json(run.plan, make_plan(one, "test/run"))
+    run.write_json(run.plan, make_plan(one, "test/run").as_json())
     plan = Plan.read(run.plan)
     return Parts(plan, plan.model, TensorGroup(), 2, CPU)
 

@@ -86,9 +86,8 @@ class EngineRun:
     def replan(self, *overrides: str) -> EngineRun:
         """The same run folder with another plan, as if a requeued run were given other nodes."""
         prefix = self.plan.data_prefix
-        self.run.write_json(
-            self.run.plan, make_plan(compose([*TINY, f"data.prefix={prefix}", *overrides]), self.plan.run)
-        )
+        plan = make_plan(compose([*TINY, f"data.prefix={prefix}", *overrides]), self.plan.run)
+        self.run.write_json(self.run.plan, plan.as_json())
         return EngineRun(self.run, Plan.read(self.run.plan))
 
 
@@ -107,5 +106,7 @@ def make_run(folder: Path, prefix: Path, *overrides: str) -> EngineRun:
     for part in (run.nodes, run.events, run.errors, run.checkpoints):
         part.mkdir(parents=True)
     run.keep_secret()
-    run.write_json(run.plan, make_plan(compose([*TINY, f"data.prefix={prefix}", *overrides]), f"test/{folder.name}"))
+    run.write_json(
+        run.plan, make_plan(compose([*TINY, f"data.prefix={prefix}", *overrides]), f"test/{folder.name}").as_json()
+    )
     return EngineRun(run, Plan.read(run.plan))
