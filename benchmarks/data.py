@@ -124,7 +124,7 @@ def memory_mb(folder: Path) -> dict[str, int]:
         source = json_lines(folder, times).files[0]
         arguments = ["prepare", "--source", str(source), "--output", str(source), "--workers", "1"]
         arguments += ["--tokenizer", str(data_file(folder / "ours-1", ".tokenizer.json"))]
-        code = f"from data_prep.cli import main; main({arguments})\n{PEAK}"
+        code = f"from launch.commands.data import main; main({arguments})\n{PEAK}"
         done = subprocess.run([sys.executable, "-c", code], check=True, text=True, stdout=subprocess.PIPE)
         found[f"{source.stat().st_size / 1e6:.0f} MB of text"] = int(done.stdout.splitlines()[-1]) // 1024
     return found

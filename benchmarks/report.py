@@ -104,7 +104,9 @@ def cost(browser: Browser, command: list[str], page: Path) -> Cost:
 
 def compare(browser: Browser, title: str, source: Path, report: Path, plain_page: Path | None) -> None:
     """Prints what both pages of a run folder or a log cost."""
-    page = cost(browser, ["-c", f"from reports.cli import main; main([{str(source)!r}])"], report / "timeline.html")
+    page = cost(
+        browser, ["-c", f"from launch.commands.report import main; main([{str(source)!r}])"], report / "timeline.html"
+    )
     plain = None
     if plain_page is not None:
         call = f"write_plain(Path({str(source)!r}), Path({str(plain_page)!r}))"

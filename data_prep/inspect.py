@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from megatron_ext.data.indexed_dataset import IndexedDataset
 
 Figure = Mapping[str, Any]
 """A figure of Plotly, of plain values: `data` and `layout`."""
-DrawPage = Callable[[str, Mapping[str, str], Sequence[Figure]], str]
-"""A page from a title, facts and figures."""
 BLOCK = 1 << 24
 """Tokens that are counted at once."""
 MOST_SAMPLES = 2**27

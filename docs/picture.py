@@ -7,7 +7,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from reports.cli import write
+from reports.pages.writing import write
 from reports.readers.megatron_log import Sizes
 from reports.sources import Source
 from tests.support.reports.chromium import ARGUMENTS, CHROMIUM

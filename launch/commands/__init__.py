@@ -1,1 +1,17 @@
-"""The commands of `tdpp` about runs."""
+"""The commands of `tdpp`, a module each with a `main(argv)`; they alone may know every room."""
+
+COMMANDS = {
+    "launch": "start an experiment, or with -m a sweep of them",
+    "doctor": "check the machines of an experiment before it is launched",
+    "status": "judge a run: the verdict, then the evidence",
+    "logs": "print what the nodes of a run wrote",
+    "stop": "end a run, and everything that belongs to it",
+    "runs": "list the runs with their verdicts",
+    "clean": "remove what runs have left behind: unfinished launches, images, containers, locks",
+    "search": "find the best plan for a cluster and a model",
+    "profile": "measure what models and messages take on a cluster's GPUs",
+    "report": "show runs as a page",
+    "data": "turn text into indexed data, and inspect it",
+    "completion": "let a shell complete commands, groups, keys, values and runs",
+}
+"""What each does, by the name that it shares with its module."""

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from conf.errors import TdppError
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
+from fasop.search.arguments import WORDS as OF_SEARCH
+from launch.commands import COMMANDS
 from launch.errors import LaunchError
+from launch.profile.arguments import WORDS as OF_PROFILE
 
 CONFIGURED = ("launch", "doctor", "search", "profile")
 """Commands that take groups and keys."""
 OF_RUNS = ("status", "logs", "stop", "report")
 """Commands that take a RUN."""
+OWN = {"search": (*OF_SEARCH, "runs_dir"), "profile": tuple(OF_PROFILE), "launch": ("resume",)}
+"""Words of a command that are no keys."""
 RUN_WORDS = ("resume", "validate")
 MOST_RUNS = 50
 """So many, the latest, are offered."""
@@ -63,8 +68,8 @@ in ~/.zshrc:                    eval "$(tdpp completion zsh)"
 in ~/.config/fish/config.fish:  tdpp completion fish | source"""
 
 
-def main(argv: Sequence[str], *, commands: Sequence[str], own: Mapping[str, Sequence[str]]) -> int:
-    """Runs `tdpp completion <argv>`; `own` are the words of a command that are no keys, by command."""
+def main(argv: Sequence[str]) -> int:
+    """Runs `tdpp completion <argv>`."""
     parser = Parser(
         prog="tdpp completion",
         description="Print what lets a shell complete commands, groups, keys, values and runs.",
@@ -78,7 +83,7 @@ def main(argv: Sequence[str], *, commands: Sequence[str], own: Mapping[str, Sequ
     if arguments.line is None:
         print(SCRIPTS[arguments.shell])
     else:
-        for word in completed(arguments.line, commands, own):
+        for word in completed(arguments.line):
             print(word)
     return 0
 
@@ -96,7 +101,7 @@ def hydra_option(argv: Sequence[str]) -> int:
     return 0
 
 
-def completed(line: str, commands: Sequence[str], own: Mapping[str, Sequence[str]]) -> list[str]:
+def completed(line: str) -> list[str]:
     """What the last word of a line may become; none, where that cannot be known."""
     try:
         words = shlex.split(line)
@@ -104,7 +109,7 @@ def completed(line: str, commands: Sequence[str], own: Mapping[str, Sequence[str
         words = line.split()
     word = "" if not words or line[-1:].isspace() else words.pop()
     if len(words) < 2:
-        return [name for name in commands if name.startswith(word)] if words else []
+        return [name for name in COMMANDS if name.startswith(word)] if words else []
     _, command, *others = words
     if command == "completion":
         return [shell for shell in SCRIPTS if shell.startswith(word)]
@@ -112,8 +117,9 @@ def completed(line: str, commands: Sequence[str], own: Mapping[str, Sequence[str
     if (equals and key in RUN_WORDS) or command in OF_RUNS:
         start, what = (f"{key}=", value) if equals else ("", word)
         return [start + run for run in _runs(others) if run.startswith(what)]
-    found = [f"{name}=" for name in own.get(command, ()) if f"{name}=".startswith(word)]
-    if command in CONFIGURED and not (equals and key in own.get(command, ())):
+    own = OWN.get(command, ())
+    found = [f"{name}=" for name in own if f"{name}=".startswith(word)]
+    if command in CONFIGURED and not (equals and key in own):
         from conf.completions import candidates  # Hydra takes a while
 
         try:

@@ -17,11 +17,12 @@ from conf.errors import TdppError
 from conf.reading.values import Parser, above_0, option
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Rehearse
+from launch.commands.preflight import Preflight, preflight
 from launch.control.dry_run import dry_run_text
 from launch.control.follow import interruptible, stopped_if_interrupted
-from launch.control.short_job import end, no_data_needed, short_job, wait
+from launch.control.short_job import end, short_job, wait
 from launch.control.stop import stop
-from launch.control.submit import Preflight, submit
+from launch.control.submit import submit
 from launch.doctor.checks import Check, Level
 from launch.doctor.findings import read_findings
 from launch.doctor.judge import Case, judge
@@ -41,7 +42,7 @@ RUN_MIN = 5
 """The nodes are done by then, once they are all there: megatron_ext.doctor bounds all that it does."""
 
 
-def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> int:
+def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str = WORKER) -> int:
     """Runs `tdpp doctor <argv>`; returns 0 if no check found an error, else 1.
 
     Raises:
@@ -55,7 +56,7 @@ def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> 
     if experiment.dry_run:
         print(dry_run_text(checkup, worker))
         return 0
-    checks = list(login_checks(experiment, preflight))
+    checks = list(login_checks(experiment, data_check(experiment, preflight)))
     checks.append(jobs_check(checkup))
     path: Path | None = None
     if not any(check.level is Level.error and check.what in ("runs_dir", "slurm", "processes") for check in checks):
@@ -95,12 +96,21 @@ def _experiment(overrides: Sequence[str]) -> Experiment:
     return experiment
 
 
+def data_check(experiment: Experiment, preflight: Preflight) -> Check:
+    try:
+        doubts = preflight(experiment)
+    except TdppError as error:
+        return Check(level=Level.error, where=HERE, what="data", text=str(error))
+    fine = f"{experiment.data.prefix} can feed model {experiment.model.name}"
+    return Check(level=Level.warning if doubts else Level.ok, where=HERE, what="data", text="; ".join(doubts) or fine)
+
+
 def _examine(
     experiment: Experiment, checkup: Experiment, overrides: Sequence[str], wait_min: float, worker: str
 ) -> tuple[Path | None, list[Check]]:
     """Submits the job, waits for its end and judges what it found; the folder, if it came to that."""
     try:
-        run = submit(checkup, overrides, no_data_needed, worker, for_itself=True)
+        run = submit(checkup, overrides, worker, for_itself=True)
     except TdppError as error:
         return None, [Check(level=Level.error, where=HERE, what="jobs", text=str(error))]
     checks = []

@@ -26,14 +26,15 @@ from conf.run_folder.rundir import RunDir, write_atomic
 from conf.schema.experiment import ExecutorKind, Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
-from launch.control.commit import Outcomes, confirm, settle, start_all
+from launch.commands.preflight import Preflight, preflight
 from launch.control.follow import follow, interruptible
-from launch.control.outcomes import tell_single, tell_sweep
-from launch.control.submit import Preflight, resume
-from launch.control.sweep import Combination
+from launch.control.submit import check, check_image, check_supported, resume
 from launch.errors import LaunchError
 from launch.judge.verdict import judge
 from launch.node.worker_command import WORKER
+from launch.sweep.combinations import Combination, Outcome, check_sweep_wide
+from launch.sweep.outcomes import tell_single, tell_sweep
+from launch.sweep.start import Outcomes, confirm, existing, start_all
 
 RESUME = "resume="
 COMPLETION = ("-sc", "--shell-completion")
@@ -73,7 +74,7 @@ class Session:
         self.combinations.append(Combination(overrides=overrides, composed=composed))
 
 
-def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> int:
+def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str = WORKER) -> int:
     """Runs `tdpp launch <argv>`; returns the exit code of the verdict, or for a sweep 1 unless all is well.
 
     Raises:
@@ -100,6 +101,41 @@ def main(argv: Sequence[str], *, preflight: Preflight, worker: str = WORKER) -> 
         _tell(session)
         raise
     return _tell(session)
+
+
+def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: Preflight) -> dict[int, Experiment]:
+    """Notes what is wrong, or there already; returns what is left to be started, by the combination's number.
+
+    A dry run is shown although its data are not there: both are noted.
+    """
+    wanted = {}
+    doubts: dict[str, None] = {}
+    for number, combination in enumerate(combinations):
+        composed, overrides = combination.composed, combination.overrides
+        if isinstance(composed, TdppError):
+            outcomes[number] = Outcome(overrides=overrides, error=composed)
+            continue
+        try:
+            if composed.dry_run:
+                check_supported(composed)
+                wanted[number] = composed
+                check_image(composed)
+            else:
+                check(composed)
+            doubts |= dict.fromkeys(preflight(composed))
+            run = existing(composed)
+        except TdppError as error:
+            outcomes[number] = Outcome(overrides=overrides, error=error)
+            continue
+        if run is None:
+            wanted[number] = composed
+        else:
+            wanted.pop(number, None)
+            outcomes[number] = Outcome(overrides=overrides, run=run, skipped=True)
+    check_sweep_wide(list(wanted.values()))
+    for doubt in doubts:
+        print(f"({doubt})", file=sys.stderr, flush=True)
+    return wanted
 
 
 def _tell_defaults(argv: Sequence[str], overrides: Sequence[str], experiment: Experiment) -> None:

@@ -21,7 +21,7 @@ from fasop.costs.doubts import profile_doubts
 from fasop.costs.profile import LayerProfile, Links, profile_path
 from launch.control.dry_run import dry_run_text
 from launch.control.follow import interruptible, stopped_if_interrupted
-from launch.control.short_job import end, no_data_needed, short_job, wait
+from launch.control.short_job import end, short_job, wait
 from launch.control.stop import stop
 from launch.control.submit import submit
 from launch.errors import LaunchError
@@ -188,7 +188,7 @@ def _tensor_sizes(asked: Asked, cluster: Cluster, model: Model) -> tuple[int, ..
 
 def _measure(job: Job, asked: Asked, worker: str) -> Found:
     """Submits the job, waits for its end and reads what its ranks tell."""
-    run = submit(job.experiment, asked.overrides, no_data_needed, worker)
+    run = submit(job.experiment, asked.overrides, worker)
     with stopped_if_interrupted(run):
         given_up = wait(run, asked.wait_min, job.run_min, "wait_min=N", lambda _: _doing(run))
         if given_up is not None:

@@ -48,11 +48,6 @@ def short_job(experiment: Experiment, folder: str, wait_min: float, run_min: int
     )
 
 
-def no_data_needed(_experiment: Experiment) -> tuple[str, ...]:
-    """In place of the check of the data: nothing is trained."""
-    return ()
-
-
 def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callable[[Observation], str]) -> str | None:
     """Waits until all nodes are done, telling on stderr for what; returns why it gave up, if it did.
 

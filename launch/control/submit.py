@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -36,32 +36,22 @@ from launch.start_agent import require_own
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.plan import MEGATRON_LM, TDPP, Plan
 
-Preflight = Callable[[Experiment], Sequence[str]]
-"""Raises a TdppError if the experiment cannot run, for example because its data are not there; tells what is odd about
-what it would read."""
-
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 
 
 def submit(
-    experiment: Experiment,
-    overrides: Sequence[str],
-    preflight: Preflight,
-    worker: str = WORKER,
-    *,
-    for_itself: bool = False,
+    experiment: Experiment, overrides: Sequence[str], worker: str = WORKER, *, for_itself: bool = False
 ) -> RunDir:
     """Checks an experiment and starts it, as `check` and `start` do."""
-    check(experiment, preflight)
+    check(experiment)
     return start(experiment, overrides, worker, read_source(), for_itself=for_itself)
 
 
-def check(experiment: Experiment, preflight: Preflight) -> Sequence[str]:
-    """Raises a TdppError for what keeps the experiment from being started, as far as Slurm need not be asked; tells
-    what is odd."""
+def check(experiment: Experiment) -> None:
+    """Raises a TdppError for what keeps the experiment from being started, as far as Slurm need not be asked."""
     check_supported(experiment)
     require_exported(experiment, os.environ)
-    doubts = check_inputs(experiment, preflight)
+    check_image(experiment)
     if experiment.executor.kind is ExecutorKind.local:
         local.check_port(experiment.executor.master_port)
         profilers.check(experiment)
@@ -69,14 +59,12 @@ def check(experiment: Experiment, preflight: Preflight) -> Sequence[str]:
             check_program(experiment.container.kind)
     if experiment.engine.kind is EngineKind.megatron_lm:
         megatron_lm.check(experiment)
-    return doubts
 
 
-def check_inputs(experiment: Experiment, preflight: Preflight) -> Sequence[str]:
-    """Raises a TdppError for what a run would read and cannot, or must not; tells what is odd."""
+def check_image(experiment: Experiment) -> None:
+    """Raises LaunchError for an image that was fetched, and must not be used."""
     if (image := found_image(experiment.container)) is not None:
         check_found(image)
-    return preflight(experiment) if experiment.executor.rehearse is Rehearse.none else ()
 
 
 def start(

@@ -18,7 +18,7 @@ from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Expe
 from launch.control import megatron_lm, slurm
 from launch.control.jobs import job_requests
 from launch.control.plan import make_plan
-from launch.control.submit import Preflight, check_supported
+from launch.control.submit import check_supported
 from launch.doctor.checks import Check, Level
 from launch.doctor.judge import checkpoint_bytes, size_text
 from launch.files.owner import other_writers
@@ -37,11 +37,11 @@ PYXIS_OPTION = "--container-env"
 """As of pyxis 0.15."""
 
 
-def login_checks(experiment: Experiment, preflight: Preflight) -> Iterator[Check]:
-    """Everything that can be told without a job; each check stands alone."""
+def login_checks(experiment: Experiment, data: Check) -> Iterator[Check]:
+    """Everything that can be found out without a job; each check stands alone. `data` is what was found of the data."""
     yield _python()
     yield _runs(experiment)
-    yield _data(experiment, preflight)
+    yield data
     if experiment.engine.kind is EngineKind.megatron_lm:
         yield _passes(
             "engine", lambda: megatron_lm.check(experiment), lambda: f"Megatron-LM in {experiment.engine.checkout}"
@@ -64,15 +64,6 @@ def jobs_check(experiment: Experiment) -> Check:
 def _python() -> Check:
     found = f"python {sys.version.split()[0]}, submitit {metadata.version('submitit')}"
     return Check(level=Level.ok, where=HERE, what="software", text=f"{found}, tdpp in {PROJECT}")
-
-
-def _data(experiment: Experiment, preflight: Preflight) -> Check:
-    try:
-        doubts = preflight(experiment)
-    except TdppError as error:
-        return Check(level=Level.error, where=HERE, what="data", text=str(error))
-    fine = f"{experiment.data.prefix} can feed model {experiment.model.name}"
-    return Check(level=Level.warning if doubts else Level.ok, where=HERE, what="data", text="; ".join(doubts) or fine)
 
 
 def _runs(experiment: Experiment) -> Check:

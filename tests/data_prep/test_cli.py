@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from data_prep import prepare_cli
-from data_prep.cli import main
 from data_prep.corpus import stdlib_corpus
 from data_prep.errors import DataPrepError
 from data_prep.tokenizer import ByteTokenizer
+from launch.commands.data import main
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.indexed_dataset import CODES, IndexedDataset, data_file, write_indexed
 from tests.data_prep.conftest import TEXTS
@@ -160,7 +160,7 @@ def test_what_is_no_token_is_not_counted(tmp_path: Path, tokens: np.ndarray, mes
     idx = tmp_path / "a.idx"
     idx.write_bytes(idx.read_bytes()[:17] + bytes([CODES[tokens.dtype]]) + idx.read_bytes()[18:])
     with pytest.raises(DataPrepError, match=message):
-        main(["inspect", str(tmp_path / "a"), "--page", str(tmp_path / "page.html")], draw=lambda *_: "")
+        main(["inspect", str(tmp_path / "a"), "--page", str(tmp_path / "page.html")])
 
 
 @pytest.mark.parametrize("option", ["source", "tokenizer"])

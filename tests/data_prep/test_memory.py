@@ -17,9 +17,8 @@ def peak_kib(tmp_path: Path, megabytes: int) -> int:
     with gzip.open(source, "wt", compresslevel=1) as file:
         for number in range(megabytes * 1000):
             file.write(json.dumps({"text": f"{number} " + "x" * 980}) + "\n")
-    code = (
-        f"from data_prep.cli import main; main({['prepare', '--source', str(source), '--output', str(source)]})\n{PEAK}"
-    )
+    argv = ["prepare", "--source", str(source), "--output", str(source)]
+    code = f"from launch.commands.data import main; main({argv})\n{PEAK}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return int(done.stdout.splitlines()[-1])
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import rich.progress  # noqa: F401 - as an ordinary user the test may not read it any more
 
-from data_prep import cli, prepare_cli
+from data_prep import prepare_cli
 from data_prep.corpus import Corpus, stdlib_corpus
 from data_prep.errors import DataPrepError
 from data_prep.partial import WITHOUT_LOCKS
@@ -17,6 +17,7 @@ from data_prep.prepare import Request, prepare
 from data_prep.progress import Show
 from data_prep.tokenizer import ByteTokenizer
 from launch.cli import main as tdpp
+from launch.commands import data as cli
 from megatron_ext.data.index_maps import build_or_load, saved_maps
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from tests.support.ordinary_user import ordinary_user

@@ -142,7 +142,7 @@ def test_files_shorter_than_noted_are_told(corpus: Corpus, tmp_path: Path) -> No
 
 def started(source: Path, output: Path) -> subprocess.Popen[bytes]:
     no_pause = "from data_prep import prepare; prepare.SAVE_EVERY_S = 0"
-    code = f"{no_pause}; import data_prep.cli, sys; data_prep.cli.main(sys.argv[1:])"
+    code = f"{no_pause}; import launch.commands.data, sys; launch.commands.data.main(sys.argv[1:])"
     arguments = ["prepare", "--source", str(source), "--output", str(output), "--workers", "2"]
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.DEVNULL)
 

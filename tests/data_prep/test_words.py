@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 from tokenizers.implementations import ByteLevelBPETokenizer
 
 from data_prep import reading
-from data_prep.cli import main
 from data_prep.corpus import corpus_of, stdlib_corpus
 from data_prep.errors import DataPrepError
 from data_prep.manifest import tokenizer_of
 from data_prep.prepare import Request, prepare
 from data_prep.tokenizer import END_OF_TEXT, JsonTokenizer, train_bpe
+from launch.commands.data import main
 from megatron_ext.data.indexed_dataset import IndexedDataset
 
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from conf.compose import compose
-from fasop import cli
 from fasop.search.progress import bar
 from fasop.tables.plans import CSV_COLUMNS
 from launch.cli import main
+from launch.commands import search as cli
 from tests.support.ordinary_user import ordinary_user
 
 SMALL = (

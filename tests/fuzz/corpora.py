@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 
-from data_prep.cli import main
+from launch.commands.data import main
 
 ENDINGS = (".bin", ".idx", ".json")
 

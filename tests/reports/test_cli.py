@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from conf.errors import RunFolderError
-from reports.cli import main
+from launch.commands.report import main
 from reports.errors import ReportError
 from reports.readers.judgement import Findings
 from tests.support.ordinary_user import NOBODY, only_root_is_two_users, open_to_others, ordinary_user
@@ -46,7 +46,7 @@ def text(page: Path) -> str:
 
 def report(run: Path, judge=None) -> tuple[str, str]:
     """Makes the pages; returns what they say, first the summary."""
-    assert main([str(run), "--runs-dir", str(run.parent.parent)], judge) == 0
+    assert main([str(run), "--runs-dir", str(run.parent.parent)], judge=judge) == 0
     return text(run / "report/index.html"), text(run / "report/timeline.html")
 
 
@@ -423,7 +423,7 @@ def test_a_plan_of_another_version_is_an_error(run: Path):
 
 
 def test_the_command_line_can_be_imported_without_torch_or_pandas():
-    code = "import sys, reports.cli; print(sorted({'torch', 'pandas', 'plotly', 'launch'} & set(sys.modules)))"
+    code = "import sys, launch.commands.report; print(sorted({'torch', 'pandas', 'plotly'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
 

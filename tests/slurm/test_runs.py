@@ -124,7 +124,7 @@ def test_the_jobs_gpus_reach_the_ranks_not_those_of_the_login_node(
 )
 def test_a_run_may_have_any_name(slurm: Cluster, tmp_path: Path, name: str) -> None:
     experiment = compose([*NODES, *SMALL, "train.iterations=2"])
-    run = submit(replace(experiment, name=name, runs_dir=f"{tmp_path}/runs of {name}"), [], no_data_needed, WORKER)
+    run = submit(replace(experiment, name=name, runs_dir=f"{tmp_path}/runs of {name}"), [], WORKER)
     assert run.path.parent.name == name
     assert verdict_of(run).state is State.succeeded, said(run)
     assert sorted(path.name.split("_", 1)[1] for path in run.submitit.glob("*.out"))

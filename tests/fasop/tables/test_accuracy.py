@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
-from fasop import cli
 from fasop.costs.calibration import Calibration, read_calibration
 from fasop.costs.hardware import Factors
 from fasop.errors import SearchError
@@ -21,6 +20,7 @@ from fasop.simulation.predict import Prediction, predict
 from fasop.tables.accuracy import TERMS, Measured, MeasuredStage, calibration, compare
 from fasop.tables.accuracy_tables import runs, shared, together, verdict
 from launch.cli import main
+from launch.commands import search as cli
 from launch.control.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from tests.support.fasop.plans import MEGATRON, experiment, mixed

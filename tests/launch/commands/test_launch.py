@@ -227,7 +227,7 @@ def test_what_the_preflight_refuses_is_not_started(tmp_path: Path) -> None:
         raise LaunchError("no data")
 
     with pytest.raises(LaunchError, match="no data"):
-        submit(compose([f"runs_dir={tmp_path}/runs"]), [], refuse)
+        main([f"runs_dir={tmp_path}/runs"], preflight=refuse)
     assert everything(tmp_path) == []
 
 
@@ -271,7 +271,7 @@ def test_a_submission_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
 def test_a_folder_may_have_any_name(runs: Path) -> None:
     folder = runs / 'with space, it\'s "한글";\n$HOME `x` #'
-    run = submit(replace(compose(SHORT), runs_dir=str(folder)), [], no_data_needed, WORKER)
+    run = submit(replace(compose(SHORT), runs_dir=str(folder)), [], WORKER)
     follow(run)
     assert judge(run).state == State.succeeded
     assert run.path.is_relative_to(folder)

@@ -10,6 +10,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import TdppError
 from launch import cli
+from launch.commands.preflight import preflight as checked
 from megatron_ext.checkpoints.meta import Meta
 from megatron_ext.contract.schedules import schedule
 from tests.support.ordinary_user import ordinary_user
@@ -25,7 +26,7 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def preflight(*overrides: str) -> None:
-    cli.preflight(compose(["train.iterations=50", *overrides]))
+    checked(compose(["train.iterations=50", *overrides]))
 
 
 @pytest.fixture

@@ -20,15 +20,15 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch import cli
 from launch.control import stop
-from launch.control.commit import existing
 from launch.control.submit import resume, submit
 from launch.errors import LaunchError
 from launch.judge.cut_off import verdict_on
 from launch.judge.observe import observe
 from launch.judge.verdict import State, decide, judge
 from launch.machine import processes
+from launch.sweep.start import existing
 from tests.support.launch import fake_slurm
-from tests.support.launch.live import FOREVER, WORKER, no_data_needed, token
+from tests.support.launch.live import FOREVER, WORKER, token
 from tests.support.slurm.seed import NODES, SMALL
 
 STEPS = {"os.mkdir", "os.rename", "os.symlink", "subprocess.Popen", "os.fork", "fcntl.fcntl"}
@@ -69,7 +69,7 @@ def killed_at(step: int, experiment: Experiment, steps: Collection[str]) -> bool
     code = 1
     try:
         sys.addaudithook(hook)
-        submit(experiment, [], no_data_needed, WORKER)
+        submit(experiment, [], WORKER)
         code = 0
     finally:
         os._exit(code)
@@ -172,7 +172,7 @@ def test_a_job_whose_submission_outlives_its_launch_is_ended_by_stop(
 
 def test_a_job_that_nobody_wrote_down_is_found_by_its_comment(runs: Path, queue: Path) -> None:
     """As when the launch is killed when it has prepared the job's work, but not yet noted its id."""
-    run = submit(on_slurm(runs), [], no_data_needed, WORKER)
+    run = submit(on_slurm(runs), [], WORKER)
     master, slave = run.read_json(run.jobs)["jobs"]
     run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": [master, {**slave, "id": None}]})
     seen = observe(run)
@@ -192,7 +192,7 @@ def test_an_agent_of_a_launch_that_was_resumed_meanwhile_does_not_run(
     runs: Path, queue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue may give it its nodes late."""
-    run = submit(on_slurm(runs), [], no_data_needed, WORKER)
+    run = submit(on_slurm(runs), [], WORKER)
     (pickled, *_) = run.submitit.glob("100*submitted.pkl")
     agent = DelayedSubmission.load(pickled).function
     stop.stop(run)

@@ -23,7 +23,7 @@ from launch.errors import LaunchError
 from launch.judge.verdict import State, judge
 from launch.machine import processes
 from tests.support import ROOT
-from tests.support.launch.live import TWO_NODES, agents, done, no_data_needed, token, wait_for
+from tests.support.launch.live import TWO_NODES, agents, done, token, wait_for
 from tests.support.launch.megatron_lm import pretrain_gpt
 
 GOLDEN = ROOT / "tests" / "launch" / "golden"
@@ -235,4 +235,4 @@ def log(run: RunDir) -> bytes:
 
 def start(runs: Path, *overrides: str) -> RunDir:
     settings = [f"runs_dir={runs}", *STAND_IN, *overrides]
-    return submit(compose(settings), settings, no_data_needed)
+    return submit(compose(settings), settings)

@@ -19,13 +19,13 @@ from conf.identity import NOT_OF_THE_RUN, identity
 from conf.run_folder.rundir import RunDir, write_atomic
 from conf.schema.experiment import Experiment
 from launch.commands.launch import main
-from launch.control import sweep
-from launch.control.commit import confirm, existing
 from launch.control.follow import finishing
-from launch.control.outcomes import differing
 from launch.control.plan import make_plan
 from launch.errors import LaunchError
 from launch.judge.verdict import State, judge
+from launch.sweep import combinations as sweep
+from launch.sweep.outcomes import differing
+from launch.sweep.start import confirm, existing
 from tests.support.launch.live import (
     WORKER,
     controller,

@@ -16,11 +16,13 @@ from conf.compose import compose
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from launch.commands import doctor
-from launch.doctor.checks import Level
+from launch.doctor.checks import Check, Level
 from launch.doctor.login import SLURM_COMMANDS, file_system, login_checks
 from launch.machine import processes
 from tests.support.launch.live import ENVIRONMENT, TDPP, TWO_NODES, no_data_needed, token
 from tests.support.megatron_ext.engine_run import make_corpus
+
+DATA = Check(level=Level.ok, where="here", what="data", text="")
 
 
 def test_the_file_system_of_a_folder_is_the_innermost_mount(tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ def test_a_runs_dir_where_others_may_remove_runs_is_told(
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(mode)
     experiment = compose([*here, f"runs_dir={tmp_path}/shared"])
-    found = {check.what: check for check in login_checks(experiment, no_data_needed)}["runs_dir"]
+    found = {check.what: check for check in login_checks(experiment, DATA)}["runs_dir"]
     assert found.level == level
     assert (f"and {who} may write there" in found.text) == (who is not None)
 
@@ -112,14 +114,14 @@ def test_a_runs_dir_where_others_may_remove_runs_is_told(
 def test_an_image_without_a_digest_is_told(digest: str, level: str, here: list[str], tmp_path: Path) -> None:
     overrides = ["executor=slurm", "container=enroot", f"container.image=ubuntu:24.04{digest}"]
     experiment = compose([*here, *overrides])
-    found = {check.what: check for check in login_checks(experiment, no_data_needed)}["container"]
+    found = {check.what: check for check in login_checks(experiment, DATA)}["container"]
     assert found.level == level
     assert found.text.startswith(f"enroot, ubuntu:24.04{digest}")
 
 
 def test_what_is_odd_about_the_data_is_a_warning() -> None:
     def data(*doubts: str) -> tuple[Level, str]:
-        (found,) = (check for check in login_checks(compose([]), lambda _: doubts) if check.what == "data")
+        found = doctor.data_check(compose([]), lambda _: doubts)
         return found.level, found.text
 
     assert data() == (Level.ok, "data/stdlib_text_document can feed model tiny")

@@ -15,7 +15,7 @@ from launch.control.submit import submit
 from launch.judge.verdict import State, judge
 from launch.machine import processes
 from launch.node.worker_command import WORKER as ENGINE
-from tests.support.launch.live import TWO_NODES, no_data_needed, ranks, token, wait_for
+from tests.support.launch.live import TWO_NODES, ranks, token, wait_for
 from tests.support.megatron_ext.engine_run import make_corpus
 
 HANGING = "tests.support.launch.hanging_worker"
@@ -33,7 +33,7 @@ def start(runs: Path, corpus: Path, worker: str, *overrides: str) -> RunDir:
     settings = [f"runs_dir={runs}", f"data.prefix={corpus}", "train.iterations=100000", "train.log_interval=1"]
     settings += ["train.lr_warmup_iterations=0", "parallel.global_batch_size=8", "parallel.micro_batch_size=1"]
     settings += ["model.sequence_length=24", "model.vocab_size=61", "train.comm_timeout_s=3", *overrides]
-    return submit(compose(settings), settings, no_data_needed, worker)
+    return submit(compose(settings), settings, worker)
 
 
 def assert_blamed(run: RunDir, rank: int, why: str) -> None:

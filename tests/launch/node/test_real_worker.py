@@ -19,7 +19,7 @@ from launch.machine import processes
 from launch.node.worker_command import SAVED
 from launch.node.worker_command import WORKER as ENGINE
 from megatron_ext.data.indexed_dataset import write_indexed
-from tests.support.launch.live import no_data_needed, ranks, token, wait_for, workers
+from tests.support.launch.live import ranks, token, wait_for, workers
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(runs: Path, corpus: Path, iterations: int) -> RunDir:
     settings = [f"runs_dir={runs}", f"data.prefix={corpus}", f"train.iterations={iterations}", "train.log_interval=1"]
     settings += ["train.lr_warmup_iterations=0", "parallel.global_batch_size=4", "model.sequence_length=32"]
-    return submit(compose(settings), settings, no_data_needed)
+    return submit(compose(settings), settings)
 
 
 def test_it_trains_to_the_end(runs: Path, corpus: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.run_folder.rundir import RunDir
-from reports.cli import main
+from launch.commands.report import main
 from reports.errors import ReportError
 from reports.exports.trace import LANES, chrome_trace, lane
 from reports.exports.write import Export, write_exports

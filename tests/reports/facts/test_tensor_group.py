@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from launch.commands.report import main
 from megatron_ext.tasks.gpt import Stage
-from reports.cli import main
 from reports.facts.breakdown import TENSOR
 from reports.facts.statistics import statistics
 from reports.facts.terms import TITLES

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.run_folder.rundir import RunDir
-from reports.cli import main
+from launch.commands.report import main
 from reports.figures.chart import Axis, Item, parallel
 from reports.pages import comparison, sweep_page
 from reports.pages.comparison import Outcome, best, front, outcome, swept

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.cli import main
+from launch.commands.report import main
 from reports.readers.events import RECORD
 from tests.reports.test_cli import text
 from tests.support.reports.synthetic import NAMES, Shape, make_run

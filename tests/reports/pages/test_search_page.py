@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fasop.cli import main
 from fasop.search.prices import Run
 from fasop.search.search import Plan
 from fasop.simulation.predict import predict_plan
+from launch.commands.search import main
 from reports.pages import search_page
 from reports.pages.search_page import render
 from tests.reports.conftest import Opener
@@ -41,10 +41,9 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
         found.append((plans, run))
         return render(command, plans, run, searched)
 
-    def nothing(*_: object) -> None:
-        raise AssertionError("no run is asked for")
-
-    main([*COMMAND.split(), f"page={page}"], show=lambda *_: None, measure=nothing, draw=draw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_page, "render", draw)
+        main([*COMMAND.split(), f"page={page}"])
     ((plans, run),) = found
     return Searched(page=page, plans=plans, run=run)
 

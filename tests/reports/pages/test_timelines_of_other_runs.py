@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page
 
-from reports.cli import main
+from launch.commands.report import main
 from reports.facts.statistics import statistics
 from reports.readers.events import RECORD
 from tests.reports.conftest import Opener

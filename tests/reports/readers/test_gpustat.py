@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.run_folder.gpu_lines import GpuSample
-from reports.cli import main
+from launch.commands.report import main
 from reports.readers.gpustat import readings
 from tests.support.reports.legacy import Job, calls, job_info, log
 

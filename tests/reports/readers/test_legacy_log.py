@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.cli import main
+from launch.commands.report import main
 from reports.errors import ReportError
 from reports.readers.events import Timeline
 from reports.readers.legacy_log import HEAD

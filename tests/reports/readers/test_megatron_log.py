@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.cli import main
+from launch.commands.report import main
 from reports.errors import ReportError
 from reports.readers import megatron_log
 from reports.readers.events import Timeline

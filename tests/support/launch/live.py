@@ -29,7 +29,7 @@ def no_data_needed(_experiment: object) -> tuple[str, ...]:
 def start(runs: Path, *overrides: str) -> RunDir:
     """A run of four ranks, a line for every iteration, that has been submitted and nothing more."""
     settings = [f"runs_dir={runs}", "train.log_interval=1", "train.iterations=6", *overrides]
-    return submit(compose(settings), settings, no_data_needed, WORKER)
+    return submit(compose(settings), settings, WORKER)
 
 
 TDPP = [sys.executable, "-m", "tests.support.launch.tdpp_stand_in"]

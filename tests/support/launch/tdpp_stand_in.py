@@ -12,7 +12,7 @@ from tests.support.launch.live import WORKER, no_data_needed
 real_launch = launch.commands.launch.main
 
 
-def stand_in_launch(argv: Sequence[str], *, preflight: object) -> int:
+def stand_in_launch(argv: Sequence[str]) -> int:
     return real_launch(argv, preflight=no_data_needed, worker=WORKER)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from launch.control.sweep import Outcome
 from launch.judge.observe import observe_all
 from launch.judge.runs_table import COLUMNS, run_row
 from launch.judge.verdict import decide, judge
 from launch.screen.table import print_table
+from launch.sweep.combinations import Outcome
 
 SKIPPED = "skipped: there already"
 

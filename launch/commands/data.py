@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from conf.reading.values import Parser, option, whole
@@ -10,25 +11,20 @@ from conf.reading.writable import why_not_writable, write_whole
 from data_prep import prepare_cli
 from data_prep.check import check, open_checked
 from data_prep.errors import DataPrepError
-from data_prep.inspect import DrawPage, Sample, described, document_text, figures, sample_text
+from data_prep.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.reshape import merge, split
 
 PREFIX = "path without .bin or .idx"
 
 
-def main(argv: list[str], *, draw: DrawPage | None = None) -> int:
-    """Runs one `tdpp data` command; returns its exit code.
-
-    Args:
-        argv: what follows `tdpp data`.
-        draw: makes the page of `inspect --page`.
-    """
+def main(argv: Sequence[str]) -> int:
+    """Runs `tdpp data <argv>`; returns its exit code."""
     arguments = _parser().parse_args(argv)
     command: str = arguments.command
     if command == "prepare":
         prepare_cli.run(arguments)
     elif command == "inspect":
-        _inspect(arguments, draw)
+        _inspect(arguments)
     elif command == "check":
         data = check(arguments.prefix, arguments.vocab_size)
         print(f"{arguments.prefix}: sound, {data.documents} documents, {len(data.tokens)} tokens")
@@ -86,7 +82,7 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _inspect(arguments: argparse.Namespace, draw: DrawPage | None) -> None:
+def _inspect(arguments: argparse.Namespace) -> None:
     prefix: Path = arguments.prefix
     page: Path | None = arguments.page
     if page is not None and (why := why_not_writable(page)) is not None:
@@ -108,9 +104,10 @@ def _inspect(arguments: argparse.Namespace, draw: DrawPage | None) -> None:
     facts = described(data, prefix)
     print("\n".join(f"{key}: {value}" for key, value in facts.items()))
     if page is not None:
-        assert draw is not None
+        from reports.pages.figures_page import figures_page  # few ask for a page, and it is slow to import
+
         try:
-            write_whole(page, draw(str(prefix), facts, figures(data, prefix)))
+            write_whole(page, figures_page(str(prefix), facts, figures(data, prefix)))
         except OSError as error:
             raise DataPrepError(f"--page {page}: cannot be written ({error.strerror})") from error
         print(f"page: {page}")

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.reading.values import Parser, option, whole
+from launch.judge.findings import all_findings
 
 if TYPE_CHECKING:
-    from conf.run_folder.rundir import RunDir
-    from reports.readers.judgement import Findings
+    from reports.pages.writing import Judge
 
 
-def main(argv: list[str], judge: Callable[[RunDir], Findings] | None = None) -> int:
+def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     """Writes `report/index.html` and `report/timeline.html` of each run, of several a comparison; prints their paths.
-
-    Args:
-        argv: arguments after `tdpp report`.
-        judge: gives the verdict on a run, and what its nodes say; without it the page has neither.
 
     Raises:
         TdppError: a run cannot be found or has no usable plan, or a file is no log; of several files and folders those

@@ -6,7 +6,7 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from conf.reading.writable import why_not_kept, why_not_writable, write_whole
 from conf.run_folder.rundir import RunDir
 from fasop.errors import SearchError
 from fasop.search.arguments import Asked, parse
+from launch.screen.table import print_table
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [page=FILE] [plan=NAME]
                    [overwrite=true] [leave_out=false] [prove=true] [explain=ROW] [calibration=FILE]
@@ -56,18 +57,13 @@ chunks, sharded_optimizer, sequence_parallel.
 
 if TYPE_CHECKING:
     from conf.schema.experiment import Experiment
-    from fasop.search.prices import Run
     from fasop.search.search import Plan
-    from fasop.tables.accuracy import Measured
 
-Show = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
-Measure = Callable[[RunDir], "Measured"]
-Draw = Callable[[str, Sequence["Plan"], "Run", Sequence[str]], str]
 PLANS = Path(conf.__file__).resolve().parent / "parallel"
 
 
-def main(argv: Sequence[str], *, show: Show, measure: Measure, draw: Draw) -> int:
-    """Runs `tdpp search <argv>`; `show` puts a table on stdout, `measure` tells what a run took, `draw` makes a page.
+def main(argv: Sequence[str]) -> int:
+    """Runs `tdpp search <argv>`.
 
     Raises:
         TdppError: what is asked for cannot be read, searched or written.
@@ -80,15 +76,15 @@ def main(argv: Sequence[str], *, show: Show, measure: Measure, draw: Draw) -> in
         if file is not None:
             check_writable(file)
     if asked.validate:
-        return validate(asked, show, measure)
+        return validate(asked)
     if asked.calibrate is not None:
         raise SearchError(f"calibrate={asked.calibrate} takes the runs to calibrate by: add validate=RUN")
     if asked.plan is not None:
         check_free(asked.plan, asked.overwrite)
-    return rank(asked, f"tdpp search {shlex.join(argv)}", show, draw)
+    return rank(asked, f"tdpp search {shlex.join(argv)}")
 
 
-def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
+def rank(asked: Asked, command: str) -> int:
     """The best plans for the nodes of the cluster."""
     from fasop.costs.calibration import read_calibration
     from fasop.costs.doubts import doubts
@@ -115,20 +111,22 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     if asked.explain is not None and asked.explain > len(plans):
         raise SearchError(f"explain={asked.explain}: there are {len(plans)} plans; choose a row of the table")
     if asked.pareto:
-        show(front_columns(plans, inputs.run), front_rows(plans, inputs.run))
+        print_table(front_columns(plans, inputs.run), front_rows(plans, inputs.run))
     else:
-        show(columns(plans), rows(plans))
+        print_table(columns(plans), rows(plans))
     for doubt in doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}):
         print(f"({doubt})", file=sys.stderr)
     for note in sought.notes:
         print(f"({note})", file=sys.stderr)
     print(sought.told, file=sys.stderr)
     if asked.explain is not None:
-        tell(asked.explain, plans[asked.explain - 1], show)
+        tell(asked.explain, plans[asked.explain - 1])
     if asked.csv is not None:
         _write(asked.csv, csv_text(plans, inputs.run))
     if asked.page is not None:
-        _write(asked.page, draw(command, plans, inputs.run, [*sought.notes, sought.told]))
+        from reports.pages.search_page import render  # few ask for a page, and it is slow to import
+
+        _write(asked.page, render(command, plans, inputs.run, [*sought.notes, sought.told]))
         print(asked.page)
     if asked.plan is not None:
         path = path_of(asked.plan, PLANS)
@@ -137,13 +135,14 @@ def rank(asked: Asked, command: str, show: Show, draw: Draw) -> int:
     return 0
 
 
-def validate(asked: Asked, show: Show, measure: Measure) -> int:
+def validate(asked: Asked) -> int:
     """What runs took beside what was predicted of them."""
     from conf.compose import read_experiment
     from fasop.costs.calibration import read_calibration
     from fasop.simulation.predict import predict
     from fasop.tables import accuracy_tables as tables
     from fasop.tables.accuracy import calibration, compare
+    from reports.facts.measured import measure
 
     folder, used = runs_dir(asked), None if asked.calibration is None else read_calibration(asked.calibration)
     comparisons, shared = [], []
@@ -153,15 +152,15 @@ def validate(asked: Asked, show: Show, measure: Measure) -> int:
         shared += [tables.shared(run.name, *use)] if (use := cores_shared(run, experiment)) else []
         schedule = None if experiment.parallel.schedule_file is None else run.read_json(run.schedule)
         comparisons.append(compare(measure(run), predict(experiment, schedule, used)))
-    show(*tables.runs(comparisons))
+    print_table(*tables.runs(comparisons))
     if len(comparisons) > 1:
         print(tables.together(comparisons))
     for one in comparisons:
         if one.taken is not None:
             print(f"\n{one.measured.run}: milliseconds of an iteration, by term")
-            show(*tables.terms(one))
+            print_table(*tables.terms(one))
             print(f"\n{one.measured.run}: milliseconds of an iteration, by stage, predicted / measured")
-            show(*tables.stages(one))
+            print_table(*tables.stages(one))
         for sentence in tables.verdict(one):
             print(sentence)
     for told in shared:
@@ -205,7 +204,7 @@ def runs_dir(asked: Asked) -> Path:
     return Path(given.get("runs_dir", "runs"))
 
 
-def tell(row: int, plan: Plan, show: Show) -> None:
+def tell(row: int, plan: Plan) -> None:
     """Where the time and the memory of one plan go."""
     from fasop.simulation.predict import predict_plan
     from fasop.tables.explain import LEGEND, memory, times
@@ -213,10 +212,10 @@ def tell(row: int, plan: Plan, show: Show) -> None:
     kinds = list({node.name: node for node in plan.nodes}.values())
     prediction = predict_plan(plan.training, kinds)
     print(f"\nPlan {row}: an iteration of {prediction.iteration_s * 1e3:.1f} ms, in ms by stage")
-    show(*times(prediction))
+    print_table(*times(prediction))
     print(f"({LEGEND})", file=sys.stderr)
     print(f"\nPlan {row}: memory of a rank, in GiB by stage")
-    show(*memory(prediction))
+    print_table(*memory(prediction))
 
 
 def check_free(name: str, overwrite: bool) -> None:

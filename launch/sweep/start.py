@@ -1,4 +1,4 @@
-"""Starting what a sweep has composed: everything is checked and counted first, then submitted one by one."""
+"""Starting what a sweep has composed, one by one, once that was agreed to."""
 
 from __future__ import annotations
 
@@ -13,53 +13,18 @@ from conf.identity import identity
 from conf.run_folder.run_files import read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment, Rehearse
-from launch.control import sweep
 from launch.control.dry_run import dry_run_text
 from launch.control.follow import finishing, follow, give_up
 from launch.control.rehearsal import doubts
-from launch.control.submit import Preflight, check, check_inputs, check_supported, read_schedule, start
-from launch.control.sweep import Combination, Outcome
+from launch.control.submit import read_schedule, start
 from launch.errors import LaunchError
 from launch.judge.observe import Observation, observe
 from launch.machine.provenance import Source, read_source
 from launch.screen.consent import agreed, can_be_asked
+from launch.sweep.combinations import Combination, Outcome, budget, counts_as_done, lane, must_confirm
 
 Outcomes = dict[int, Outcome]
 """By the number of the combination; those that are not settled yet are missing."""
-
-
-def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: Preflight) -> dict[int, Experiment]:
-    """Notes what is wrong, or there already; returns what is left to be started, by the combination's number.
-
-    A dry run is shown although its data are not there: both are noted.
-    """
-    wanted = {}
-    doubts: dict[str, None] = {}
-    for number, combination in enumerate(combinations):
-        composed, overrides = combination.composed, combination.overrides
-        if isinstance(composed, TdppError):
-            outcomes[number] = Outcome(overrides=overrides, error=composed)
-            continue
-        try:
-            if composed.dry_run:
-                check_supported(composed)
-                wanted[number] = composed
-                doubts |= dict.fromkeys(check_inputs(composed, preflight))
-            else:
-                doubts |= dict.fromkeys(check(composed, preflight))
-            run = existing(composed)
-        except TdppError as error:
-            outcomes[number] = Outcome(overrides=overrides, error=error)
-            continue
-        if run is None:
-            wanted[number] = composed
-        else:
-            wanted.pop(number, None)
-            outcomes[number] = Outcome(overrides=overrides, run=run, skipped=True)
-    sweep.check_sweep_wide(list(wanted.values()))
-    for doubt in doubts:
-        print(f"({doubt})", file=sys.stderr, flush=True)
-    return wanted
 
 
 def existing(experiment: Experiment) -> RunDir | None:
@@ -68,7 +33,7 @@ def existing(experiment: Experiment) -> RunDir | None:
         return None
     for run in RunDir.alike(Path(experiment.runs_dir), experiment.name, identity(experiment)):
         try:
-            if _is_run_of(run, experiment) and sweep.counts_as_done(_observed(run)):
+            if _is_run_of(run, experiment) and counts_as_done(_observed(run)):
                 return run
         except ClosedError as error:  # whether another user's run is the same nobody else can know
             print(f"skip_existing: {error}; it does not count", file=sys.stderr, flush=True)
@@ -101,10 +66,10 @@ def confirm(experiments: Sequence[Experiment]) -> None:
     Raises:
         LaunchError: consent is refused, or nobody is there to give it.
     """
-    told = sweep.budget(experiments)
+    told = budget(experiments)
     if told is not None:
         print(told, file=sys.stderr, flush=True)
-    reason = sweep.must_confirm([experiment for experiment in experiments if not experiment.dry_run])
+    reason = must_confirm([experiment for experiment in experiments if not experiment.dry_run])
     if reason is None:
         return
     if not can_be_asked():
@@ -127,7 +92,7 @@ def start_all(
     jobs: list[tuple[str, ...]] = []
     for number, experiment in wanted.items():
         overrides = combinations[number].overrides
-        behind = [job for before in sweep.lane(jobs, experiment.max_jobs) for job in before]
+        behind = [job for before in lane(jobs, experiment.max_jobs) for job in before]
         if experiment.dry_run:
             shown = dry_run_text(experiment, worker, behind)
             outcomes[number] = replace(outcomes.get(number, Outcome(overrides=overrides)), dry_run=shown)
