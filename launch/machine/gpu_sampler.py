@@ -25,7 +25,7 @@ from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.machine import processes
-from launch.machine.gpus import GpuSource, open_gpus, visible
+from launch.machine.gpus import Gpus, visible
 from launch.machine.provenance import PROJECT
 
 MAX_BYTES = 32 * 2**20
@@ -85,7 +85,7 @@ def sample(path: Path, interval_s: int, devices: str | None, token: str) -> None
     timer = threading.Timer(LATE_S, append, (path, late))
     timer.start()
     try:
-        source = open_gpus()
+        source = Gpus()
         gpus, unmatched = visible(source.read(), devices)
     except LaunchError as error:
         append(path, GpuTrouble(unix=int(time.time()), text=str(error)))
@@ -104,14 +104,9 @@ def sample(path: Path, interval_s: int, devices: str | None, token: str) -> None
         time.sleep(max(0.0, due - time.monotonic()))
 
 
-def take(
-    source: GpuSource, devices: str | None, token: str, host: str, number: int, interval_s: int
-) -> GpuReading | GpuTrouble:
-    """Reads the run's GPUs once, and tells whose processes are on them."""
-    try:
-        gpus, _ = visible(source.read(), devices)
-    except LaunchError as error:
-        return GpuTrouble(unix=int(time.time()), text=f"{host}: {error}")
+def take(source: Gpus, devices: str | None, token: str, host: str, number: int, interval_s: int) -> GpuReading:
+    """Reads the run's GPUs once, and finds out whose processes are on them."""
+    gpus, _ = visible(source.read(), devices)
     owned = tuple(_owned(gpu, token) for gpu in gpus)
     return GpuReading(unix=int(time.time()), host=host, number=number, interval_s=interval_s, gpus=owned)
 

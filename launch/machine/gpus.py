@@ -1,47 +1,154 @@
-"""The GPUs of this machine, and which of them a run may use.
+"""The GPUs of this machine, read through NVML, and which of them a run may use.
 
-They are read through NVML (launch/machine/nvml.py), or else through nvidia-smi (launch/machine/nvidia_smi.py).
+NVML is the driver's own library; nvidia-ml-py, of pure Python, calls it in this process. The command nvidia-smi prints
+what NVML tells it, but starts two processes for a reading (values, processes), 7 ms of CPU time where these do nothing
+at all, and knows neither memory nor processes of the parts of a divided GPU (MIG), which
+CUDA_VISIBLE_DEVICES may name.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
-from conf.run_folder.gpu_lines import GpuSample
+from conf.run_folder.gpu_lines import GpuProcess, GpuSample
 from launch.errors import LaunchError
-from launch.machine.nvidia_smi import NvidiaSmi
-from launch.machine.nvml import Nvml
+
+UNTOLD = (
+    "INVALID_ARGUMENT",  # of a MIG device, for what only its GPU has
+    "NOT_SUPPORTED",
+    "NO_PERMISSION",
+    "INSUFFICIENT_SIZE",  # more processes came while they were listed
+    "FUNCTION_NOT_FOUND",  # of an older driver
+    "NO_DATA",
+    "ARGUMENT_VERSION_MISMATCH",
+)
+"""NVML's errors that are no faults of a GPU: it only does not tell that value."""
 
 
-class GpuSource(Protocol):
-    """Tells of the same GPUs each time, also of one that was lost meanwhile."""
+@dataclass(frozen=True, kw_only=True)
+class _Device:
+    handle: Any
+    index: int
+    uuid: str
+    name: str
+
+
+class Gpus:
+    """Every GPU of this machine, and where a GPU is divided (MIG) its parts too.
+
+    A call may take long, or never return, when the driver is sick; nothing of Python can be done about that.
+    """
+
+    def __init__(self) -> None:
+        """Raises LaunchError: nothing tells of a GPU, so that there is none which could be used."""
+        nowhere = f"no GPU on {socket.gethostname()}: "
+        try:
+            self._lib: Any = import_module("pynvml")
+        except ImportError as error:
+            raise LaunchError(f"{nowhere}Python has no module pynvml; install nvidia-ml-py") from error
+        try:
+            self._lib.nvmlInit()
+            self._devices = tuple(self._find())
+        except self._lib.NVMLError as error:
+            raise LaunchError(f"{nowhere}{error}") from error
+        if not self._devices:
+            raise LaunchError(f"{nowhere}the driver knows of none")
+        self._untold = {getattr(self._lib, f"NVML_ERROR_{name}") for name in UNTOLD}
 
     def read(self) -> tuple[GpuSample, ...]:
-        """Every GPU of this machine now; whose processes are on it, is not known here (`ours` is None).
+        """The same GPUs each time, also one that was lost meanwhile; whose processes are on them is not known here."""
+        return tuple(self._sample(device) for device in self._devices)
 
-        Raises:
-            LaunchError: the driver does not answer as it should.
-        """
+    def _find(self) -> Iterator[_Device]:
+        """What cannot be reached now is left out: nobody can use it."""
+        index = 0
+        for place in range(self._lib.nvmlDeviceGetCount()):
+            try:
+                gpu = self._lib.nvmlDeviceGetHandleByIndex(place)
+                yield self._device(gpu, index)
+                for part in self._parts(gpu):
+                    yield self._device(part, index)
+            except self._lib.NVMLError as error:
+                if error.value == self._lib.NVML_ERROR_NO_PERMISSION:  # another job's, which CUDA does not count here
+                    continue
+            index += 1
+
+    def _device(self, handle: Any, index: int) -> _Device:
+        uuid, name = self._lib.nvmlDeviceGetUUID(handle), self._lib.nvmlDeviceGetName(handle)
+        return _Device(handle=handle, index=index, uuid=uuid, name=name)
+
+    def _parts(self, gpu: Any) -> Iterator[Any]:
+        """The MIG devices of a GPU; most GPUs cannot have any."""
+        try:
+            current, _ = self._lib.nvmlDeviceGetMigMode(gpu)
+        except self._lib.NVMLError:
+            return
+        for slot in range(self._lib.nvmlDeviceGetMaxMigDeviceCount(gpu) if current else 0):
+            try:
+                yield self._lib.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
+            except self._lib.NVMLError:  # an empty slot
+                continue
+
+    def _sample(self, device: _Device) -> GpuSample:
+        lib, handle = self._lib, device.handle
+        try:
+            utilisation = self._ask(lib.nvmlDeviceGetUtilizationRates, handle)
+            memory = self._memory(handle)
+            power = self._ask(lib.nvmlDeviceGetPowerUsage, handle)
+            limit = self._ask(lib.nvmlDeviceGetEnforcedPowerLimit, handle)
+            temperature = self._ask(lib.nvmlDeviceGetTemperature, handle, lib.NVML_TEMPERATURE_GPU)
+            processes = self._processes(handle)
+        except lib.NVMLError as error:
+            return GpuSample.lost(index=device.index, uuid=device.uuid, name=device.name, fault=str(error))
+        return GpuSample(
+            index=device.index,
+            uuid=device.uuid,
+            name=device.name,
+            utilisation=None if utilisation is None else utilisation.gpu,
+            memory_used_mib=None if memory is None else memory.used >> 20,
+            memory_total_mib=None if memory is None else memory.total >> 20,
+            power_w=_watts(power),
+            power_limit_w=_watts(limit),
+            temperature_c=temperature,
+            processes=processes,
+        )
+
+    def _memory(self, handle: Any) -> Any:
+        """Without what the driver keeps for itself, as nvidia-smi shows it; drivers before 510 count that as used."""
+        memory = self._ask(self._lib.nvmlDeviceGetMemoryInfo, handle, self._lib.nvmlMemory_v2)
+        return self._ask(self._lib.nvmlDeviceGetMemoryInfo, handle) if memory is None else memory
+
+    def _processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
+        """Drivers before 510 have the second version of this function only."""
+        found = self._ask(self._lib.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+        if found is None:
+            found = self._ask(self._lib.nvmlDeviceGetComputeRunningProcesses_v2, handle)
+        if found is None:
+            return None
+        return tuple(
+            GpuProcess(pid=process.pid, memory_mib=_mib(process.usedGpuMemory), ours=None) for process in found
+        )
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What NVML answers, or None if this GPU does not tell it."""
+        try:
+            return function(*arguments)
+        except self._lib.NVMLError as error:
+            if error.value in self._untold:
+                return None
+            raise
 
 
-def open_gpus() -> GpuSource:
-    """Whatever tells of this machine's GPUs.
+def _watts(milliwatts: int | None) -> int | None:
+    return None if milliwatts is None else round(milliwatts / 1000)
 
-    Raises:
-        LaunchError: nothing does, so that there is no GPU which could be used.
-    """
-    try:
-        return Nvml()
-    except LaunchError as error:
-        nvml = error
-    try:
-        return NvidiaSmi()
-    except LaunchError as error:
-        raise LaunchError(
-            f"no GPU on {socket.gethostname()}: neither NVML ({nvml}) nor nvidia-smi ({error}) tells of one"
-        ) from error
+
+def _mib(size: int | None) -> int | None:
+    return None if size is None else size >> 20
 
 
 def visible(gpus: Sequence[GpuSample], wanted: str | None) -> tuple[tuple[GpuSample, ...], str | None]:

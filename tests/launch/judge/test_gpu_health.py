@@ -138,7 +138,7 @@ def test_a_start_is_given_time(gpu: GpuSample, number: int, logged_unix: int | N
     assert (hang([node(gpu, number=number)], NOW, logged_unix) is not None) is hangs
 
 
-NO_GPU = GpuTrouble(unix=NOW, text="no GPU on n060: neither NVML (a) nor nvidia-smi (b) tells of one")
+NO_GPU = GpuTrouble(unix=NOW, text="no GPU on n060: Driver Not Loaded")
 
 LINES = {
     "all busy": (

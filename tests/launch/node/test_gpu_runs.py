@@ -15,7 +15,7 @@ from launch.judge.verdict import State, decide, judge
 from launch.machine import processes
 from tests.support.launch import live
 from tests.support.launch.live import FOREVER, ranks, token, wait_for, wait_until_running
-from tests.support.launch.machines import Machine, nvml_gpu, smi_gpu, uuid
+from tests.support.launch.machines import Machine, nvml_gpu
 
 ON_GPUS = ("+gpu@cluster.gpus.a10=a10", "cluster.groups.local.gpu=a10", "profile.gpu_interval_s=1")
 
@@ -50,7 +50,7 @@ def test_the_gpus_of_a_run_are_sampled_until_it_ends(machine: Machine, runs: Pat
 
 
 def test_a_driver_that_hangs_does_not_hold_a_run_up(machine: Machine, runs: Path) -> None:
-    machine.nvidia_smi(hangs=True)
+    machine.nvml(hangs=True)
     begun = time.monotonic()
     run = live.start(runs, *ON_GPUS)
     wait_for(lambda: over(run))
@@ -61,7 +61,7 @@ def test_a_driver_that_hangs_does_not_hold_a_run_up(machine: Machine, runs: Path
 
 
 def test_a_stop_does_not_wait_for_a_driver_that_hangs(machine: Machine, runs: Path) -> None:
-    machine.nvidia_smi(hangs=True)
+    machine.nvml(hangs=True)
     run = live.start(runs, *ON_GPUS, *FOREVER)
     wait_until_running(run)
     begun = time.monotonic()
@@ -82,7 +82,7 @@ def test_no_gpu_is_said_plainly_and_ends_nothing(machine: Machine, runs: Path) -
 
 @pytest.mark.parametrize("overrides", [(), (*ON_GPUS, "profile.gpu_interval_s=0")], ids=["on CPUs", "switched off"])
 def test_no_gpu_is_sampled(machine: Machine, runs: Path, overrides: tuple[str, ...]) -> None:
-    machine.nvidia_smi(smi_gpu(0), apps=[(uuid(0), 1, 1)])
+    machine.nvml(nvml_gpu(0))
     run = live.start(runs, *overrides)
     wait_for(lambda: over(run))
     assert not run.node_gpu("local-0").exists()

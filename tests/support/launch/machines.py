@@ -1,11 +1,10 @@
-"""Machines with GPUs that are not there: nvidia-smi and NVML, as they would tell of them."""
+"""Machines with GPUs that are not there, as NVML would tell of them."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -25,18 +24,8 @@ class Machine:
     monkeypatch: pytest.MonkeyPatch
 
     def __post_init__(self) -> None:
-        """Hides what the machine really has; what tests need besides is found by its full path."""
-        (self.folder / "bin").mkdir()
-        self.monkeypatch.setenv("PATH", str(self.folder / "bin"))
+        """Hides what the machine really has."""
         self.monkeypatch.setitem(sys.modules, "pynvml", None)
-
-    def nvidia_smi(self, *gpus: dict[str, Any], apps: Sequence[tuple[str, int, object]] = (), **state: Any) -> None:
-        """Puts nvidia-smi on PATH; `apps` are UUID, process and MiB."""
-        script = self.folder / "bin" / "nvidia-smi"
-        script.write_text(f"#!{sys.executable}\n" + (HERE / "fake_nvidia_smi.py").read_text())
-        script.chmod(0o755)
-        told = [dict(zip(("gpu_uuid", "pid", "used_memory"), app, strict=True)) for app in apps]
-        self._tell("NVIDIA_SMI_STATE", {"gpus": gpus, "apps": told, **state})
 
     def nvml(self, *gpus: dict[str, Any], **state: Any) -> None:
         """Makes NVML importable."""
@@ -58,24 +47,8 @@ class Machine:
         self.monkeypatch.setenv(name, str(path))
 
 
-def smi_gpu(index: int, **values: object) -> dict[str, object]:
-    """An A10 as nvidia-smi tells of it."""
-    told = {
-        "index": index,
-        "uuid": uuid(index),
-        "name": "NVIDIA A10",
-        "utilization.gpu": 93,
-        "memory.used": 11468,
-        "memory.total": 23028,
-        "power.draw": "147.61",
-        "enforced.power.limit": "150.00",
-        "temperature.gpu": 61,
-    }
-    return told | values
-
-
 def nvml_gpu(index: int, **values: object) -> dict[str, object]:
-    """The same as NVML tells of it: bytes and milliwatts."""
+    """An A10 as NVML tells of it: bytes and milliwatts."""
     told = {
         "uuid": uuid(index),
         "name": "NVIDIA A10",

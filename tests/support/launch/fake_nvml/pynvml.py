@@ -1,4 +1,4 @@
-"""A double of nvidia-ml-py's module at the border to the driver: the functions that launch/machine/nvml.py calls.
+"""A double of nvidia-ml-py's module at the border to the driver: the functions that launch/machine/gpus.py calls.
 
 What it tells is a JSON file named by NVML_STATE, read again at each call: `gpus`, each with what NVML tells of it, and
 `errors` by function; a GPU's `parts` are its MIG devices. A value that is missing is not supported.
