@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.corpus import Corpus, corpus_of, stdlib_corpus
-from data_prep.prepare import Request, prepare
-from data_prep.tokenizer import JsonTokenizer, train_bpe
+from data_prep.preparation.prepare import Request, prepare
+from data_prep.text.corpus import Corpus, corpus_of, stdlib_corpus
+from data_prep.tokenizers.tokenizer import JsonTokenizer, train_bpe
 from megatron_ext.data.index_maps import compute, layout, sample_starts
 from megatron_ext.data.indexed_dataset import data_file
 

@@ -1,12 +1,31 @@
-"""What this room tells users."""
+"""What can be wrong with text and indexed data."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from conf.errors import TdppError
 
 
 class DataPrepError(TdppError):
     """Text or indexed data that cannot be used."""
+
+
+class BadDocument(Exception):
+    """A raw document without text, the line (from 0) where that shows, and the number of its file in the corpus.
+
+    The line counts in the document itself, or, once `file` is known, in that.
+    """
+
+    def __init__(self, line: int, why: str, file: int = 0) -> None:
+        super().__init__(line, why, file)
+        self.line = line
+        self.why = why
+        self.file = file
+
+    def in_file(self, path: Path) -> DataPrepError:
+        """The error for users, with the place in the file."""
+        return DataPrepError(f"{path}:{self.line + 1}: {self.why}")
 
 
 def missing_package(name: str, purpose: str) -> DataPrepError:

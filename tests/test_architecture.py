@@ -37,6 +37,7 @@ FLOORS = {
         *("contract", "timeline", "data", "parallel", "tasks", "engine", "checkpoints", "measuring"),
         *("train", "worker", "doctor profile hf schedule"),
     ],
+    "data_prep": ["errors", "files", "tokenizers", "indexed text", "preparation"],
     "fasop": ["errors", "costs", "simulation", "partition", "search", "tables"],
     "launch": [
         *("errors", "machine start_agent", "screen", "files", "node", "judge", "control"),

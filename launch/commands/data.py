@@ -8,11 +8,11 @@ from pathlib import Path
 
 from conf.reading.values import Parser, option, whole
 from conf.reading.writable import why_not_writable, write_whole
-from data_prep import prepare_cli
-from data_prep.check import check, open_checked
 from data_prep.errors import DataPrepError
-from data_prep.inspect import Sample, described, document_text, figures, sample_text
-from data_prep.reshape import merge, split
+from data_prep.indexed.check import check, open_checked
+from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
+from data_prep.indexed.reshape import merge, split
+from data_prep.preparation import options
 
 PREFIX = "path without .bin or .idx"
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     command: str = arguments.command
     if command == "prepare":
-        prepare_cli.run(arguments)
+        options.run(arguments)
     elif command == "inspect":
         _inspect(arguments)
     elif command == "check":
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="tdpp data", description="Turn text into the indexed data that Megatron reads.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    prepare_cli.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
+    options.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
     look = commands.add_parser("inspect", help="tell what indexed data hold")
     look.add_argument("prefix", type=Path, help=PREFIX)
     one = look.add_mutually_exclusive_group()

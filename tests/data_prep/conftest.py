@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.corpus import Corpus, stdlib_corpus
+from data_prep.text.corpus import Corpus, stdlib_corpus
 
 TEXTS = {"a.py": "x = 1\n", "b.py": "# Grüße, 世界\n", "pkg/__init__.py": "", "pkg/c.py": "y = 2\n" * 500}
 """In the order of the documents; the empty one gives none."""

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
-from data_prep.check import SAMPLED, check_for_training
-from data_prep.corpus import Corpus
 from data_prep.errors import DataPrepError
-from data_prep.manifest import TOKENIZER
-from data_prep.prepare import Request, prepare
-from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
+from data_prep.indexed.check import SAMPLED, check_for_training
+from data_prep.indexed.manifest import TOKENIZER
+from data_prep.preparation.prepare import Request, prepare
+from data_prep.text.corpus import Corpus
+from data_prep.tokenizers.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
 from megatron_ext.data.blend import BlendedSamples
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.index_maps import saved_maps

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import prepare_cli
-from data_prep.corpus import stdlib_corpus
 from data_prep.errors import DataPrepError
-from data_prep.tokenizer import ByteTokenizer
+from data_prep.preparation import options
+from data_prep.text.corpus import stdlib_corpus
+from data_prep.tokenizers.tokenizer import ByteTokenizer
 from launch.commands.data import main
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.indexed_dataset import CODES, IndexedDataset, data_file, write_indexed
@@ -21,7 +21,7 @@ from tests.data_prep.conftest import TEXTS
 @pytest.fixture
 def prefix(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     """What `tdpp data prepare --source stdlib` writes in an empty folder, of a small library."""
-    monkeypatch.setattr(prepare_cli, "stdlib_corpus", lambda max_mb: stdlib_corpus(max_mb, library))
+    monkeypatch.setattr(options, "stdlib_corpus", lambda max_mb: stdlib_corpus(max_mb, library))
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", "--source", "stdlib"]) == 0
     capsys.readouterr()

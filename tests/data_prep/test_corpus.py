@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.corpus import LEFT_OUT, Corpus, corpus_of, stdlib_corpus
 from data_prep.errors import DataPrepError
+from data_prep.text.corpus import LEFT_OUT, Corpus, corpus_of, stdlib_corpus
 from tests.data_prep.conftest import TEXTS
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from data_prep.corpus import corpus_of
-from data_prep.encode import Options
-from data_prep.errors import DataPrepError
-from data_prep.formats import BadDocument, Documents, Format, text_of
-from data_prep.manifest import Manifest
-from data_prep.prepare import Request, prepare
-from data_prep.tokenizer import ByteTokenizer
+from data_prep.errors import BadDocument, DataPrepError
+from data_prep.indexed.manifest import Manifest
+from data_prep.preparation.prepare import Request, prepare
+from data_prep.text.corpus import corpus_of
+from data_prep.text.encode import Options
+from data_prep.text.formats import Documents, Format, text_of
+from data_prep.tokenizers.tokenizer import ByteTokenizer
 from megatron_ext.data.indexed_dataset import IndexedDataset
 
 TEXTS = ["first", "Grüße, 世界\nsecond line", "third " * 1000]

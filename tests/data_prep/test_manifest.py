@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from data_prep.errors import DataPrepError
-from data_prep.manifest import Manifest, read_manifest
+from data_prep.indexed.manifest import Manifest, read_manifest
 
 SOUND = json.loads(
     Manifest(

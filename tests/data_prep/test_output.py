@@ -8,14 +8,14 @@ from unittest.mock import patch
 
 import pytest
 import rich.progress  # noqa: F401 - as an ordinary user the test may not read it any more
+from rich.progress import Progress
 
-from data_prep import prepare_cli
-from data_prep.corpus import Corpus, stdlib_corpus
 from data_prep.errors import DataPrepError
-from data_prep.partial import WITHOUT_LOCKS
-from data_prep.prepare import Request, prepare
-from data_prep.progress import Show
-from data_prep.tokenizer import ByteTokenizer
+from data_prep.preparation import options
+from data_prep.preparation.partial import WITHOUT_LOCKS
+from data_prep.preparation.prepare import Request, prepare
+from data_prep.text.corpus import Corpus, stdlib_corpus
+from data_prep.tokenizers.tokenizer import ByteTokenizer
 from launch.cli import main as tdpp
 from launch.commands import data as cli
 from megatron_ext.data.index_maps import build_or_load, saved_maps
@@ -29,7 +29,7 @@ PREFIX = Path("out/text_text_document")
 @pytest.fixture
 def prepared(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """What `tdpp data` writes for a small library: bytes by suffix."""
-    monkeypatch.setattr(prepare_cli, "stdlib_corpus", lambda _: corpus)
+    monkeypatch.setattr(options, "stdlib_corpus", lambda _: corpus)
     monkeypatch.chdir(tmp_path)
     assert cli.main(PREPARE) == 0
     return files()
@@ -98,7 +98,7 @@ def test_an_output_that_names_no_file_is_refused(output: str) -> None:
 
 def test_hashing_finished_data_tells_how_far_it_is(prepared: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[int] = []
-    monkeypatch.setattr(Show, "more", lambda _, size: hashed.append(size))
+    monkeypatch.setattr(Progress, "advance", lambda self, task, advance: hashed.append(advance))
     assert cli.main(["check", str(PREFIX)]) == 0
     assert sum(hashed) == len(prepared[".bin"]) + len(prepared[".idx"])
 
@@ -147,7 +147,7 @@ def test_a_trap_in_a_shared_folder_is_refused_and_empties_nothing(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What others may put where the data in the making go."""
-    monkeypatch.setattr(prepare_cli, "stdlib_corpus", lambda _: corpus)
+    monkeypatch.setattr(options, "stdlib_corpus", lambda _: corpus)
     monkeypatch.chdir(tmp_path)
     victim = tmp_path / "victim"
     victim.mkdir()

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from data_prep import pieces
-from data_prep.tokenizer import JsonTokenizer, train_bpe
+from data_prep.tokenizers import pieces
+from data_prep.tokenizers.tokenizer import JsonTokenizer, train_bpe
 
 MARKS = st.sampled_from(
     ["\n", "\n\n", "\r\n", " ", "  ", "\t", "\u180e", "\u2028", "\x1f", "'s", "a", "12", ".", "é", "。"]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.corpus import Corpus
 from data_prep.errors import DataPrepError
-from data_prep.manifest import read_manifest
-from data_prep.prepare import Request, is_prepared, prepare
-from data_prep.tokenizer import ByteTokenizer
+from data_prep.indexed.manifest import read_manifest
+from data_prep.preparation.prepare import Request, is_prepared, prepare
+from data_prep.text.corpus import Corpus
+from data_prep.tokenizers.tokenizer import ByteTokenizer
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from tests.data_prep.conftest import TEXTS
 from tests.support.full_disk import largest_file

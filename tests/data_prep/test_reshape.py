@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import reshape
-from data_prep.corpus import Corpus, corpus_of
 from data_prep.errors import DataPrepError
-from data_prep.inspect import token_counts
-from data_prep.manifest import read_manifest
-from data_prep.prepare import Request, prepare
-from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
+from data_prep.indexed import reshape
+from data_prep.indexed.inspect import token_counts
+from data_prep.indexed.manifest import read_manifest
+from data_prep.preparation.prepare import Request, prepare
+from data_prep.text.corpus import Corpus, corpus_of
+from data_prep.tokenizers.tokenizer import ByteTokenizer, JsonTokenizer, train_bpe
 from launch.commands.data import main
 from megatron_ext.data.indexed_dataset import HEADER, IndexedDataset, data_file, indexed_writer, write_indexed
 from tests.support.full_disk import largest_file

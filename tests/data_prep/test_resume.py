@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_prep import prepare as module
-from data_prep import reading
-from data_prep.corpus import Corpus, corpus_of
-from data_prep.encode import Options
 from data_prep.errors import DataPrepError
-from data_prep.partial import partial
-from data_prep.prepare import Request, prepare
-from data_prep.tokenizer import ByteTokenizer
+from data_prep.preparation import prepare as module
+from data_prep.preparation.partial import partial
+from data_prep.preparation.prepare import Request, prepare
+from data_prep.text import chunks
+from data_prep.text.corpus import Corpus, corpus_of
+from data_prep.text.encode import Options
+from data_prep.tokenizers.tokenizer import ByteTokenizer
 from megatron_ext.data.indexed_dataset import data_file
 from tests.support.full_disk import largest_file
 
@@ -49,7 +49,7 @@ class CutOff(ByteTokenizer):
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     """Two files of many chunks, with texts that come more than once; every chunk is followed by a save."""
-    monkeypatch.setattr(reading, "DOCUMENTS", 7)
+    monkeypatch.setattr(chunks, "DOCUMENTS", 7)
     monkeypatch.setattr(module, "SAVE_EVERY_S", 0.0)
     folder = tmp_path / "source"
     folder.mkdir()
@@ -141,7 +141,7 @@ def test_files_shorter_than_noted_are_told(corpus: Corpus, tmp_path: Path) -> No
 
 
 def started(source: Path, output: Path) -> subprocess.Popen[bytes]:
-    no_pause = "from data_prep import prepare; prepare.SAVE_EVERY_S = 0"
+    no_pause = "from data_prep.preparation import prepare; prepare.SAVE_EVERY_S = 0"
     code = f"{no_pause}; import launch.commands.data, sys; launch.commands.data.main(sys.argv[1:])"
     arguments = ["prepare", "--source", str(source), "--output", str(output), "--workers", "2"]
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.DEVNULL)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.tokenizer import ByteTokenizer
+from data_prep.tokenizers.tokenizer import ByteTokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 

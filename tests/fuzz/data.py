@@ -10,11 +10,11 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from random import Random
 
-from data_prep.corpus import corpus_of
-from data_prep.encode import Options
-from data_prep.formats import Documents
-from data_prep.prepare import Request
-from data_prep.tokenizer import ByteTokenizer
+from data_prep.preparation.prepare import Request
+from data_prep.text.corpus import corpus_of
+from data_prep.text.encode import Options
+from data_prep.text.formats import Documents
+from data_prep.tokenizers.tokenizer import ByteTokenizer
 from tests.fuzz.corpora import ENDINGS, write_corpus
 from tests.fuzz.mutate import TOKENS, damaged, hurt
 

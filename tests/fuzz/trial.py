@@ -92,7 +92,7 @@ def ready() -> None:
         "fasop.search.run",
         "fasop.search.inputs",
         "fasop.tables.plans",
-        "data_prep.check",
+        "data_prep.indexed.check",
     ):
         import_module(name)
 

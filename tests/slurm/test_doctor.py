@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.check import check_for_training
+from data_prep.indexed.check import check_for_training
 from launch.commands import doctor
 from tests.support.launch.live import ENVIRONMENT, TDPP
 from tests.support.megatron_ext.engine_run import make_corpus

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 from conf.reading.values import option, whole
-from data_prep.corpus import Corpus, corpus_of, stdlib_corpus
-from data_prep.encode import Options
 from data_prep.errors import DataPrepError
-from data_prep.formats import Documents
-from data_prep.partial import Partial
-from data_prep.prepare import Request, is_prepared, prepare, text_prefix
-from data_prep.tokenizer import END_OF_TEXT, SMALLEST_BPE, ByteTokenizer, JsonTokenizer, Tokenizer
+from data_prep.indexed.manifest import text_prefix
+from data_prep.preparation.partial import Partial
+from data_prep.preparation.prepare import Request, is_prepared, prepare
+from data_prep.text.corpus import Corpus, corpus_of, stdlib_corpus
+from data_prep.text.encode import Options
+from data_prep.text.formats import Documents
+from data_prep.tokenizers.tokenizer import END_OF_TEXT, SMALLEST_BPE, ByteTokenizer, JsonTokenizer, Tokenizer
 from megatron_ext.data.indexed_dataset import data_file
 
 STDLIB = ["stdlib"]

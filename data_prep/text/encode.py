@@ -10,8 +10,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.formats import DIGEST, BadDocument, Documents, Format, Raw, digest, text_of
-from data_prep.tokenizer import Tokenizer
+from data_prep.errors import BadDocument
+from data_prep.text.formats import DIGEST, Documents, Format, Raw, digest, text_of
+from data_prep.tokenizers.tokenizer import Tokenizer
 from megatron_ext.data.indexed_dataset import token_dtype
 
 
@@ -53,27 +54,17 @@ class Encoded(NamedTuple):
     """Of that document in its file."""
 
 
-class BadRaw(Exception):
-    """A document without text: the number of its file, the line in it, and why."""
-
-    def __init__(self, file: int, line: int, why: str) -> None:
-        super().__init__(file, line, why)
-        self.file = file
-        self.line = line
-        self.why = why
-
-
 def texts(chunk: Chunk, options: Options, left_out: Counter[str]) -> Iterator[str]:
     """The texts of a chunk that pass the filters; the others are counted.
 
     Raises:
-        BadRaw: a document has no text.
+        BadDocument: a document has no text.
     """
     for raw in chunk.raw:
         try:
             text = text_of(raw.content, chunk.kind, options.key)
         except BadDocument as error:
-            raise BadRaw(raw.file, raw.line + error.line, error.why) from error
+            raise BadDocument(raw.line - 1 + error.line, error.why, raw.file) from error
         if not text:
             left_out["empty"] += 1
         elif len(text) < options.min_chars:
@@ -88,7 +79,7 @@ def encode(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encoded:
     """Pure: the same chunk gives the same arrays in any process.
 
     Raises:
-        BadRaw: a document has no text.
+        BadDocument: a document has no text.
     """
     left_out: Counter[str] = Counter()
     kept = list(texts(chunk, options, left_out))

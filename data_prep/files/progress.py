@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from data_prep.encode import Chunk
+
+class Part(Protocol):
+    """Of what is read."""
+
+    @property
+    def position(self) -> int:
+        """Bytes that have been read for all up to here."""
+
+
+Read = TypeVar("Read", bound=Part)
 
 
 class Show:
@@ -19,7 +30,7 @@ class Show:
         self._progress = progress
         self._task = task
 
-    def reading(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    def reading(self, chunks: Iterator[Read]) -> Iterator[Read]:
         """The same chunks; the bar moves as they are taken."""
         for chunk in chunks:
             yield chunk
@@ -28,9 +39,11 @@ class Show:
     def tokens(self, count: int) -> None:
         self._progress.update(self._task, note=f"{count:,} tokens")
 
-    def more(self, size: int) -> None:
-        """So many bytes more were read."""
-        self._progress.advance(self._task, size)
+    def sha256(self, path: Path) -> str:
+        """Of a file, in hexadecimal digits; the bar moves as it is read."""
+        with path.open("rb") as file:
+            reader: Any = self._progress.wrap_file(file, task_id=self._task)
+            return hashlib.file_digest(reader, "sha256").hexdigest()
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""

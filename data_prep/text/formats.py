@@ -10,8 +10,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from data_prep.compressed import SUFFIXES
-from data_prep.mediawiki import pages, plain_text
+from data_prep.errors import BadDocument
+from data_prep.files.compressed import SUFFIXES
+from data_prep.text.mediawiki import pages, plain_text
 
 LARGEST = 1 << 30
 """Bytes of one document. The index takes 2^31 tokens, and a document is in memory as a whole."""
@@ -44,15 +45,6 @@ class Raw(NamedTuple):
     content: bytes
 
 
-class BadDocument(Exception):
-    """A raw document without text, and the line of it (from 0) where that shows."""
-
-    def __init__(self, line: int, why: str) -> None:
-        super().__init__(line, why)
-        self.line = line
-        self.why = why
-
-
 def format_of(path: Path) -> Format:
     """By the ending of its name, before that of a compressed file."""
     name = path.name.lower()
@@ -67,8 +59,7 @@ def raw_documents(stream: IO[bytes], kind: Format, documents: Documents) -> Iter
     """Line (from 1) and content of each document of a file; a document at a time is in memory.
 
     Raises:
-        BadDocument: a document is too large.
-        BadXml: a dump is not well-formed.
+        BadDocument: a document is too large, or a dump not well-formed; its line counts in the file.
     """
     if kind is Format.mediawiki:
         return pages(stream)

@@ -12,9 +12,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NoReturn
 
-from data_prep.compressed import unreadable
 from data_prep.errors import DataPrepError
-from data_prep.hashing import file_hash
+from data_prep.files.compressed import unreadable
+from data_prep.files.progress import shown
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"})
 """Folders of a Python installation that are not its library, or hold files in odd encodings on purpose."""
@@ -38,22 +38,20 @@ class Corpus:
         except OSError as error:
             raise unreadable(Path(error.filename), error) from error
 
-    def digest(self, read: Callable[[int], object] = lambda size: None) -> str:
-        """SHA-256 of all names and contents: the same for the same text wherever it lies.
-
-        Args:
-            read: told how many bytes have been read since the last time.
+    def digest(self) -> str:
+        """SHA-256 of all names and contents: the same for the same text wherever it lies. Shows progress on stderr.
 
         Raises:
             DataPrepError: a file cannot be read.
         """
         whole = hashlib.sha256()
-        for name, path in zip(self.names, self.files, strict=True):
-            try:
-                content = file_hash(path, read)
-            except OSError as error:
-                raise unreadable(path, error) from error
-            whole.update(f"{name}\0{content}\n".encode(errors="surrogateescape"))
+        with shown(f"hashing {self.description}", self.bytes, stays=False) as show:
+            for name, path in zip(self.names, self.files, strict=True):
+                try:
+                    content = show.sha256(path)
+                except OSError as error:
+                    raise unreadable(path, error) from error
+                whole.update(f"{name}\0{content}\n".encode(errors="surrogateescape"))
         return whole.hexdigest()
 
 

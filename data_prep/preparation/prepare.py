@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from conf.run_folder.rundir import write_atomic
-from data_prep.corpus import Corpus
-from data_prep.encode import BadRaw, Chunk, Options, Seen, encode, texts, without
-from data_prep.errors import DataPrepError
-from data_prep.manifest import Manifest, is_true, read_manifest
-from data_prep.partial import Partial, Progress, partial
-from data_prep.progress import shown
-from data_prep.reading import chunks, told
-from data_prep.tokenizer import JsonTokenizer, Tokenizer, train_bpe
-from data_prep.workers import in_order
+from data_prep.errors import BadDocument, DataPrepError
+from data_prep.files.progress import shown
+from data_prep.files.workers import in_order
+from data_prep.indexed.manifest import Manifest, is_true, read_manifest
+from data_prep.preparation.partial import Partial, Progress, partial
+from data_prep.text.chunks import chunks
+from data_prep.text.corpus import Corpus
+from data_prep.text.encode import Chunk, Options, Seen, encode, texts, without
+from data_prep.tokenizers.tokenizer import JsonTokenizer, Tokenizer, train_bpe
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data.indexed_dataset import IndexedWriter, token_dtype
 
@@ -45,20 +45,7 @@ class Request:
         """
         given = self.tokenizer
         tokenizer = {"train_bpe": given} if isinstance(given, int) else {"tokenizer": given.identity}
-        with shown(f"hashing {self.corpus.description}", self.corpus.bytes, stays=False) as show:
-            digest = self.corpus.digest(show.more)
-        return {"corpus_sha256": digest, **asdict(self.options), **tokenizer}
-
-
-def text_prefix(output: Path) -> Path:
-    """The prefix of the data that `--output` asks for, with the ending that Megatron's own tool gives.
-
-    Raises:
-        DataPrepError: `output` has no name that could take an ending.
-    """
-    if output.name in ("", ".."):
-        raise DataPrepError(f"--output {output}: not a name for files; give a folder and a name, such as data/stdlib")
-    return output.with_name(f"{output.name}_text_document")
+        return {"corpus_sha256": self.corpus.digest(), **asdict(self.options), **tokenizer}
 
 
 def is_prepared(prefix: Path, recipe: dict[str, Any]) -> bool:
@@ -102,8 +89,8 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any] | None = None
                     sha256={},
                 )
             )
-    except BadRaw as error:
-        raise told(request.corpus, error) from error
+    except BadDocument as error:
+        raise error.in_file(request.corpus.files[error.file]) from error
     except DataError as error:
         raise DataPrepError(str(error)) from error
     except OSError as error:

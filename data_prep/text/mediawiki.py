@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 from xml.parsers import expat
 
-from data_prep.errors import missing_package
+from data_prep.errors import BadDocument, missing_package
 
 if TYPE_CHECKING:
     from mwparserfromhell.wikicode import Wikicode
@@ -25,21 +25,13 @@ SWITCHES = re.compile(
 LEFT_OUT = frozenset({"ref", "references", "gallery", "timeline", "math", "score", "table", "style", "imagemap"})
 
 
-class BadXml(Exception):
-    """A dump that is not well-formed, at a line (from 1)."""
-
-    def __init__(self, line: int, why: str) -> None:
-        super().__init__(why)
-        self.line = line
-
-
 def pages(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """Line, and title, empty line, wiki markup (UTF-8) of each article of a dump; no redirects.
 
     One page is in memory at a time, in its newest revision of those the dump has.
 
     Raises:
-        BadXml: the dump is not well-formed, as where it was cut short.
+        BadDocument: the dump is not well-formed, as where it was cut short.
     """
     parser = expat.ParserCreate()
     parser.buffer_text = True
@@ -50,7 +42,8 @@ def pages(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             yield from builder.take()
         parser.Parse(b"", True)
     except expat.ExpatError as error:
-        raise BadXml(error.lineno, expat.errors.messages[error.code]) from error
+        why = f"not XML from here on ({expat.errors.messages[error.code]})"
+        raise BadDocument(error.lineno - 1, f"{why}; the dump is damaged or was not copied whole") from error
 
 
 class _Pages:

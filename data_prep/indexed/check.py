@@ -9,7 +9,7 @@ import numpy as np
 
 from conf.schema.experiment import EngineKind, Experiment
 from data_prep.errors import DataPrepError
-from data_prep.manifest import TOKENIZER, Manifest, is_true, read_manifest, same_vocabulary
+from data_prep.indexed.manifest import TOKENIZER, Manifest, is_true, read_manifest, same_vocabulary
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data.blend import normalized, samples_of
 from megatron_ext.data.index_maps import check_saved, require_one_sample, split_documents

@@ -6,12 +6,11 @@ import io
 from collections.abc import Iterator
 from itertools import islice
 
-from data_prep.compressed import Decompressed
-from data_prep.corpus import Corpus
-from data_prep.encode import BadRaw, Chunk
-from data_prep.errors import DataPrepError
-from data_prep.formats import BadDocument, Documents, Format, Raw, format_of, raw_documents
-from data_prep.mediawiki import BadXml
+from data_prep.errors import BadDocument
+from data_prep.files.compressed import Decompressed
+from data_prep.text.corpus import Corpus
+from data_prep.text.encode import Chunk
+from data_prep.text.formats import Documents, Format, Raw, format_of, raw_documents
 
 BYTES = 1 << 20
 DOCUMENTS = 2048
@@ -49,15 +48,6 @@ def _raw(corpus: Corpus, documents: Documents, first: int, number: int) -> Itera
                 found = enumerate(raw_documents(stream, kind, documents))
                 for place, (line, raw) in islice(found, skipped, None):
                     yield Raw(file, place, line, raw), kind, before + content.position
-            except BadXml as error:
-                raise DataPrepError(
-                    f"{path}:{error.line}: not XML from here on ({error}); the dump is damaged or was not copied whole"
-                ) from error
             except BadDocument as error:
-                raise DataPrepError(f"{path}:{error.line + 1}: {error.why}") from error
+                raise error.in_file(path) from error
             before += content.position
-
-
-def told(corpus: Corpus, bad: BadRaw) -> DataPrepError:
-    """The error of a document without text, with its file's name."""
-    return DataPrepError(f"{corpus.files[bad.file]}:{bad.line}: {bad.why}")

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from data_prep.errors import DataPrepError
-from data_prep.hashing import file_hash
-from data_prep.progress import shown
-from data_prep.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
+from data_prep.files.progress import shown
+from data_prep.tokenizers.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.data.indexed_dataset import data_file
 
@@ -44,6 +43,17 @@ class Manifest:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def text_prefix(output: Path) -> Path:
+    """The prefix of the data that `--output` asks for, with the ending that Megatron's own tool gives.
+
+    Raises:
+        DataPrepError: `output` has no name that could take an ending.
+    """
+    if output.name in ("", ".."):
+        raise DataPrepError(f"--output {output}: not a name for files; give a folder and a name, such as data/stdlib")
+    return output.with_name(f"{output.name}_text_document")
 
 
 def read_manifest(prefix: Path) -> Manifest | None:
@@ -122,7 +132,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
 def hashes(files: Mapping[str, Path]) -> dict[str, str]:
     """SHA-256 of files by suffix; shows progress on stderr."""
     with shown("hashing the data", sum(path.stat().st_size for path in files.values()), stays=False) as show:
-        return {suffix: file_hash(path, show.more) for suffix, path in files.items()}
+        return {suffix: show.sha256(path) for suffix, path in files.items()}
 
 
 def is_true(manifest: Manifest, prefix: Path) -> bool:

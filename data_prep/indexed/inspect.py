@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from conf.errors import ConfigError
 from conf.schema import rules
 from data_prep.errors import DataPrepError
-from data_prep.manifest import read_manifest, tokenizer_of
+from data_prep.indexed.manifest import read_manifest, tokenizer_of
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data.index_maps import compute, require_one_sample, sample_tokens, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset

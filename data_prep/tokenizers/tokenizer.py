@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.errors import DataPrepError, missing_package
-from data_prep.pieces import PIECE, may_be_cut, pieces
+from data_prep.tokenizers.pieces import PIECE, may_be_cut, pieces
 from megatron_ext.contract.files import read_regular
 
 if TYPE_CHECKING:
