@@ -6,10 +6,16 @@ import signal
 
 from hypothesis import settings
 
-# A machine that does other things, too, makes a test slow, not wrong.
-settings.register_profile("untimed", settings(), deadline=None)
-settings.load_profile("untimed")
+from conf import compose
+from tests.support import composing
+
+# A machine that does other things, too, makes a test slow, not wrong. A random failure prints what reproduces it on any
+# machine: Hypothesis keeps its database only where it ran.
+settings.register_profile("tests", deadline=None, print_blob=True)
+settings.load_profile("tests")
 
 # A shell without job control has what it starts in the background ignore Ctrl-C, and with it all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+compose._composed = composing.composed

@@ -15,7 +15,7 @@ import pytest
 
 from tests.launch.containers.conftest import Runtime
 from tests.slurm.conftest import REAL_PYXIS
-from tests.support.containers.image import VARIABLE, WORKING_FOLDER
+from tests.support.containers.image import NEW, VARIABLE, WORKING_FOLDER
 
 pytestmark = pytest.mark.usefixtures("slurm", "pyxis")
 
@@ -155,14 +155,14 @@ def test_a_folder_that_is_not_there_cannot_be_mounted(box: str) -> None:
 
 
 def test_the_root_is_read_only_unless_asked(box: str) -> None:
-    assert srun(box, "touch", "/new").returncode != 0
-    assert srun(box, "--container-writable", "touch", "/new").returncode == 0
-    assert srun(box, "ls", "/new").returncode == 0
+    assert srun(box, "touch", f"/{NEW}").returncode != 0
+    assert srun(box, "--container-writable", "touch", f"/{NEW}").returncode == 0
+    assert srun(box, "ls", f"/{NEW}").returncode == 0
 
 
 def test_a_named_container_stays_and_needs_no_image_then(of_image: str, box: str) -> None:
-    assert srun(box, "--container-writable", "touch", "/new").returncode == 0
-    assert srun(of_image, box, "ls", "/new").returncode == 0
+    assert srun(box, "--container-writable", "touch", f"/{NEW}").returncode == 0
+    assert srun(of_image, box, "ls", f"/{NEW}").returncode == 0
     missing = srun("--container-name=contract-none", "true")
     assert missing.returncode != 0
     assert (

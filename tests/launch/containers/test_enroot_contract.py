@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.containers.conftest import Runtime
-from tests.support.containers.image import VARIABLE, WORKING_FOLDER
+from tests.support.containers.image import NEW, VARIABLE, WORKING_FOLDER
 
 
 @pytest.fixture
@@ -110,11 +110,11 @@ def test_nothing_of_the_host_is_there_but_what_was_mounted(box: Runtime, tmp_pat
 
 
 def test_the_root_is_read_only_and_tmp_fresh(box: Runtime) -> None:
-    assert shell(box, "touch /new")[0] != 0
-    assert shell(box, "touch /tmp/new")[0] == 0
-    assert shell(box, "ls /tmp/new")[0] != 0
-    assert shell(box, "touch /new", "--rw")[0] == 0
-    assert shell(box, "ls /new")[0] == 0
+    assert shell(box, f"touch /{NEW}")[0] != 0
+    assert shell(box, f"touch /tmp/{NEW}")[0] == 0
+    assert shell(box, f"ls /tmp/{NEW}")[0] != 0
+    assert shell(box, f"touch /{NEW}", "--rw")[0] == 0
+    assert shell(box, f"ls /{NEW}")[0] == 0
 
 
 def test_the_environment_is_what_was_given_and_the_image_s(box: Runtime) -> None:
@@ -181,7 +181,7 @@ def test_a_mount_takes_odd_names_when_every_field_is_told(box: Runtime, tmp_path
 
 @pytest.mark.parametrize(
     "mount",
-    ["{}:/mnt:ro", "{}:/new:bind", "{}/nosuch:/mnt", "a b:/mnt", "{}:/with,comma"],
+    ["{}:/mnt:ro", f"{{}}:/{NEW}:bind", "{}/nosuch:/mnt", "a b:/mnt", "{}:/with,comma"],
     ids=["docker's ro", "options without x-create", "no source", "a space", "a comma in the last field"],
 )
 def test_a_mount_is_refused(box: Runtime, tmp_path: Path, mount: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+import uuid
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,8 @@ from pathlib import Path
 WORKING_FOLDER = "/workspace"
 VARIABLE = ("IMAGE_VERSION", "1")
 """In the environment of whatever runs in the image."""
+NEW = f"new-{uuid.uuid4().hex}"
+"""A name that nothing in the image has: it shows the folders of Python, which may lie in a clone of any name."""
 
 
 def write_tar(path: Path, scratch: Path) -> None:

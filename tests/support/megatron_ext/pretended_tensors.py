@@ -22,12 +22,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support import ROOT
+
 CPU = torch.device("cpu")
 _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "bincount")
 """Operations whose result, or its size, the host must know."""
 _EQUAL = ("aten::cat", "aten::stack", "aten::_fused_adam_")
 """Operations that take no number from the CPU either."""
-_PACKAGE = f"{os.sep}megatron_ext{os.sep}"
+_PACKAGE = f"{ROOT / 'megatron_ext'}{os.sep}"
 
 
 class Wait(NamedTuple):
@@ -81,7 +83,7 @@ class Gpus:
         iteration, where, frame = 0, "", sys._getframe()
         while frame is not None:
             code = frame.f_code
-            if _PACKAGE in code.co_filename and "tests" not in code.co_filename:
+            if code.co_filename.startswith(_PACKAGE):
                 where = where or f"{Path(code.co_filename).name}:{code.co_name}"
                 iteration = iteration or frame.f_locals.get("iteration", 0)
             frame = frame.f_back

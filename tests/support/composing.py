@@ -1,0 +1,47 @@
+"""Composing a configuration in a tenth of the time, for tests whose subject is another one.
+
+Hydra reads and merges the files of the chosen groups, which takes 0.1 CPU seconds, and then puts single values into the
+result. Tests choose a few dozen groups and thousands of values: each choice of groups is composed only once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from copy import deepcopy
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from conf import compose
+from conf.errors import ConfigError
+from conf.reading.user_files import SUFFIX, groups
+from conf.reading.word_rules import check_words
+
+COMPOSED = compose._composed
+"""Hydra's own way."""
+_VALUE = re.compile(rf"\+{{0,2}}(?!(?:{'|'.join(sorted(groups()))})=)[a-z][\w.]*=")
+"""A word that chooses no group."""
+_chosen: dict[tuple[str, ...], DictConfig] = {}
+
+
+def composed(words: Sequence[str], config_name: str) -> DictConfig:
+    """In place of `conf.compose._composed`: the same result, and the same errors."""
+    values = [word for word in words if _VALUE.match(word)]
+    key = (config_name, *(word for word in words if not _VALUE.match(word)))
+    if any(SUFFIX in word or word.startswith("-") for word in words):  # a user's files, read every time
+        return COMPOSED(words, config_name)
+    try:
+        check_words(words)
+        overrides = OverridesParser.create().parse_overrides(values)
+        if any(override.is_sweep_override() for override in overrides):
+            return COMPOSED(words, config_name)
+        if key not in _chosen:
+            _chosen[key] = COMPOSED(key[1:], config_name)
+        made = deepcopy(_chosen[key])
+        ConfigLoaderImpl._apply_overrides_to_config(overrides, made)
+    except (HydraException, ConfigError):  # the message is that of the way without a shortcut
+        return COMPOSED(words, config_name)
+    return made
