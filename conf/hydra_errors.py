@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
@@ -221,7 +222,7 @@ def _file(config: str, words: Words) -> str:
 
 def _shown(file: Path) -> str:
     """A file that was given by its path is a link."""
-    return str(file.resolve() if file.is_symlink() else file)
+    return os.path.realpath(file) if file.is_symlink() else str(file)
 
 
 def _first_line(error: BaseException) -> str:

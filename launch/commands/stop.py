@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conf.errors import RunFolderError
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
 from launch.commands.arguments import add_run, chosen_run
-from launch.control.stop import is_over, stop
+from launch.control.stop import is_at_work, is_over, stop
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching, launcher
 from launch.judge.cut_off import verdict_on
@@ -33,7 +34,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="without RUN: end the latest run and do not ask")
     arguments = parser.parse_args(argv)
     run = chosen_run(arguments)
-    if is_over(run):
+    try:
+        over = is_over(run)
+    except RunFolderError as damage:
+        if arguments.run is None or not is_at_work(run):
+            raise
+        print(visible(f"{run.name}: {stop(run)}; {damage}"))
+        return 0
+    if over:
         verdict = verdict_on(run)
         print(visible(f"{run.name} has ended already: {verdict.state}, {verdict.reason}; nothing to stop"))
         return 0

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import socket
 import sys
 import time
 from collections.abc import Set
 
+from conf.errors import RunFolderError
+from conf.run_folder.run_files import entries, read_text
 from conf.run_folder.rundir import RunDir
 from launch.files.launch_lock import is_launching
 from launch.files.owner import check_may_stop, owner_of
@@ -24,6 +28,8 @@ SUBMISSION_S = 3.0
 LAUNCH_S = slurm_commands.TIMEOUT_S + 10.0
 """A launch that is under way has seen the request by then, unless it is held up: it looks between two submissions."""
 LOOK_S = 0.1
+_COMMENT = re.compile(rf"^#SBATCH --comment='{slurm_commands.COMMENT} ([0-9a-f]+)'$", re.MULTILINE)
+"""In the script of a job: what it is found by."""
 STOP_S = GRACE_S + 4
 """Running jobs have ended by themselves by then: their agents see the request, and end their workers."""
 
@@ -46,7 +52,7 @@ def stop(run: RunDir) -> str:
     until = time.monotonic() + LAUNCH_S
     while is_launching(run) and time.monotonic() < until:
         time.sleep(LOOK_S)
-    submitted = run.read(run.jobs, Submitted)
+    submitted = _submitted(run)
     if submitted is None:
         return "nothing of it had been started"
     if submitted.on_slurm:
@@ -75,7 +81,10 @@ def _stop_jobs(comment: str, owner: int, known: Set[str | None]) -> str:
 
 def _stop_processes(run: RunDir, token: str, submitting: bool) -> str:
     found = _find(token, SUBMISSION_S if submitting else 0.0)
-    agents = {node.pid for node in observe(run).nodes if node.pid and not node.ended}
+    try:
+        agents = {node.pid for node in observe(run).nodes if node.pid and not node.ended}
+    except RunFolderError:  # they see the request, too
+        agents = set()
     processes.send(agents & found, signal.SIGTERM)
     processes.wait_until_gone(token, GRACE_S + 2)
     processes.terminate(token, 1.0)
@@ -102,6 +111,40 @@ def is_over(run: RunDir) -> bool:
     if jobs.on_slurm:
         return not slurm_commands.submitted(slurm_commands.comment_of(jobs.token), owner_of(run))
     return not processes.find(jobs.token)
+
+
+def is_at_work(run: RunDir) -> bool:
+    """Whether something of a run lives whose own files are damaged, so that nobody can say more of it."""
+    submitted = _submitted(run)
+    if submitted is None:
+        return False
+    if submitted.on_slurm:
+        return bool(slurm_commands.submitted(slurm_commands.comment_of(submitted.token), owner_of(run)))
+    return bool(processes.find(submitted.token))
+
+
+def _submitted(run: RunDir) -> Submitted | None:
+    """jobs.json; where that is damaged or gone, what marks the run's jobs or processes is taken from these themselves.
+
+    Raises:
+        RunFolderError: it is damaged, and nothing else has the mark either.
+    """
+    damage: RunFolderError | None = None
+    try:
+        if (submitted := run.read(run.jobs, Submitted)) is not None:
+            return submitted
+    except RunFolderError as error:
+        damage = error
+    if scripts := [read_text(path) for path in entries(run.sbatch)]:
+        executor, tokens = "slurm", {token for text in scripts for token in _COMMENT.findall(text)}
+    else:
+        own = {os.path.realpath(path) for path in (run.submitit, run.plan)}
+        executor, tokens = "local", processes.tokens_of(own)
+    if len(tokens) == 1:
+        return Submitted(token=tokens.pop(), executor=executor, submission=0, jobs=())
+    if damage is not None:
+        raise damage
+    return None
 
 
 def _find(token: str, patience_s: float) -> set[int]:

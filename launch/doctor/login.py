@@ -104,7 +104,7 @@ def file_system(path: Path, mounts: str) -> str:
         _, point, kind, *_ = line.split(" ")
         plain = _OCTAL.sub(lambda escape: chr(int(escape[1], 8)), point)
         found[Path(plain)] = kind  # what comes later lies above
-    real = path.resolve()
+    real = Path(os.path.realpath(path))
     return next((found[at] for at in (real, *real.parents) if at in found), "unknown")
 
 

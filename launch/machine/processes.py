@@ -11,12 +11,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 from launch.errors import LaunchError
 
 TOKEN = "TDPP_RUN_TOKEN"
+_MARK = f"{TOKEN}=".encode()
 _KILL_ROUNDS = 10
 _PR_SET_PDEATHSIG = 1
 
@@ -37,6 +38,20 @@ def find(token: str, node_rank: int | None = None) -> set[int]:
             if seen and wanted.issubset(Path(entry.path, "environ").read_bytes().split(b"\0")):
                 found.add(int(entry.name))
         except OSError:  # ended meanwhile, or a process that hides its environment: none of ours does
+            continue
+    return found
+
+
+def tokens_of(paths: Set[str]) -> set[str]:
+    """Of all runs whose processes, as far as they can be seen, were given one of these paths as an argument."""
+    found = set()
+    for entry in os.scandir("/proc"):
+        try:
+            words = Path(entry.path, "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if any(os.path.realpath(word) in map(str.encode, paths) for word in words if word.startswith(b"/")):
+                environment = Path(entry.path, "environ").read_bytes().split(b"\0")
+                found |= {word.partition(b"=")[2].decode() for word in environment if word.startswith(_MARK)}
+        except OSError:  # ended meanwhile, or another user's
             continue
     return found
 

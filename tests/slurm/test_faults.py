@@ -146,6 +146,19 @@ def test_stop_ends_all_jobs_of_a_run_and_no_other(slurm: Cluster, tmp_path: Path
         assert [job.id for job in slurm.jobs()] == [other]
 
 
+@pytest.mark.parametrize("name", ["plan.json", "jobs.json"])
+def test_stop_ends_the_jobs_of_a_run_whose_own_files_are_damaged_and_no_other(
+    slurm: Cluster, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scripts of its jobs say by which comment Slurm knows them."""
+    with occupied(slurm, "--nodelist=gpu2-007") as other:
+        run = endless(tmp_path)
+        (run.path / name).write_text("{")
+        assert stop_command.main([str(run.path)]) == 0
+        assert [job.id for job in slurm.jobs()] == [other]
+    assert name in capsys.readouterr().out
+
+
 def test_while_the_cluster_does_not_answer_the_run_s_folder_tells(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

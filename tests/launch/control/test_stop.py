@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch.commands import stop as stop_command
 from launch.control import stop
@@ -184,3 +185,30 @@ def test_a_run_that_is_not_followed_keeps_no_pipe_of_the_launcher(runs: Path) ->
     assert launcher.stdout.startswith(f"{run.name}: starting")
     assert not observe(run).over
     stop.stop(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("plan.json", "{"), ("jobs.json", "{"), ("jobs.json", "{}"), ("plan.json", None), ("jobs.json", None)],
+    ids=["plan cut off", "jobs cut off", "jobs empty", "plan gone", "jobs gone"],
+)
+def test_a_run_whose_own_files_are_damaged_is_ended(
+    runs: Path, name: str, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = start(runs, *FOREVER, *TWO_NODES)
+    wait_until_running(run)
+    mark, file = token(run), run.path / name
+    whole = file.read_text()
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    assert stop_command.main([str(run.path)]) == 0
+    assert processes.find(mark) == set()
+    told = capsys.readouterr().out
+    assert "processes ended" in told
+    assert name in told
+    with pytest.raises(RunFolderError, match=name):  # nothing is left to be stopped
+        stop_command.main([str(run.path)])
+    file.write_text(whole)  # for those that look whether something is left
+    assert judge(run).state == State.stopped
