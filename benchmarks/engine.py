@@ -46,11 +46,12 @@ from benchmarks.plain_pipelining import PlainPipelining
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
+from megatron_ext.contract.events import RECORD
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.parallel.grid import Grid, Groups
-from megatron_ext.timeline.event_files import RECORD, EventBuffer, EventFile
+from megatron_ext.timeline.event_files import EventBuffer, EventFile
 from megatron_ext.timeline.recorder import begin_events
 
 

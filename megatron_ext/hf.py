@@ -24,6 +24,7 @@ from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_file, part_name
 from megatron_ext.checkpoints.tensors import WEIGHTS
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular
+from megatron_ext.contract.run_files import META
 from megatron_ext.data.indexed_dataset import replacing
 
 PREFIX = "transformer."
@@ -131,7 +132,7 @@ def import_(source: Path, folder: Path, heads: Optional[int]) -> Checkpoint:
             partial.mkdir(parents=True)
             for part, own in _parts(path, found, model["layers"]):
                 safetensors.write(part_file(partial, part), own, {})
-            (partial / "meta.json").write_text(meta.as_json(), encoding="utf-8")
+            (partial / META).write_text(meta.as_json(), encoding="utf-8")
             partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)  # renamed, or not to be kept

@@ -1,7 +1,7 @@
 """python -m megatron_ext.profile PLAN.json NODE_RANK: measures what a model's parts take on the ranks of one node.
 
-It runs ranks as `megatron_ext.worker` does, with its exit codes. What is to be measured is told in the environment
-(`REQUEST`); what was found goes to profile/rank-*.json in the run's folder (docs/formats.md). All ranks go from one
+It runs ranks as `megatron_ext.worker` does, with its exit codes. TDPP_PROFILE in the environment says what is to be
+measured; what was found goes to profile/rank-*.json in the run's folder (docs/formats.md). All ranks go from one
 measurement to the next together: a node's GPUs work at the same time, as they do when they train.
 """
 
@@ -25,6 +25,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from megatron_ext import worker
 from megatron_ext.contract.errors import is_out_of_memory
 from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.worker import PROFILE
 from megatron_ext.measuring import link_times
 from megatron_ext.measuring.parts import LAPS, Parts, groups_of, told_medians
 from megatron_ext.parallel.comm import meet, told
@@ -33,10 +34,6 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.timeline.notes import Note
 from megatron_ext.train import device_of
 
-REQUEST = "TDPP_PROFILE"
-"""Environment: JSON with `padded_vocab_sizes` (by tensor size, as text), `micro_batch_sizes` and `seconds`."""
-FOLDER = "profile"
-"""In the run's folder."""
 WARM_UP_S = 0.3
 """Seconds of passes that do not count, and one round at least: a GPU raises its clock, a CPU finds its memory."""
 ROUND = 5
@@ -54,7 +51,7 @@ class Request(NamedTuple):
 
     @classmethod
     def read(cls) -> Request:
-        content = json.loads(os.environ[REQUEST])
+        content = json.loads(os.environ[PROFILE])
         sizes = {int(tensor): int(padded) for tensor, padded in content["padded_vocab_sizes"].items()}
         return cls(sizes, list(content["micro_batch_sizes"]), float(content["seconds"]))
 
@@ -66,17 +63,13 @@ def measure(plan: Plan, place: Place, store: Store) -> None:
     device = device_of(plan, place)
     same_software(store, place.rank, plan.world_size, device)
     meet(store, place.rank, plan.world_size, device, timedelta(seconds=plan.train.comm_timeout_s))
-    note = Note(path_of(plan, place.rank), device=_device_name(device), versions=_versions(device))
+    path = plan.files.profile_rank(place.rank)
+    path.parent.mkdir(exist_ok=True)
+    note = Note(path, device=_device_name(device), versions=_versions(device))
     _Measurements(plan, place, request, device, note).make()
     with told("leaving the other ranks"):
         dist.barrier()
     dist.destroy_process_group()
-
-
-def path_of(plan: Plan, rank: int) -> Path:
-    folder = plan.folder / FOLDER
-    folder.mkdir(exist_ok=True)
-    return folder / f"rank-{rank:05d}.json"
 
 
 class _Measurements:

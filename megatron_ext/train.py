@@ -26,7 +26,7 @@ from megatron_ext.parallel.interruption import Interrupted, Interruption
 from megatron_ext.parallel.software import same_software
 from megatron_ext.timeline import memory
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
-from megatron_ext.timeline.event_files import EventBuffer, event_file
+from megatron_ext.timeline.event_files import EventBuffer
 from megatron_ext.timeline.recorder import Recorder, begin_events
 
 
@@ -77,7 +77,7 @@ def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device:
     saver = Saver(plan, place, engine, start, samples.order, gate)
     clock.align(recorder, store, "begin")
     is_last = place.rank == plan.world_size - 1
-    log = TrainingLog(plan, plan.folder / "metrics.jsonl", start) if is_last else None
+    log = TrainingLog(plan, plan.files.metrics, start) if is_last else None
     if found is not None and is_last:
         print(f"going on from {found.folder}", flush=True)
     interruption = Interruption(device)
@@ -126,7 +126,7 @@ def _recorder(plan: Plan, place: Place, buffers: Mapping[int, EventBuffer]) -> R
     buffer = buffers.get(place.rank)
     if buffer is None:
         return Recorder(None)
-    begin_events(event_file(plan, place.rank), plan, place)
+    begin_events(plan.files.rank_events(place.rank), plan, place)
     return CudaRecorder(buffer, plan.nsys) if plan.device == "cuda" else Recorder(buffer)
 
 

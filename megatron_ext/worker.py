@@ -27,7 +27,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.contract.errors import EngineError, PeerLost, address_space_left, shortage
+from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.worker import SAVED, START
 from megatron_ext.parallel import interface, interruption, local_store
 from megatron_ext.parallel.interruption import Interrupted
 from megatron_ext.parallel.local_store import LocalStore
@@ -37,8 +40,6 @@ from megatron_ext.timeline.event_files import EventBuffer, EventFiles
 from megatron_ext.timeline.progress import STOPPED, Board, Wait
 from megatron_ext.train import train
 
-START = "TDPP_START"
-"""Environment, set by the node agent: which start of the run this is. What an earlier one left is not for this one."""
 GRACE_S = 3.0
 """Seconds between asking ranks to end and killing them."""
 LOOK_S = 5.0
@@ -94,7 +95,7 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
     signal.signal(interruption.SIGNAL, ranks.forward)
     try:
         if node_rank == 0:
-            (plan.folder / "master.json").unlink(missing_ok=True)
+            plan.files.address.unlink(missing_ok=True)
         with _blocked():
             ranks.start()
             events.start()
@@ -124,7 +125,7 @@ class Ranks:
         self._job = job
         self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
         self._kernel_kills = memory.kernel_kills()
-        self._path = plan.folder / "nodes" / f"{plan.nodes[node_rank].name}.ranks.json"
+        self._path = plan.files.node_ranks(plan.nodes[node_rank].name)
         self._board = Board([place.rank for place in self._places])
         self._state: Dict[int, Dict[str, Any]] = {}
         """By pid: what nodes/<node>.ranks.json says of it."""
@@ -134,7 +135,7 @@ class Ranks:
         parent = os.getpid()
         gc.freeze()  # a rank's garbage collection would write to, and so copy, all memory that it shares with us
         for place in self._places:
-            _error_file(self._plan, place).unlink(missing_ok=True)
+            self._plan.files.rank_error(place.rank).unlink(missing_ok=True)
             pid = os.fork()
             if pid == 0:
                 self._board.take(place.rank)
@@ -158,8 +159,8 @@ class Ranks:
         while self._alive():
             if self._reap(block=True):
                 return 1
-        saved = any(state["exit_code"] == interruption.EXIT_CODE for state in self._state.values())
-        return interruption.EXIT_CODE if saved else 0
+        saved = any(state["exit_code"] == SAVED for state in self._state.values())
+        return SAVED if saved else 0
 
     def look(self) -> Dict[int, Optional[int]]:
         """Exit codes by rank, negative for a signal; None for a rank that lives."""
@@ -224,7 +225,7 @@ class Ranks:
                 if code < 0 and ours is None:
                     kills = memory.kernel_kills() - self._kernel_kills
                     _report_killed(self._plan, self._plan.ranks[self._state[pid]["rank"]], -code, kills)
-                failed = failed or (code not in (0, interruption.EXIT_CODE) and ours is None)
+                failed = failed or (code not in (0, SAVED) and ours is None)
                 self._publish()
         return failed
 
@@ -245,7 +246,7 @@ def _rank_main(plan: Plan, place: Place, parent: int, job: Callable[[Place], Non
             job(place)
     except Interrupted as interrupted:
         print(f"[{place}] asked to end: {interrupted}", flush=True)
-        return interruption.EXIT_CODE
+        return SAVED
     except EngineError as error:
         _report(plan, place, error, symptom=isinstance(error, PeerLost))
         print(f"[{place}] error: {error}", file=sys.stderr, flush=True)
@@ -273,7 +274,7 @@ def open_store(plan: Plan) -> Server:
             f"executor.master_port={plan.master_port}: cannot listen there on {host}: {error.strerror}; "
             "choose another port, or null for a free one"
         ) from error
-    _write_json(plan.folder / "master.json", {"start": _start(), "host": store.host, "port": store.port})
+    _write_json(plan.files.address, {"start": _start(), "host": store.host, "port": store.port})
     return store
 
 
@@ -304,7 +305,7 @@ def join_store(plan: Plan) -> Store:
 
 
 def _address(plan: Plan, until: float) -> Dict[str, Any]:
-    path = plan.folder / "master.json"
+    path = plan.files.address
     while time.monotonic() < until:
         try:
             address: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -354,35 +355,24 @@ def _by_watchdog(plan: Plan, signum: int) -> bool:
 
 
 def _report_as(plan: Plan, place: Place, kind: str, message: str, trace: str, symptom: bool) -> None:
-    content = {
-        "rank": place.rank,
-        "stage": place.stage,
-        "dp": place.dp,
-        "tp": place.tp,
-        "node": plan.nodes[place.node].name,
-        "start": _start(),
-        "unix": time.time(),
-        "type": kind,
-        "message": message,
-        "traceback": trace,
-        "symptom": symptom,
-    }
-    _write_json(_error_file(plan, place), content)
-
-
-def _error_file(plan: Plan, place: Place) -> Path:
-    return plan.folder / "errors" / f"rank-{place.rank:05d}.json"
+    failure = RankFailure(
+        rank=place.rank,
+        stage=place.stage,
+        dp=place.dp,
+        tp=place.tp,
+        node=plan.nodes[place.node].name,
+        start=_start(),
+        unix=time.time(),
+        type=kind,
+        message=message,
+        traceback=trace,
+        symptom=symptom,
+    )
+    _write_json(plan.files.rank_error(place.rank), vars(failure))
 
 
 def _write_json(path: Path, content: Any) -> None:
-    """Atomically: a reader finds the old content or the new."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    write_atomic(path, json.dumps(content) + "\n", durable=False)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from conf.reading.user_files import is_file, path_of
-from conf.run_folder.rundir import write_atomic
+from megatron_ext.contract.files import write_atomic
 
 
 def why_not_writable(path: Path) -> str | None:

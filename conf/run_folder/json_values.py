@@ -68,7 +68,10 @@ def _object(kind: type[T], content: Any, key: str) -> T:
         for name, hint, _ in fields
         if name in content
     }
-    return kind(**found)
+    try:
+        return kind(**found)
+    except ValueError as error:
+        raise _Unfit(f": {error}") from None
 
 
 def _value(hint: Any, value: Any, key: str) -> Any:

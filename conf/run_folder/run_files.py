@@ -9,26 +9,18 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from conf.errors import ClosedError, RunFolderError
+from megatron_ext.contract import files
 
 MOST_BYTES = 1 << 28
 """Of a file that is read as a whole, but for events: a plan of 10,000 ranks takes some 2 MB."""
-CHUNK_BYTES = 1 << 20
 MOST_DEEP = 50
 """Lists and objects of JSON within each other."""
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def opened(path: Path, most: int | None = None) -> BinaryIO:
@@ -43,31 +35,18 @@ def opened(path: Path, most: int | None = None) -> BinaryIO:
         RunFolderError: it is no regular file, is too large, or cannot be opened.
     """
     try:
-        handle = _handle(path)
+        file = files.opened(path)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+    except files.NotRegular as error:
+        raise RunFolderError(f"{path} is {error.kind}, not a regular file") from error
+    except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(handle)
-        kind = next((words for is_one, words in _KINDS if is_one(found.st_mode)), "something else")
-        raise RunFolderError(f"{path} is {kind}, not a regular file")
-    if most is not None and found.st_size > most:
-        os.close(handle)
-        raise RunFolderError(f"{path} has {found.st_size} bytes, more than the {most} that are read of such a file")
-    return os.fdopen(handle, "rb")
-
-
-def _handle(path: Path) -> int:
-    """Of a file that may be replaced at any time: over NFS (version 3) its reader may then find the old one stale."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        return os.open(path, flags)
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-    return os.open(path, flags)
+    size = os.fstat(file.fileno()).st_size
+    if most is not None and size > most:
+        file.close()
+        raise RunFolderError(f"{path} has {size} bytes, more than the {most} that are read of such a file")
+    return file
 
 
 def unreadable(path: Path, error: Exception) -> RunFolderError:
@@ -81,20 +60,11 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     for last in (False, True):
         with opened(path, most) as file:
             try:
-                return _content(file, most)
+                return files.content_of(file, most)
             except OSError as error:
                 if last or error.errno != errno.ESTALE:
                     raise unreadable(path, error) from error
     raise AssertionError("either returned or raised")
-
-
-def _content(file: BinaryIO, most: int) -> bytes:
-    """Of at most so many bytes. Python takes memory for all that it is asked to read at once."""
-    parts, left = list[bytes](), most
-    while left > 0 and (part := file.read(min(CHUNK_BYTES, left))):
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
 
 
 def read_text(path: Path, errors: str = "strict") -> str:

@@ -1,4 +1,4 @@
-"""A run on disk: `RunDir` owns every file name; `docs/formats.md` says what is in the files."""
+"""A run on disk: `RunDir` and `RunFiles` own every file name; `docs/formats.md` says what is in the files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import stat
-import uuid
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,32 +19,16 @@ from typing import Any, TypeVar
 from conf.errors import RunFolderError
 from conf.run_folder import run_files, run_folders
 from conf.run_folder.json_values import typed
+from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import KEYS, Plan
 from megatron_ext.contract.plan_check import PlanFault
+from megatron_ext.contract.run_files import RunFiles
 
 T = TypeVar("T")
 STAMP = "%Y%m%d-%H%M%S"
 """How the name of a run's folder begins: when it was made, in local time."""
 SCHEDULE = "schedule.json"
 """What plan.json calls the copy of `parallel.schedule_file` in the run's folder."""
-
-
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes so that a reader, or a crash, finds the old content or the new one, never a part.
-
-    Others can read it as far as the umask lets them; only its user can write to it.
-    """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content if isinstance(content, bytes) else content.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _shared(folder: Path) -> None:
@@ -65,10 +48,8 @@ def _digest(identity: str) -> str:
 
 
 @dataclass(frozen=True)
-class RunDir:
+class RunDir(RunFiles):
     """`runs/<name>/<time>-<hash>/`. Making the object touches nothing; `create` makes the folder."""
-
-    path: Path
 
     @classmethod
     def create(cls, runs: Path, name: str, identity: str, now: datetime, *, group: bool = False) -> RunDir:
@@ -193,10 +174,6 @@ class RunDir:
         return self.path / "diff.patch"
 
     @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
     def schedule(self) -> Path:
         return self.path / SCHEDULE
 
@@ -215,16 +192,6 @@ class RunDir:
         return self.path / "submitit"
 
     @property
-    def secret(self) -> Path:
-        """What the run's ranks know each other by."""
-        return self.path / "secret"
-
-    @property
-    def address(self) -> Path:
-        """Host and port of rank 0's store, published by its node."""
-        return self.path / "master.json"
-
-    @property
     def stop_request(self) -> Path:
         return self.path / "stop.json"
 
@@ -236,10 +203,6 @@ class RunDir:
     def sbatch(self) -> Path:
         """What was submitted to Slurm."""
         return self.path / "sbatch"
-
-    @property
-    def nodes(self) -> Path:
-        return self.path / "nodes"
 
     def node_out(self, node: str) -> Path:
         return self.nodes / f"{node}.out"
@@ -253,26 +216,6 @@ class RunDir:
     def node_state(self, node: str) -> Path:
         return self.nodes / f"{node}.json"
 
-    def node_ranks(self, node: str) -> Path:
-        return self.nodes / f"{node}.ranks.json"
-
-    @property
-    def errors(self) -> Path:
-        return self.path / "errors"
-
-    def rank_error(self, rank: int) -> Path:
-        return self.errors / f"rank-{rank:05d}.json"
-
-    def rank_memory(self, rank: int) -> Path:
-        return self.path / "memory" / f"rank-{rank:05d}.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events"
-
-    def rank_events(self, rank: int) -> Path:
-        return self.events / f"rank-{rank:05d}.bin"
-
     @property
     def nsys(self) -> Path:
         """What Nsight Systems saw of each node."""
@@ -282,25 +225,6 @@ class RunDir:
     def ncu(self) -> Path:
         """What Nsight Compute saw of each node."""
         return self.path / "ncu"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    def doctor_node(self, node: str) -> Path:
-        """What `tdpp doctor` found on a node."""
-        return self.path / "doctor" / f"{node}.json"
-
-    def doctor_rank(self, rank: int) -> Path:
-        return self.path / "doctor" / f"rank-{rank:05d}.json"
-
-    def profile_rank(self, rank: int) -> Path:
-        """What `tdpp profile` measured on a rank."""
-        return self.path / "profile" / f"rank-{rank:05d}.json"
 
     @property
     def report(self) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
+from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 
 if TYPE_CHECKING:
     from conf.schema.experiment import Cluster
@@ -18,8 +19,8 @@ _SECRET = re.compile(
 )
 """Names of variables whose values nobody else may see: WANDB_API_KEY, HF_TOKEN, AWS_SECRET_ACCESS_KEY."""
 
-OWN = ("TDPP_RUN_TOKEN", "TDPP_START", "NODE_RANK")
-"""What tdpp itself tells a worker by."""
+OWN = (TOKEN, START, NODE_RANK)
+"""What tdpp itself gives to a worker."""
 
 
 def check(cluster: Cluster) -> None:

@@ -25,12 +25,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from conf.run_folder.rundir import write_atomic
 from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import TOKENIZER, Manifest, hashes
 from data_prep.text.encode import Encoded
 from data_prep.text.formats import DIGEST
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import read_regular, why, write_atomic
 from megatron_ext.data.index_maps import saved_maps
 from megatron_ext.data.indexed_dataset import HEADER, LENGTH, data_file, sync
 

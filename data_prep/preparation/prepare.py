@@ -10,7 +10,6 @@ from functools import partial as bound
 from pathlib import Path
 from typing import Any
 
-from conf.run_folder.rundir import write_atomic
 from data_prep.errors import BadDocument, DataPrepError
 from data_prep.files.progress import shown
 from data_prep.files.workers import in_order
@@ -21,6 +20,7 @@ from data_prep.text.corpus import Corpus
 from data_prep.text.encode import Chunk, Options, Seen, encode, texts, without
 from data_prep.tokenizers.tokenizer import JsonTokenizer, Tokenizer, train_bpe
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.indexed_dataset import IndexedWriter, token_dtype
 
 SAVE_EVERY_S = 15.0

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from conf.schema.experiment import Model, Schedule
 from fasop.costs.sizes import embedding_parameters, layer_parameters
+from megatron_ext.contract.plan import BUCKET_BYTES
 
-BUCKET_BYTES = 16 * 2**20
-"""The least that is summed at once; a larger matrix is a bucket of its own."""
 SUM_BYTES = 4
 """Of a gradient, as tdpp's engine sums it."""
 LARGE_PARTS = 3

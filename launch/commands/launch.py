@@ -22,7 +22,7 @@ from conf.compose import command_line, read_experiment, register, to_experiment
 from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
 from conf.reading.user_files import config_dirs
-from conf.run_folder.rundir import RunDir, write_atomic
+from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
@@ -35,6 +35,7 @@ from launch.node.worker_command import WORKER
 from launch.sweep.combinations import Combination, Outcome, check_sweep_wide
 from launch.sweep.outcomes import tell_single, tell_sweep
 from launch.sweep.start import Outcomes, confirm, existing, start_all
+from megatron_ext.contract.files import write_atomic
 
 RESUME = "resume="
 COMPLETION = ("-sc", "--shell-completion")

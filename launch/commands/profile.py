@@ -31,9 +31,9 @@ from launch.profile.arguments import Asked, check_free, parse
 from launch.profile.files import write
 from launch.profile.findings import Found, merged, read_found, too_large, unsettled
 from launch.screen.table import print_table
+from megatron_ext.contract.worker import PROFILE
 
 WORKER = "megatron_ext.profile"
-REQUEST = "TDPP_PROFILE"
 """As megatron_ext.profile reads it."""
 FOLDER = "profile"
 """In `runs_dir`."""
@@ -131,7 +131,7 @@ def prepare(asked: Asked) -> Job:
         "micro_batch_sizes": asked.micro_batches,
         "seconds": asked.seconds,
     }
-    environment = {**experiment.cluster.environment, REQUEST: json.dumps(request, separators=(",", ":"))}
+    environment = {**experiment.cluster.environment, PROFILE: json.dumps(request, separators=(",", ":"))}
     told = replace(
         experiment,
         cluster=replace(experiment.cluster, environment=environment),

@@ -13,9 +13,9 @@ from typing import NoReturn
 from conf.schema.experiment import Executor
 from launch.errors import LaunchError
 from launch.machine import processes
-from launch.machine.processes import TOKEN
 from launch.node.agent import NodeAgent
 from launch.node.worker_command import SCRUBBED
+from megatron_ext.contract.worker import TOKEN
 
 KILL_GRACE_S = 3.0
 _HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.run_folder.rundir import RunDir, write_atomic
+from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, RunsMode
 from launch.control.jobs import JobRequest, job_requests
 from launch.control.sbatch import Submission, sbatch_text
@@ -18,6 +18,7 @@ from launch.errors import LaunchError
 from launch.files.owner import owner_of
 from launch.machine import slurm_commands
 from launch.node.agent import NodeAgent
+from megatron_ext.contract.files import write_atomic
 
 if TYPE_CHECKING:
     import submitit

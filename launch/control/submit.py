@@ -14,7 +14,7 @@ from pathlib import Path
 from conf.compose import config_text, read_experiment
 from conf.errors import RunFolderError
 from conf.identity import identity
-from conf.run_folder.rundir import RunDir, is_full, write_atomic
+from conf.run_folder.rundir import RunDir, is_full
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse, RunsMode
 from launch.control import local, megatron_lm, profilers, slurm
 from launch.control.plan import make_plan
@@ -25,7 +25,6 @@ from launch.files.records import Origin
 from launch.judge.cut_off import verdict_without_plan
 from launch.judge.observe import observe
 from launch.judge.verdict import State, decide
-from launch.machine import processes
 from launch.machine.container_commands import found_image, run_container
 from launch.machine.provenance import PROJECT, Source, provenance, read_source
 from launch.node.agent import NodeAgent
@@ -33,8 +32,9 @@ from launch.node.container_setup import check_program
 from launch.node.image_file import check_found
 from launch.node.worker_command import WORKER, ModuleWorker, Worker
 from launch.start_agent import require_own
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import read_regular, why, write_atomic
 from megatron_ext.contract.plan import MEGATRON_LM, TDPP, Plan
+from megatron_ext.contract.worker import TOKEN
 
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 
@@ -327,4 +327,4 @@ def run_environment(experiment: Experiment, plan: Plan, token: str, inherited: M
     # On Slurm a job's GPUs are told on its nodes, not by this shell.
     if experiment.executor.kind is ExecutorKind.local and "CUDA_VISIBLE_DEVICES" in inherited:
         given["CUDA_VISIBLE_DEVICES"] = inherited["CUDA_VISIBLE_DEVICES"]
-    return given | dict(experiment.cluster.environment) | {processes.TOKEN: token}
+    return given | dict(experiment.cluster.environment) | {TOKEN: token}

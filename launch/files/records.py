@@ -100,22 +100,6 @@ class RankRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErrorRecord:
-    """errors/rank-*.json."""
-
-    start: str
-    rank: Count
-    stage: Count
-    dp: Count
-    tp: Count
-    node: str
-    unix: Unix
-    type: str
-    message: str
-    symptom: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class StopRecord:
     """stop.json."""
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from conf.run_folder.rank_ranges import rank_ranges
 from launch.judge.evidence import FULL_DISK, disk_is_full, first_line
-from launch.judge.observe import Node, Observation, RankError
+from launch.judge.observe import Node, Observation
+from megatron_ext.contract.failure import RankFailure
 
 LOST = frozenset({"launch-cut-off", "never-started", "agent-lost"})
 """Rules by which a run is lost; by all others it has failed."""
@@ -58,7 +59,7 @@ def causes(seen: Observation) -> list[Cause]:
 
 def _rank_failures(seen: Observation, until: float) -> Iterator[Cause]:
     """What several ranks say in the same words is one cause: that of the first of them, with the others' numbers."""
-    alike: dict[tuple[str, str], list[RankError]] = {}
+    alike: dict[tuple[str, str], list[RankFailure]] = {}
     for error in seen.errors:
         if error.unix <= until and not error.symptom and _ended_with_its_node(error, seen) is False:
             alike.setdefault(_rank_failure(error, seen), []).append(error)
@@ -66,7 +67,7 @@ def _rank_failures(seen: Observation, until: float) -> Iterator[Cause]:
         yield Cause(first.unix, rule, f"{first.place} {words}{_also(others, len(seen.plan.ranks))}")
 
 
-def _also(others: Sequence[RankError], of: int) -> str:
+def _also(others: Sequence[RankFailure], of: int) -> str:
     if not others:
         return ""
     if len(others) > 1 and len(others) == of - 1:
@@ -74,7 +75,7 @@ def _also(others: Sequence[RankError], of: int) -> str:
     return f" (also rank{'s' * (len(others) > 1)} {rank_ranges(error.rank for error in others)})"
 
 
-def _rank_failure(error: RankError, seen: Observation) -> tuple[str, str]:
+def _rank_failure(error: RankFailure, seen: Observation) -> tuple[str, str]:
     """Without the rank's place."""
     node = next(node for node in seen.nodes if node.name == error.node)
     if error.type == "Killed" and not error.message.startswith(_ENDING):
@@ -89,12 +90,12 @@ def _with_memory(rule: str, reason: str, node: Node) -> tuple[str, str]:
     return "out-of-memory", f"{reason}, out of memory: {node.no_memory} (nodes/{node.name}.err)"
 
 
-def undecided(seen: Observation) -> list[RankError]:
+def undecided(seen: Observation) -> list[RankFailure]:
     """Ranks that were killed, by time, of which it is not known yet whether that was the end of their node."""
     return [error for error in seen.errors if not error.symptom and _ended_with_its_node(error, seen) is None]
 
 
-def _ended_with_its_node(error: RankError, seen: Observation) -> bool | None:
+def _ended_with_its_node(error: RankFailure, seen: Observation) -> bool | None:
     """Whether what ended a rank's whole node killed the rank; None as long as its agent may still tell."""
     if error.type != "Killed" or not error.message.startswith(_ENDING):
         return False
@@ -137,7 +138,7 @@ def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str,
     return "agent-lost", f"the agent of node {node.name} (process {node.pid}) is gone and left no result"
 
 
-def what(error: RankError) -> str:
+def what(error: RankFailure) -> str:
     if error.type == "Killed":
         return f"was {error.message}"
     return f"failed with {error.type}: {first_line(error.message)}"

@@ -14,10 +14,10 @@ from launch.judge.iterations import tail
 from launch.judge.observe import GPU_TAIL_BYTES, Node
 from launch.node.worker_command import job_info
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.worker import NODE_RANK
 
 _HEAD_BYTES = 64 * 1024
 """Of a start's part of nodes/<node>.out: a container may print something before the job's own lines."""
-_FIRST_KEY = "NODE_RANK"
 _MEMORY = re.compile(r"(\d+)GB$", re.IGNORECASE)
 _MEMORY_TOLERANCE = 0.1
 """Between the GB in a GPU's name and what its driver tells of."""
@@ -55,7 +55,7 @@ def _job_lines(text: str) -> dict[str, str]:
         key, colon, value = line.partition(": ")
         if pairs and not (colon and key.isupper()):
             break
-        if pairs or key == _FIRST_KEY:
+        if pairs or key == NODE_RANK:
             pairs[key] = value
     return pairs
 

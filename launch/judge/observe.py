@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,8 +18,7 @@ from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.files.faults import Fault, Faults
 from launch.files.owner import has_rights_of, owner_of
-from launch.files.rank_place import RankPlace
-from launch.files.records import ErrorRecord, JobRecord, NodeRecord, Origin, StopRecord, Submitted
+from launch.files.records import JobRecord, NodeRecord, Origin, StopRecord, Submitted
 from launch.files.run_files import Glance, glance, states_of
 from launch.judge.gpu_health import READINGS, NodeGpus
 from launch.judge.iterations import Iteration, read_log, read_text_log, tail
@@ -30,7 +28,9 @@ from launch.machine.slurm_commands import JobState
 from launch.node.peers import SILENCE_S
 from launch.node.stalled_rank import STILL_S, Doing, read_doings
 from launch.node.unseen import Unseen, not_started, unlaunched
+from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from megatron_ext.contract.run_files import checkpoint_iteration
 
 ERR_TAIL_BYTES = 128 * 1024
 """Of nodes/<node>.err, where a process of the node died."""
@@ -110,16 +110,6 @@ class Job:
         return f"job {self.id} is unknown to Slurm" if self.state is None else str(self.state)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankError(RankPlace):
-    """errors/rank-*.json; `symptom` if the rank only lost another one."""
-
-    unix: float
-    type: str
-    message: str
-    symptom: bool
-
-
 class Kind(StrEnum):
     """What a run is: training, here or on a cluster, or no more than the times that it would take."""
 
@@ -153,7 +143,7 @@ class Observation:
     saved: int | None
     """Iteration of the newest checkpoint, where the run was started more than once or is to be."""
     nodes: tuple[Node, ...]
-    errors: tuple[RankError, ...]
+    errors: tuple[RankFailure, ...]
     """By time."""
     log: tuple[Iteration, ...]
     """The last logged iterations."""
@@ -311,18 +301,18 @@ def _stop_unix(run: RunDir, faults: Faults) -> float | None:
         return None
 
 
-def _errors(run: RunDir, plan: Plan, start: Start, faults: Faults) -> Iterator[RankError]:
+def _errors(run: RunDir, plan: Plan, start: Start, faults: Faults) -> Iterator[RankFailure]:
     """Of this start, and what ranks say that were started by hand."""
     for path in faults.tried(lambda: entries(run.errors), ()):
         if not fnmatchcase(path.name, "rank-*.json"):
             continue
-        error = faults.tried(lambda path=path: run.read(path, ErrorRecord), None)  # type: ignore[misc]
+        error = faults.tried(lambda path=path: run.read(path, RankFailure), None)  # type: ignore[misc]
         if error is None or error.start not in ("", str(start)):
             continue
         if error.rank >= len(plan.ranks) or error.node != plan.nodes[plan.ranks[error.rank].node].name:
             faults.add(f"{path} is damaged: plan.json has no rank {error.rank} on a node {error.node!r}")
             continue
-        yield RankError(**{name: getattr(error, name) for name in RankError.__dataclass_fields__})
+        yield error
 
 
 def _started(nodes: Iterable[Node]) -> dict[str, float]:
@@ -399,7 +389,7 @@ def _starts(states: States) -> dict[str, Start]:
     return {name: state.of for name, state in states.items() if state is not None}
 
 
-def _with_memory(run: RunDir, node: Node, errors: Iterable[RankError], faults: Faults) -> Node:
+def _with_memory(run: RunDir, node: Node, errors: Iterable[RankFailure], faults: Faults) -> Node:
     died = any(error.node == node.name and error.type == "Killed" for error in errors)
     if not died and not (node.ended and node.exit_code):
         return node
@@ -408,15 +398,15 @@ def _with_memory(run: RunDir, node: Node, errors: Iterable[RankError], faults: F
 
 
 def _saved(run: RunDir, faults: Faults) -> int | None:
-    latest = run.checkpoints / "latest"
+    latest = run.latest_checkpoint
     try:
         said = faults.tried(lambda: read_text(latest).strip(), None)
     except FileNotFoundError:
         return None
-    if said is not None and not re.fullmatch(r"iter_[0-9]{1,12}", said):
+    saved = None if said is None else checkpoint_iteration(said)
+    if said is not None and saved is None:
         faults.add(f"{latest} is damaged: it names no checkpoint, such as iter_0000050")
-        return None
-    return None if said is None else int(said.removeprefix("iter_"))
+    return saved
 
 
 def is_here(run: RunDir, jobs: Iterable[JobRecord]) -> bool:

@@ -22,7 +22,7 @@ from launch.judge.evidence import ago, evidence, saved
 from launch.judge.observe import Node, Observation, observe
 from launch.judge.pace import began_unix, held_up_by, held_up_words, is_late, lost_unix, usual_s
 from launch.node.peers import SILENCE_S
-from launch.node.worker_command import SAVED
+from megatron_ext.contract.worker import SAVED
 
 
 class State(StrEnum):

@@ -27,6 +27,7 @@ from launch.errors import LaunchError
 from launch.machine import processes
 from launch.machine.gpus import Gpus, visible
 from launch.machine.provenance import PROJECT
+from megatron_ext.contract.worker import TOKEN
 
 MAX_BYTES = 32 * 2**20
 """A file that has grown to this, by 8 GPUs in three days, becomes <node>.gpu.1 and takes the place of an older one."""
@@ -46,7 +47,7 @@ def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[s
         yield
         return
     own = {name: value for name, value in os.environ.items() if name != DEVICES}
-    own |= {name: environment[name] for name in (DEVICES, processes.TOKEN) if name in environment}
+    own |= {name: environment[name] for name in (DEVICES, TOKEN) if name in environment}
     own["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [own.get("PYTHONPATH")])])
     with appended(run.node_err(node)) as err:
         sampler = subprocess.Popen(
@@ -74,7 +75,7 @@ def _prepare() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    sample(Path(argv[0]), int(argv[1]), os.environ.get(DEVICES), os.environ[processes.TOKEN])
+    sample(Path(argv[0]), int(argv[1]), os.environ.get(DEVICES), os.environ[TOKEN])
     return 0
 
 

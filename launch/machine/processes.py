@@ -15,8 +15,8 @@ from collections.abc import Iterable, Set
 from pathlib import Path
 
 from launch.errors import LaunchError
+from megatron_ext.contract.worker import NODE_RANK, TOKEN
 
-TOKEN = "TDPP_RUN_TOKEN"
 _MARK = f"{TOKEN}=".encode()
 _KILL_ROUNDS = 10
 _PR_SET_PDEATHSIG = 1
@@ -27,7 +27,7 @@ def find(token: str, node_rank: int | None = None) -> set[int]:
 
     Only root sees those of other users.
     """
-    wanted = {f"{TOKEN}={token}".encode()} | (set() if node_rank is None else {f"NODE_RANK={node_rank}".encode()})
+    wanted = {f"{TOKEN}={token}".encode()} | (set() if node_rank is None else {f"{NODE_RANK}={node_rank}".encode()})
     own, user = os.getpid(), os.geteuid()
     found = set()
     for entry in os.scandir("/proc"):

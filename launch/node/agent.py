@@ -23,7 +23,7 @@ from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.files.faults import Faults
 from launch.files.node_state import BEAT_S, NodeState
-from launch.files.records import ErrorRecord, Submitted
+from launch.files.records import Submitted
 from launch.machine import processes
 from launch.machine.container_commands import Command, RunContainer
 from launch.machine.gpu_sampler import gpu_sampling
@@ -31,9 +31,11 @@ from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.slurm_job import SlurmJob
 from launch.node.stalled_rank import holding_up, read_doings
 from launch.node.stop_signals import Told
-from launch.node.worker_command import GRACE_S, SAVED, Worker, given_environment, job_info
+from launch.node.worker_command import GRACE_S, Worker, given_environment, job_info
 from launch.node.worker_process import WorkerProcess
 from launch.node.workplace import Workplace
+from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.worker import SAVED
 
 INTERRUPT_GRACE_S = 0.5
 """The same after SIGINT: submitit kills its tasks 1 s after that signal."""
@@ -294,7 +296,7 @@ class _Node:
     def _only_lost_others(self) -> bool:
         """Whether ranks of this node told of nothing but others that were gone, and none of them held those up."""
         ranks = self._plan.nodes[self._node_rank].ranks
-        told = [error for rank in ranks if (error := self._run.read(self._run.rank_error(rank), ErrorRecord))]
+        told = [error for rank in ranks if (error := self._run.read(self._run.rank_error(rank), RankFailure))]
         now = [error for error in told if error.start == str(self._start)]
         if not now or not all(error.symptom for error in now):
             return False
@@ -329,7 +331,7 @@ class _Node:
         return False
 
     def _has_saved(self) -> bool:
-        return (self._run.checkpoints / "latest").exists()
+        return self._run.latest_checkpoint.exists()
 
     def _started_again(self, slurm: SlurmJob) -> bool:
         """Asks Slurm to start the job again, and waits to be ended for that; False, and `reason`, if it does not."""

@@ -25,13 +25,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from conf.run_folder.rundir import write_atomic
 from conf.schema.containers import ImageReference
 from conf.schema.experiment import ContainerKind
 from launch.errors import LaunchError
 from launch.machine.container_commands import PROGRAM, RunContainer, container_name, create, fetch
 from launch.machine.file_lock import FileLock
 from launch.node.image_file import check_digest, check_found, expected, write_record
+from megatron_ext.contract.files import write_atomic
 
 LIMIT_S = 2 * 3600.0
 """For one command, and for one wait for another process or node."""

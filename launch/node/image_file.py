@@ -14,10 +14,10 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.run_folder.rundir import write_atomic
 from launch.errors import LaunchError
 from launch.files.owner import name_of, other_writers
 from launch.machine.container_commands import RunContainer
+from megatron_ext.contract.files import write_atomic
 
 _RECORD = re.compile(r"(?P<digest>[0-9a-f]{64})  \S.*\n?")
 _LONGEST = 4096

@@ -16,7 +16,7 @@ from enum import StrEnum
 from conf.run_folder.rundir import RunDir
 from launch.files.attempt import Start
 from launch.files.records import NodeRecord
-from launch.node.worker_command import SAVED
+from megatron_ext.contract.worker import SAVED
 
 LOOK_S = 1.0
 """Between two looks at a node's file."""

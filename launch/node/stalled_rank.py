@@ -14,9 +14,9 @@ from conf.run_folder.json_values import typed
 from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from launch.files.faults import Faults
-from launch.files.rank_place import RankPlace
 from launch.files.records import DoingRecord, RankRecord
 from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.rank_order import RankPlace
 
 STILL_S = 10.0
 """A rank at work of its own may hold the others up after this time."""

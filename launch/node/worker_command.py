@@ -10,15 +10,12 @@ from typing import Protocol
 from conf.run_folder.rundir import RunDir
 from conf.schema.partition import Partition
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.worker import NODE_RANK, START
 
 WORKER = "megatron_ext.worker"
-START = "TDPP_START"
-"""Environment of a worker: which start of the run this is (`launch.files.attempt`)."""
-SAVED = 75
-"""Exit code of a worker that saved and ended because it was asked to, by SIGUSR2."""
 GRACE_S = 8.0
 """Between asking a worker to end and killing it; it takes up to 3 s to end its ranks."""
-SCRUBBED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES")
+SCRUBBED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", NODE_RANK, "CUDA_VISIBLE_DEVICES")
 """Not inherited by a worker: an outer launcher's view of the world, and what submitit sets for its own purposes."""
 
 
@@ -43,7 +40,7 @@ class ModuleWorker:
         return self.shown(run.path, node_rank)
 
     def shown(self, run: Path, node_rank: int) -> list[str]:
-        return [self.python, "-u", "-m", self.module, str(run / "plan.json"), str(node_rank)]
+        return [self.python, "-u", "-m", self.module, str(RunDir(run).plan), str(node_rank)]
 
 
 def scrubbed(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -53,13 +50,13 @@ def scrubbed(inherited: Mapping[str, str]) -> dict[str, str]:
 
 def given_environment(given: Mapping[str, str], plan: Plan, node_rank: int, start: str) -> dict[str, str]:
     """The part of a worker's environment that is not inherited. `given` is what the run gives to all of them."""
-    return {**given, **plan.nodes[node_rank].environment, "NODE_RANK": str(node_rank), START: start}
+    return {**given, **plan.nodes[node_rank].environment, NODE_RANK: str(node_rank), START: start}
 
 
 def job_info(plan: Plan, model: str, node_rank: int) -> str:
     """What the node was told to run, as the first lines of its log."""
     values = {
-        "NODE_RANK": node_rank,
+        NODE_RANK: node_rank,
         "NNODES": len(plan.nodes),
         "WORLD_SIZE": len(plan.ranks),
         "GLOBAL_BATCH_SIZE": plan.global_batch_size,

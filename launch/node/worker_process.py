@@ -9,6 +9,7 @@ from typing import IO
 
 from launch.machine import processes
 from launch.machine.container_commands import Command
+from megatron_ext.contract.worker import TOKEN
 
 
 class WorkerProcess:
@@ -20,7 +21,7 @@ class WorkerProcess:
         Raises:
             FileNotFoundError: there is no such command.
         """
-        self._token = command.environment[processes.TOKEN]
+        self._token = command.environment[TOKEN]
         self._node_rank = node_rank
         self._by_srun = command.by_srun
         self._of_step: int | None = None

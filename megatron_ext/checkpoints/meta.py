@@ -11,6 +11,7 @@ from typing import Dict, List, Optional
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.plan_check import PlanFault, check_object, require
+from megatron_ext.contract.run_files import CHECKPOINTS, LATEST, META
 from megatron_ext.data.gpt_samples import Position
 
 VERSION = 2
@@ -55,7 +56,7 @@ class Checkpoint:
         Raises:
             EngineError: it is not there, or not one that this engine understands.
         """
-        path = folder / "meta.json"
+        path = folder / META
         try:
             content = json.loads(read_regular(path))
         except (OSError, ValueError, RecursionError) as error:
@@ -81,11 +82,11 @@ class Checkpoint:
         Raises:
             EngineError: there is none.
         """
-        for folder in (path / "checkpoints", path):
-            latest = folder / "latest"
+        for folder in (path / CHECKPOINTS, path):
+            latest = folder / LATEST
             if latest.is_file():
                 return cls.read(folder / _named(latest))
-        if (path / "meta.json").is_file():
+        if (path / META).is_file():
             return cls.read(path)
         raise EngineError(
             f"{path}: no checkpoint there; give a run folder, its checkpoints folder, or a folder with a meta.json"

@@ -15,7 +15,9 @@ from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints import tensors as checkpoint
 from megatron_ext.checkpoints.meta import Meta, part_file, part_names
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.run_files import LATEST, META, checkpoint_name
 from megatron_ext.data.gpt_samples import Position
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import Gate
@@ -40,7 +42,7 @@ class Saver:
         self._start = start
         self._order = order
         self._gate = gate
-        self._folder = plan.folder / "checkpoints"
+        self._folder = plan.files.checkpoints
         self._pending: Optional[_Pending] = None
 
     def after(self, iteration: int, ending: bool) -> None:
@@ -71,7 +73,7 @@ class Saver:
 
     def _save(self, iteration: int) -> None:
         optimizer = self._engine.optimizer
-        final = self._folder / f"iter_{iteration:07d}"
+        final = self._folder / checkpoint_name(iteration)
         meta = Meta(
             iteration=iteration,
             consumed_samples=self._start.consumed(iteration, self._plan.global_batch_size),
@@ -116,14 +118,12 @@ class Saver:
         if missing:
             raise EngineError(f"checkpoint {final}: not made the latest, for it lacks {', '.join(missing)}")
         with _told(final):
-            _write(partial / "meta.json", pending.meta.as_json())
+            _write(partial / META, pending.meta.as_json())
             _sync(partial)
             _delete(final)  # left by an earlier start of the run that never made it the latest
             partial.rename(final)
             _sync(self._folder)
-            pointer = self._folder / ".latest.partial"
-            _write(pointer, final.name + "\n")
-            pointer.replace(self._folder / "latest")
+            write_atomic(self._folder / LATEST, final.name + "\n")
             _sync(self._folder)
             for old in sorted(self._folder.glob("iter_*"))[: -self._plan.train.keep_checkpoints]:
                 if old != final:

@@ -79,8 +79,8 @@ def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
 
 def _find(plan: Plan) -> Optional[Checkpoint]:
     model = model_of(plan.model)
-    own = plan.folder / "checkpoints"
-    if (own / "latest").is_file():
+    own = plan.files.checkpoints
+    if plan.files.latest_checkpoint.is_file():
         found = Checkpoint.at(own)
         require_model(found, model)
         return found

@@ -1,13 +1,14 @@
-"""Files that somebody names: they may be devices, pipes that nobody writes to, or of any size."""
+"""Reading files that somebody names, which may be devices, pipes that nobody writes to, or of any size; and writing
+small ones whole."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Iterator, Tuple
+from typing import BinaryIO, Iterator, Tuple, Union
 
 MOST_BYTES = 1 << 26
 """Of a file that is read whole: some two million actions of a schedule."""
@@ -25,23 +26,87 @@ def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     with open_regular(path) as (file, size):
         if size > most_bytes:
             raise OSError(errno.EFBIG, "it has {} bytes, more than {}".format(size, most_bytes), str(path))
-        parts, left = [], most_bytes + 1
-        while left > 0 and (part := file.read(min(CHUNK_BYTES, left))):
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
+        return content_of(file, most_bytes + 1)
 
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[Tuple[BinaryIO, int]]:
     """A regular file to read, and its size in bytes; raises as `read_regular` does."""
-    handle = os.open(str(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):
+    with opened(path) as file:
+        yield file, os.fstat(file.fileno()).st_size
+
+
+class NotRegular(OSError):
+    """`kind` says what it is instead."""
+
+    def __init__(self, path: Path, mode: int) -> None:
+        super().__init__(errno.EINVAL, "not a regular file", str(path))
+        self.kind = next((words for is_one, words in _KINDS if is_one(mode)), "something else")
+
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def opened(path: Path) -> BinaryIO:
+    """A regular file, open for reading; nothing waits for a writer.
+
+    Raises:
+        NotRegular: it is something else.
+        OSError: it cannot be opened.
+        ValueError: its name holds a byte 0.
+    """
+    handle = _handle(path)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    with os.fdopen(handle, "rb") as file:
-        yield file, found.st_size
+        raise NotRegular(path, mode)
+    return os.fdopen(handle, "rb")
+
+
+def _handle(path: Path) -> int:
+    """Of a file that may be replaced at any time: over NFS (version 3) its reader may then find the old one stale."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(str(path), flags)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+    return os.open(str(path), flags)
+
+
+def content_of(file: BinaryIO, most_bytes: int) -> bytes:
+    """At most so many bytes of a file."""
+    parts, left = [], most_bytes
+    while left > 0 and (part := file.read(min(CHUNK_BYTES, left))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def write_atomic(path: Path, content: Union[str, bytes], durable: bool = True) -> None:
+    """Writes so that a reader finds the old content or the new one, never a part; `durable`: after a crash, too.
+
+    Others can read it as far as the umask lets them; only its user can write to it.
+    """
+    temporary = path.with_name(".{}.{}".format(path.name, os.urandom(8).hex()))
+    handle = os.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
 
 
 def why(error: BaseException) -> str:

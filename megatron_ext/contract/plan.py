@@ -10,10 +10,14 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, check_rules, require
+from megatron_ext.contract.run_files import RunFiles
 
 VERSION = 1
 TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
 """What trains."""
+BUCKET_BYTES = 16 * 2**20
+"""Of gradients, summed at least in one message: large enough for bandwidth, small enough to overlap. A larger matrix is
+a message of its own."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,11 @@ class Plan(Content):
         if self.engine == TDPP:
             del content["engine"]
         return content
+
+    @property
+    def files(self) -> RunFiles:
+        """Of the run."""
+        return RunFiles(self.folder)
 
     @property
     def world_size(self) -> int:

@@ -68,9 +68,10 @@ def main(argv: List[str]) -> int:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # nothing here could be saved
     told = _Told()
     node = plan.nodes[node_rank]
-    (plan.folder / notes.FOLDER).mkdir(exist_ok=True)
+    path = plan.files.doctor_node(node.name)
+    path.parent.mkdir(exist_ok=True)
     note = Note(
-        notes.of_node(plan, node.name),
+        plan.files.doctor_node(node.name),
         host=socket.gethostname(),
         python=platform.python_version(),
         cpus=len(os.sched_getaffinity(0)),
@@ -84,7 +85,9 @@ def main(argv: List[str]) -> int:
 
 
 def _examine(plan: Plan, node_rank: int, note: Note, told: _Told) -> None:
-    others = {other.name: notes.of_node(plan, other.name) for rank, other in enumerate(plan.nodes) if rank != node_rank}
+    others = {
+        other.name: plan.files.doctor_node(other.name) for rank, other in enumerate(plan.nodes) if rank != node_rank
+    }
     with _Listener(len(plan.nodes)) as listener:
         try:
             from megatron_ext.doctor.rank import Ranks
@@ -99,7 +102,7 @@ def _examine(plan: Plan, node_rank: int, note: Note, told: _Told) -> None:
             note.tell(problem=problem, **listener.told, ready=True)
             _reach(note, others, plan, told)
             if told.stop is None:
-                ranks.go(_hindrance(plan, [notes.of_node(plan, node.name) for node in plan.nodes]))
+                ranks.go(_hindrance(plan, [plan.files.doctor_node(node.name) for node in plan.nodes]))
                 told.wait(ranks.ended, TOGETHER_S)
         note.tell(exit_codes=ranks.exit_codes)
 

@@ -88,11 +88,11 @@ class Ranks:
         return len(self.exit_codes) == len(codes)
 
     def _told(self, rank: int) -> Dict[str, Any]:
-        return notes.read(notes.of_rank(self._plan, rank)) or {}
+        return notes.read(self._plan.files.doctor_rank(rank)) or {}
 
     def _rank_main(self, place: Place) -> None:
         """All that a rank does."""
-        note = Note(notes.of_rank(self._plan, place.rank), stage="alone")
+        note = Note(self._plan.files.doctor_rank(place.rank), stage="alone")
         try:
             note.tell(**_alone(self._plan, place))
             note.tell(alone=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import BUCKET_BYTES, Place, Plan
 from megatron_ext.contract.schedule_check import actions_of
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.data.gpt_samples import Samples
@@ -27,9 +27,6 @@ from megatron_ext.tasks.gpt import Stage
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.timeline.progress import Wait, iterates
 from megatron_ext.timeline.recorder import Recorder
-
-BUCKET_BYTES = 16 * 2**20
-"""Gradients all-reduced in one message: large enough for bandwidth, small enough to overlap."""
 
 
 class StepResult(NamedTuple):

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
+from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.gpt_samples import BEGINNING, Position
 from megatron_ext.engine.engine import StepResult
@@ -90,6 +91,4 @@ def keep_lines(path: Path, iteration: int) -> None:
         return
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["iteration"] <= iteration]
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    partial.replace(path)
+    write_atomic(path, "".join(kept))

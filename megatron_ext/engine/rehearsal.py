@@ -153,7 +153,7 @@ def rehearse(plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> No
     log = None
     if place.rank == plan.world_size - 1:
         print(f"REHEARSAL: emulated times, clock {rehearsal.clock}; there is no loss, and no data are read", flush=True)
-        log = TrainingLog(plan, plan.folder / "metrics.jsonl", clock=rehearsal.seconds)
+        log = TrainingLog(plan, plan.files.metrics, clock=rehearsal.seconds)
     for iteration in range(1, plan.train.iterations + 1):
         result = rehearsal.step(iteration)
         if log is not None:

@@ -17,9 +17,6 @@ import torch.distributed as dist
 from megatron_ext.parallel.comm import told
 
 SIGNAL = signal.SIGUSR2
-EXIT_CODE = 75
-"""Of a rank, and of its node's worker, that ended before the last iteration because it was asked to, and has saved.
-EX_TEMPFAIL of sysexits.h: try again."""
 
 _asked = False
 

@@ -27,10 +27,9 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Union
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.run_files import RunFiles
 from megatron_ext.parallel import interface
 
-SECRET = "secret"
-"""The file in a run's folder that only its owner can read."""
 HANDSHAKE_S = 20.0
 """What the other side may take to prove itself; a stranger's connection is closed after it."""
 LONGEST = 64 * 2**20
@@ -46,7 +45,7 @@ def read_secret(folder: Path) -> bytes:
     Raises:
         EngineError: there is none, it is too short to be one, or others can read it.
     """
-    path = folder / SECRET
+    path = RunFiles(folder).secret
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(handle, "rb") as file:

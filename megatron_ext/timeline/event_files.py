@@ -18,10 +18,9 @@ import time
 from pathlib import Path
 from typing import Mapping, Optional
 
+from megatron_ext.contract.events import RECORD
 from megatron_ext.contract.plan import Plan
 
-RECORD = struct.Struct("<HHIiiqq")
-"""Name, chunk, iteration, micro-batch, peer, start_ns, end_ns (docs/formats.md)."""
 _pack_into, _SIZE = RECORD.pack_into, RECORD.size  # looked up once: 5 % of what an event costs
 RECORDS = 2**14
 """That a buffer holds, half a MiB: a rank that leaves 1,000 events a second fills it in 16 s."""
@@ -29,10 +28,6 @@ PERIOD_S = 0.25
 """From one look for new records to the next."""
 _COUNTS = struct.calcsize("2Q")
 _ROOM_S = 0.001
-
-
-def event_file(plan: Plan, rank: int) -> Path:
-    return plan.folder / "events" / f"rank-{rank:05d}.bin"
 
 
 class EventBuffer:
@@ -134,7 +129,7 @@ class EventFiles:
     """The files of a node's ranks, written by a thread of the process that forked them."""
 
     def __init__(self, plan: Plan, buffers: Mapping[int, EventBuffer]) -> None:
-        self._files = [EventFile(event_file(plan, rank), buffer) for rank, buffer in buffers.items()]
+        self._files = [EventFile(plan.files.rank_events(rank), buffer) for rank, buffer in buffers.items()]
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._write, name="events", daemon=True)
 

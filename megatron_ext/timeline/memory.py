@@ -9,6 +9,7 @@ from typing import Dict
 
 import torch
 
+from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Place, Plan
 
 MIB = 2.0**20
@@ -18,12 +19,12 @@ VMSTAT = Path("/proc/vmstat")
 def report(plan: Plan, place: Place, iteration: int) -> None:
     """Prints a line as Megatron does and rewrites memory/rank-*.json."""
     used = measure(plan.device)
-    told = " | ".join(f"{name.replace('_', ' ')}: {size}" for name, size in used.items())
-    print(f"[Rank {place.rank}] (after {iteration} iterations) memory (MB) | {told}", flush=True)
-    folder = plan.folder / "memory"
-    folder.mkdir(exist_ok=True)
+    shown = " | ".join(f"{name.replace('_', ' ')}: {size}" for name, size in used.items())
+    print(f"[Rank {place.rank}] (after {iteration} iterations) memory (MB) | {shown}", flush=True)
+    path = plan.files.rank_memory(place.rank)
+    path.parent.mkdir(exist_ok=True)
     content = {"rank": place.rank, "stage": place.stage, "iteration": iteration, "mib": used}
-    (folder / f"rank-{place.rank:05d}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+    write_atomic(path, json.dumps(content) + "\n", durable=False)
 
 
 def measure(device: str) -> Dict[str, float]:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from megatron_ext.contract.plan import Plan
-
-FOLDER = "doctor"
-"""In the run's folder."""
+from megatron_ext.contract.files import write_atomic
 
 
 class Note:
@@ -24,9 +20,7 @@ class Note:
     def tell(self, **values: Any) -> None:
         """Adds to what is written, or replaces it."""
         self._values.update(values)
-        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(self._values) + "\n", encoding="utf-8")
-        partial.replace(self._path)
+        write_atomic(self._path, json.dumps(self._values) + "\n", durable=False)
 
 
 def read(path: Path) -> Optional[Dict[str, Any]]:
@@ -36,11 +30,3 @@ def read(path: Path) -> Optional[Dict[str, Any]]:
     except FileNotFoundError:
         return None
     return content
-
-
-def of_node(plan: Plan, node: str) -> Path:
-    return plan.folder / FOLDER / f"{node}.json"
-
-
-def of_rank(plan: Plan, rank: int) -> Path:
-    return plan.folder / FOLDER / f"rank-{rank:05d}.json"

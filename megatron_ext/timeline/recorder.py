@@ -5,45 +5,20 @@ A record is packed into memory, from which `megatron_ext.timeline.event_files` t
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import struct
 import time
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any, ContextManager, Optional
 
+from megatron_ext.contract import events
+from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.timeline.event_files import EventBuffer
 
-MAGIC = b"TDPPEVT1"
-NAMES = (
-    "clock",
-    "forward-compute",
-    "backward-compute",
-    "backward-input-compute",
-    "backward-weight-compute",
-    "forward-send",
-    "forward-recv",
-    "backward-send",
-    "backward-recv",
-    "grads-all-reduce",
-    "layernorm-grads-all-reduce",
-    "embedding-grads-all-reduce",
-    "optimizer",
-    "optimizer-clip-main-grad",
-    "batch-generator",
-    "loss-compute",
-    "tensor-all-reduce",
-    "tensor-all-gather",
-    "tensor-reduce-scatter",
-    "overlapped-grads-all-reduce",
-    "grad-norm-all-reduce",
-    "params-all-gather",
-)
-_INDEX = {name: index for index, name in enumerate(NAMES)}
+_INDEX = {name: index for index, name in enumerate(events.NAMES)}
 _LARGEST_UNCERTAINTY_NS = 2**31 - 1
 
 
@@ -55,24 +30,24 @@ def begin_events(path: Path, plan: Plan, place: Place) -> None:
     """
     if path.exists():
         path.rename(next(old for n in count(1) if not (old := path.with_suffix(f".{n}.bin")).exists()))
-    header = json.dumps(
-        {
-            "version": 1,
-            "rank": place.rank,
-            "stage": place.stage,
-            "dp": place.dp,
-            "tp": place.tp,
-            "node": place.emulates or plan.nodes[place.node].name,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "names": NAMES,
-            "monotonic_ns": time.monotonic_ns(),
-            "unix_ns": time.time_ns(),
-        }
-    ).encode()
-    partial = path.with_name(f".{path.name}")  # so that who looks at a run finds no header cut short
-    partial.write_bytes(MAGIC + struct.pack("<I", len(header)) + header)
-    partial.replace(path)
+    write_atomic(
+        path,
+        events.head(
+            {
+                "rank": place.rank,
+                "stage": place.stage,
+                "dp": place.dp,
+                "tp": place.tp,
+                "node": place.emulates or plan.nodes[place.node].name,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "names": events.NAMES,
+                "monotonic_ns": time.monotonic_ns(),
+                "unix_ns": time.time_ns(),
+            }
+        ),
+        durable=False,
+    )
 
 
 NOTHING = nullcontext()
@@ -137,7 +112,7 @@ class Recorder:
 
     def clock(self, own_ns: int, rank0_ns: int, uncertainty_ns: int) -> None:
         """Notes that two clocks showed these times at one moment, give or take the uncertainty."""
-        self.record("clock", own_ns, rank0_ns, peer=min(uncertainty_ns, _LARGEST_UNCERTAINTY_NS))
+        self.record(events.CLOCK, own_ns, rank0_ns, peer=min(uncertainty_ns, _LARGEST_UNCERTAINTY_NS))
 
     def flush(self) -> None:
         """Called between two iterations; puts into the buffer what is not there yet."""

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 
-from conf.run_folder.rundir import write_atomic
+from megatron_ext.contract.files import write_atomic
 from reports.errors import unwritable
 from reports.exports.tables import events_csv, metrics_csv
 from reports.exports.trace import chrome_trace

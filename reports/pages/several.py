@@ -9,7 +9,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from conf.run_folder import run_folders
-from conf.run_folder.rundir import RunDir, write_atomic
+from conf.run_folder.rundir import RunDir
+from megatron_ext.contract.files import write_atomic
 from reports.errors import unwritable
 from reports.figures.page import refreshing
 from reports.pages import sweep_page

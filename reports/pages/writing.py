@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from conf.errors import RunFolderError
-from conf.run_folder.rundir import RunDir, write_atomic
+from conf.run_folder.rundir import RunDir
 from conf.visible import visible
+from megatron_ext.contract.files import write_atomic
 from reports.errors import NeitherError, unwritable
 from reports.facts import statistics
 from reports.figures.page import refreshing

@@ -18,22 +18,10 @@ from numpy.typing import NDArray
 from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, Rule, typed
 from conf.run_folder.run_files import parse_json, read_bytes
+from megatron_ext.contract.events import CLOCK, FIELDS, MAGIC, VERSION, header_of
 from reports.errors import ReportError
 
-MAGIC = b"TDPPEVT1"
-VERSION = 1
-CLOCK = "clock"
-RECORD = np.dtype(
-    [
-        ("name", "<u2"),
-        ("chunk", "<u2"),
-        ("iteration", "<u4"),
-        ("micro_batch", "<i4"),
-        ("peer", "<i4"),
-        ("start_ns", "<i8"),
-        ("end_ns", "<i8"),
-    ]
-)
+RECORD = np.dtype(list(FIELDS))
 EVENT = np.dtype(
     [
         ("rank", "<i4"),
@@ -140,9 +128,9 @@ def read_rank(path: Path) -> RankEvents:
         RunFolderError: it cannot be read.
     """
     content = read_bytes(path, MOST_BYTES)
-    if content[:8] != MAGIC:
+    if content[: len(MAGIC)] != MAGIC:
         raise ReportError(
-            f"{path} is not an event file: expected it to start with {MAGIC!r}, found {content[:8]!r}"
+            f"{path} is not an event file: expected it to start with {MAGIC!r}, found {content[: len(MAGIC)]!r}"
             + (" (an empty file)" if not content else "")
         )
     header, start = _header(path, content)
@@ -187,14 +175,14 @@ class _Header:
 def _header(path: Path, content: bytes) -> tuple[_Header, int]:
     """The header of a file and the offset of its first record."""
     try:
-        (length,) = struct.unpack_from("<I", content, 8)
-        header = parse_json(content[12 : 12 + length].decode(), "what stands there")
+        text, start = header_of(content)
+        header = parse_json(text.decode(), "what stands there")
     except (struct.error, ValueError, RunFolderError) as error:
         raise ReportError(f"{path}: expected a JSON header after the first 12 bytes, found none ({error})") from error
     found = header.get("version") if isinstance(header, dict) else header
     if found != VERSION:
         raise ReportError(f"{path}: expected an event file of version {VERSION}, found version {found!r}")
-    return typed(_Header, header, f"{path}: its header"), 12 + length
+    return typed(_Header, header, f"{path}: its header"), start
 
 
 def _index(names: Sequence[str], name: str) -> int:

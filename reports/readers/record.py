@@ -22,6 +22,7 @@ from conf.run_folder.log_lines import unlabelled
 from conf.run_folder.run_files import opened, parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
+from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.plan import check
 from megatron_ext.contract.plan_check import PlanFault
 from reports.errors import ReportError
@@ -168,17 +169,6 @@ def _nodes(values: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
     return tuple(
         Node(name=node["name"], group=node["group"], gpu=node["gpu"], ranks=tuple(node["ranks"])) for node in values
     )
-
-
-@dataclass(frozen=True)
-class RankFailure:
-    """One of `errors/rank-*.json`."""
-
-    rank: int
-    node: str
-    type: str
-    message: str
-    symptom: bool
 
 
 @dataclass(frozen=True)
@@ -361,15 +351,8 @@ def _is_number(value: Any) -> bool:
 
 def _failures(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> list[RankFailure]:
     """Failures, causes before symptoms, then by time."""
-    found = []
-    for rank in ranks:
-        error = _typed(run, run.rank_error(rank.rank), _Error, notes)
-        if error is not None:
-            failure = RankFailure(
-                rank=rank.rank, node=rank.node, type=error.type, message=error.message, symptom=error.symptom
-            )
-            found.append((failure.symptom, error.unix, failure))
-    return [failure for _, _, failure in sorted(found, key=lambda item: item[:2])]
+    read = (_typed(run, run.rank_error(rank.rank), RankFailure, notes) for rank in ranks)
+    return sorted(filter(None, read), key=lambda failure: (failure.symptom, failure.unix))
 
 
 def _memory(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> Mapping[int, Mapping[str, float]]:
@@ -395,16 +378,6 @@ def _typed(run: RunDir, path: Path, kind: type[T], notes: list[str]) -> T | None
     except RunFolderError as error:
         notes.append(str(error))
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Error:
-    """errors/rank-*.json."""
-
-    type: str = ""
-    message: str = ""
-    symptom: bool = False
-    unix: Unix = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

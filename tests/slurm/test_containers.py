@@ -16,8 +16,8 @@ from conf.run_folder.rundir import RunDir
 from launch.commands import stop
 from launch.judge.verdict import State, judge
 from launch.machine.provenance import PROJECT
-from launch.node.worker_command import SAVED
 from launch.node.worker_command import WORKER as ENGINE
+from megatron_ext.contract.worker import SAVED
 from tests.launch.containers.conftest import REAL, Runtime
 from tests.slurm.test_runs import TRAINED, losses, said
 from tests.support.launch.live import FOREVER, WORKER

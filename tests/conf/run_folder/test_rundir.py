@@ -14,7 +14,8 @@ from threading import Event, Thread
 import pytest
 
 from conf.errors import RunFolderError
-from conf.run_folder.rundir import RunDir, write_atomic
+from conf.run_folder.rundir import RunDir
+from megatron_ext.contract.files import write_atomic
 from tests.support.ordinary_user import open_to_others, ordinary_user
 
 NOW = datetime(2024, 5, 6, 7, 8, 9)

@@ -13,13 +13,12 @@ import torch
 from conf.compose import compose
 from conf.schema.experiment import Experiment
 from fasop.costs.links import Link
-from fasop.costs.overlap import BUCKET_BYTES, SUM_BYTES
+from fasop.costs.overlap import SUM_BYTES
 from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
 from fasop.costs.sizes import layer_parameters
 from fasop.simulation.predict import planned, what_is_taken
 from launch.control.plan import make_plan
-from megatron_ext.contract.plan import Plan
-from megatron_ext.engine import engine
+from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.reduce import buckets
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -90,10 +89,6 @@ def test_what_is_left_is_what_a_replay_of_the_buckets_leaves(
     link = Link(latency_s=0.01 * share, s_per_byte=0.99 * share * BACKWARD_S / (SUM_BYTES * layer))
     mine = _exposed(one, link)[stage]
     assert mine == pytest.approx(replayed(plan, stage, link), abs=0.25 * max(share, BACKWARD_S))
-
-
-def test_the_buckets_are_the_engines() -> None:
-    assert engine.BUCKET_BYTES == BUCKET_BYTES
 
 
 def test_megatron_lm_overlaps_only_when_told() -> None:

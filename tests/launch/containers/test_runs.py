@@ -23,7 +23,7 @@ from launch.judge.observe import observe
 from launch.judge.verdict import State, judge
 from launch.machine import processes
 from launch.machine.provenance import PROJECT
-from launch.node.worker_command import SAVED
+from megatron_ext.contract.worker import SAVED
 from tests.launch.containers.conftest import Runtime
 from tests.launch.control.test_profilers import write_double
 from tests.support.containers.apptainer_double import MAGIC

@@ -20,7 +20,7 @@ from launch.errors import LaunchError
 from launch.judge.observe import observe
 from launch.judge.verdict import State, judge
 from launch.machine import processes
-from launch.node.worker_command import SAVED
+from megatron_ext.contract.worker import SAVED
 from tests.support.launch import live
 from tests.support.launch.live import FOREVER, TWO_NODES, wait_for
 

@@ -16,7 +16,7 @@ import pytest
 from conf.compose import compose, config_text
 from conf.errors import ConfigError
 from conf.identity import NOT_OF_THE_RUN, identity
-from conf.run_folder.rundir import RunDir, write_atomic
+from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch.commands.launch import main
 from launch.control.follow import finishing
@@ -26,6 +26,7 @@ from launch.judge.verdict import State, judge
 from launch.sweep import combinations as sweep
 from launch.sweep.outcomes import differing
 from launch.sweep.start import confirm, existing
+from megatron_ext.contract.files import write_atomic
 from tests.support.launch.live import (
     WORKER,
     controller,

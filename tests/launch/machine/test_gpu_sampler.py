@@ -19,6 +19,7 @@ from launch.errors import LaunchError
 from launch.machine import gpu_sampler, processes
 from launch.machine.gpu_sampler import append, gpu_sampling, sample
 from launch.machine.gpus import Gpus
+from megatron_ext.contract.worker import TOKEN
 from tests.support.launch.live import ROOT, wait_for
 from tests.support.launch.machines import FAKE_NVML, Machine, nvml_gpu, uuid
 
@@ -37,7 +38,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     """What the ranks are given. After the test no process of the run lives, or the test has failed."""
     token = f"token-{os.getpid()}-{tmp_path.name}"
-    yield {processes.TOKEN: token}
+    yield {TOKEN: token}
     left = processes.wait_until_gone(token, 3)
     processes.kill(token)
     assert not left
@@ -130,7 +131,7 @@ def test_nobody_waits_for_a_driver_that_hangs(machine: Machine, run: RunDir, env
     begun = time.monotonic()
     with gpu_sampling(run, "a-0", 1, environment):
         assert time.monotonic() - begun < 1
-        wait_for(lambda: len(processes.find(environment[processes.TOKEN])) == 1)
+        wait_for(lambda: len(processes.find(environment[TOKEN])) == 1)
         time.sleep(0.5)
         ended = time.monotonic()
     assert time.monotonic() - ended < 1
@@ -159,10 +160,10 @@ def test_it_ends_with_its_parent_however_that_ends(machine: Machine, run: RunDir
         f"with gpu_sampling(RunDir(Path({str(run.path)!r})), 'a-0', 1, {environment!r}):\n    time.sleep(100)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": f"{FAKE_NVML}:{ROOT}"})
-    wait_for(lambda: len(processes.find(environment[processes.TOKEN])) == 1)
+    wait_for(lambda: len(processes.find(environment[TOKEN])) == 1)
     parent.kill()
     parent.wait()
-    assert processes.wait_until_gone(environment[processes.TOKEN], 3) == set()
+    assert processes.wait_until_gone(environment[TOKEN], 3) == set()
 
 
 def test_the_announcement_of_a_time_limit_does_not_end_it(
@@ -170,8 +171,8 @@ def test_the_announcement_of_a_time_limit_does_not_end_it(
 ) -> None:
     machine.nvml(nvml_gpu(0))
     with gpu_sampling(run, "a-0", 1, environment):
-        wait_for(lambda: processes.find(environment[processes.TOKEN]))
-        processes.send(processes.find(environment[processes.TOKEN]), signal.SIGUSR2)
+        wait_for(lambda: processes.find(environment[TOKEN]))
+        processes.send(processes.find(environment[TOKEN]), signal.SIGUSR2)
         wait_for(lambda: len(told(run)) >= 2)
 
 
@@ -189,7 +190,7 @@ def test_it_goes_on_when_the_disk_is_full(machine: Machine, run: RunDir, environ
 
 def test_every_0_seconds_is_not_at_all(machine: Machine, run: RunDir, environment: dict[str, str]) -> None:
     with gpu_sampling(run, "a-0", 0, environment):
-        assert processes.find(environment[processes.TOKEN]) == set()
+        assert processes.find(environment[TOKEN]) == set()
     assert list(run.nodes.iterdir()) == []
 
 

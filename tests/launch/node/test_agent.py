@@ -14,13 +14,13 @@ from launch.control.plan import make_plan
 from launch.control.submit import node_worker, run_environment
 from launch.errors import LaunchError
 from launch.judge.verdict import judge
-from launch.machine import processes
 from launch.machine.provenance import PROJECT
 from launch.node.agent import NodeAgent, _Node
 from launch.node.stop_signals import Told
 from launch.node.worker_command import WORKER, ModuleWorker, given_environment, job_info, scrubbed
 from launch.node.workplace import process_to_start
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.worker import TOKEN
 from tests.launch.judge.test_verdict import OK, Case
 
 SHELL = {"PYTHONPATH": f"/one:{PROJECT}:/two", "CUDA_VISIBLE_DEVICES": "2,3"}
@@ -114,7 +114,7 @@ def test_what_not_even_a_kill_ends_is_told_as_the_nodes_end(tmp_path: Path, monk
     agent = NodeAgent(
         run=run,
         model="tiny",
-        environment={processes.TOKEN: str(tmp_path)},
+        environment={TOKEN: str(tmp_path)},
         worker=ModuleWorker("this", sys.executable),
         container=None,
         nodes=(0,),

@@ -16,8 +16,8 @@ from launch.control.follow import follow
 from launch.control.submit import submit
 from launch.judge.verdict import State, judge
 from launch.machine import processes
-from launch.node.worker_command import SAVED
 from launch.node.worker_command import WORKER as ENGINE
+from megatron_ext.contract.worker import SAVED
 from megatron_ext.data.indexed_dataset import write_indexed
 from tests.support.launch.live import ranks, token, wait_for, workers
 

@@ -26,6 +26,7 @@ from launch.commands import profile
 from launch.machine import processes
 from launch.profile.findings import Found, merged, too_large, unsettled
 from launch.profile.link_fit import all_reduce_times, p2p_times
+from megatron_ext.contract.worker import PROFILE
 from tests.support.launch.live import token
 from tests.support.ordinary_user import ordinary_user
 
@@ -348,7 +349,7 @@ def test_what_is_added_joins_what_is_there_and_replaces_the_same_sizes(folder: P
 
 def test_the_request_reaches_the_ranks_as_it_was_made(folder: Path) -> None:
     job = profile.prepare(profile.parse(["tensor_sizes=2", "micro_batches=4"]))
-    request = json.loads(job.experiment.cluster.environment[profile.REQUEST])
+    request = json.loads(job.experiment.cluster.environment[PROFILE])
     assert request == {"padded_vocab_sizes": {"2": 512}, "micro_batch_sizes": [4], "seconds": 10.0}
     assert job.experiment.parallel.world_size == 2
     assert job.names == {"cpu": "cpu"}

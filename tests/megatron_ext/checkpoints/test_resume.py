@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.worker import SAVED
 from megatron_ext.data.gpt_samples import BEGINNING, GptSamples, Position
 from megatron_ext.engine.engine import Engine, StepResult
 from megatron_ext.engine.log import keep_lines
@@ -151,10 +152,10 @@ def test_asked_to_end_all_ranks_save_after_the_same_iteration_and_later_go_on(
     """Only one rank is asked; nothing is due to be saved at that iteration."""
     run = engine_run(*WHOLE, *LAYOUTS[layout], "train.save_interval=null", "train.save_async=true")
     asked_at(1, 4)
-    assert run.go() == interruption.EXIT_CODE, run.stderr()
+    assert run.go() == SAVED, run.stderr()
     assert not run.errors()
     states = json.loads(run.run.node_ranks("local-0").read_text())
-    assert [state["exit_code"] for state in states] == [interruption.EXIT_CODE] * len(states)
+    assert [state["exit_code"] for state in states] == [SAVED] * len(states)
     assert Checkpoint.at(run.run.path).meta.iteration == 5
     monkeypatch.undo()
     assert run.go() == 0, run.stderr()

@@ -17,13 +17,14 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from megatron_ext import profile, worker
+from megatron_ext.contract.events import NAMES
+from megatron_ext.contract.worker import PROFILE
 from megatron_ext.doctor import __main__
 from megatron_ext.engine import engine as engine_module
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.measuring import link_times
 from megatron_ext.parallel import links
 from megatron_ext.timeline import cuda_recorder
-from megatron_ext.timeline.recorder import NAMES
 from tests.megatron_ext.engine.test_parts import RECORD
 from tests.support import ROOT
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
@@ -193,7 +194,7 @@ def test_a_profile_is_measured_on_gpus(
 ) -> None:
     run = engine_run(GPU, "parallel.data=2", "parallel.pipeline=1", "parallel.partition=3", "train.precision=bf16")
     request = {"padded_vocab_sizes": {"2": 62}, "micro_batch_sizes": [1], "seconds": 0.3}
-    monkeypatch.setenv(profile.REQUEST, json.dumps(request))
+    monkeypatch.setenv(PROFILE, json.dumps(request))
     with pretended_gpus(tmp_path / "waits"):
         assert worker.main([str(run.run.plan), "0"], profile.measure) == 0
     found = json.loads(profile.path_of(run.plan, 0).read_text())

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.plan import TrainConfig
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.engine.executor import neighbours
@@ -29,7 +30,7 @@ from megatron_ext.parallel.grid import Grid, Groups
 from megatron_ext.parallel.software import difference
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.gpt import Stage
-from megatron_ext.timeline.recorder import NAMES, Recorder
+from megatron_ext.timeline.recorder import Recorder
 from tests.support.megatron_ext.engine_run import make_run
 
 RECORD = np.dtype(

@@ -26,9 +26,9 @@ from launch.control.plan import make_plan
 from launch.control.rehearsal import doubts
 from launch.files.faults import Faults
 from launch.judge.observe import read_log
+from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedules import as_json, schedule
-from megatron_ext.timeline.recorder import NAMES
 from tests.megatron_ext.engine.test_executor_soak import random_schedule
 from tests.megatron_ext.engine.test_parts import RECORD
 from tests.support.megatron_ext.engine_run import EngineRun

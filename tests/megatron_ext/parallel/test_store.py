@@ -18,7 +18,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.parallel import store as module
-from megatron_ext.parallel.store import SECRET, AuthenticatedStore, Server, StoreError, read_secret
+from megatron_ext.parallel.store import AuthenticatedStore, Server, StoreError, read_secret
 
 TOLD = b"0123456789abcdef0123456789abcdef"
 SHORT = timedelta(seconds=1)
@@ -215,7 +215,7 @@ def test_a_store_that_ends_is_told_by_its_address(server: Server, store: Authent
 
 
 def test_the_secret_is_read_only_where_nobody_else_can(tmp_path: Path) -> None:
-    secret = tmp_path / SECRET
+    secret = tmp_path / "secret"
     with pytest.raises(EngineError, match="cannot read the run's secret"):
         read_secret(tmp_path)
     secret.write_bytes(TOLD + b"\n")

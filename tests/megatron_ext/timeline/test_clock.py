@@ -10,9 +10,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from megatron_ext.contract.events import NAMES
 from megatron_ext.parallel import clock
 from megatron_ext.timeline.event_files import EventBuffer, EventFile
-from megatron_ext.timeline.recorder import NAMES, Recorder, begin_events
+from megatron_ext.timeline.recorder import Recorder, begin_events
 from tests.megatron_ext.engine.test_parts import RECORD
 from tests.support.megatron_ext.engine_run import make_run
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatron_ext.contract.events import MAGIC, NAMES, RECORD
 from megatron_ext.contract.schedule_check import actions_of
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.engine.executor import Executor, Key
 from megatron_ext.timeline import cuda_recorder
-from megatron_ext.timeline.event_files import RECORD, EventBuffer, EventFile
-from megatron_ext.timeline.recorder import MAGIC, NAMES, Recorder, begin_events
+from megatron_ext.timeline.event_files import EventBuffer, EventFile
+from megatron_ext.timeline.recorder import Recorder, begin_events
 from reports.readers.events import read_rank
 from tests.megatron_ext.engine import test_parts
 from tests.megatron_ext.test_worker import alive, ended, pids, wait_for

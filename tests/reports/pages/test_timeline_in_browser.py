@@ -13,7 +13,7 @@ from playwright.sync_api import Page
 from conf.compose import read_experiment
 from fasop.simulation.predict import predict
 from launch.commands.report import main
-from megatron_ext.timeline.recorder import NAMES as ENGINE_NAMES
+from megatron_ext.contract.events import NAMES as ENGINE_NAMES
 from reports.facts.statistics import Statistics
 from reports.facts.statistics import statistics as statistics_of
 from reports.readers.events import NAMES, Timeline

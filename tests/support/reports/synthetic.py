@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.schedules import Kind, schedule
-from megatron_ext.timeline.recorder import NAMES
 from reports.readers.record import Rank
 
 RECORD = np.dtype("<u2,<u2,<u4,<i4,<i4,<i8,<i8")

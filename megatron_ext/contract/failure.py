@@ -1,0 +1,30 @@
+"""errors/rank-*.json: why a rank ended, as its worker writes it and whoever looks at the run reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_ext.contract.rank_order import RankPlace
+
+
+@dataclass(frozen=True)
+class RankFailure(RankPlace):
+    """The failure of a rank."""
+
+    start: str
+    """Which start of the run it was; empty for a worker that was started by hand."""
+    unix: float
+    type: str
+    """Name of the exception, or `Killed`."""
+    message: str
+    traceback: str = ""
+    symptom: bool = False
+    """Whether the rank only lost another one."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers that cannot be."""
+        for key in ("rank", "stage", "dp", "tp"):
+            if getattr(self, key) < 0:
+                raise ValueError("{}={} must be 0 or more".format(key, getattr(self, key)))
+        if not 0 <= self.unix < 1e11:
+            raise ValueError(f"unix={self.unix} must be seconds since 1970")

@@ -1,0 +1,98 @@
+"""Names of the files in a run's folder that its ranks write or read (docs/formats.md)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+PLAN = "plan.json"
+CHECKPOINTS = "checkpoints"
+LATEST = "latest"
+"""In the folder of checkpoints: a file with the name of the newest one."""
+META = "meta.json"
+"""In the folder of a checkpoint: what it is."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The folder of a run."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / PLAN
+
+    @property
+    def secret(self) -> Path:
+        """What the run's ranks know each other by; nobody but its owner can read it."""
+        return self.path / "secret"
+
+    @property
+    def address(self) -> Path:
+        """Host and port of rank 0's store, published by its node."""
+        return self.path / "master.json"
+
+    @property
+    def nodes(self) -> Path:
+        return self.path / "nodes"
+
+    def node_ranks(self, node: str) -> Path:
+        """What each rank of a node is doing, or how it ended."""
+        return self.nodes / f"{node}.ranks.json"
+
+    @property
+    def errors(self) -> Path:
+        return self.path / "errors"
+
+    def rank_error(self, rank: int) -> Path:
+        return self.errors / _of_rank(rank)
+
+    def rank_memory(self, rank: int) -> Path:
+        return self.path / "memory" / _of_rank(rank)
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    def rank_events(self, rank: int) -> Path:
+        return self.events / f"rank-{rank:05d}.bin"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
+    def latest_checkpoint(self) -> Path:
+        """A file with the name of the newest checkpoint."""
+        return self.checkpoints / LATEST
+
+    def doctor_node(self, node: str) -> Path:
+        """What `tdpp doctor` found on a node."""
+        return self.path / "doctor" / f"{node}.json"
+
+    def doctor_rank(self, rank: int) -> Path:
+        return self.path / "doctor" / _of_rank(rank)
+
+    def profile_rank(self, rank: int) -> Path:
+        """What `tdpp profile` measured on a rank."""
+        return self.path / "profile" / _of_rank(rank)
+
+
+def _of_rank(rank: int) -> str:
+    return f"rank-{rank:05d}.json"
+
+
+def checkpoint_name(iteration: int) -> str:
+    return f"iter_{iteration:07d}"
+
+
+def checkpoint_iteration(name: str) -> Optional[int]:
+    """None for what is no name of a checkpoint."""
+    return int(name[len("iter_") :]) if re.fullmatch(r"iter_[0-9]{1,12}", name) else None
