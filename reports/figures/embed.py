@@ -14,7 +14,17 @@ from plotly.offline import get_plotlyjs
 from reports.figures.page import data, page, static
 from reports.figures.tasks import COMPUTE, LANES, OTHER, TASKS, Look
 from reports.figures.template import COLOURS
+from reports.figures.timeline import page_layout
 
+CONFIG = {
+    "displaylogo": False,
+    "showSendToCloud": False,  # Plotly shows a button that uploads a chart unless it is told otherwise
+    "plotlyServerURL": "",
+    "responsive": True,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "resetScale2d"],
+}
+UNUSED = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
+"""Buttons of no use beside a small figure."""
 NOTHING = '<p class="none">nothing to draw yet</p>'
 
 
@@ -39,12 +49,18 @@ def page_with_figures(title: str, body: str) -> str:
     """A whole page, with what draws the figures in its body where there are any."""
     if 'class="plot"' not in body:
         return page(title, body)
-    return page(title, f"{body}\n{themed()}", [plotly_script(), static("figures.js")])
+    return page(title, f"{body}\n{shared()}", [plotly_script(), static("theme.js"), static("figures.js")])
 
 
-def themed() -> str:
-    """Which colours change by night, for `static/figures.js`."""
-    return data("themed", {colour: f"--{name}" for name, colour in COLOURS.items()})
+def shared() -> str:
+    """What all figures of a page share, for `static/theme.js`: which colours change by night, how Plotly behaves."""
+    themed = {colour: f"--{name}" for name, colour in COLOURS.items()}
+    return data("plotly", {"themed": themed, "config": CONFIG, "unused": UNUSED})
+
+
+def timeline_parts() -> str:
+    """The same for a page that draws timelines, with their layout (`static/plot.js`) and how tasks look."""
+    return f"{shared()}\n{data('layout', page_layout())}\n{looks()}"
 
 
 def looks() -> str:

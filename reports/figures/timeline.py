@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 import pandas as pd
 from plotly import graph_objects as go
 
 from reports.figures.tasks import COMPUTE, Place, look
-from reports.figures.template import figure
+from reports.figures.template import CLEAR, RAISED, TEXT, figure
 
 ROW = 36
 """Pixels."""
+MARGIN = 196
+"""Pixels for the labels of ranks on a page, as in its style sheet for the overview."""
 PALE = "rgba(255, 255, 255, 0.8)"
 """Over the part of a bar that is waiting for another rank."""
+
+
+def page_layout() -> dict[str, Any]:
+    """Plotly's layout of the timeline on a page, whose script sets the height, the ranges and the names of the rows."""
+    still = {"automargin": False}
+    xaxis = still | {"side": "top", "ticksuffix": " ms"}
+    yaxis = still | {"ticks": "outside", "ticklen": 6, "tickcolor": CLEAR}
+    made = _rows(showlegend=False, margin={"l": MARGIN, "r": 12, "t": 28, "b": 4}, xaxis=xaxis, yaxis=yaxis)
+    made.update_layout(font={"color": TEXT}, modebar={"bgcolor": RAISED})
+    layout: dict[str, Any] = made.to_plotly_json()["layout"]
+    return layout
+
+
+def _rows(**layout: Any) -> go.Figure:
+    """An empty figure for a row for each rank, from above to below."""
+    return figure(barmode="overlay", bargap=0, **layout).update_yaxes(showgrid=False)
 
 
 def timeline(events: pd.DataFrame, labels: Mapping[int, str], title: str) -> go.Figure:
@@ -24,10 +43,10 @@ def timeline(events: pd.DataFrame, labels: Mapping[int, str], title: str) -> go.
         labels: of the ranks, from above to below.
     """
     rows = {rank: row for row, rank in enumerate(labels)}
-    made = figure(title=escape(title), height=90 + ROW * len(rows), barmode="overlay", bargap=0)
+    made = _rows(title=escape(title), height=90 + ROW * len(rows))
     made.update_xaxes(title_text="ms", rangemode="tozero")
     made.update_yaxes(tickvals=list(rows.values()), ticktext=[escape(label) for label in labels.values()])
-    made.update_yaxes(range=[len(rows) - 0.5, -0.5], showgrid=False)
+    made.update_yaxes(range=[len(rows) - 0.5, -0.5])
     shown = events.assign(
         row=events["rank"].map(rows).astype("float64"),
         start_ms=(events["start_ns"] - events["start_ns"].min()) / 1e6,

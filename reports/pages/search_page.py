@@ -19,7 +19,7 @@ from fasop.tables.plans import options
 from reports.facts.frames import predicted_memory_frame
 from reports.facts.terms import TITLES, Terms
 from reports.figures.chart import Axis, Item, dots, parallel
-from reports.figures.embed import embedded, looks, plotly_script, themed
+from reports.figures.embed import embedded, plotly_script, timeline_parts
 from reports.figures.pack import pack
 from reports.figures.page import data, page, static, table
 from reports.readers.events import legend_order
@@ -28,7 +28,7 @@ from reports.sections.plan_section import plural
 
 MOST = 20
 """So many plans, the first, are shown in all detail."""
-SCRIPTS = ("unpack.js", "colours.js", "plot.js", "search.js", "figures.js")
+SCRIPTS = ("theme.js", "unpack.js", "colours.js", "plot.js", "search.js", "figures.js")
 
 
 def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str] = ()) -> str:
@@ -59,8 +59,7 @@ def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str
         *(_detail(number, plan, one) for number, (plan, one) in enumerate(zip(plans, shown, strict=False))),
         "</main>",
         data("search", facts),
-        looks(),
-        themed(),
+        timeline_parts(),
         f'<script type="text/plain" id="columns">{packed.text}</script>',
     ]
     return page("Search – tdpp", "\n".join(body), [plotly_script(), *(static(name) for name in SCRIPTS)])

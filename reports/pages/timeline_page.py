@@ -11,7 +11,7 @@ import numpy as np
 from fasop.simulation.predict import Prediction
 from reports.facts.statistics import Statistics, slowest_first
 from reports.facts.terms import measured
-from reports.figures.embed import looks, plotly_script
+from reports.figures.embed import plotly_script, timeline_parts
 from reports.figures.pack import event_columns, pack
 from reports.figures.page import data, emulated, missing, page, static
 from reports.readers.events import Timeline, legend_order
@@ -19,7 +19,7 @@ from reports.readers.record import Plan, Record
 from reports.sections.plan_section import plural
 from reports.sections.stages_section import ideal
 
-SCRIPTS = ("unpack.js", "colours.js", "overview.js", "plot.js", "timeline.js")
+SCRIPTS = ("theme.js", "unpack.js", "colours.js", "overview.js", "plot.js", "timeline.js")
 MOST_RANKS = 64
 """Of more, the page opens with one replica, the slowest."""
 
@@ -53,7 +53,7 @@ def render(record: Record, timeline: Timeline, figures: Statistics, prediction: 
             static("timeline.html"),
             notes,
             "</main>",
-            looks(),
+            timeline_parts(),
             data("run", facts | _facts(record, timeline, figures)),
             f'<script type="text/plain" id="columns">{packed.text}</script>',
         ]

@@ -7,8 +7,6 @@ const LANES = LOOKS.lanes; // from above to below
 // Waiting inside a task of the computation is none of its work.
 const waitingPlace = (style) => (style.lane === LOOKS.compute.lane ? LOOKS.compute : style);
 
-const darkScheme = matchMedia("(prefers-color-scheme: dark)");
-
 function taskStyle(name) {
   return Object.hasOwn(LOOKS.tasks, name) ? LOOKS.tasks[name] : LOOKS.other;
 }

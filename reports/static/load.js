@@ -1,12 +1,16 @@
 "use strict";
-// Runs the page's other scripts, which lie in it compressed: see page() in reports/page.py.
+// Runs the page's other scripts, which lie in it compressed: see page() in reports/figures/page.py.
+
+// What a zlib stream in base64 holds.
+function inflated(text) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate")));
+}
 
 (async () => {
   for (const packed of document.querySelectorAll("script.packed")) {
-    const bytes = Uint8Array.from(atob(packed.textContent), (character) => character.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     const script = document.createElement("script");
-    script.textContent = await new Response(stream).text();
+    script.textContent = await inflated(packed.textContent).text();
     document.head.append(script);
   }
 })().catch((error) => {

@@ -6,7 +6,8 @@
 const MOST_BARS = 8000; // more would make the page slow; beyond it short neighbours are drawn as one
 const ROWS_AT_ONCE = 48;
 const ROW_PIXELS = [22, 56]; // least and most
-const MARGIN = 196; // pixels for the labels of ranks, as in the style sheet for the overview
+const LAYOUT = JSON.parse(document.getElementById("layout").textContent); // reports/figures/timeline.py
+const MARGIN = LAYOUT.margin.l; // pixels for the labels of ranks
 const ROW_FOR_NUMBERS = 30; // pixels, from which a bar has room for the number of its micro-batch
 
 const element = (id) => document.getElementById(id);
@@ -98,15 +99,7 @@ function tasks(all, pixel, numbered, hoverText) {
   });
 }
 
-// Plotly shows a button that uploads a chart unless it is told otherwise; a page stays where it is.
-const CONFIG = {
-  displaylogo: false,
-  showSendToCloud: false,
-  plotlyServerURL: "",
-  responsive: true,
-  doubleClick: "autosize",
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "resetScale2d"],
-};
+const CONFIG = { ...PLOTLY.config, doubleClick: "autosize" };
 
 // rows: of each its label, its stage, and whether it was predicted rather than measured.
 function layout(rows, times, [top, bottom], height) {
@@ -121,31 +114,18 @@ function layout(rows, times, [top, bottom], height) {
   const borders = rows.flatMap((_, row) =>
     row && rows[row].stage !== rows[row - 1].stage ? [{ ...across, type: "line", y0: row - 0.5, y1: row - 0.5, line: { width: 1, color: colour("--border") } }] : [],
   );
+  const base = themed(LAYOUT, css);
   return {
-    barmode: "overlay",
-    bargap: 0,
-    hovermode: "closest",
-    dragmode: "zoom",
+    ...base,
     height,
-    margin: { l: MARGIN, r: 12, t: 28, b: 4 },
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, sans-serif", size: 12, color: colour("--text") },
-    hoverlabel: { align: "left", bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: colour("--text") } },
-    modebar: { bgcolor: colour("--raised"), color: colour("--soft"), activecolor: colour("--text") },
-    showlegend: false,
     shapes: [...bands, ...borders],
-    xaxis: { side: "top", range: times.map((ns) => ns / 1e6), ticksuffix: " ms", gridcolor: colour("--line"), zeroline: false },
+    xaxis: { ...base.xaxis, range: times.map((ns) => ns / 1e6) },
     yaxis: {
+      ...base.yaxis,
       range: [bottom + 0.5, top - 0.5],
       fixedrange: rows.length <= ROWS_AT_ONCE,
       tickvals: rows.map((_, row) => row),
       ticktext: rows.map((row) => row.label),
-      ticks: "outside",
-      ticklen: 6,
-      tickcolor: "rgba(0,0,0,0)",
-      showgrid: false,
-      zeroline: false,
     },
   };
 }

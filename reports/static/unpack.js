@@ -2,11 +2,7 @@
 // The inverse of reports/figures/pack.py: base64 of a zlib stream of byte planes of zigzag-coded integers.
 
 async function unpack(text, layout) {
-  const packed = atob(text);
-  const bytes = new Uint8Array(packed.length);
-  for (let i = 0; i < bytes.length; i++) bytes[i] = packed.charCodeAt(i);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const planes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const planes = new Uint8Array(await inflated(text).arrayBuffer());
 
   const columns = {};
   let at = 0;
