@@ -63,7 +63,7 @@ class Outcome:
 
 def engine(case: Case) -> Outcome:
     """A run of the engine whose layers sleep for as long as the prediction's profile says."""
-    prediction = predict_plan(*stood_for(case))
+    prediction = predict_plan(stood_for(case))
     with tempfile.TemporaryDirectory() as folder:
         return _outcome(case, prediction, sleeping.run(Path(folder), case.experiment, _passes(prediction)))
 
@@ -72,8 +72,7 @@ def computing(profile: LayerProfile) -> Callable[[Case], Outcome]:
     """How to run the engine as it is, on the CPU, predicted from a profile of this machine."""
 
     def run(case: Case) -> Outcome:
-        training, kinds = stood_for(case, profile)
-        prediction = predict_plan(training, kinds)
+        prediction = predict_plan(stood_for(case, profile))
         with tempfile.TemporaryDirectory() as folder:
             return _outcome(case, prediction, sleeping.run(Path(folder), case.experiment, None))
 
@@ -122,7 +121,7 @@ def _slope(layers: Sequence[int], seconds: Sequence[float]) -> float:
 
 def _passes(prediction: Prediction) -> list[Pass]:
     """By virtual stage."""
-    times = prediction.taken.times
+    times = prediction.durations.times
     return [
         Pass(forward=of.forward[chunk], backward=of.backward[chunk])
         for chunk in range(len(times[0].forward))

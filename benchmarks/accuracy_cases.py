@@ -8,7 +8,7 @@ from conf.compose import compose
 from conf.schema.experiment import Experiment
 from fasop.costs.hardware import NodeKind
 from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
-from fasop.costs.training import Training
+from fasop.costs.training import PlacedTraining, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ ENGINE = (
 )  # fmt: skip
 
 
-def stood_for(case: Case, measured: LayerProfile | None = None) -> tuple[Training, list[NodeKind]]:
+def stood_for(case: Case, measured: LayerProfile | None = None) -> PlacedTraining:
     """What a run on this machine is predicted as: GPUs of one or two types, on nodes with equally many ranks.
 
     `measured` is the profile of all of them; without, layers sleep.
@@ -84,7 +84,7 @@ def stood_for(case: Case, measured: LayerProfile | None = None) -> tuple[Trainin
     names = case.nodes.split("+")
     group = next(iter(experiment.cluster.groups.values()))
     gpus = experiment.parallel.world_size // len(names)
-    kinds = [
+    nodes = [
         NodeKind(
             name=name,
             group=replace(group, gpus_per_node=gpus),
@@ -94,8 +94,7 @@ def stood_for(case: Case, measured: LayerProfile | None = None) -> tuple[Trainin
         )
         for name in names
     ]
-    parallel = replace(experiment.parallel, partition=str(experiment.partition), node_order=case.nodes)
-    return replace(Training.of(experiment), parallel=parallel), kinds
+    return PlacedTraining(training=Training.of(experiment), partition=experiment.partition, nodes=nodes)
 
 
 def _layer(name: str, slow_motion: int) -> Cost:

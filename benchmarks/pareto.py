@@ -9,9 +9,9 @@ import os
 import resource
 import time
 
-from fasop.search.arguments import Asked, First
+from fasop.search.arguments import Arguments, First
 from fasop.search.inputs import read
-from fasop.search.prices import step_cost
+from fasop.search.plan import step_cost
 from fasop.search.run import front
 
 WORDS = (*("cluster=a100x8_a10x8", "model=xl", "train=gpt2", "train.precision=fp16", "parallel.global_batch_size=64"),)
@@ -21,11 +21,11 @@ def main() -> None:
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     inputs = read(WORDS)
     wall, cpu = time.perf_counter(), time.process_time()
-    found = front(inputs, Asked(pareto=First.time))
+    found = front(inputs, Arguments(pareto=First.time))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     fastest, cheapest = found.plans[0], found.plans[-1]
-    print(found.told)
+    print(found.summary)
     print(f"{cpu:.1f} CPU s on one core, {wall:.1f} s, {mib:.0f} MiB")
     for name, plan in (("fastest", fastest), ("cheapest", cheapest)):
         cost = 1000 * step_cost(plan)

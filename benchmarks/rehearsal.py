@@ -15,13 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from conf.run_folder.rundir import RunDir
-from fasop.simulation.replay import pipeline_time, rehearsed_times, simulate
+from fasop.simulation.replay import StageTimes, simulate
 from megatron_ext.contract.schedules import as_json, schedule
 from reports.readers.events import read_rank
 
@@ -106,11 +106,30 @@ def _proportional_kib(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
+def rehearsed_times(plan: Mapping[str, Any]) -> list[StageTimes]:
+    """Nanoseconds by stage, from the plan.json of a rehearsal; of the replicas the first stands for all."""
+    ranks = {rank["stage"]: rank["rank"] for rank in plan["ranks"] if rank["dp"] == rank["tp"] == 0}
+    told = [plan["rehearsal"]["ranks"][ranks[stage]] for stage in range(plan["pipeline"])]
+    return [
+        StageTimes(
+            forward=one["forward_ns"],
+            backward=one["backward_ns"],
+            send_forward=one["send_forward_ns"],
+            send_backward=one["send_backward_ns"],
+            busy_forward=one["busy_forward_ns"],
+            busy_backward=one["busy_backward_ns"],
+            one_way_out=one["one_way_out"],
+        )
+        for one in told
+    ]
+
+
 def simulated_ms(plan: dict[str, Any]) -> float:
     """The pipeline part of an iteration."""
     micro_batches = plan["global_batch_size"] // (plan["data"] * plan["micro_batch_size"])
     lists = schedule(plan["schedule"], plan["pipeline"], plan["chunks"], micro_batches)
-    return pipeline_time(simulate(as_json(lists, plan["chunks"], micro_batches), rehearsed_times(plan))) / 1e6
+    events = simulate(as_json(lists, plan["chunks"], micro_batches), rehearsed_times(plan))
+    return max(event.end for event in events) / 1e6
 
 
 def _tell_start(rehearsals: Sequence[Rehearsal]) -> None:

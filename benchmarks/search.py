@@ -28,13 +28,15 @@ from conf.compose import compose
 from fasop.costs.hardware import NodeKind
 from fasop.partition.baselines import amp, even, minmax, start
 from fasop.partition.local_search import bottleneck, exhaustive, improved
-from fasop.search.candidates import Candidates, space
+from fasop.search.candidates import Candidates, Space
+from fasop.search.choices import Choices
 from fasop.search.inputs import read
-from fasop.search.proof import prove
-from fasop.search.search import Plan, search
+from fasop.search.plan import Plan
+from fasop.search.run import prove
+from fasop.search.search import Best, Coverage, explore
+from fasop.simulation.iteration import stage_times
 from fasop.simulation.pipelines import Pipelines
-from fasop.simulation.predict import stage_times
-from fasop.simulation.replay import pipeline_time, simulate
+from fasop.simulation.replay import simulate
 from megatron_ext.contract.schedules import as_json, schedule
 
 MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.precision=fp16")
@@ -67,7 +69,13 @@ def replayed(one: Pipelines, split: np.ndarray) -> float:
     """The pipeline part, by the simulator that replays an engine's schedule."""
     lists = schedule(str(one.schedule), one.stages, 1, one.micro_batches)
     times = stage_times(one, split[:, 0].tolist())
-    return pipeline_time(simulate(as_json(lists, 1, one.micro_batches), times, blocking=one.blocking))
+    return max(event.end for event in simulate(as_json(lists, 1, one.micro_batches), times, blocking=one.blocking))
+
+
+def search(space: Space, most: int) -> tuple[Coverage, Sequence[Plan]]:
+    """The `most` best plans, and what was gone through for them."""
+    best = Best(most)
+    return explore([space], best), best.plans
 
 
 def rounds(action: Callable[[], Found]) -> tuple[Found, list[float]]:
@@ -83,14 +91,14 @@ def rounds(action: Callable[[], Found]) -> tuple[Found, list[float]]:
 def compare(experiment: str) -> dict[str, Any]:
     """Of one cluster: CPU seconds, and milliseconds of an iteration."""
     inputs = read([f"experiment={experiment}", *MEGATRON])
-    result, ours = rounds(lambda: search(space(inputs.training, inputs.kinds), 1))
+    (seen, plans), ours = rounds(lambda: search(Space(inputs.training, inputs.kinds, Choices()), 1))
     begin = time.process_time()
-    best = prove(result.plans)[0]
+    best = prove(plans)[0]
     proved = time.process_time()
-    groups = [*space(inputs.training, inputs.kinds).groups]
+    groups = [*Space(inputs.training, inputs.kinds, Choices()).groups]
     theirs, procedure = rounds(lambda: public_procedure(groups))
     return {
-        "sizes": result.sizes,
+        "sizes": seen.sizes,
         "search_cpu_s": round(min(ours), 3),
         "search_first_round_cpu_s": round(ours[0], 3),
         "proof_cpu_s": round(proved - begin, 3),
@@ -132,14 +140,14 @@ def large() -> dict[str, Any]:
     inputs = read(["cluster=a10x8", "model=13b", "parallel.global_batch_size=8192", "train.precision=bf16"])
     kinds = [_nodes(inputs.kinds[0], gpu) for gpu in LARGE]
     begin = time.process_time()
-    result = search(space(inputs.training, kinds), 10)
+    seen, plans = search(Space(inputs.training, kinds, Choices()), 10)
     taken = time.process_time() - begin
     return {
-        "sizes": result.sizes,
+        "sizes": seen.sizes,
         "search_cpu_s": round(taken, 2),
         "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-        "best_ms": round(result.plans[0].total * 1e3, 1),
-        "best_plan": _plan(result.plans[0]),
+        "best_ms": round(plans[0].total * 1e3, 1),
+        "best_plan": _plan(plans[0]),
     }
 
 

@@ -49,7 +49,7 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
 
     Raises:
         ConfigError: a GPU names a profile that cannot be read.
-        SearchError: a group does not tell how many GPUs its nodes have.
+        SearchError: a group does not say how many GPUs its nodes have.
     """
     kinds = []
     for name, group in cluster.groups.items():

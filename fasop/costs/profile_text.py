@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Iterator
+from dataclasses import asdict
+from enum import Enum
+from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
-from fasop.costs.profile import Cost, LayerProfile, LinkTimes, ModelCosts
+from fasop.costs.profile import LayerProfile
 
 UNITS = (
     "Times of a part are milliseconds of one micro-batch on one rank; spread is half of the median's 95 % confidence\n"
@@ -17,81 +20,51 @@ UNITS = (
 
 
 def profile_text(profile: LayerProfile, comment: str) -> str:
-    """What `read_profile` reads; `comment` is told first, by lines."""
-    return "\n".join([*(f"# {line}" for line in f"{comment}\n{UNITS}".splitlines()), *_lines(profile), ""])
+    """What `read_profile` reads; `comment` comes first, by lines. What is not known is left out."""
+    known = _known(asdict(profile))
+    known["costs"] = known.pop("costs")  # the longest part, last
+    head = "".join(f"# {line}\n" for line in f"{comment}\n{UNITS}".splitlines())
+    body: str = yaml.dump(known, Dumper=_Dumper, sort_keys=False, width=math.inf)
+    return head + body
 
 
-def _lines(profile: LayerProfile) -> Iterator[str]:
-    yield f"gpu: {_word(profile.gpu)}"
-    yield f"source: {_word(profile.source)}"
-    if profile.date is not None:
-        yield f"date: {_word(profile.date)}"
-    if profile.device is not None:
-        yield f"device: {_word(profile.device)}"
-    if profile.versions:
-        yield f"versions: {_flow({name: _word(version) for name, version in profile.versions.items()})}"
-    yield "models:"
-    for name, shape in profile.models.items():
-        keys = ("hidden", "heads", "sequence_length", "vocab_size")
-        yield f"  {_word(name)}: {_flow({key: str(getattr(shape, key)) for key in keys})}"
-    if profile.optimizer_ns_per_parameter:
-        every = {str(key): _number(value) for key, value in profile.optimizer_ns_per_parameter.items()}
-        yield f"optimizer_ns_per_parameter: {_flow(every)}"
-    for place, links in (("within", profile.within), ("between", profile.between)):
-        known = {"p2p": links.p2p, "all_reduce": links.all_reduce}
-        if any(times is not None for times in known.values()):
-            yield f"{place}:"
-            for kind, times in known.items():
-                if times is not None:
-                    yield from _link(kind, times)
-    yield "costs:"
-    for costs in profile.costs:
-        yield from _costs(costs)
+def _known(value: Any) -> Any:
+    """Without keys that have no value, or no key below them that has one."""
+    match value:
+        case dict():
+            some = {key: _known(one) for key, one in value.items()}
+            return {_known(key): one for key, one in some.items() if one is not None and one != {}}
+        case list():
+            return [_known(one) for one in value]
+        case Enum():
+            return str(value)
+        case _:
+            return value
 
 
-def _link(kind: str, times: LinkTimes) -> Iterator[str]:
-    yield f"  {kind}:"
-    yield f"    latency_us: {_number(times.latency_us)}"
-    yield f"    gbit_per_s: {_number(times.gbit_per_s)}"
-    yield f"    ranks: {times.ranks}"
-    yield f"    us_by_bytes: {_flow({str(size): _number(us) for size, us in times.us_by_bytes.items()})}"
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Mappings without any below them on one line; numbers and words so that OmegaConf reads what was written."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        node = super().represent_mapping(tag, mapping, flow_style)
+        node.flow_style = all(isinstance(value, yaml.ScalarNode) for _, value in node.value)
+        return node
 
 
-def _costs(costs: ModelCosts) -> Iterator[str]:
-    yield f"  - model: {_word(costs.model)}"
-    yield f"    tensor: {costs.tensor}"
-    yield f"    micro_batch_size: {costs.micro_batch_size}"
-    yield f"    precision: {costs.precision}"
-    yield f"    embedding: {_part(costs.embedding)}"
-    yield f"    layer: {_part(costs.layer)}"
-    yield f"    head: {_part(costs.head)}"
-    if costs.peak_bytes is not None:
-        yield f"    peak_bytes: {costs.peak_bytes}"
-    if costs.peak_layers is not None:
-        yield f"    peak_layers: {costs.peak_layers}"
-
-
-def _part(cost: Cost) -> str:
-    values = {
-        "forward": cost.forward,
-        "backward": cost.backward,
-        "forward_spread": cost.forward_spread,
-        "backward_spread": cost.backward_spread,
-        "activation_bytes": cost.activation_bytes,
-    }
-    return _flow({key: _number(value) for key, value in values.items() if value is not None})
-
-
-def _flow(values: dict[str, str]) -> str:
-    return "{" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}"
-
-
-def _number(value: float) -> str:
+def _number(dumper: _Dumper, value: float) -> yaml.ScalarNode:
     """Without an exponent, which YAML 1.1 reads as text unless it has a dot and a sign."""
-    return str(value) if isinstance(value, int) else f"{value:.9f}".rstrip("0").rstrip(".")
+    text = f"{value:.9f}".rstrip("0").rstrip(".")
+    return dumper.represent_scalar(f"tag:yaml.org,2002:{'float' if '.' in text else 'int'}", text)
 
 
-def _word(text: str) -> str:
-    """Quoted where YAML could read it as something else, such as a version or a date; a JSON string is a YAML one."""
+def _word(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Quoted where YAML could read it as something else, such as a version or a date."""
     plain = re.fullmatch(r"[A-Za-z][\w-]*", text) and OmegaConf.create(f"word: {text}").word == text
-    return text if plain else json.dumps(text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+_Dumper.add_representer(float, _number)
+_Dumper.add_representer(str, _word)

@@ -1,15 +1,20 @@
-"""What is trained and how it is cut, without a place for it yet."""
+"""What is trained and how it is cut; and on which nodes it lies."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Parallel, Precision, Schedule
+from conf.schema.partition import Partition
+from fasop.costs.hardware import NodeKind
 from fasop.costs.sizes import BYTES, activation_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
+    """Without a place."""
+
     model: Model
     parallel: Parallel
     precision: Precision
@@ -58,3 +63,18 @@ class Training:
         """Of what a rank hands to the next stage for a micro-batch."""
         whole = activation_bytes(self.model, self.parallel.micro_batch_size, self.precision)
         return whole // self.parallel.tensor if self.parallel.sequence_parallel else whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedTraining:
+    """A training on its nodes."""
+
+    training: Training
+    partition: Partition
+    nodes: Sequence[NodeKind]
+    """In their order."""
+
+    @property
+    def kinds(self) -> list[NodeKind]:
+        """Of the nodes, each once."""
+        return [*{node.name: node for node in self.nodes}.values()]

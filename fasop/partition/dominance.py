@@ -16,7 +16,8 @@ ROUNDING = 1e-9
 def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:
     """[pipelines]: whether no partition is slower with `one`, of the same schedule, and all that fit `other` fit it.
 
-    A stage that ends earlier delays nobody. Times are linear in the layers, so none and all of them tell of any number.
+    A stage that ends earlier delays nobody. Times are linear in the layers, so what holds for none and for all of them
+    holds for any number.
     """
     if one.hidden is None and other.hidden is not None:
         return np.zeros(len(one), bool)

@@ -4,6 +4,11 @@ An iteration takes as long as its longest path of waits. Every path takes a time
 one gives a lower bound of all partitions, a cut (`Pipelines.longest`). A linear program over many of them bounds all
 partitions of a box, and boxes are halved where its solution is no partition (Kelley 1960, Land and Doig 1960, Gomory
 1960). What is done is counted in boxes, not seconds, so that the same search says the same everywhere.
+
+HiGHS 1.15 was tried in its place (highspy, 12 MiB installed): a mixed-integer program over the same cuts, of at most
+200 nodes, solved again with a cut at each solution. Of the first plans of 13 searches, of 4 to 48 parts, both prove 7.
+HiGHS proves an eighth and a tighter bound of a ninth; of the four others its bounds are looser. All 13 take it 127 CPU
+seconds, and 16 here.
 """
 
 from __future__ import annotations

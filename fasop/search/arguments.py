@@ -21,7 +21,7 @@ class First(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Arguments:
     """What a command line asks for; every field but the last is a word."""
 
     top: int = 10
@@ -56,7 +56,7 @@ NOT_OF_PARETO = frozenset(("top", "leave_out", "prove"))
 """Words that would change nothing."""
 
 
-def parse(argv: Sequence[str]) -> Asked:
+def parse(argv: Sequence[str]) -> Arguments:
     """Takes the search's own words out of the others.
 
     Raises:
@@ -75,7 +75,7 @@ def parse(argv: Sequence[str]) -> Asked:
             f"pareto={own['pareto']} shows every plan that no other one beats, on any number of nodes; it does not "
             f"take {', '.join(sorted(others))}"
         )
-    return Asked(**own, overrides=tuple(overrides))
+    return Arguments(**own, overrides=tuple(overrides))
 
 
 def _runs(text: str) -> tuple[str, ...]:
@@ -107,4 +107,4 @@ WORDS: Mapping[str, Reader[Any]] = {
     "calibrate": path,
     "calibration": path,
 }
-"""By word, which is a field of `Asked`."""
+"""By word, which is a field of `Arguments`."""

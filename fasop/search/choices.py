@@ -35,17 +35,6 @@ class Choices:
     sharded_optimizer: tuple[bool, ...] = (False,)
     sequence_parallel: tuple[bool, ...] = (False,)
 
-    @classmethod
-    def of(cls, parallel: Parallel) -> Choices:
-        """Every size, and the options that a plan has."""
-        return cls(
-            schedule=(parallel.schedule,),
-            chunks=(max(2, parallel.chunks),),
-            recompute=(parallel.recompute,),
-            sharded_optimizer=(parallel.sharded_optimizer,),
-            sequence_parallel=(parallel.sequence_parallel,),
-        )
-
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
         """Those that are given, by key."""
@@ -73,12 +62,6 @@ class Choices:
             return True
         groups = engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline
         return groups and sized.pipeline > 1 and sized.pipeline * chunks <= model.layers
-
-    def schedules(self, sized: Parallel, model: Model, engine: Engine) -> Iterator[Parallel]:
-        """A plan's sizes with each schedule that such a pipeline can run."""
-        for schedule, chunks in self.ways:
-            if self.runs(sized, schedule, chunks, model, engine):
-                yield _with(sized, schedule=schedule, chunks=chunks)
 
     def variants(self, sized: Parallel) -> Iterator[Parallel]:
         """A plan's sizes and schedule with each option that changes anything; those that save memory come last."""

@@ -19,7 +19,7 @@ from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.arguments import WORDS
 from fasop.search.choices import Choices, runnable, split, tried
-from fasop.search.prices import Run
+from fasop.search.plan import Run
 
 PLAIN = (
     *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.partition=null"),

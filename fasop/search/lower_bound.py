@@ -13,17 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conf.schema.experiment import Parallel, Recompute, Schedule
+from conf.schema.experiment import Recompute, Schedule
 from fasop.costs import overlap
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.training import Training
-from fasop.partition.bounds import TINY, in_turn, passes_left
+from fasop.partition.bounds import in_turn, passes_left
+from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, not_falling, reach
 from fasop.simulation.on_nodes import Nodes, on_nodes, times_on
-
-ROUNDING = 1e-9
-"""What is this near below a whole number of layers counts as one."""
 
 
 class Way(NamedTuple):
@@ -32,10 +30,6 @@ class Way(NamedTuple):
     schedule: Schedule
     chunks: int
     recompute: Recompute
-
-    @classmethod
-    def of(cls, parallel: Parallel) -> Way:
-        return cls(parallel.schedule, parallel.chunks, parallel.recompute)
 
     @property
     def half(self) -> float:
@@ -72,37 +66,7 @@ class _Beside(NamedTuple):
     """From the first stage's last backward pass to the end of the iteration."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Classes:
-    """The stages of plans, by the slowest kind of their GPUs; [plans, kinds], the fastest kind first.
-
-    Seconds of a layer, which are at least as many with every kind as with the one before it.
-    """
-
-    stages: Integers
-    trip: Floats
-    """For a micro-batch there and back, but for what `zb_h1` puts off."""
-    both: Floats
-    """With that."""
-    left: Floats
-    """[plans, kinds, places]: of the passes that are left after the first gradient has left a stage in this place."""
-    turn: Floats
-    """With several chunks, of the backward passes of one that follow its first one in turn
-    (`fasop.partition.bounds`)."""
-    of_part: Floats
-    """With several chunks these, and of what the stage has left then."""
-    busy: Floats
-    """[plans, kinds, layers]: of all passes of one layer, two and so on, and of the sums of their gradients."""
-    slowest: Floats
-    """[plans]: `trip` on a stage of all kinds."""
-
-
-def floor(training: Training, kinds: Sequence[NodeKind]) -> float:
-    """Seconds below which no order of these nodes and no partition gets an iteration, proved."""
-    return float(Floors(kinds).of([training], Way.of(training.parallel), kinds)[0])
-
-
-class Floors:
+class LowerBounds:
     """Of plans of many sizes, on some nodes of these kinds. What does not depend on their numbers is kept."""
 
     def __init__(self, kinds: Sequence[NodeKind]) -> None:
@@ -124,24 +88,24 @@ class Floors:
         count = np.array([one.parallel.micro_batches for one in plans])
         messages = 2 * (way.chunks * beside.hops + (way.chunks - 1) * beside.around)
         passes = np.maximum(
-            _in_parts(classes.stages, classes.trip, classes.left, layers),
-            _in_whole(classes.stages, classes.trip, classes.left.min(axis=2), layers),
+            in_parts(classes.stages, classes.trip, classes.left, layers),
+            in_whole(classes.stages, classes.trip, classes.left.min(axis=2), layers),
         )
         if way.schedule is Schedule.interleaved:
             parts = way.chunks * classes.stages
-            passes = np.maximum(passes, _in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], layers))
-            passes = np.maximum(passes, _in_whole(parts, classes.trip, classes.turn, layers))
+            passes = np.maximum(passes, in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], layers))
+            passes = np.maximum(passes, in_whole(parts, classes.trip, classes.turn, layers))
         trip = messages + beside.embedding + beside.head + passes
-        least: Floats = np.maximum(trip + beside.ending, _largest(classes.stages, classes.busy, layers))
+        least: Floats = np.maximum(trip + beside.ending, largest(classes.stages, classes.busy, layers))
         if way.schedule is not Schedule.zb_h1:
             each = classes.both[..., np.newaxis] * np.arange(1.0, layers + 1)
-            least = np.maximum(least, count * _largest(classes.stages, each, layers) + beside.ending)
+            least = np.maximum(least, count * largest(classes.stages, each, layers) + beside.ending)
         if way.schedule in (Schedule.gpipe, Schedule.one_f_one_b, Schedule.zb_h1):
             fixed = (beside.embedding + beside.head) / classes.slowest
-            least = np.maximum(least, beside.ending + (layers + fixed) / _reach(classes, count))
+            least = np.maximum(least, beside.ending + (layers + fixed) / reach(classes, count))
         return least
 
-    def _classes(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> _Classes:
+    def _classes(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Classes:
         some = self._some(kinds)
         parts = [[self._of_kinds(one, way.recompute)[kind].layer for kind in some] for one in plans]
         times = np.array([[(part.forward, part.backward) for part in of_plan] for of_plan in parts])
@@ -160,14 +124,14 @@ class Floors:
         if len({kind.gpus for kind in kinds}) == 1:
             exposed = self._exposed(plans, way, kinds, backward, fastest)
             busy = np.minimum.accumulate((busy + exposed)[..., ::-1], axis=2)[..., ::-1]
-        return _Classes(
+        return Classes(
             stages=np.diff(np.cumsum(gpus, axis=1) // width, axis=1, prepend=0),
-            trip=_not_falling(forward + way.half * backward),
+            trip=not_falling(forward + way.half * backward),
             both=forward + backward,
-            left=_not_falling(left.min(axis=1)),
-            turn=_not_falling((turn - 1) * backward),
-            of_part=_not_falling(then[:, :1] * forward + (turn - 1 + then[:, 1:]) * backward),
-            busy=_not_falling(busy),
+            left=not_falling(left.min(axis=1)),
+            turn=not_falling((turn - 1) * backward),
+            of_part=not_falling(then[:, :1] * forward + (turn - 1 + then[:, 1:]) * backward),
+            busy=not_falling(busy),
             slowest=forward.max(axis=1) + way.half * backward.max(axis=1),
         )
 
@@ -278,12 +242,6 @@ def _then(way: Way, stages: int, micro_batches: int) -> tuple[float, float]:
     return way.chunks * float(left.forward.min()), way.chunks * float(left.backward.min())
 
 
-def _not_falling(times: Floats) -> Floats:
-    """[plans, kinds, …]: of each kind the least of its own and all slower ones' times."""
-    least: Floats = np.minimum.accumulate(times[:, ::-1], axis=1)[:, ::-1]
-    return least
-
-
 def _through(hops: Floats, width: int, gpus: int, nodes: Sequence[int]) -> float:
     """Seconds of messages from the first stage to the last, at least; `hops` are [stages, kinds], if alone.
 
@@ -307,56 +265,3 @@ def _through(hops: Floats, width: int, gpus: int, nodes: Sequence[int]) -> float
         total += (slow - units) * seconds[kind]
         last, units = seconds[kind], slow
     return float(total - last)
-
-
-def _in_parts(stages: Integers, trip: Floats, left: Floats, layers: int) -> Floats:
-    """[plans]: the first micro-batch's passes and what the largest stage has left then, at least, if layers have parts.
-
-    `stages` and `trip` are [plans, kinds], `left` [plans, kinds, places]: each kind of stage is in the places where it
-    has least left.
-    """
-    share = stages / np.maximum(left[..., 0], TINY)
-    if left.shape[2] > 1:
-        reach = np.cumsum(1 / np.maximum(np.sort(left, axis=2), TINY), axis=2)
-        reach = np.concatenate([np.zeros((*reach.shape[:2], 1)), reach], axis=2)
-        share = np.take_along_axis(reach, stages[..., np.newaxis], axis=2)[..., 0]
-    prices = (1 + np.cumsum(share * trip, axis=1)) / np.maximum(np.cumsum(share, axis=1), TINY)
-    least: Floats = layers * prices.min(axis=1)
-    return least
-
-
-def _in_whole(stages: Integers, trip: Floats, left: Floats, layers: int) -> Floats:
-    """[plans]: as `_in_parts`, of whole layers, with the same `left` [plans, kinds] in every place."""
-    levels = (left[..., np.newaxis] * np.arange(1, layers + 1)).reshape(len(left), -1)
-    room = np.floor(levels[..., np.newaxis] / np.maximum(left, TINY)[:, np.newaxis] + ROUNDING)
-    room = np.where(left[:, np.newaxis] > 0, room, layers) * stages[:, np.newaxis]
-    filled = np.minimum(np.cumsum(room, axis=2), layers)
-    held = np.diff(filled, axis=2, prepend=0)
-    seconds = levels + (held * trip[:, np.newaxis]).sum(axis=2)
-    least: Floats = np.where(filled[..., -1] == layers, seconds, np.inf).min(axis=1)
-    return least
-
-
-def _largest(stages: Integers, seconds: Floats, layers: int) -> Floats:
-    """[plans]: the largest stage's seconds, at least; `stages` are [plans, kinds], `seconds` [plans, kinds, layers]."""
-    number = len(stages)
-    each = seconds.reshape(number, -1)
-    order = np.argsort(each, axis=1, kind="stable")
-    held = np.cumsum(np.take_along_axis(np.repeat(stages, layers, axis=1), order, axis=1), axis=1)
-    enough = np.argmax(held >= layers, axis=1)
-    least: Floats = each[np.arange(number), order[np.arange(number), enough]]
-    return least
-
-
-def _reach(classes: _Classes, micro_batches: Integers) -> Floats:
-    """[plans]: layers that a second has room for, at most, if the stages are busy one after another.
-
-    A stage computes U for each of M micro-batches, and waits while the first one goes through the stages before it,
-    and the last one back: U_0 + ... + U_(s-1) + M U_s is at most the iteration T. So all stages together have at most
-    T/M times the sum of (1 - 1/M)^s / l_s layers, if a layer takes l_s on stage s: the fastest stages first. (With
-    `zb_h1`, U and l are without what it puts off, which is at most half of the backward passes.)
-    """
-    share = 1 - 1 / micro_batches[:, np.newaxis]
-    last = np.cumsum(classes.stages, axis=1)
-    reach: Floats = ((share ** (last - classes.stages) - share**last) / classes.trip).sum(axis=1)
-    return reach

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
-from fasop.search.prices import DAY, HOUR, Run, price_per_hour, step_cost
-from fasop.search.search import Plan, by_time
+from fasop.search.plan import DAY, HOUR, Plan, Run, by_time, price_per_hour, step_cost
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from conf.schema.partition import Partition
 from fasop.costs.hardware import NodeKind
-from fasop.search.arguments import Asked, First
-from fasop.search.candidates import MOST_MICRO_BATCHES, Space, space
-from fasop.search.clusters import clusters, tried
-from fasop.search.idle import idle, left, notes, within
+from fasop.partition.exact import proved
+from fasop.search import node_orders, node_sets
+from fasop.search.arguments import Arguments, First
+from fasop.search.candidates import MOST_MICRO_BATCHES, Space
+from fasop.search.idle_gpus import idle, left, notes, within
 from fasop.search.inputs import Inputs
-from fasop.search.lower_bound import Floors
-from fasop.search.orders import searched
+from fasop.search.lower_bound import LowerBounds
+from fasop.search.no_plan import why_no_plan
 from fasop.search.pareto import Front, Limits, nothing_within
-from fasop.search.prices import check_prices
-from fasop.search.progress import bar
-from fasop.search.proof import prove
-from fasop.search.search import Best, Plan, Seen, by_time, explore
+from fasop.search.plan import Plan, by_time, check_prices
+from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
 
 LIMIT_S = 45.0
 """CPU seconds of a search, after which it begins nothing new: nobody waits longer than a minute for an answer."""
@@ -26,48 +30,52 @@ SETS_S = 27.0
 """Of them, those for all sets of nodes; where that is too little, the rest is for all nodes together."""
 OPTIMAL = 1e-5
 """A part of an iteration that nobody could measure."""
+BOXES = (200, 0)
+"""Boxes that a proof halves, at most: for the first plan, and for every other one."""
+PASSES = 2**13
+"""Of parts with micro-batches: of a plan with more, which takes longer to simulate, only the first one is proved."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sought:
+class Outcome:
     plans: Sequence[Plan]
-    told: str
+    summary: str
     """In words, what was searched."""
     notes: Sequence[str]
     """What a reader must know of single plans."""
 
 
-def best_plans(inputs: Inputs, asked: Asked) -> Sought:
+def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     """The fastest plans.
 
     Raises:
         SearchError: there are none, with what would help.
     """
     begun = time.process_time()
-    best = Best(max(asked.top, asked.explain or 0))
-    some = clusters(inputs.kinds) if asked.leave_out else [inputs.kinds]
-    with bar("searching") as told:
-        seen = explore(_spaces(inputs, some), best, told, begun + (LIMIT_S if len(some) == 1 else SETS_S))
-        if seen.left and len(some) > 1:  # the nodes that were looked at may be far from the best
-            explore(_spaces(inputs, [inputs.kinds]), best, told, begun + LIMIT_S)
+    best = Best(max(args.top, args.explain or 0))
+    spaces = _spaces(inputs, node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds])
+    with bar("searching") as progress:
+        seen = explore(spaces, best, progress, begun + (LIMIT_S if len(spaces) == 1 else SETS_S))
+        if seen.left and len(spaces) > 1:  # the nodes that were looked at may be far from the best
+            explore(spaces[:1], best, progress, begun + LIMIT_S)
     if not best.plans:
-        space(inputs.training, inputs.kinds, inputs.choices)  # tells why
-    where = _looked_at(inputs, seen, tried(inputs.kinds) if asked.leave_out else "all nodes")
+        raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
+    where = _looked_at(inputs, seen, node_sets.described(inputs.kinds) if args.leave_out else "all nodes")
     others = _without_idle_nodes(inputs, best.plans, begun + LIMIT_S)
     plans = best.plans
-    if asked.leave_out:
+    if args.leave_out:
         plans, others = sorted([*plans, *others], key=by_time), []
-    if asked.prove:
-        with bar("proving") as told:
-            plans = prove(plans, told)
+    if args.prove:
+        with bar("proving") as progress:
+            plans = prove(plans, progress)
     not_shown = (
         "All other plans were slower in the search, which improves the layers per stage of each step by step, or are "
         "proved to be slower."
     )
-    closer = "" if asked.prove or plans[0].gap < OPTIMAL else " prove=true looks closer."
+    closer = "" if args.prove or plans[0].gap < OPTIMAL else " prove=true looks closer."
     any_plan = proved_of_all(min(seen.least, plans[0].bound), plans[0].total)
-    told_all = f"{where}. {_nodes_used(inputs, plans[0])}{not_shown} {any_plan}{best_layers(plans[0].gap)}{closer}"
-    return Sought(plans=plans, told=told_all, notes=notes(plans, others))
+    summary = f"{where}. {_nodes_used(inputs, plans[0])}{not_shown} {any_plan}{best_layers(plans[0].gap)}{closer}"
+    return Outcome(plans=plans, summary=summary, notes=notes(plans, others))
 
 
 def _without_idle_nodes(inputs: Inputs, plans: Sequence[Plan], until: float) -> list[Plan]:
@@ -99,9 +107,9 @@ def _nodes_used(inputs: Inputs, plan: Plan) -> str:
     return f"The first plan uses {len(plan.nodes)} of {every} nodes; leave_out=false asks for plans on all of them. "
 
 
-def _looked_at(inputs: Inputs, seen: Seen, sets: str) -> str:
+def _looked_at(inputs: Inputs, seen: Coverage, sets: str) -> str:
     """In words, what a search has gone through."""
-    orders = searched([kind.group.count for kind in inputs.kinds])
+    orders = node_orders.described([kind.group.count for kind in inputs.kinds])
     limited = (
         f"; none with more than {MOST_MICRO_BATCHES} micro-batches for each replica"
         if inputs.training.parallel.global_batch_size > MOST_MICRO_BATCHES
@@ -126,37 +134,78 @@ def best_layers(gap: float) -> str:
     )
 
 
-def front(inputs: Inputs, asked: Asked) -> Sought:
+def front(inputs: Inputs, args: Arguments) -> Outcome:
     """The plans that no other one beats in both time and cost, in the order that is asked for.
 
     Raises:
         SearchError: a node has no price, or no plan is within the limits.
     """
     check_prices(inputs.kinds)
-    limits = Limits(cost=asked.max_cost, days=asked.max_days)
+    limits = Limits(cost=args.max_cost, days=args.max_days)
     plans, seen = _front(inputs, limits)
     if not plans:
         raise nothing_within(_front(inputs, Limits())[0], inputs.run, limits)
-    where = _looked_at(inputs, seen, tried(inputs.kinds))
+    shown = plans if args.pareto is First.time else plans[::-1]
+    where = _looked_at(inputs, seen, node_sets.described(inputs.kinds))
     whole = f"the whole training has {inputs.run.iterations} iterations"
-    told = (
+    known = whole if inputs.run.known else "tokens=N adds what a whole training takes"
+    summary = (
         f"{len(plans)} plans that no other one beats in time and cost. {where}. Prices are those of the nodes that "
-        f"a plan uses; {whole if inputs.run.known else 'tokens=N adds what a whole training takes'}."
+        f"a plan uses; {known}. {best_layers(shown[0].gap)}"
     )
-    shown = plans if asked.pareto is First.time else plans[::-1]
-    return Sought(plans=shown, told=told, notes=notes(shown))
+    return Outcome(plans=shown, summary=summary, notes=notes(shown))
 
 
-def _front(inputs: Inputs, limits: Limits) -> tuple[Sequence[Plan], Seen]:
+def _front(inputs: Inputs, limits: Limits) -> tuple[Sequence[Plan], Coverage]:
     kept = Front(inputs.run, limits)
     until = time.process_time() + LIMIT_S
-    with bar("searching") as told:
-        seen = explore(_spaces(inputs, clusters(inputs.kinds)), kept, told, until)
+    with bar("searching") as progress:
+        seen = explore(_spaces(inputs, node_sets.clusters(inputs.kinds)), kept, progress, until)
     if not kept.plans and limits == Limits():
-        space(inputs.training, inputs.kinds, inputs.choices)  # tells why
+        raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
     return kept.plans, seen
 
 
 def _spaces(inputs: Inputs, some: Sequence[Sequence[NodeKind]]) -> list[Space]:
-    floors = Floors(inputs.kinds)
-    return [Space(inputs.training, kinds, inputs.choices, floors) for kinds in some]
+    bounds = LowerBounds(inputs.kinds)
+    return [Space(inputs.training, kinds, inputs.choices, bounds) for kinds in some]
+
+
+def prove(plans: Sequence[Plan], progress: ShowProgress = no_progress) -> list[Plan]:
+    """The same plans with tighter bounds, and with better partitions where such were found; the best first."""
+    found = []
+    for number, plan in enumerate(plans):
+        small = plan.pipelines.parts_count * plan.pipelines.micro_batches <= PASSES
+        found.append(_proved(plan, BOXES[number > 0]) if small or number == 0 else plan)
+        progress((number + 1) / len(plans))
+    return sorted(found, key=by_time)
+
+
+def _proved(plan: Plan, boxes: int) -> Plan:
+    layers = plan.partition.layers
+    proof = proved(plan.pipelines, sum(layers), np.array([layers]).T, boxes)
+    partition = Partition(tuple(proof.partition[:, 0].tolist()))
+    parallel = replace(plan.parallel, partition=str(partition))
+    return replace(
+        plan,
+        training=replace(plan.training, parallel=parallel),
+        partition=partition,
+        total=proof.seconds,
+        parts=plan.pipelines.parts(proof.partition),
+        bound=max(plan.bound, proof.bound),
+    )
+
+
+@contextmanager
+def bar(title: str) -> Iterator[ShowProgress]:
+    """On stderr; it is gone when the search is over."""
+    if not sys.stderr.isatty():
+        yield no_progress
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(title, total=1.0)
+        yield lambda done: shown.update(task, completed=done)

@@ -7,23 +7,21 @@ plans that are kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.experiment import Parallel, Recompute, Schedule
+from conf.schema.experiment import Parallel
 from conf.schema.partition import NodeOrder, Partition
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
-from fasop.costs.training import Training
 from fasop.search.candidates import Candidates, Space
-from fasop.search.node_moves import Bounded, Found, begun, climbed, searched
-from fasop.search.progress import Told, nobody
-from fasop.simulation.pipelines import Parts, Pipelines
+from fasop.search.order_search import BestOrder, Bounded, best_of_first, climb, search_partitions
+from fasop.search.plan import Plan, by_time
 
 FIRST, BATCH = 16, 64
 """Candidates of which partitions are searched together, at first and at most; what they give may leave out others."""
@@ -33,36 +31,16 @@ NEAR = 1.03
 """Times the fastest plan on some nodes: sizes that are as fast in their first orders are worth climbing."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A plan, and what is predicted of it; times are seconds."""
+ShowProgress = Callable[[float], None]
+"""Takes the part that is done, 0 to 1."""
 
-    training: Training
-    """Its `parallel` has partition and node order."""
-    nodes: Sequence[NodeKind]
-    """In their order."""
-    total: float
-    """An iteration, once the first one is over."""
-    parts: Parts
-    """Where the time goes; arrays of one."""
-    bound: float
-    """Proved: no partition of these sizes and nodes that fits takes less."""
-    basis: Basis
-    pipelines: Pipelines
-    """What its stages take; one pipeline."""
 
-    @property
-    def parallel(self) -> Parallel:
-        return self.training.parallel
-
-    @property
-    def gap(self) -> float:
-        """How much less than `total` another partition could take at most, as a part of it."""
-        return 1 - self.bound / self.total
+def no_progress(done: float) -> None:
+    """Nothing is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class Coverage:
     """What a search has gone through."""
 
     sizes: int
@@ -75,12 +53,6 @@ class Seen:
     """Seconds below which no plan is, proved; infinite if there is none."""
     left: int = 0
     """Sizes that were worth a look when the time was up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result(Seen):
-    plans: Sequence[Plan]
-    """The best first; equal ones in the order of `by_time`."""
 
 
 class Keep(Protocol):
@@ -121,31 +93,16 @@ class Best:
         self.plans = [*best.values()][: self._most]
 
 
-def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
-    """Orders plans; of equally fast ones first those on fewer GPUs, and then those that use less of everything that
-    makes a plan complicated.
-    """
-    p = plan.parallel
-    options = (list(Recompute).index(p.recompute), p.sharded_optimizer, p.sequence_parallel)
-    schedule = (list(Schedule).index(p.schedule), p.chunks)
-    sizes = (p.tensor, p.data, p.pipeline, p.micro_batch_size)
-    return plan.total, (p.world_size, *options, *schedule, *sizes, p.node_order, p.partition)
-
-
-def search(space: Space, most: int) -> Result:
-    """The `most` best plans on the nodes of `space`."""
-    best = Best(most)
-    return Result(**vars(explore([space], best)), plans=best.plans)
-
-
-def explore(spaces: Sequence[Space], keep: Keep, told: Told = nobody, until: float = np.inf) -> Seen:
+def explore(
+    spaces: Sequence[Space], keep: Keep, progress: ShowProgress = no_progress, until: float = np.inf
+) -> Coverage:
     """Hands every plan to `keep` that it may want: first on the nodes on which the fastest plan could be.
 
     Args:
         until: CPU seconds of this process, from which on nothing new is begun once there is a plan. Half of what is
             left of them may go into choosing the nodes that are looked at first.
     """
-    walks = [_Walk(space, keep, until) for space in sorted(spaces, key=lambda one: one.floors.min(initial=np.inf))]
+    walks = [_Walk(space, keep, until) for space in sorted(spaces, key=lambda one: one.bounds.min(initial=np.inf))]
     sketched = (time.process_time() + until) / 2
     for number, walk in enumerate(walks):
         if number and time.process_time() > sketched:
@@ -155,8 +112,8 @@ def explore(spaces: Sequence[Space], keep: Keep, told: Told = nobody, until: flo
     steps = [walk.look if walk.few else walk.climb for walk in walks] + [walk.look for walk in walks if not walk.few]
     for number, step in enumerate(steps, 1):
         step()
-        told(number / len(steps))
-    return Seen(
+        progress(number / len(steps))
+    return Coverage(
         sizes=sum(map(len, spaces)),
         searched=sum(walk.searched for walk in walks),
         climbed=sum(walk.climbed for walk in walks),
@@ -170,7 +127,7 @@ class _Walk:
 
     def __init__(self, space: Space, keep: Keep, until: float) -> None:
         self._space, self._keep, self._until = space, keep, until
-        self._proved = space.floors.copy()
+        self._proved = space.bounds.copy()
         self._first: list[int] = []
         self.lead = np.inf
         """Seconds of the plan that `sketch` finds."""
@@ -187,12 +144,13 @@ class _Walk:
     def sketch(self) -> None:
         """Which sizes may have the best plan of all, those first of which the balanced partition is fastest.
 
-        A good plan that is found early leaves out most others. Floors do not tell of it: those of few stages are low,
-        and far from what any plan reaches. Of all options and orders only the one with the lowest bound is simulated.
+        A good plan that is found early leaves out most others. Lower bounds do not lead to it: those of few stages are
+        low, and far from what any plan reaches. Of all options and orders only the one with the lowest bound is
+        simulated.
         """
         found: list[tuple[float, int, Bounded]] = []
         for number in self._by_floor():
-            if self._space.floors[number] > self.lead or (self._over() and np.isfinite(self.lead)):
+            if self._space.bounds[number] > self.lead or (self._over() and np.isfinite(self.lead)):
                 break
             if groups := self._bounded(number):
                 best = min(groups, key=lambda one: float(one.proved.min()))
@@ -212,21 +170,21 @@ class _Walk:
         Which these are depends on nothing but the space, or there are more of them, whatever is kept: what is left out
         is slower than what is found. So a front of many spaces has what a search in each of them finds.
         """
-        begins: dict[int, Found] = {}
+        begins: dict[int, BestOrder] = {}
         fastest = np.inf
         for number, groups in self._promising():
             bound = min((one.proved.min() for one in groups), default=np.inf)
             if bound > NEAR * fastest or not self._keep.within_reach(self._space.kinds, bound):
                 continue
-            if (found := begun(groups)) is not None:
+            if (found := best_of_first(groups)) is not None:
                 begins[number], fastest = found, min(fastest, found.seconds)
                 self.searched += 1
                 self._keep_those(found.one, found.partition, np.array([found.seconds]))
         for number, begin in sorted(begins.items(), key=lambda item: item[1].seconds):
-            near = begin.seconds <= NEAR * fastest and self._worth(self._space.floors[number])
+            near = begin.seconds <= NEAR * fastest and self._worth(self._space.bounds[number])
             if near and not self._over() and self._keep.within_reach(self._space.kinds, begin.seconds):
                 self.climbed += 1
-                for some, partitions, seconds in climbed(self._space, number, begin):
+                for some, partitions, seconds in climb(self._space, number, begin):
                     self.searched += len(seconds)
                     self._keep_those(some, partitions, seconds)
 
@@ -242,7 +200,7 @@ class _Walk:
     def _promising(self) -> Iterator[tuple[int, list[Bounded]]]:
         """All sizes that are worth it, by what is kept when they are reached."""
         for number in [*self._first, *(number for number in self._by_floor() if number not in self._first)]:
-            if not self._worth(self._space.floors[number]):
+            if not self._worth(self._space.bounds[number]):
                 continue
             if self._over():
                 self.left += 1
@@ -254,7 +212,7 @@ class _Walk:
 
     def _by_floor(self) -> list[int]:
         """The sizes that are worth it before any plan of them is known."""
-        floors = self._space.floors
+        floors = self._space.bounds
         worth = self._keep.worth(self._space.kinds, floors)
         return [number for number in np.argsort(floors, kind="stable").tolist() if worth[number]]
 
@@ -262,7 +220,7 @@ class _Walk:
         return bool(self._keep.worth(self._space.kinds, np.array([seconds]))[0])
 
     def _bounded(self, number: int) -> list[Bounded]:
-        floor = self._space.floors[number]
+        floor = self._space.bounds[number]
         return [Bounded.of(group, floor) for group in self._space.built(number, self._space.first)]
 
     def _look_at(self, one: Bounded) -> None:
@@ -274,7 +232,7 @@ class _Walk:
             if not len(batch):
                 break
             some = one.take(batch)
-            partitions, seconds = searched(some)
+            partitions, seconds = search_partitions(some)
             self._keep_those(some, partitions, seconds)
             self.searched += len(batch)
             begin, size = begin + size, min(2 * size, BATCH)
@@ -290,14 +248,14 @@ def _plans(group: Candidates, partitions: Integers, proved: Floats) -> list[Plan
     plans = []
     for column, order in enumerate(group.orders):
         nodes = [group.kinds[kind] for kind in order]
-        parallel = replace(
-            group.training(column).parallel,
-            partition=str(Partition(tuple(partitions[:, column].tolist()))),
-            node_order=str(NodeOrder(tuple(kind.name for kind in nodes))),
-        )
+        partition = Partition(tuple(partitions[:, column].tolist()))
+        node_order = NodeOrder(tuple(kind.name for kind in nodes))
+        training = group.training(column)
+        parallel = replace(training.parallel, partition=str(partition), node_order=str(node_order))
         plans.append(
             Plan(
-                training=replace(group.training(column), parallel=parallel),
+                training=replace(training, parallel=parallel),
+                partition=partition,
                 nodes=nodes,
                 total=float(parts.total[column]),
                 parts=parts.of(column),

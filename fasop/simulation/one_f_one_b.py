@@ -2,7 +2,7 @@
 
 With n stages, forward pass m of stage s is in step s + m of a common clock while m < n - s, which runs ahead, and in
 step s + 2m after that; backward pass m in step 2n - 1 - s + 2m. Between sending what a pass waits for and that pass the
-sender does nothing else: so its own time tells when the message is there, and messages need not be kept. Once stages
+sender does nothing else: so its own time gives when the message is there, and messages need not be kept. Once stages
 alternate, every second one does a forward pass and those between a backward pass, and neighbours trade messages.
 """
 

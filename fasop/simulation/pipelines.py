@@ -72,13 +72,7 @@ class Parts:
     def of(self, column: int) -> Parts:
         """Those of one pipeline."""
         here = slice(column, column + 1)
-        return Parts(
-            total=self.total[here],
-            pipeline=self.pipeline[here],
-            sums=self.sums[here],
-            embedding=self.embedding[here],
-            optimizer=self.optimizer[here],
-        )
+        return Parts(**{name: seconds[here] for name, seconds in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +163,7 @@ class Pipelines:
     def iteration(self, layers: Layers, limit: Floats | None = None) -> Floats:
         """[pipelines]: seconds of an iteration, once the first one is over; see `parts`.
 
-        What is not below its `limit` may be told too low, but not below the limit.
+        What is not below its `limit` may come out too low, but not below the limit.
         """
         times, exposed = self._times(layers), self.exposed(self.held(layers))
         matters = None if limit is None else lambda done: self._summed(done + exposed)[1] < limit

@@ -49,24 +49,6 @@ class StageTimes:
         return self.backward[chunk] * (1.0 if kind == "backward-compute" else 0.5)
 
 
-def rehearsed_times(plan: Mapping[str, Any]) -> list[StageTimes]:
-    """Nanoseconds by stage, from the plan.json of a rehearsal; of the replicas the first stands for all."""
-    ranks = {rank["stage"]: rank["rank"] for rank in plan["ranks"] if rank["dp"] == rank["tp"] == 0}
-    told = [plan["rehearsal"]["ranks"][ranks[stage]] for stage in range(plan["pipeline"])]
-    return [
-        StageTimes(
-            forward=one["forward_ns"],
-            backward=one["backward_ns"],
-            send_forward=one["send_forward_ns"],
-            send_backward=one["send_backward_ns"],
-            busy_forward=one["busy_forward_ns"],
-            busy_backward=one["busy_backward_ns"],
-            one_way_out=one["one_way_out"],
-        )
-        for one in told
-    ]
-
-
 @dataclass(frozen=True)
 class Event:
     """One action, as it came out."""
@@ -133,7 +115,7 @@ class _Replay:
         return [event for done in self.events for event in done]
 
     def step(self, stage: int) -> bool:
-        """Does the next action of a stage, or tells that it has to wait."""
+        """Does the next action of a stage; false if it has to wait."""
         kind, m, chunk = self.actions[stage][len(self.events[stage])]
         if kind in RECEIVES:
             send, step = RECEIVES[kind]
@@ -206,8 +188,3 @@ class _Blocking(_Replay):
         """The kinds of a stage's next two actions."""
         begin = len(self.events[stage])
         return [kind for kind, _, _ in self.actions[stage][begin : begin + 2]]
-
-
-def pipeline_time(events: Sequence[Event]) -> float:
-    """From the start of the iteration to the end of its last action."""
-    return max(event.end for event in events)

@@ -34,7 +34,7 @@ def ends(
 ) -> Floats:
     """[stages, pipelines]: when each stage has done its last action.
 
-    `matters` tells of such ends, which may be too early, which pipelines need the right ones; without, all do.
+    `matters` says of such ends, which may be too early, which pipelines need the right ones; without, all do.
     """
     traffic = Traffic.whole(times) if traffic is None else traffic
     queued = may_queue(schedule, times, traffic)

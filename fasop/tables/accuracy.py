@@ -1,23 +1,24 @@
 """What a run took, beside what was predicted of it: in all, term by term and stage by stage.
 
-Which term of the model is off is told by putting one at a time as it was measured into the same replay; with all of
+Putting one term at a time as it was measured into the same replay shows which term of the model is off; with all of
 them as measured, what is left is what the replay itself does not know. Times are seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from statistics import mean
 
 from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import Factors
 from fasop.errors import SearchError
-from fasop.simulation.predict import Prediction, Taken, replay
+from fasop.simulation.iteration import Durations, replay
+from fasop.simulation.predict import Prediction
 from fasop.simulation.replay import StageTimes
 
-TERMS = ("forward", "backward", "messages", "gradients", "embedding", "optimizer")
+TERMS = tuple(field.name for field in fields(Factors))
 MESSAGES = ("send_forward", "send_backward", "busy_forward", "busy_backward")
 """Of `StageTimes`."""
 SMALL_S = 1e-6
@@ -72,7 +73,7 @@ class Term:
 class Comparison:
     measured: Measured
     prediction: Prediction
-    taken: Taken | None
+    durations: Durations | None
     """As measured; what was not measured is as predicted. None of a run without events."""
     terms: Sequence[Term]
     """None of a run without events."""
@@ -93,13 +94,13 @@ class Comparison:
 def compare(measured: Measured, prediction: Prediction) -> Comparison:
     """Of one run; `prediction` is that of its frozen configuration."""
     if not measured.stages:
-        return Comparison(measured=measured, prediction=prediction, taken=None, terms=(), replayed_s=None)
-    known = _as_measured(prediction.taken, measured)
-    with_one = {name: _put(prediction.taken, known, (name,)) for name in TERMS}
+        return Comparison(measured=measured, prediction=prediction, durations=None, terms=(), replayed_s=None)
+    known = _as_measured(prediction.durations, measured)
+    with_one = {name: _put(prediction.durations, known, (name,)) for name in TERMS}
     terms = [
         Term(
             name=name,
-            predicted=_mean(name, prediction.taken, prediction),
+            predicted=_mean(name, prediction.durations, prediction),
             measured=_mean(name, known, prediction),
             iteration_s=replay(prediction.schedule, with_one[name])[0],
         )
@@ -108,13 +109,13 @@ def compare(measured: Measured, prediction: Prediction) -> Comparison:
     return Comparison(
         measured=measured,
         prediction=prediction,
-        taken=known,
+        durations=known,
         terms=terms,
         replayed_s=replay(prediction.schedule, known)[0],
     )
 
 
-def _as_measured(predicted: Taken, measured: Measured) -> Taken:
+def _as_measured(predicted: Durations, measured: Measured) -> Durations:
     optimizer = [stage.optimizer for stage in measured.stages]
     return replace(
         predicted,
@@ -141,7 +142,7 @@ def _with(times: StageTimes, measured: MeasuredStage) -> StageTimes:
     )
 
 
-def _put(base: Taken, known: Taken, names: Iterable[str]) -> Taken:
+def _put(base: Durations, known: Durations, names: Iterable[str]) -> Durations:
     """`base`, with these terms as in `known`."""
     for name in names:
         if name in ("gradients", "embedding", "optimizer"):
@@ -153,26 +154,26 @@ def _put(base: Taken, known: Taken, names: Iterable[str]) -> Taken:
     return base
 
 
-def _mean(name: str, taken: Taken, prediction: Prediction) -> float:
+def _mean(name: str, durations: Durations, prediction: Prediction) -> float:
     """Seconds of an iteration that a term takes, the mean over the stages that have it."""
-    values = by_stage(name, taken, prediction)
+    values = by_stage(name, durations, prediction)
     return mean(values) if values else 0.0
 
 
-def by_stage(name: str, taken: Taken, prediction: Prediction) -> list[float]:
+def by_stage(name: str, durations: Durations, prediction: Prediction) -> list[float]:
     """Seconds of an iteration: all micro-batches' passes, and for messages both ways of all."""
     count = prediction.schedule["micro_batches"]
     if name == "embedding":
-        return [taken.embedding]
+        return [durations.embedding]
     if name == "gradients":
-        return list(taken.gradients)
+        return list(durations.gradients)
     if name == "optimizer":
-        return list(taken.optimizer)
+        return list(durations.optimizer)
     if name == "messages":
-        hops = zip(taken.times[:-1], taken.times[1:], strict=True)
+        hops = zip(durations.times[:-1], durations.times[1:], strict=True)
         both_ways = count * prediction.schedule["chunks"]
         return [both_ways * (here.send_forward + there.send_backward) for here, there in hops]
-    return [count * sum(getattr(times, name)) for times in taken.times]
+    return [count * sum(getattr(times, name)) for times in durations.times]
 
 
 def calibration(comparisons: Sequence[Comparison]) -> Calibration:
@@ -186,7 +187,7 @@ def calibration(comparisons: Sequence[Comparison]) -> Calibration:
     """
     sums: dict[str, dict[str, list[float]]] = {}
     for one in comparisons:
-        for name in TERMS if one.taken else ():
+        for name in TERMS if one.durations else ():
             for groups, predicted, measured in _pairs(name, one):
                 for group in groups:
                     of = sums.setdefault(group, {}).setdefault(name, [0.0, 0.0])
@@ -195,7 +196,7 @@ def calibration(comparisons: Sequence[Comparison]) -> Calibration:
     if not sums:
         raise SearchError("calibrate: the runs have no events to calibrate by; use runs with profile.timeline=true")
     return Calibration(
-        runs=[one.measured.run for one in comparisons if one.taken],
+        runs=[one.measured.run for one in comparisons if one.durations],
         groups={
             group: Factors(**{name: of[1] / of[0] for name, of in terms.items() if of[0] > SMALL_S})
             for group, terms in sums.items()
@@ -205,7 +206,7 @@ def calibration(comparisons: Sequence[Comparison]) -> Calibration:
 
 def _pairs(name: str, one: Comparison) -> Iterator[tuple[Iterable[str], float, float]]:
     """What was measured of a term: of which node groups, predicted and measured seconds."""
-    assert one.taken is not None
+    assert one.durations is not None
     groups = [stage.groups for stage in one.prediction.stages]
     if name == "embedding":
         groups = [(*groups[0], *groups[-1])]
@@ -213,7 +214,7 @@ def _pairs(name: str, one: Comparison) -> Iterator[tuple[Iterable[str], float, f
         groups = [(*here, *there) for here, there in pairwise(groups)]
     stages = one.measured.stages
     known = [here.send_forward is not None and there.send_backward is not None for here, there in pairwise(stages)]
-    values = (by_stage(name, taken, one.prediction) for taken in (one.prediction.taken, one.taken))
+    values = (by_stage(name, durations, one.prediction) for durations in (one.prediction.durations, one.durations))
     for number, (of, predicted, measured) in enumerate(zip(groups, *values, strict=True)):
         if name != "messages" or known[number]:
             yield dict.fromkeys(of), predicted, measured

@@ -9,7 +9,7 @@ from fasop.tables.accuracy import TERMS, Comparison, by_stage
 from fasop.tables.explain import Table
 
 WELL = 0.01
-"""A term that would change the prediction by no more than this is not told to be off."""
+"""A term that would change the prediction by no more than this is not called off."""
 
 
 def runs(comparisons: Sequence[Comparison]) -> Table:
@@ -55,9 +55,10 @@ def terms(one: Comparison) -> Table:
 
 def stages(one: Comparison) -> Table:
     """A row for each stage: predicted and measured milliseconds of an iteration."""
-    assert one.taken is not None
+    assert one.durations is not None
     names = [name for name in TERMS if name != "embedding"]
-    values = [[by_stage(name, taken, one.prediction) for name in names] for taken in (one.prediction.taken, one.taken)]
+    both = (one.prediction.durations, one.durations)
+    values = [[by_stage(name, durations, one.prediction) for name in names] for durations in both]
     rows = []
     for number, stage in enumerate(one.prediction.stages):
         cells = [

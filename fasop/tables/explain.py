@@ -7,7 +7,8 @@ from dataclasses import fields
 from statistics import mean
 
 from fasop.costs.memory import GIB, StageMemory
-from fasop.simulation.predict import Prediction, Stage, Terms
+from fasop.simulation.iteration import Terms
+from fasop.simulation.predict import Prediction, Stage
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Heading and rows."""
@@ -19,7 +20,7 @@ HELD = tuple(field.name for field in fields(StageMemory))
 def times(prediction: Prediction) -> Table:
     """Milliseconds of an iteration by stage; the terms of a stage are all of the iteration, which is as long for all.
 
-    The last row tells the stages' mean shares of it.
+    The last row has the stages' mean shares of it.
     """
     rows = [
         [*_who(number, stage), *(f"{seconds * 1e3:.1f}" for seconds in stage.terms.by_name().values())]

@@ -4,132 +4,120 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from conf.schema.experiment import Parallel, Recompute
-from fasop.search.idle import idle as idle_of
-from fasop.search.idle import marked
-from fasop.search.prices import Run, cost_of_step, price_per_hour, step_cost
-from fasop.search.search import Plan
-
-COLUMNS = (
-    "",
-    "tensor",
-    "data",
-    "pipeline",
-    "micro",
-    "partition",
-    "nodes",
-    "options",
-    "iteration",
-    "samples/s",
-    "times",
-)
-FRONT_COLUMNS = (
-    *("", "nodes", "$/hour", "iteration", "$/1000 steps", "days", "$", "tensor", "data", "pipeline", "micro"),
-    *("options", "partition", "times"),
-)
-"""Of time against cost."""
-OF_WHOLE = ("days", "$")
-"""Of them those of the whole training."""
-PUBLIC = (
-    *("mbs", "tp", "dp", "pp", "node placement", "partition", "estimated time (step/s)", "pipeline time"),
-    *("DP all-reduce time", "embedding layer all-reduce time", "price_per_step", "train_cost"),
-)
-"""Columns of the public FASOP's CSV files, by its names; the time is seconds a step."""
-CSV_COLUMNS = (
-    "rank",
-    *PUBLIC,
-    *("gpus", "global_batch_size", "schedule", "chunks", "recompute", "sharded_optimizer", "sequence_parallel"),
-    *("optimizer_s", "bound_s", "samples_per_s", "price_per_hour", "train_days", "basis", "idle_gpus", "idle_nodes"),
-)
-IDLE = "idle GPUs"
-"""A column that is there if a plan has such."""
+from fasop.search.idle_gpus import idle, marked
+from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour, step_cost
+from fasop.tables.explain import Table
 
 
-def columns(plans: Sequence[Plan]) -> list[str]:
-    """Those of `rows`."""
-    return [*COLUMNS, *([IDLE] if any(map(marked, plans)) else [])]
-
-
-def rows(plans: Sequence[Plan]) -> list[list[str]]:
-    """In the order of `columns`."""
-    idle = any(map(marked, plans))
-    return [
+def ranking(plans: Sequence[Plan]) -> Table:
+    """A row for each plan, the best first; GPUs that compute nothing have a column if one of the plans has such."""
+    idle_gpus = [*map(marked, plans)]
+    return _table(
         [
-            str(number),
-            *map(str, (p.parallel.tensor, p.parallel.data, p.parallel.pipeline, p.parallel.micro_batch_size)),
-            str(p.parallel.partition),
-            str(p.parallel.node_order),
-            options(p.parallel),
-            f"{p.total * 1e3:.1f} ms",
-            f"{p.parallel.global_batch_size / p.total:.1f}",
-            str(p.basis),
-            *([marked(p)] if idle else []),
+            {
+                "": str(number),
+                **_sizes(p),
+                "partition": str(p.parallel.partition),
+                "nodes": str(p.parallel.node_order),
+                "options": options(p.parallel),
+                "iteration": f"{p.total * 1e3:.1f} ms",
+                "samples/s": f"{p.parallel.global_batch_size / p.total:.1f}",
+                "times": str(p.basis),
+                **({"idle GPUs": mark} if any(idle_gpus) else {}),
+            }
+            for number, (p, mark) in enumerate(zip(plans, idle_gpus, strict=True), 1)
         ]
-        for number, p in enumerate(plans, 1)
-    ]
+    )
 
 
-def front_columns(plans: Sequence[Plan], run: Run) -> list[str]:
-    """Those of `FRONT_COLUMNS` that are known."""
-    known = [column for column in FRONT_COLUMNS if run.known or column not in OF_WHOLE]
-    return [*known, *([IDLE] if any(map(marked, plans)) else [])]
-
-
-def front_rows(plans: Sequence[Plan], run: Run) -> list[list[str]]:
-    """In the order of `front_columns`; the nodes have prices."""
-    idle = any(map(marked, plans))
-    return [
+def front(plans: Sequence[Plan], run: Run) -> Table:
+    """Time against cost; the nodes have prices. Days and dollars of the whole training where its length is known."""
+    idle_gpus = [*map(marked, plans)]
+    return _table(
         [
-            str(number),
-            str(p.parallel.node_order),
-            f"{price_per_hour(p.nodes):.2f}",
-            f"{p.total * 1e3:.1f} ms",
-            f"{1000 * step_cost(p):.2f}",
-            *([f"{run.days(p):.3g}", f"{run.cost(p):.2f}"] if run.known else []),
-            *map(str, (p.parallel.tensor, p.parallel.data, p.parallel.pipeline, p.parallel.micro_batch_size)),
-            options(p.parallel),
-            str(p.parallel.partition),
-            str(p.basis),
-            *([marked(p)] if idle else []),
+            {
+                "": str(number),
+                "nodes": str(p.parallel.node_order),
+                "$/hour": f"{price_per_hour(p.nodes):.2f}",
+                "iteration": f"{p.total * 1e3:.1f} ms",
+                "$/1000 steps": f"{1000 * step_cost(p):.2f}",
+                **({"days": f"{run.days(p):.3g}", "$": f"{run.cost(p):.2f}"} if run.known else {}),
+                **_sizes(p),
+                "options": options(p.parallel),
+                "partition": str(p.parallel.partition),
+                "times": str(p.basis),
+                **({"idle GPUs": mark} if any(idle_gpus) else {}),
+            }
+            for number, (p, mark) in enumerate(zip(plans, idle_gpus, strict=True), 1)
         ]
-        for number, p in enumerate(plans, 1)
-    ]
+    )
+
+
+def _table(rows: Sequence[dict[str, str]]) -> Table:
+    return [*rows[0]], [[*row.values()] for row in rows]
+
+
+def _sizes(plan: Plan) -> dict[str, str]:
+    p = plan.parallel
+    sizes = {"tensor": p.tensor, "data": p.data, "pipeline": p.pipeline, "micro": p.micro_batch_size}
+    return {name: str(size) for name, size in sizes.items()}
 
 
 def options(parallel: Parallel) -> str:
     """The schedule, and what is not at its default."""
     chunks = f" x{parallel.chunks}" if parallel.chunks > 1 else ""
-    told = [f"{parallel.schedule}{chunks}"]
-    told += [f"recompute {parallel.recompute}"] if parallel.recompute is not Recompute.none else []
-    told += ["sharded optimizer"] if parallel.sharded_optimizer else []
-    told += ["sequence parallel"] if parallel.sequence_parallel else []
-    return ", ".join(told)
+    given = [f"{parallel.schedule}{chunks}"]
+    given += [f"recompute {parallel.recompute}"] if parallel.recompute is not Recompute.none else []
+    given += ["sharded optimizer"] if parallel.sharded_optimizer else []
+    given += ["sequence parallel"] if parallel.sequence_parallel else []
+    return ", ".join(given)
 
 
 def csv_text(plans: Sequence[Plan], run: Run) -> str:
     """A line for each plan, times in seconds; `bound_s` is proved to be below every partition of the row's plan."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for number, plan in enumerate(plans, 1):
-        writer.writerow([number, *map(_cell, _values(plan, run))])
+    records = [{"rank": number, **_record(plan, run)} for number, plan in enumerate(plans, 1)]
+    writer = csv.DictWriter(text, [*records[0]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in record.items()} for record in records)
     return text.getvalue()
 
 
-def _values(plan: Plan, run: Run) -> Iterator[object]:
-    """After the rank, in the order of `CSV_COLUMNS`."""
-    p, parts = plan.parallel, plan.parts
-    yield from (p.micro_batch_size, p.tensor, p.data, p.pipeline, p.node_order, p.partition, plan.total)
-    yield from (float(part[0]) for part in (parts.pipeline, parts.sums, parts.embedding))
-    yield from (cost_of_step(plan), run.cost(plan) if run.known else None)
-    yield from (p.world_size, p.global_batch_size, p.schedule, p.chunks, p.recompute)
-    yield from (p.sharded_optimizer, p.sequence_parallel, float(parts.optimizer[0]), plan.bound)
-    yield from (p.global_batch_size / plan.total, price_per_hour(plan.nodes))
-    yield from (run.days(plan) if run.known else None, plan.basis)
-    found = idle_of(plan)
-    yield from (found.gpus, found.where)
+def _record(plan: Plan, run: Run) -> dict[str, object]:
+    """By column. The first ones have the names of the public FASOP's CSV files; its time is seconds a step."""
+    p, parts, idle_gpus = plan.parallel, plan.parts, idle(plan)
+    return {
+        "mbs": p.micro_batch_size,
+        "tp": p.tensor,
+        "dp": p.data,
+        "pp": p.pipeline,
+        "node placement": p.node_order,
+        "partition": p.partition,
+        "estimated time (step/s)": plan.total,
+        "pipeline time": float(parts.pipeline[0]),
+        "DP all-reduce time": float(parts.sums[0]),
+        "embedding layer all-reduce time": float(parts.embedding[0]),
+        "price_per_step": cost_of_step(plan),
+        "train_cost": run.cost(plan) if run.known else None,
+        "gpus": p.world_size,
+        "global_batch_size": p.global_batch_size,
+        "schedule": p.schedule,
+        "chunks": p.chunks,
+        "recompute": p.recompute,
+        "sharded_optimizer": p.sharded_optimizer,
+        "sequence_parallel": p.sequence_parallel,
+        "optimizer_s": float(parts.optimizer[0]),
+        "bound_s": plan.bound,
+        "samples_per_s": p.global_batch_size / plan.total,
+        "price_per_hour": price_per_hour(plan.nodes),
+        "train_days": run.days(plan) if run.known else None,
+        "basis": plan.basis,
+        "idle_gpus": idle_gpus.gpus,
+        "idle_nodes": idle_gpus.where,
+    }
 
 
 def _cell(value: object) -> str:
@@ -148,16 +136,12 @@ def _cell(value: object) -> str:
 def plan_yaml(plan: Plan, command: str) -> str:
     """A file of the group `parallel`: every key, with what is predicted of it in a comment."""
     q, parts = plan.parallel, plan.parts
-    seconds = {
-        "pipeline": parts.pipeline[0],
-        "gradients": parts.sums[0],
-        "embedding": parts.embedding[0],
-    }
-    told = " + ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
+    seconds = {"pipeline": parts.pipeline[0], "gradients": parts.sums[0], "embedding": parts.embedding[0]}
+    terms = " + ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
     return "\n".join(
         [
             "# Found by: " + command.replace("\n", "\n# "),
-            f"# Predicted: {plan.total * 1e3:.1f} ms an iteration = {told}; times {plan.basis}.",
+            f"# Predicted: {plan.total * 1e3:.1f} ms an iteration = {terms}; times {plan.basis}.",
             f"tensor: {q.tensor}",
             f"data: {q.data}",
             f"pipeline: {q.pipeline}",

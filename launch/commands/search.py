@@ -16,7 +16,7 @@ from conf.reading.user_files import path_of
 from conf.reading.writable import why_not_kept, why_not_writable, write_whole
 from conf.run_folder.rundir import RunDir
 from fasop.errors import SearchError
-from fasop.search.arguments import Asked, parse
+from fasop.search.arguments import Arguments, parse
 from launch.screen.table import print_table
 
 USAGE = """usage: tdpp search [GROUP=CHOICE ...] [KEY=VALUE ...] [top=N] [csv=FILE] [page=FILE] [plan=NAME]
@@ -43,7 +43,8 @@ chunks, sharded_optimizer, sequence_parallel.
   plan=FILE.yaml   write it to this file, which parallel=FILE.yaml then takes
   overwrite=true   also when there is such a file
   leave_out=false  only plans on all nodes; else also those on some of them
-  prove=true       prove the best layers per stage of the plans shown, as far as seconds suffice, or tell the gap
+  prove=true       look closer at how much faster other layers per stage could make the plans shown; without, a
+                   quicker bound says so
   pareto=time      show the plans that no other one beats in both time and cost, over all numbers of nodes up to those
                    of the cluster, by cluster.groups.<group>.price_per_hour; the fastest first
   pareto=cost      the cheapest first
@@ -57,7 +58,7 @@ chunks, sharded_optimizer, sequence_parallel.
 
 if TYPE_CHECKING:
     from conf.schema.experiment import Experiment
-    from fasop.search.search import Plan
+    from fasop.search.plan import Plan
 
 PLANS = Path(conf.__file__).resolve().parent / "parallel"
 
@@ -71,71 +72,69 @@ def main(argv: Sequence[str]) -> int:
     if any(word in ("-h", "--help") for word in argv):
         print(USAGE)
         return 0
-    asked = parse(argv)
-    for file in (asked.csv, asked.page, asked.calibrate):
+    args = parse(argv)
+    for file in (args.csv, args.page, args.calibrate):
         if file is not None:
             check_writable(file)
-    if asked.validate:
-        return validate(asked)
-    if asked.calibrate is not None:
-        raise SearchError(f"calibrate={asked.calibrate} takes the runs to calibrate by: add validate=RUN")
-    if asked.plan is not None:
-        check_free(asked.plan, asked.overwrite)
-    return rank(asked, f"tdpp search {shlex.join(argv)}")
+    if args.validate:
+        return validate(args)
+    if args.calibrate is not None:
+        raise SearchError(f"calibrate={args.calibrate} takes the runs to calibrate by: add validate=RUN")
+    if args.plan is not None:
+        check_free(args.plan, args.overwrite)
+    return rank(args, f"tdpp search {shlex.join(argv)}")
 
 
-def rank(asked: Asked, command: str) -> int:
+def rank(args: Arguments, command: str) -> int:
     """The best plans for the nodes of the cluster."""
     from fasop.costs.calibration import read_calibration
     from fasop.costs.doubts import doubts
     from fasop.search.inputs import read
-    from fasop.search.prices import Run
+    from fasop.search.plan import Run
     from fasop.search.run import best_plans, front
-    from fasop.tables.plans import columns, csv_text, front_columns, front_rows, plan_yaml, rows
+    from fasop.tables.plans import csv_text, plan_yaml, ranking
+    from fasop.tables.plans import front as front_table
 
-    inputs = read(asked.overrides)
+    inputs = read(args.overrides)
     if inputs.by_default is not None:
         print(f"({inputs.by_default})", file=sys.stderr)
-    if asked.tokens is not None:
+    if args.tokens is not None:
         training = inputs.training
-        run = Run.of_tokens(asked.tokens, training.parallel.global_batch_size, training.model.sequence_length)
+        run = Run.of_tokens(args.tokens, training.parallel.global_batch_size, training.model.sequence_length)
         inputs = replace(inputs, run=run)
-    if not inputs.run.known and (limits := asked.limits()):
+    if not inputs.run.known and (limits := args.limits()):
         raise SearchError(f"{limits} limits a whole training: say how long it is, tokens=N or train.iterations=N")
-    if asked.calibration is not None:
-        calibration = read_calibration(asked.calibration)
+    if args.calibration is not None:
+        calibration = read_calibration(args.calibration)
         inputs = replace(inputs, kinds=calibration.applied(inputs.kinds))
         print(f"({calibration})", file=sys.stderr)
-    sought = front(inputs, asked) if asked.pareto else best_plans(inputs, asked)
-    plans = sought.plans
-    if asked.explain is not None and asked.explain > len(plans):
-        raise SearchError(f"explain={asked.explain}: there are {len(plans)} plans; choose a row of the table")
-    if asked.pareto:
-        print_table(front_columns(plans, inputs.run), front_rows(plans, inputs.run))
-    else:
-        print_table(columns(plans), rows(plans))
+    outcome = front(inputs, args) if args.pareto else best_plans(inputs, args)
+    plans = outcome.plans
+    if args.explain is not None and args.explain > len(plans):
+        raise SearchError(f"explain={args.explain}: there are {len(plans)} plans; choose a row of the table")
+    print_table(*(front_table(plans, inputs.run) if args.pareto else ranking(plans)))
     for doubt in doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}):
         print(f"({doubt})", file=sys.stderr)
-    for note in sought.notes:
+    for note in outcome.notes:
         print(f"({note})", file=sys.stderr)
-    print(sought.told, file=sys.stderr)
-    if asked.explain is not None:
-        tell(asked.explain, plans[asked.explain - 1])
-    if asked.csv is not None:
-        _write(asked.csv, csv_text(plans, inputs.run))
-    if asked.page is not None:
+    print(outcome.summary, file=sys.stderr)
+    if args.explain is not None:
+        explain(args.explain, plans[args.explain - 1])
+    if args.csv is not None:
+        _write(args.csv, csv_text(plans, inputs.run))
+    if args.page is not None:
         from reports.pages.search_page import render  # few ask for a page, and it is slow to import
 
-        _write(asked.page, render(command, plans, inputs.run, [*sought.notes, sought.told]))
-        print(asked.page)
-    if asked.plan is not None:
-        path = path_of(asked.plan, PLANS)
+        _write(args.page, render(command, plans, inputs.run, [*outcome.notes, outcome.summary]))
+        print(args.page)
+    if args.plan is not None:
+        path = path_of(args.plan, PLANS)
         _write(path, plan_yaml(plans[0], command))
-        print(f"parallel={asked.plan} is the first of them ({path}): 'tdpp launch … parallel={asked.plan}' runs it")
+        print(f"parallel={args.plan} is the first of them ({path}): 'tdpp launch … parallel={args.plan}' runs it")
     return 0
 
 
-def validate(asked: Asked) -> int:
+def validate(args: Arguments) -> int:
     """What runs took beside what was predicted of them."""
     from conf.compose import read_experiment
     from fasop.costs.calibration import read_calibration
@@ -144,9 +143,9 @@ def validate(asked: Asked) -> int:
     from fasop.tables.accuracy import calibration, compare
     from reports.facts.measured import measure
 
-    folder, used = runs_dir(asked), None if asked.calibration is None else read_calibration(asked.calibration)
+    folder, used = runs_dir(args), None if args.calibration is None else read_calibration(args.calibration)
     comparisons, shared = [], []
-    for wanted in asked.validate:
+    for wanted in args.validate:
         run = RunDir.find(folder, wanted)
         experiment = read_experiment(run.config)
         shared += [tables.shared(run.name, *use)] if (use := cores_shared(run, experiment)) else []
@@ -156,20 +155,20 @@ def validate(asked: Asked) -> int:
     if len(comparisons) > 1:
         print(tables.together(comparisons))
     for one in comparisons:
-        if one.taken is not None:
+        if one.durations is not None:
             print(f"\n{one.measured.run}: milliseconds of an iteration, by term")
             print_table(*tables.terms(one))
             print(f"\n{one.measured.run}: milliseconds of an iteration, by stage, predicted / measured")
             print_table(*tables.stages(one))
         for sentence in tables.verdict(one):
             print(sentence)
-    for told in shared:
-        print(f"({told})", file=sys.stderr)
+    for note in shared:
+        print(f"({note})", file=sys.stderr)
     if used is not None:
         print(f"({used})", file=sys.stderr)
-    if asked.calibrate is not None:
-        _write(asked.calibrate, calibration(comparisons).text())
-        print(f"calibration={asked.calibrate} takes that into account")
+    if args.calibrate is not None:
+        _write(args.calibrate, calibration(comparisons).text())
+        print(f"calibration={args.calibrate} takes that into account")
     return 0
 
 
@@ -183,34 +182,33 @@ def cores_shared(run: RunDir, experiment: Experiment) -> tuple[int, int] | None:
     return (ranks, cores) if here and ranks > cores else None
 
 
-def runs_dir(asked: Asked) -> Path:
+def runs_dir(args: Arguments) -> Path:
     """Where the runs to validate are.
 
     Raises:
         SearchError: something else is asked for, too, which has no meaning there.
     """
-    given = dict(word.partition("=")[::2] for word in asked.overrides)
+    given = dict(word.partition("=")[::2] for word in args.overrides)
     others = sorted(set(given) - {"runs_dir"})
     if others:
         raise SearchError(
-            f"validate={','.join(asked.validate)} predicts runs as they were configured; it does not take "
+            f"validate={','.join(args.validate)} predicts runs as they were configured; it does not take "
             f"{', '.join(others)}, only calibrate=FILE, calibration=FILE and runs_dir=DIR"
         )
-    if asked.calibrate is not None and asked.calibration is not None:
+    if args.calibrate is not None and args.calibration is not None:
         raise SearchError(
-            f"calibrate={asked.calibrate} calibration={asked.calibration}: a calibration is made from what is "
+            f"calibrate={args.calibrate} calibration={args.calibration}: a calibration is made from what is "
             "predicted without one; give one of them"
         )
     return Path(given.get("runs_dir", "runs"))
 
 
-def tell(row: int, plan: Plan) -> None:
+def explain(row: int, plan: Plan) -> None:
     """Where the time and the memory of one plan go."""
     from fasop.simulation.predict import predict_plan
     from fasop.tables.explain import LEGEND, memory, times
 
-    kinds = list({node.name: node for node in plan.nodes}.values())
-    prediction = predict_plan(plan.training, kinds)
+    prediction = predict_plan(plan)
     print(f"\nPlan {row}: an iteration of {prediction.iteration_s * 1e3:.1f} ms, in ms by stage")
     print_table(*times(prediction))
     print(f"({LEGEND})", file=sys.stderr)

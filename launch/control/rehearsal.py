@@ -19,13 +19,15 @@ def rehearsal_times(experiment: Experiment, plan: Plan) -> list[RankTimes]:
         ConfigError: a profile cannot be read.
         SearchError: a profile has no costs for the tensor size.
     """
-    from fasop.simulation.predict import planned, what_is_taken  # with numpy, which no other launch needs
+    from fasop.simulation.predict import durations_of, planned  # with numpy, which no other launch needs
 
-    training, kinds = planned(experiment)
-    whole, _ = what_is_taken(training, kinds)
+    placed = planned(experiment)
+    whole, _ = durations_of(placed)
     alone = {
-        kind.name: what_is_taken(training, [replace(kind, name=one.name, gpus=one.gpus) for one in kinds])[0]
-        for kind in kinds
+        kind.name: durations_of(
+            replace(placed, nodes=[replace(kind, name=one.name, gpus=one.gpus) for one in placed.nodes])
+        )[0]
+        for kind in placed.kinds
     }
     last = experiment.parallel.pipeline - 1
     ranks = []
@@ -58,10 +60,10 @@ def doubts(experiment: Experiment) -> list[str]:
         SearchError: a profile has no costs for the tensor size.
     """
     from fasop.costs import doubts
-    from fasop.simulation.predict import planned, what_is_taken
+    from fasop.simulation.predict import durations_of, planned
 
-    training, kinds = planned(experiment)
-    return [*doubts.doubts(training, kinds, {what_is_taken(training, kinds)[1]})]
+    plan = planned(experiment)
+    return [*doubts.doubts(plan.training, sorted(plan.kinds, key=lambda kind: kind.name), {durations_of(plan)[1]})]
 
 
 def _ns(seconds: float) -> int:

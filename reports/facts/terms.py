@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from fasop.simulation import predict
+from fasop.simulation import iteration
 from reports.facts.breakdown import PARTS
 from reports.facts.statistics import Statistics
 from reports.readers.record import Plan
@@ -65,7 +65,7 @@ class Terms:
         return self.bubble / together if (together := self.passes + self.bubble) > 0 else 0.0
 
     @classmethod
-    def of_prediction(cls, terms: predict.Terms) -> Terms:
+    def of_prediction(cls, terms: iteration.Terms) -> Terms:
         """Those of a predicted stage, in which nothing is left over, and all ranks of a stage are alike."""
         return cls(
             forward=1e3 * terms.forward,

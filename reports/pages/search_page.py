@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from fasop.costs.doubts import doubts
-from fasop.search.idle import marked
-from fasop.search.prices import Run, cost_of_step, price_per_hour
+from fasop.search.idle_gpus import marked
+from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour
 from fasop.search.run import best_layers
-from fasop.search.search import Plan
 from fasop.simulation.predict import Prediction, predict_plan
 from fasop.tables.plans import options
 from reports.facts.frames import predicted_memory_frame
@@ -40,7 +39,7 @@ def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str
         run: the whole training that they are for.
         searched: in words, what the search has gone through, what it left out, and what is to be known of single plans.
     """
-    shown = [predict_plan(plan.training, _kinds(plan)) for plan in plans[:MOST]]
+    shown = [predict_plan(plan) for plan in plans[:MOST]]
     names = legend_order({event.kind for one in shown for event in one.events})
     packed = pack(_columns(shown, names))
     facts = {
@@ -65,10 +64,6 @@ def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str
     return page("Search – tdpp", "\n".join(body), [plotly_script(), *(static(name) for name in SCRIPTS)])
 
 
-def _kinds(plan: Plan) -> list[Any]:
-    return list({node.name: node for node in plan.nodes}.values())
-
-
 def _virtue(plans: Sequence[Plan]) -> str:
     """What the first of the plans is."""
     return "fastest" if plans[0].total == min(plan.total for plan in plans) else "cheapest"
@@ -81,7 +76,7 @@ def _answer(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[st
     cost = run.cost(plan)
     paid = "" if cost is None else f" and ${cost:,.2f}"
     whole = f"; {run.iterations:,} iterations take {_span(run.days(plan))}{paid}" if run.known else ""
-    told = [*doubts(plan.training, _kinds(plan), {plan.basis}), *searched]
+    told = [*doubts(plan.training, plan.kinds, {plan.basis}), *searched]
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in told)
     return (
         f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'

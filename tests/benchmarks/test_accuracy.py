@@ -38,7 +38,7 @@ def test_the_plans_are_of_2_to_16_stages_and_have_both_orders() -> None:
 def test_the_page_is_of_the_model_as_it_is_now(part: str) -> None:
     """Or it is to be made anew: python -m benchmarks.accuracy."""
     if part == "engine":
-        now = {case.name: predict_plan(*stood_for(case)).iteration_s for case in ENGINE}
+        now = {case.name: predict_plan(stood_for(case)).iteration_s for case in ENGINE}
     elif part == "rehearsed":
         now = {case.name: predict(case.experiment).iteration_s for case in REHEARSALS}
     else:

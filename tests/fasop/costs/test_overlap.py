@@ -16,7 +16,7 @@ from fasop.costs.links import Link
 from fasop.costs.overlap import SUM_BYTES
 from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
 from fasop.costs.sizes import layer_parameters
-from fasop.simulation.predict import planned, what_is_taken
+from fasop.simulation.predict import durations_of, planned
 from launch.control.plan import make_plan
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.engine.flat import FlatWeights
@@ -53,7 +53,8 @@ def replayed(plan: Plan, stage: int, link: Link[float]) -> float:
 
 def _exposed(one: Experiment, ring: Link[float]) -> list[float]:
     """By stage, as predicted where a layer goes backward in BACKWARD_S, and a whole all-reduce takes `ring`."""
-    training, (kind,) = planned(one)
+    plan = planned(one)
+    training, (kind,) = plan.training, plan.kinds
     unit = Cost(forward=1, backward=1)
     costs = ModelCosts(
         model="m",
@@ -67,8 +68,9 @@ def _exposed(one: Experiment, ring: Link[float]) -> list[float]:
     profile = LayerProfile(gpu="G", source="test", models={"m": Shape.of(one.model)}, costs=[costs])
     latency_us, gbit_per_s = ring.latency_s / 2 * 1e6, 8e-9 / ring.s_per_byte  # of two ranks
     group = replace(kind.group, intra_latency_us=latency_us, intra_gbit_per_s=gbit_per_s)
-    taken, _ = what_is_taken(training, [replace(kind, profile=profile, group=group)])
-    return [*taken.gradients]
+    node = replace(kind, profile=profile, group=group)
+    durations, _ = durations_of(replace(plan, nodes=[node] * len(plan.nodes)))
+    return [*durations.gradients]
 
 
 def layer_parameters_of(plan: Plan) -> int:

@@ -12,11 +12,11 @@ from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.exact import proved
 from fasop.partition.local_search import bottleneck, feasible
 from fasop.search.candidates import Space
-from fasop.search.lower_bound import floor
 from fasop.search.search import Best, explore
 from fasop.simulation.pipelines import Hidden, Linear, Pipelines
 from tests.support.fasop.random_clusters import best_times, random_case
 from tests.support.fasop.random_pipelines import all_times, random_pipelines
+from tests.support.fasop.searches import floor
 from tests.support.fasop.seeds import seeds
 
 ROUNDING = 1e-9

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from fasop.search.arguments import Asked
-from fasop.search.idle import idle, left, notes
+from conf.schema.partition import Partition
+from fasop.search.arguments import Arguments
+from fasop.search.idle_gpus import idle, left, notes
 from fasop.search.inputs import read
+from fasop.search.plan import Plan, by_time
 from fasop.search.run import best_plans
-from fasop.search.search import Plan, by_time
 from launch.cli import main
 
 SLOW = (
@@ -27,7 +28,7 @@ SLOW = (
 @pytest.fixture(scope="module")
 def everywhere() -> tuple[list[Plan], list[str]]:
     """On all nodes."""
-    sought = best_plans(read([*SLOW, "parallel.data=8"]), Asked(top=3, leave_out=False))
+    sought = best_plans(read([*SLOW, "parallel.data=8"]), Arguments(top=3, leave_out=False))
     return [*sought.plans], [*sought.notes]
 
 
@@ -60,7 +61,8 @@ def test_gpus_of_stages_without_layers_are_counted_on_their_nodes(
         plan.parallel, tensor=1, data=data, pipeline=32 // data, schedule=schedule, chunks=chunks, partition=partition
     )
     nodes = [kinds[name] for name in ("a100", "a10", "a10", "a100")]
-    found = idle(replace(plan, training=replace(plan.training, parallel=parallel), nodes=nodes))
+    training = replace(plan.training, parallel=parallel)
+    found = idle(replace(plan, training=training, partition=Partition.parse(partition), nodes=nodes))
     assert (found.gpus, tuple(found.whole), found.where) == (gpus, whole, where)
 
 
@@ -71,7 +73,7 @@ def test_the_best_plan_without_idle_nodes_stands_beside(everywhere: tuple[list[P
     assert f"plan 1 leaves GPUs idle that hold no layers, {idle(plan).gpus} of 32: a10*2" in sentence
     assert "without these nodes a100*2, which leave_out=true shows, is the best: " in sentence
     assert "for $65.55 an hour instead of $85.09" in sentence
-    both = best_plans(read([*SLOW, "parallel.data=8"]), Asked(top=1)).plans[0]
+    both = best_plans(read([*SLOW, "parallel.data=8"]), Arguments(top=1)).plans[0]
     assert both.total < plan.total
     assert left(plan) == {"a100": 2} == left(both)
     shown = notes([both, plan])

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasop.search import orders
+from fasop.search import node_orders
 from fasop.search.candidates import Space
 from fasop.search.inputs import read
-from fasop.search.node_moves import Bounded
-from fasop.search.node_moves import searched as searched_partitions
-from fasop.search.orders import MOST, count, few, magnitude, neighbours, searched, starts
-from fasop.search.search import Best, Plan, explore
+from fasop.search.node_orders import MOST, count, described, few, magnitude, neighbours, starts
+from fasop.search.order_search import Bounded, search_partitions
+from fasop.search.plan import Plan
+from fasop.search.search import Best, explore
 from tests.support.fasop.random_clusters import best_times, random_case
 from tests.support.fasop.seeds import seeds
 
@@ -29,7 +29,7 @@ MANY = ("cluster=a100x8_a10x8", "model=xl", "train.precision=fp16", "parallel.gl
 @given(NODES)
 def test_every_order_comes_once(nodes: list[int]) -> None:
     whole = [kind for kind, number in enumerate(nodes) for _ in range(number)]
-    rows = [tuple(row) for row in orders.orders(nodes).tolist()]
+    rows = [tuple(row) for row in node_orders.orders(nodes).tolist()]
     assert rows == sorted(set(itertools.permutations(whole)))
     assert len(rows) == count(nodes)
     assert few(nodes) == (len(rows) <= MOST)
@@ -37,7 +37,7 @@ def test_every_order_comes_once(nodes: list[int]) -> None:
 
 
 def test_a_thousand_nodes_of_a_kind_have_one_order() -> None:
-    assert orders.orders([1000]).tolist() == [[0] * 1000]
+    assert node_orders.orders([1000]).tolist() == [[0] * 1000]
 
 
 @given(NODES, st.data())
@@ -79,7 +79,7 @@ def test_the_first_orders_keep_kinds_together_or_have_one_at_both_ends() -> None
     ids=["one", "all", "some", "thousands"],
 )
 def test_it_is_told_which_orders_are_searched(nodes: list[int], told: str) -> None:
-    assert searched(nodes).startswith(told)
+    assert described(nodes).startswith(told)
 
 
 def best(words: Sequence[str], *counts: int) -> Plan:
@@ -97,7 +97,7 @@ def best(words: Sequence[str], *counts: int) -> Plan:
 def test_moving_nodes_finds_what_all_orders_have(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*MANY, "parallel.schedule=one_f_one_b", "parallel.recompute=none"]
     moved = best(words, 5, 5).total
-    monkeypatch.setattr("fasop.search.orders.MOST", 252)
+    monkeypatch.setattr("fasop.search.node_orders.MOST", 252)
     assert moved == best(words, 5, 5).total
 
 
@@ -108,9 +108,9 @@ def test_a_group_that_is_split_in_two_is_found_among_thousands_of_orders() -> No
     assert first.name == last.name == "a100"
     inputs = read([*MANY, "parallel.schedule=one_f_one_b"])
     space = Space(inputs.training, inputs.kinds, inputs.choices)
-    together = space.laid(np.repeat([[0, 1], [1, 0]], 8, axis=1))
+    together = space.in_orders(np.repeat([[0, 1], [1, 0]], 8, axis=1))
     times = [
-        searched_partitions(Bounded.of(group))[1].min()
+        search_partitions(Bounded.of(group))[1].min()
         for number in range(len(space))
         for group in space.built(number, together)
     ]
@@ -119,7 +119,7 @@ def test_a_group_that_is_split_in_two_is_found_among_thousands_of_orders() -> No
 
 def test_moving_nodes_mostly_ends_at_the_best_of_all_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if even few orders were too many: how far the plans are from the best of all sizes, orders and partitions."""
-    monkeypatch.setattr("fasop.search.orders.MOST", 3)
+    monkeypatch.setattr("fasop.search.node_orders.MOST", 3)
     longer = []
     for seed in seeds(60):
         training, kinds, choices = random_case(np.random.default_rng(seed))

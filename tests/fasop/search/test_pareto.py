@@ -14,19 +14,20 @@ import pytest
 
 from conf.compose import compose
 from fasop.errors import SearchError
-from fasop.search import orders
-from fasop.search.arguments import Asked, First, parse
+from fasop.search import node_orders
+from fasop.search.arguments import Arguments, First, parse
 from fasop.search.candidates import Space
-from fasop.search.clusters import clusters
 from fasop.search.inputs import Inputs, read
-from fasop.search.lower_bound import Floors, floor
+from fasop.search.lower_bound import LowerBounds
+from fasop.search.node_sets import clusters
 from fasop.search.pareto import Front, Limits
-from fasop.search.prices import DAY, HOUR, Run, step_cost
+from fasop.search.plan import DAY, HOUR, Run, step_cost
 from fasop.search.run import front
 from fasop.search.search import Best, explore
 from fasop.simulation.on_nodes import pipelines
 from launch.cli import main
 from tests.support.fasop.random_clusters import random_case
+from tests.support.fasop.searches import floor
 from tests.support.fasop.seeds import seeds
 
 ONE_F_ONE_B = "parallel.schedule=one_f_one_b"
@@ -56,21 +57,21 @@ def test_a_front_is_what_looking_at_every_plan_finds() -> None:
         for time, cost in plans
         if not any(t <= time and c <= cost and (t, c) != (time, cost) for t, c in plans)
     ]
-    found = told(front(inputs, Asked(pareto=First.time)).plans)
+    found = told(front(inputs, Arguments(pareto=First.time)).plans)
     assert len(found) > 3
     assert found == sorted(set(best))
-    assert told(list(front(inputs, Asked(pareto=First.cost)).plans)) == found[::-1]
+    assert told(list(front(inputs, Arguments(pareto=First.cost)).plans)) == found[::-1]
 
 
-@pytest.mark.parametrize("most", [orders.MOST, 2], ids=["all-orders", "moved-nodes"])
+@pytest.mark.parametrize("most", [node_orders.MOST, 2], ids=["all-orders", "moved-nodes"])
 def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a search looks at all node orders, or goes from some to others."""
-    monkeypatch.setattr(orders, "MOST", most)
+    monkeypatch.setattr(node_orders, "MOST", most)
     compared = 0
     for seed in seeds(5):
         training, kinds, choices = random_case(np.random.default_rng(seed))
         kept, sets = Front(Run(iterations=1), Limits()), clusters(kinds)
-        floors = Floors(kinds)
+        floors = LowerBounds(kinds)
         explore([Space(training, some, choices, floors) for some in sets], kept)
         for some in sets:
             best = Best(10)
@@ -86,12 +87,12 @@ def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(most: int, monkeypa
 
 def test_a_front_has_all_schedules_and_options_unless_told() -> None:
     inputs = read(WORDS)
-    fastest = front(inputs, Asked(pareto=First.time)).plans[0]
+    fastest = front(inputs, Arguments(pareto=First.time)).plans[0]
     best = Best(1)
     explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], best)
     assert fastest.total == best.plans[0].total
     assert fastest.parallel.schedule != "one_f_one_b"
-    assert fastest.total < front(few(), Asked(pareto=First.time)).plans[0].total
+    assert fastest.total < front(few(), Arguments(pareto=First.time)).plans[0].total
 
 
 @pytest.mark.parametrize("name", ["one_f_one_b", "gpipe", "interleaved", "zb_h1"])
@@ -112,23 +113,23 @@ def test_no_plan_beats_the_floor(name: str) -> None:
 
 def test_limits_cut_the_front_and_nothing_else() -> None:
     inputs = few()
-    whole = told(front(inputs, Asked(pareto=First.time)).plans)
+    whole = told(front(inputs, Arguments(pareto=First.time)).plans)
     time, cost = whole[1][0], whole[-2][1]
-    some = Asked(
+    some = Arguments(
         pareto=First.cost,
         max_days=inputs.run.iterations * time / DAY * 1.001,
         max_cost=inputs.run.iterations * whole[0][1] * 1.001,
     )
     assert told(list(front(inputs, some).plans)) == whole[1::-1]
-    cheap = Asked(pareto=First.time, max_cost=inputs.run.iterations * cost * 1.001)
+    cheap = Arguments(pareto=First.time, max_cost=inputs.run.iterations * cost * 1.001)
     assert told(front(inputs, cheap).plans) == whole[-2:]
 
 
 def test_limits_that_nothing_keeps_are_told_with_what_would() -> None:
     inputs = few()
-    fastest, *_, cheapest = front(inputs, Asked(pareto=First.time)).plans
+    fastest, *_, cheapest = front(inputs, Arguments(pareto=First.time)).plans
     with pytest.raises(SearchError) as error:
-        front(inputs, Asked(pareto=First.time, max_cost=0.001, max_days=7))
+        front(inputs, Arguments(pareto=First.time, max_cost=0.001, max_days=7))
     text = str(error.value)
     assert "no plan for 50 iterations keeps max_cost=0.001 and max_days=7: the cheapest takes" in text
     (days, cost), (_, most) = re.findall(r"([\d.e-]+) days for \$([\d.]+)", text)
@@ -214,4 +215,4 @@ def test_a_word_that_means_nothing_is_told(words: list[str], message: str) -> No
 def test_a_node_without_a_price_is_told() -> None:
     inputs = read([*WORDS, "cluster.groups.a10.price_per_hour=null"])
     with pytest.raises(SearchError, match=r"cluster.groups.a10 has none; give cluster.groups.a10.price_per_hour="):
-        front(inputs, Asked(pareto=First.time))
+        front(inputs, Arguments(pareto=First.time))

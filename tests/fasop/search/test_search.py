@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,17 +22,17 @@ from fasop.errors import SearchError
 from fasop.partition.baselines import minmax, start
 from fasop.partition.dominance import never_worse
 from fasop.partition.local_search import bottleneck, improved
-from fasop.search.arguments import Asked
-from fasop.search.candidates import Space, sizes, space
-from fasop.search.clusters import MOST as MOST_CLUSTERS
-from fasop.search.clusters import clusters, step
+from fasop.search.arguments import Arguments
+from fasop.search.candidates import Space, sizes
 from fasop.search.inputs import Inputs, read
-from fasop.search.proof import prove
-from fasop.search.run import best_layers, best_plans
-from fasop.search.search import Best, Result, explore, search
+from fasop.search.node_sets import MOST as MOST_CLUSTERS
+from fasop.search.node_sets import clusters, step
+from fasop.search.run import best_layers, best_plans, prove
+from fasop.search.search import Best, explore
 from fasop.simulation.on_nodes import pipelines
 from fasop.tables.plans import plan_yaml
 from tests.support.fasop.plans import MEGATRON, experiment, kinds, mixed
+from tests.support.fasop.searches import search, space
 
 KEYS = (
     *("tensor", "data", "pipeline", "micro_batch_size", "schedule", "chunks"),
@@ -43,7 +44,7 @@ PLAIN = ("parallel.schedule=one_f_one_b", "parallel.recompute=none", "parallel.s
 A10X8, MIXED = experiment(*MEGATRON), mixed(*MEGATRON)
 
 
-def found(one: Experiment, most: int = 10, counts: Sequence[int] | None = None) -> Result:
+def found(one: Experiment, most: int = 10, counts: Sequence[int] | None = None) -> Best:
     return search(space(Training.of(one), nodes(one, counts)), most)
 
 
@@ -79,9 +80,8 @@ def test_the_best_plans_are_those_that_trying_all_finds() -> None:
 
 @pytest.mark.parametrize("most", [1, 3, 10])
 def test_bounds_leave_out_nothing_that_belongs_to_the_best(most: int) -> None:
-    whole = found(MIXED, 10_000, counts=[1, 3])
-    every = space(Training.of(MIXED), nodes(MIXED, [1, 3]))
-    assert whole.searched == sum(len(group.orders) for group in every.groups)
+    every, whole = space(Training.of(MIXED), nodes(MIXED, [1, 3])), Best(10_000)
+    assert explore([every], whole).searched == sum(len(group.orders) for group in every.groups)
     some = found(MIXED, most, counts=[1, 3])
     assert [plan.total for plan in some.plans] == [plan.total for plan in whole.plans[:most]]
 
@@ -295,6 +295,24 @@ def test_a_search_whose_time_is_up_has_a_plan_and_says_what_it_left_out() -> Non
     assert seen.least <= whole.least <= best.plans[0].total <= hasty.plans[0].total
 
 
+def test_a_search_out_of_time_for_sets_of_nodes_goes_on_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which it lays out once."""
+    inputs = read(["experiment=seed_a100x1_a10x7", *MEGATRON, *PLAIN])
+    laid_out = []
+
+    class Noted(Space):
+        def __init__(self, training: Training, kinds: Sequence[NodeKind], *more: Any) -> None:
+            laid_out.append(tuple((kind.name, kind.group.count) for kind in kinds))
+            super().__init__(training, kinds, *more)
+
+    monkeypatch.setattr("fasop.search.run.Space", Noted)
+    monkeypatch.setattr("fasop.search.run.SETS_S", 0.0)
+    outcome = best_plans(inputs, Arguments(top=1))
+    assert "for lack of time" in outcome.summary
+    assert len(outcome.plans) == 1
+    assert len(laid_out) == len(set(laid_out)) == len(clusters(inputs.kinds))
+
+
 def test_nodes_that_only_slow_others_down_are_left_out() -> None:
     """An A10 node whose link is next to none; the plan without it is one that launch takes."""
     slow = ["cluster.groups.gpu2.inter_gbit_per_s=0.01", "cluster.groups.gpu2.count=2"]
@@ -389,9 +407,9 @@ def test_any_number_of_nodes_gets_an_answer(counts: tuple[int, int], batch: int,
     order = [] if all(counts) else ["~cluster.groups.a10"]
     asked = ["cluster=a100x8_a10x8", "model=xl", "train.precision=fp16", f"parallel.global_batch_size={batch}"]
     only = ["parallel.schedule=one_f_one_b", "parallel.micro_batch_size=1"]
-    sought = best_plans(read([*asked, *groups, *order, *only]), Asked(top=1, leave_out=False))
-    assert told in sought.told
-    assert sought.plans[0].parallel.world_size == 8 * sum(counts)
+    outcome = best_plans(read([*asked, *groups, *order, *only]), Arguments(top=1, leave_out=False))
+    assert told in outcome.summary
+    assert outcome.plans[0].parallel.world_size == 8 * sum(counts)
 
 
 def test_a_batch_that_nothing_divides_is_told_with_a_rounder_one() -> None:
@@ -399,4 +417,4 @@ def test_a_batch_that_nothing_divides_is_told_with_a_rounder_one() -> None:
     with pytest.raises(
         SearchError, match=r"every plan for 32 GPUs has more than 4096 micro-batches .* such as 1000448"
     ):
-        best_plans(read(asked), Asked(top=1))
+        best_plans(read(asked), Arguments(top=1))

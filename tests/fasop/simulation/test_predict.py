@@ -9,12 +9,12 @@ import pytest
 
 from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
-from fasop.search.candidates import space
 from fasop.search.inputs import read
-from fasop.search.search import search
-from fasop.simulation.predict import GRADIENTS, NORM, OPTIMIZER, predict, predict_plan, replay
+from fasop.simulation.iteration import GRADIENTS, NORM, OPTIMIZER, replay
+from fasop.simulation.predict import predict, predict_plan
 from megatron_ext.contract.schedules import as_json, schedule
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed
+from tests.support.fasop.searches import search, space
 
 SLOW = ("cluster.groups.gpu2.inter_gbit_per_s=0.5",)
 """A message of GPT-2 XL in 16 bit takes 0.21 s, where four ranks share a node's link."""
@@ -41,7 +41,7 @@ def test_one_plan_takes_what_the_search_says(one: Experiment) -> None:
 def test_every_plan_of_a_search_can_be_predicted_alone() -> None:
     inputs = read(["experiment=seed_a100x1_a10x7"])
     for plan in search(space(inputs.training, inputs.kinds), 10).plans:
-        alone = predict_plan(replace(inputs.training, parallel=plan.parallel), inputs.kinds)
+        alone = predict_plan(plan)
         assert alone.iteration_s == pytest.approx(plan.total, rel=1e-12)
         assert all(stage.memory_gib <= stage.limit_gib for stage in alone.stages)
 
@@ -68,10 +68,10 @@ def test_more_micro_batches_take_a_slow_link_as_much_longer_as_it_needs_for_them
 
 def test_megatron_lm_waits_for_what_it_sends_but_for_interleaved_stages() -> None:
     plain, interleaved = (predict(mixed(*SCHEDULES[name], *MEGATRON)) for name in ("1f1b", "interleaved"))
-    assert [plain.taken.blocking, interleaved.taken.blocking] == [True, False]
+    assert [plain.durations.blocking, interleaved.durations.blocking] == [True, False]
     sends = [e for e in plain.events if e.kind == "forward-send" and e.stage == 1 and e.micro_batch < 6]
     assert all(e.end - e.start >= plain.stages[1].times.send_forward * (1 - 1e-9) for e in sends)
-    freely = replay(plain.schedule, replace(plain.taken, blocking=False))[0]
+    freely = replay(plain.schedule, replace(plain.durations, blocking=False))[0]
     assert freely < plain.iteration_s
 
 

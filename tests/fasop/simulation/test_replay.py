@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from fasop.simulation.replay import Event, StageTimes, pipeline_time, simulate
+from fasop.simulation.replay import Event, StageTimes, simulate
 from megatron_ext.contract.schedules import as_json, schedule
+from tests.support.fasop.replays import pipeline_time
 
 
 def lists(name: str, stages: int, micro_batches: int, chunks: int = 1) -> dict[str, Any]:

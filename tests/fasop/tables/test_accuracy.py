@@ -40,17 +40,17 @@ def as_measured(prediction: Prediction, **factors: float) -> Measured:
             backward=[of["backward"] * seconds for seconds in times.backward],
             send_forward=of["messages"] * times.send_forward,
             send_backward=of["messages"] * times.send_backward,
-            gradients=of["gradients"] * prediction.taken.gradients[number],
-            optimizer=of["optimizer"] * prediction.taken.optimizer[number],
+            gradients=of["gradients"] * prediction.durations.gradients[number],
+            optimizer=of["optimizer"] * prediction.durations.optimizer[number],
         )
-        for number, times in enumerate(prediction.taken.times)
+        for number, times in enumerate(prediction.durations.times)
     ]
     return Measured(
         run="a/b",
         iteration_s=prediction.iteration_s,
         iterations=3,
         stages=stages,
-        embedding=of["embedding"] * prediction.taken.embedding,
+        embedding=of["embedding"] * prediction.durations.embedding,
         emulated=False,
     )
 

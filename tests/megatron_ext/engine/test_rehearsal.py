@@ -12,15 +12,16 @@ from random import Random
 import numpy as np
 import pytest
 
+from benchmarks.rehearsal import rehearsed_times
 from conf.compose import compose
 from conf.run_folder.log_lines import iteration_line
 from conf.run_folder.rundir import RunDir
-from fasop.search.arguments import Asked
+from fasop.search.arguments import Arguments
 from fasop.search.choices import runnable
 from fasop.search.inputs import read
 from fasop.search.run import best_plans
 from fasop.simulation.predict import predict
-from fasop.simulation.replay import pipeline_time, rehearsed_times, simulate
+from fasop.simulation.replay import simulate
 from fasop.tables.plans import plan_yaml
 from launch.control.plan import make_plan
 from launch.control.rehearsal import doubts
@@ -31,6 +32,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedules import as_json, schedule
 from tests.megatron_ext.engine.test_executor_soak import random_schedule
 from tests.megatron_ext.engine.test_parts import RECORD
+from tests.support.fasop.replays import pipeline_time
 from tests.support.megatron_ext.engine_run import EngineRun
 
 COMPUTE = [NAMES.index(name) for name in NAMES if name.endswith("-compute")]
@@ -227,7 +229,7 @@ def test_the_plan_that_a_search_recommends_takes_what_it_says(
     ]
     sizes = ("parallel.pipeline=2", f"parallel.data={2 if sharded else 1}", f"parallel.tensor={1 if sharded else 2}")
     given = [f"parallel.{key}={value}" for key, value in zip(OPTIONS, chosen, strict=True)]
-    plan = best_plans(read([*words, *sizes, *given]), Asked()).plans[0]
+    plan = best_plans(read([*words, *sizes, *given]), Arguments()).plans[0]
     (tmp_path / "best.yaml").write_text(plan_yaml(plan, "tdpp search"))
     run = rehearse(*words, f"parallel={tmp_path}/best.yaml")
     assert [str(getattr(run.plan, key)).lower() for key in OPTIONS] == chosen

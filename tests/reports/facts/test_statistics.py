@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasop.simulation.replay import StageTimes, pipeline_time, simulate
+from fasop.simulation.replay import StageTimes, simulate
 from megatron_ext.contract.schedules import Kind, as_json, schedule
 from reports.facts.breakdown import PARTS
 from reports.facts.statistics import Statistics, ideal_bubble
@@ -17,6 +17,7 @@ from reports.facts.statistics import statistics as statistics_of
 from reports.facts.waits import UNKNOWN, waiting_ns
 from reports.readers.events import EVENT, Timeline, frame, legend_order
 from reports.readers.record import Rank
+from tests.support.fasop.replays import pipeline_time
 
 MS = 1_000_000
 SENDS_TO = {"forward-send": 1, "backward-send": -1, "forward-recv": -1, "backward-recv": 1}

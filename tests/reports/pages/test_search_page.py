@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fasop.search.prices import Run
-from fasop.search.search import Plan
+from fasop.search.plan import Plan, Run
 from fasop.simulation.predict import predict_plan
 from launch.commands.search import main
 from reports.pages import search_page
@@ -76,7 +75,7 @@ def test_the_chosen_plan_alone_is_shown_with_its_time_its_memory_and_every_event
     shown = page.locator("section.plan:visible")
     assert shown.count() == 1
     plan = searched.plans[number]
-    prediction = predict_plan(plan.training, list({node.name: node for node in plan.nodes}.values()))
+    prediction = predict_plan(plan)
     drawn = shown.locator(".iteration").evaluate(
         "(plot) => plot.data.slice(0, -1).map(({base, x, y}, name) => [run.names[name], base, x, y])"
     )

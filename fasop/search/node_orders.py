@@ -99,7 +99,7 @@ def neighbours(order: Sequence[int]) -> Integers:
     return others
 
 
-def searched(nodes: Sequence[int]) -> str:
+def described(nodes: Sequence[int]) -> str:
     """In words, which orders of so many nodes of each kind are searched."""
     if few(nodes):
         return f"all {count(nodes)} node orders" if count(nodes) > 1 else "the one node order"

@@ -39,7 +39,7 @@ def clusters(kinds: Sequence[NodeKind]) -> list[Sequence[NodeKind]]:
     return sorted(found, key=lambda some: (-gpus_of(some), [(kind.name, kind.group.count) for kind in some]))
 
 
-def tried(kinds: Sequence[NodeKind]) -> str:
+def described(kinds: Sequence[NodeKind]) -> str:
     """In words, which clusters `clusters` gives."""
     by, number = step([kind.group.count for kind in kinds]), len(clusters(kinds))
     if by is None:

@@ -16,7 +16,7 @@ from fasop.partition.baselines import start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.local_search import bottleneck, shortest
 from fasop.search.candidates import Candidates, Space, fitting
-from fasop.search.orders import neighbours
+from fasop.search.node_orders import neighbours
 
 BEGUN = 4
 """Orders, those with the lowest bounds, of which partitions are searched before any node is moved."""
@@ -46,7 +46,7 @@ class Bounded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class BestOrder:
     """A candidate with the best partition that was found."""
 
     one: Bounded
@@ -55,14 +55,14 @@ class Found:
     seconds: float
 
 
-def searched(some: Bounded, begin: Integers | None = None) -> tuple[Integers, Floats]:
+def search_partitions(some: Bounded, begin: Integers | None = None) -> tuple[Integers, Floats]:
     """Partitions, and their seconds: none is slower than `begin`, or than what others find."""
     lines, layers = some.group.pipelines, some.group.layers
     begun = start(lines, layers, some.balanced)
     return shortest(lines, layers, begun if begin is None else _faster(some, begun, begin))
 
 
-def begun(groups: Sequence[Bounded]) -> Found | None:
+def best_of_first(groups: Sequence[Bounded]) -> BestOrder | None:
     """The best in the first orders of given sizes. None if nothing fits."""
     rows = [
         (bound, number, column) for number, one in enumerate(groups) for column, bound in enumerate(one.proved.tolist())
@@ -75,24 +75,24 @@ def begun(groups: Sequence[Bounded]) -> Found | None:
     for number, one in enumerate(groups):
         if columns := [column for where, column in chosen.values() if where == number]:
             some = one.take(np.array(columns))
-            found.append(_best(some, *searched(some)))
+            found.append(_best(some, *search_partitions(some)))
     return min(found, key=lambda one: one.seconds, default=None)
 
 
-def climbed(space: Space, number: int, found: Found) -> list[tuple[Bounded, Integers, Floats]]:
+def climb(space: Space, number: int, found: BestOrder) -> list[tuple[Bounded, Integers, Floats]]:
     """The best order that moving nodes leads to from `found`, of the same sizes: every option in it, with the best
     partitions and their seconds.
     """
     while (better := _nearby(found, space)) is not None:
         found = better
-    some = [Bounded.of(group) for group in space.built(number, space.laid(found.one.group.orders))]
-    return [(one, *searched(one, np.repeat(found.partition, len(one.group), axis=1))) for one in some]
+    some = [Bounded.of(group) for group in space.built(number, space.in_orders(found.one.group.orders))]
+    return [(one, *search_partitions(one, np.repeat(found.partition, len(one.group), axis=1))) for one in some]
 
 
-def _nearby(found: Found, space: Space) -> Found | None:
+def _nearby(found: BestOrder, space: Space) -> BestOrder | None:
     """A neighbour with the same option that is faster, if there is one among the most promising."""
     best = found
-    for nodes in space.laid(neighbours(found.one.group.orders[0])):
+    for nodes in space.in_orders(neighbours(found.one.group.orders[0])):
         if (group := fitting([found.one.group.training(0)], nodes)) is None:
             continue
         near = Bounded.of(group)
@@ -106,9 +106,9 @@ def _nearby(found: Found, space: Space) -> Found | None:
     return best if best.seconds < found.seconds else None
 
 
-def _best(some: Bounded, partitions: Integers, seconds: Floats) -> Found:
+def _best(some: Bounded, partitions: Integers, seconds: Floats) -> BestOrder:
     first = np.array([np.argmin(seconds)])
-    return Found(one=some.take(first), partition=partitions[:, first], seconds=float(seconds[first[0]]))
+    return BestOrder(one=some.take(first), partition=partitions[:, first], seconds=float(seconds[first[0]]))
 
 
 def _faster(some: Bounded, one: Integers, other: Integers) -> Integers:
@@ -118,7 +118,7 @@ def _faster(some: Bounded, one: Integers, other: Integers) -> Integers:
     return np.where(better, other, one)
 
 
-def _carried(found: Found, group: Candidates) -> Integers:
+def _carried(found: BestOrder, group: Candidates) -> Integers:
     """The partitions of `group` in which nodes take their layers with them, as nearly as whole layers allow."""
     old, parallel = found.one.group.orders[0], group.training(0).parallel
     stages, width = parallel.pipeline, parallel.tensor * parallel.data

@@ -1,4 +1,4 @@
-"""What nodes cost, and so an iteration and a training."""
+"""A plan that a search has found, in which order plans come, and what nodes, iterations and trainings cost."""
 
 from __future__ import annotations
 
@@ -6,11 +6,49 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from conf.schema.experiment import Parallel, Recompute, Schedule
 from fasop.costs.hardware import NodeKind
+from fasop.costs.layers import Basis
+from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
-from fasop.search.search import Plan
+from fasop.simulation.pipelines import Parts, Pipelines
 
 HOUR, DAY = 3600.0, 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(PlacedTraining):
+    """A plan, and what is predicted of it; times are seconds. Its `parallel` has partition and node order, too."""
+
+    total: float
+    """An iteration, once the first one is over."""
+    parts: Parts
+    """Where the time goes; arrays of one."""
+    bound: float
+    """Proved: no partition of these sizes and nodes that fits takes less."""
+    basis: Basis
+    pipelines: Pipelines
+    """What its stages take; one pipeline."""
+
+    @property
+    def parallel(self) -> Parallel:
+        return self.training.parallel
+
+    @property
+    def gap(self) -> float:
+        """How much less than `total` another partition could take at most, as a part of it."""
+        return 1 - self.bound / self.total
+
+
+def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
+    """Orders plans; of equally fast ones first those on fewer GPUs, and then those that use less of everything that
+    makes a plan complicated.
+    """
+    p = plan.parallel
+    options = (list(Recompute).index(p.recompute), p.sharded_optimizer, p.sequence_parallel)
+    schedule = (list(Schedule).index(p.schedule), p.chunks)
+    sizes = (p.tensor, p.data, p.pipeline, p.micro_batch_size)
+    return plan.total, (p.world_size, *options, *schedule, *sizes, p.node_order, p.partition)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +58,7 @@ class Run:
     iterations: int
     known: bool = True
     """False: nobody has said how long it is. A configuration's own iterations may be just enough to time a plan, so
-    neither days nor dollars are told of them."""
+    neither its days nor its dollars are known."""
 
     @classmethod
     def of_tokens(cls, tokens: float, global_batch_size: int, sequence_length: int) -> Run:

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conf.schema.partition import NodeOrder, Partition
-from fasop.search.prices import price_per_hour
-from fasop.search.search import Plan
+from conf.schema.partition import NodeOrder
+from fasop.search.plan import Plan, price_per_hour
 
 ALIKE = 5e-4
-"""Parts of an iteration that are told apart."""
+"""A part of an iteration; plans that differ by less are as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +27,8 @@ class Idle:
 def idle(plan: Plan) -> Idle:
     """The first stage has the embedding and the last one the head, so they compute in any case."""
     parallel, stages = plan.parallel, plan.parallel.pipeline
-    layers = Partition.parse(str(parallel.partition)).layers
     width = parallel.tensor * parallel.data
-    empty = [not any(layers[stage::stages]) and 0 < stage < stages - 1 for stage in range(stages)]
+    empty = [not any(plan.partition.layers[stage::stages]) and 0 < stage < stages - 1 for stage in range(stages)]
     whole, parts, rank = [], [], 0
     for node in plan.nodes:
         here = sum(empty[(rank + gpu) // width] for gpu in range(node.gpus))

@@ -1,0 +1,100 @@
+"""What layers take at least on stages of which only the number of each class is known, not their order.
+
+A class has the stages whose slowest GPU is of one kind. The chains of waits are those of `fasop.partition.bounds`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fasop.costs.arrays import Floats, Integers
+from fasop.partition.bounds import TINY
+
+ROUNDING = 1e-9
+"""What is this near below a whole number of layers counts as one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes:
+    """The stages of plans, by the slowest kind of their GPUs; [plans, kinds], the fastest kind first.
+
+    Seconds of a layer, which are at least as many with every kind as with the one before it.
+    """
+
+    stages: Integers
+    trip: Floats
+    """For a micro-batch there and back, but for what `zb_h1` puts off."""
+    both: Floats
+    """With that."""
+    left: Floats
+    """[plans, kinds, places]: of the passes that are left after the first gradient has left a stage in this place."""
+    turn: Floats
+    """With several chunks, of the backward passes of one that follow its first one in turn
+    (`fasop.partition.bounds`)."""
+    of_part: Floats
+    """With several chunks these, and of what the stage has left then."""
+    busy: Floats
+    """[plans, kinds, layers]: of all passes of one layer, two and so on, and of the sums of their gradients."""
+    slowest: Floats
+    """[plans]: `trip` on a stage of all kinds."""
+
+
+def not_falling(times: Floats) -> Floats:
+    """[plans, kinds, …]: of each kind the least of its own and all slower ones' times."""
+    least: Floats = np.minimum.accumulate(times[:, ::-1], axis=1)[:, ::-1]
+    return least
+
+
+def in_parts(stages: Integers, trip: Floats, left: Floats, layers: int) -> Floats:
+    """[plans]: the first micro-batch's passes and what the largest stage has left then, at least, if layers have parts.
+
+    `stages` and `trip` are [plans, kinds], `left` [plans, kinds, places]: each kind of stage is in the places where it
+    has least left.
+    """
+    share = stages / np.maximum(left[..., 0], TINY)
+    if left.shape[2] > 1:
+        room = np.cumsum(1 / np.maximum(np.sort(left, axis=2), TINY), axis=2)
+        room = np.concatenate([np.zeros((*room.shape[:2], 1)), room], axis=2)
+        share = np.take_along_axis(room, stages[..., np.newaxis], axis=2)[..., 0]
+    prices = (1 + np.cumsum(share * trip, axis=1)) / np.maximum(np.cumsum(share, axis=1), TINY)
+    least: Floats = layers * prices.min(axis=1)
+    return least
+
+
+def in_whole(stages: Integers, trip: Floats, left: Floats, layers: int) -> Floats:
+    """[plans]: as `in_parts`, of whole layers, with the same `left` [plans, kinds] in every place."""
+    levels = (left[..., np.newaxis] * np.arange(1, layers + 1)).reshape(len(left), -1)
+    room = np.floor(levels[..., np.newaxis] / np.maximum(left, TINY)[:, np.newaxis] + ROUNDING)
+    room = np.where(left[:, np.newaxis] > 0, room, layers) * stages[:, np.newaxis]
+    filled = np.minimum(np.cumsum(room, axis=2), layers)
+    held = np.diff(filled, axis=2, prepend=0)
+    seconds = levels + (held * trip[:, np.newaxis]).sum(axis=2)
+    least: Floats = np.where(filled[..., -1] == layers, seconds, np.inf).min(axis=1)
+    return least
+
+
+def largest(stages: Integers, seconds: Floats, layers: int) -> Floats:
+    """[plans]: the largest stage's seconds, at least; `stages` are [plans, kinds], `seconds` [plans, kinds, layers]."""
+    number = len(stages)
+    each = seconds.reshape(number, -1)
+    order = np.argsort(each, axis=1, kind="stable")
+    held = np.cumsum(np.take_along_axis(np.repeat(stages, layers, axis=1), order, axis=1), axis=1)
+    enough = np.argmax(held >= layers, axis=1)
+    least: Floats = each[np.arange(number), order[np.arange(number), enough]]
+    return least
+
+
+def reach(classes: Classes, micro_batches: Integers) -> Floats:
+    """[plans]: layers that a second has room for, at most, if the stages are busy one after another.
+
+    A stage computes U for each of M micro-batches, and waits while the first one goes through the stages before it,
+    and the last one back: U_0 + ... + U_(s-1) + M U_s is at most the iteration T. So all stages together have at most
+    T/M times the sum of (1 - 1/M)^s / l_s layers, if a layer takes l_s on stage s: the fastest stages first. (With
+    `zb_h1`, U and l are without what it puts off, which is at most half of the backward passes.)
+    """
+    share = 1 - 1 / micro_batches[:, np.newaxis]
+    last = np.cumsum(classes.stages, axis=1)
+    layers: Floats = ((share ** (last - classes.stages) - share**last) / classes.trip).sum(axis=1)
+    return layers

@@ -1,0 +1,117 @@
+"""Why a search finds nothing, and what would help."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+
+from conf.schema.experiment import Parallel, Recompute
+from fasop.costs.hardware import NodeKind, gpus_of
+from fasop.costs.layers import measured_tensor_sizes
+from fasop.costs.training import Training
+from fasop.errors import SearchError
+from fasop.search.candidates import MOST_MICRO_BATCHES, Space, divisors, sizes, tensor_sizes
+from fasop.search.choices import Choices
+
+
+def why_no_plan(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> SearchError:
+    """What to say where no sizes are possible on all nodes of these kinds, or nothing fits into memory."""
+    if any(one.parallel.micro_batches > MOST_MICRO_BATCHES for one in sizes(training, kinds, choices, math.inf)):
+        return SearchError(_too_many_micro_batches(training.parallel.global_batch_size, gpus_of(kinds)))
+    if not len(Space(training, kinds, choices)):
+        return SearchError(_no_sizes(training, kinds, choices))
+    return SearchError(_nothing_fits(training, kinds, choices))
+
+
+def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> str:
+    gpus = gpus_of(kinds)
+    batch, model = training.parallel.global_batch_size, training.model
+    tensor = tensor_sizes(training, kinds)
+    if not tensor:
+        known = [measured_tensor_sizes(kind.gpu, kind.profile, training) for kind in kinds]
+        groups = ", ".join(
+            f"cluster.groups.{kind.name}: {kind.gpus} GPUs a node, profile {kind.gpu.profile} with tensor sizes "
+            f"{', '.join(map(str, sorted(sizes or []))) or 'not measured'}"
+            for kind, sizes in zip(kinds, known, strict=True)
+        )
+        return f"no tensor size suits all nodes and model.heads={model.heads}: {groups}"
+    without = [one.parallel for one in sizes(training, kinds)]
+    if without:
+        return _not_as_given(without, gpus, choices)
+    replicas = sorted({gpus // t // p for t in tensor for p in divisors(gpus // t) if p <= model.layers + 2})
+    near = sorted(
+        {n for d in replicas for n in (batch // d * d, (batch // d + 1) * d) if n}, key=lambda n: abs(n - batch)
+    )
+    nearest = ", ".join(map(str, near[:2]))
+    return (
+        f"parallel.global_batch_size={batch} is divisible by no number of replicas that {gpus} GPUs can have with at "
+        f"most {model.layers + 2} stages: {', '.join(map(str, replicas))}; nearest that are: {nearest}"
+    )
+
+
+def _too_many_micro_batches(batch: int, gpus: int) -> str:
+    return (
+        f"parallel.global_batch_size={batch}: every plan for {gpus} GPUs has more than {MOST_MICRO_BATCHES} "
+        "micro-batches for each replica, of which a search simulates each, or micro-batches that no GPU has room for; "
+        f"use a smaller global batch, one with more divisors such as {_rounder(batch)}, or more nodes"
+    )
+
+
+def _rounder(batch: int) -> int:
+    """The nearest number that is divisible by the largest power of 2 that is no more than its square root."""
+    step = 1 << (batch.bit_length() // 2)
+    return max(step, round(batch / step) * step)
+
+
+def _not_as_given(possible: Sequence[Parallel], gpus: int, choices: Choices) -> str:
+    given = " ".join(f"parallel.{key}={','.join(map(str, values))}" for key, values in choices.sizes.items())
+    if any(map(choices.tries, possible)):
+        return (
+            f"no plan for {gpus} GPUs has parallel.schedule={','.join(choices.schedule)} {given}".rstrip()
+            + ": interleaved needs two stages or more, a layer for each of their chunks, and with Megatron-LM a "
+            "micro-batch for each stage; try another schedule, too"
+        )
+    values = {key: sorted({getattr(p, key) for p in possible}) for key in choices.sizes}
+    known = "; ".join(f"{key} {', '.join(map(str, numbers))}" for key, numbers in values.items())
+    together = ", not all of them together" if len(values) > 1 else ""
+    return f"no plan for {gpus} GPUs has {given}; possible: {known}{together}"
+
+
+def _nothing_fits(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> str:
+    """Says how much memory, or how many nodes, it would take; each found by trying."""
+    have = ", ".join(f"{kind.gpu.name} {kind.gpu.memory_gib:g} GiB" for kind in kinds)
+    ways = []
+    percents = range(110, 1001, 10)
+    enough = bisect_left(percents, True, key=lambda percent: _fit(training, _larger(kinds, percent), choices))
+    if enough < len(percents):
+        ways.append(f"{percents[enough]} % of this memory on every GPU")
+    for times in (2, 4, 8, 16):
+        more = [replace(k, group=replace(k.group, count=k.group.count * times)) for k in kinds]
+        if _fit(training, more, choices):
+            ways.append(f"{times} times as many nodes, {gpus_of(more)} GPUs")
+            break
+    ways += [*_savers(choices), "a smaller model"]
+    return (
+        f"model={training.model.name} with parallel.global_batch_size={training.parallel.global_batch_size} fits into "
+        f"the memory of cluster.gpus ({have}) with no plan; what would help: {'; or '.join(ways)}"
+    )
+
+
+def _larger(kinds: Sequence[NodeKind], percent: int) -> list[NodeKind]:
+    return [replace(k, gpu=replace(k.gpu, memory_gib=k.gpu.memory_gib * percent / 100)) for k in kinds]
+
+
+def _savers(choices: Choices) -> list[str]:
+    """Options that save memory, and were not tried."""
+    savers = []
+    if Recompute.full not in choices.recompute:
+        savers.append("parallel.recompute=full")
+    if True not in choices.sharded_optimizer:
+        savers.append("parallel.sharded_optimizer=true")
+    return savers
+
+
+def _fit(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> bool:
+    return any(True for _ in Space(training, kinds, choices).groups)

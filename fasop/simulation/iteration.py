@@ -1,0 +1,166 @@
+"""An iteration as a replay of its schedule and what follows, and where each stage's time goes. Times are seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from fasop.simulation.pipelines import Linear, Pipelines
+from fasop.simulation.replay import Event, StageTimes, simulate
+
+GRADIENTS, EMBEDDING, OPTIMIZER, NORM, WEIGHTS = (
+    "grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "optimizer",
+    "grad-norm-all-reduce",
+    "params-all-gather",
+)
+"""Events after the schedule's, by the names of docs/formats.md; NORM and WEIGHTS lie inside OPTIMIZER."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durations:
+    """What the stages take for an iteration; seconds, by stage."""
+
+    times: Sequence[StageTimes]
+    gradients: Sequence[float]
+    """To sum them, as far as the backward pass does not hide it."""
+    embedding: float
+    """To sum its gradients over the first and the last stage."""
+    optimizer: Sequence[float]
+    """The step and, with a sharded optimizer, handing out its results."""
+    weights: Sequence[float]
+    """Handing them out alone."""
+    blocking: bool = False
+    """Whether stages wait until what they send has arrived."""
+
+    @classmethod
+    def of(cls, lines: Pipelines, handing: Linear, layers: Sequence[int]) -> Durations:
+        """By the one pipeline of `lines`; `layers` are by virtual stage."""
+        whole = lines.held(np.array([layers]).T)
+        return cls(
+            times=stage_times(lines, layers),
+            gradients=lines.exposed(whole)[:, 0].tolist(),
+            embedding=float(lines.embedding[0]),
+            optimizer=lines.optimizer.of(whole)[:, 0].tolist(),
+            weights=handing.of(whole)[:, 0].tolist(),
+            blocking=lines.blocking,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Where a stage's time of one iteration goes; seconds, which together are the iteration."""
+
+    forward: float
+    backward: float
+    messages: float
+    """Waits for a message that is under way, or that its link has not begun with."""
+    bubble: float
+    """Waits for other stages: for a message that is not sent yet, and until all have their gradients."""
+    gradients: float
+    """Summing them over the replicas, as far as the backward pass does not hide it."""
+    embedding: float
+    """Summing its gradients over the first and the last stage."""
+    optimizer: float
+    weights: float
+    """Handing out those that a sharded optimizer has updated."""
+
+    def by_name(self) -> dict[str, float]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def stage_times(lines: Pipelines, layers: Sequence[int]) -> list[StageTimes]:
+    """What the stages of the one pipeline take for a micro-batch; `layers` are by virtual stage."""
+    stages, column = lines.stages, np.array([layers]).T
+    forward, backward = (passes.of(column)[:, 0].tolist() for passes in (lines.forward, lines.backward))
+    busy = lines.occupied
+    return [
+        StageTimes(
+            forward=forward[stage::stages],
+            backward=backward[stage::stages],
+            send_forward=float(lines.hop[stage, 0]),
+            send_backward=float(lines.hop[stage - 1, 0]),
+            busy_forward=float(busy[stage, 0]),
+            busy_backward=float(busy[stage - 1, 0]),
+            one_way_out=lines.one_way_out is not None and bool(lines.one_way_out[stage]),
+        )
+        for stage in range(stages)
+    ]
+
+
+def replay(schedule: Mapping[str, Any], durations: Durations) -> tuple[float, list[Event]]:
+    """The length of an iteration, and its events: those of the schedule, and what follows them.
+
+    Every stage sums its gradients, then the first and the last one those of the embedding; once all are done, the norm
+    is known to all, and each steps its optimizer and begins the next iteration.
+
+    Raises:
+        SearchError: the schedule never ends.
+    """
+    first = min(durations.optimizer)
+    begin = [step - first for step in durations.optimizer]
+    computed = simulate(schedule, durations.times, begin, blocking=durations.blocking)
+    stages = len(durations.optimizer)
+    done = [max(event.end for event in computed if event.stage == stage) for stage in range(stages)]
+    summed = [end + takes for end, takes in zip(done, durations.gradients, strict=True)]
+    shared = list(summed)
+    if stages > 1:
+        shared[0] = shared[-1] = max(summed[0], summed[-1]) + durations.embedding
+    known = max(shared)
+    events = []
+    for stage in range(stages):
+        events += [event for event in computed if event.stage == stage]
+        stepped = known + durations.optimizer[stage]
+        spans = {
+            GRADIENTS: (done[stage], summed[stage]),
+            EMBEDDING: (summed[stage], shared[stage]),
+            NORM: (shared[stage], known),
+            WEIGHTS: (stepped - durations.weights[stage], stepped),
+            OPTIMIZER: (shared[stage], stepped),
+        }
+        events += [
+            Event(stage, name, -1, 0, start, end)
+            for name, (start, end) in spans.items()
+            if end > start or name in (NORM, OPTIMIZER)
+        ]
+    return known + first, events
+
+
+def waiting(event: Event, embedding: float) -> float:
+    """The part of an event in which its stage waits for others; `embedding` is what summing its gradients takes."""
+    took = event.end - event.start
+    if event.sent is not None:
+        return max(0.0, event.sent - event.start)
+    if event.kind == EMBEDDING:
+        return max(0.0, took - embedding)
+    return took if event.kind == NORM else 0.0
+
+
+def terms(events: Sequence[Event], embedding: float) -> Terms:
+    """Of the events of one stage; `embedding` is what summing its gradients takes."""
+    spent = dict.fromkeys((field.name for field in fields(Terms)), 0.0)
+    for event in events:
+        took, waited = event.end - event.start, waiting(event, embedding)
+        spent["bubble"] += waited
+        if event.sent is not None:
+            spent["messages"] += took - waited
+        elif event.kind == "forward-compute":
+            spent["forward"] += took
+        elif event.kind.startswith("backward") and event.kind.endswith("compute"):
+            spent["backward"] += took
+        elif event.kind == GRADIENTS:
+            spent["gradients"] += took
+        elif event.kind == EMBEDDING:
+            spent["embedding"] += took - waited
+        elif event.kind == WEIGHTS:
+            spent["weights"] += took
+            spent["optimizer"] -= took
+        elif event.kind == NORM:
+            spent["optimizer"] -= took
+        elif event.kind == OPTIMIZER:
+            spent["optimizer"] += took
+    return Terms(**spent)
