@@ -12,11 +12,10 @@ from conf.schema.experiment import Cluster
 from conf.visible import visible
 from launch.commands.arguments import add_runs_dir
 from launch.commands.leftovers import Leftover, containers, dead_links, images, locks, short_jobs, unfinished_runs
-from launch.doctor.judge import size_text
 from launch.errors import LaunchError
-from launch.judge.evidence import span
 from launch.screen.consent import agreed, can_be_asked
 from launch.screen.table import print_table
+from launch.screen.text import size_text, span
 
 DAY_S = 86400.0
 DAYS = 30.0

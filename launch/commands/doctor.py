@@ -33,6 +33,7 @@ from launch.judge.agent_logs import agent_logs
 from launch.judge.observe import Job, Node, Observation, observe
 from launch.judge.stderr_lines import last_words
 from launch.screen.table import print_table
+from launch.screen.text import plural
 
 WORKER = "megatron_ext.doctor"
 FOLDER = "doctor"
@@ -138,7 +139,7 @@ def _examine(
 
 
 def _examining(seen: Observation) -> str:
-    return f"examining {len(seen.nodes)} node{'s' * (len(seen.nodes) > 1)}"
+    return f"examining {plural(len(seen.nodes), 'node')}"
 
 
 def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
@@ -196,4 +197,4 @@ def _tell(checks: Sequence[Check], path: Path | None, as_json: bool) -> None:
 
 def _count(checks: Sequence[Check], level: Level) -> str:
     count = sum(check.level is level for check in checks)
-    return f"{count} {level}{'s' * (count > 1)}" if count else ""
+    return plural(count, level) if count else ""

@@ -22,6 +22,7 @@ from launch.errors import LaunchError
 from launch.files.run_files import glance, read_submitted
 from launch.judge.agent_logs import agent_logs
 from launch.judge.observe import answers_to, complete
+from launch.screen.text import some
 from launch.screen.watch import SLURM_S
 from megatron_ext.contract.plan import Plan
 
@@ -180,5 +181,4 @@ def _count(text: str) -> int:
 
 
 def _some(names: Sequence[str]) -> str:
-    others = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
-    return f"the nodes {', '.join(names[:_NAMED])}{others}"
+    return f"the nodes {some(names, _NAMED)}"

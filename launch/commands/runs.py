@@ -25,6 +25,7 @@ from launch.judge.runs_table import COLUMNS, MORE_COLUMNS, more_cells, run_row
 from launch.judge.status_text import as_json, judged_as_json
 from launch.judge.verdict import State, Verdict, decide
 from launch.screen.table import plain
+from launch.screen.text import plural
 from launch.screen.watch import View, watch
 
 NOTE = "note"
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         if wanted.words and not open_ones and found:
             raise RunFolderError(found[-1].note)
         if not told and (count := closed + len(found) - len(open_ones)):
-            there = f"{count} folder{'s' * (count > 1)} in {folder} cannot be read"
+            there = f"{plural(count, 'folder')} in {folder} cannot be read"
             print(f"{there}, and {'are' if count > 1 else 'is'} not listed", file=sys.stderr, flush=True)
         told = True
         return _view(open_ones, arguments.json)

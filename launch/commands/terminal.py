@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -14,16 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from conf.visible import visible
+from launch.judge.evidence import OF_GPUS, OF_NODE, Evidence
 from launch.judge.findings import Findings
 from launch.judge.runs_table import COLUMNS
 from launch.judge.status_text import SHOWN, STDERR_NOTE, complaint_lines, evidence
 from launch.judge.verdict import EXIT_CODES, State
+from launch.screen.text import some
 
 _GOOD = {State.succeeded: "bold green", State.running: "bold cyan", State.starting: "bold cyan"}
 _BAD = "bold red"
 _NAMED = 6
 """So many nodes of a state are named."""
-_GPUS = "GPUs of "
 _INDENT = 4
 
 
@@ -38,7 +40,7 @@ def status_screen(found: Findings) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, text in compact(evidence(found), [node.name for node in found.seen.nodes]):
+    for label, text in compact(evidence(found)):
         table.add_row(Text(visible(label)), Text(visible(text), Style(color="yellow") if label == "mismatch" else ""))
     parts: list[RenderableType] = [head, Padding(Text(visible(verdict.reason)), (0, 2)), Padding(table, (1, 2, 0, 2))]
     if found.stderr:
@@ -54,33 +56,25 @@ def _lines(title: str, lines: Sequence[str]) -> RenderableType:
     return Padding(Group(Text(title, "dim"), *(Padding(Text(visible(line)), (0, 2)) for line in lines)), (1, 2, 0, 2))
 
 
-def compact(lines: Iterable[str], nodes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Lines of evidence as label and text; nodes of which the same is said share a line, in the place of the first.
+def compact(facts: Iterable[Evidence]) -> Iterator[tuple[str, str]]:
+    """Labels and texts; nodes of which the same is said share a line, in the place of the first.
 
     Of the lines on a node's GPUs only some are shown, for what follows is to fit on the screen, too.
     """
-    rows: dict[tuple[str, str], list[str]] = {}
-    said_of = {f"node {node}": node for node in nodes}
-    for line in lines:
-        label, colon, text = line.partition(": ")
-        if label in said_of:
-            rows.setdefault(("node", text), []).append(said_of[label])
+    rows: dict[Evidence, list[str]] = {}
+    for fact in facts:
+        if fact.label == OF_NODE:
+            rows.setdefault(replace(fact, node=""), []).append(fact.node)
         else:
-            rows.setdefault((label, text) if colon else ("", line), [])
-    of_gpus = [row for row in rows if row[0].startswith(_GPUS)]
-    for (label, text), names in rows.items():
+            rows[fact] = [fact.node]
+    of_gpus = [fact for fact in rows if fact.label == OF_GPUS]
+    for fact, names in rows.items():
         if len(names) > 1:
-            yield f"{len(names)} nodes", f"{text} ({_some(names)})"
-        elif names:
-            yield f"node {names[0]}", text
-        elif (label, text) not in of_gpus[_NAMED:]:
-            yield label, text
-        elif (label, text) == of_gpus[-1]:
+            yield f"{len(names)} nodes", f"{fact.text} ({some(names, _NAMED)})"
+        elif fact not in of_gpus[_NAMED:]:
+            yield f"{fact.label} {names[0]}".strip(), fact.text
+        elif fact == of_gpus[-1]:
             yield "GPUs", f"of {len(of_gpus) - _NAMED} other nodes: tdpp logs --gpu --tail 9"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
 
 
 def runs_screen(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:

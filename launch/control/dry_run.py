@@ -22,6 +22,7 @@ from launch.machine.provenance import PROJECT
 from launch.node.worker_command import SCRUBBED, Worker, given_environment
 from launch.node.workplace import process_to_start
 from launch.screen.table import plain
+from launch.screen.text import plural
 from megatron_ext.contract.plan import Plan
 
 FOLDER = "<time>-<hash>"
@@ -48,7 +49,7 @@ def dry_run_text(experiment: Experiment, worker: str, behind: Sequence[str] = ()
         plan_line(plan),
         _ranks(plan),
         *(_scripts(experiment, plan, run, behind) if on_slurm else ()),
-        f"{count} node agent{'s' * (count > 1)}, started by submitit's {executor}; each runs",
+        f"{plural(count, 'node agent')}, started by submitit's {executor}; each runs",
         *_nodes(experiment, plan, run, node_worker(experiment, plan, RunDir(run), worker)),
         f"plan.json\n{json.dumps(plan.as_json(), indent=1)}",
     ]

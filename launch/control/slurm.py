@@ -18,6 +18,7 @@ from launch.errors import LaunchError
 from launch.files.owner import owner_of
 from launch.machine import slurm_commands
 from launch.node.agent import NodeAgent
+from launch.screen.text import plural
 from megatron_ext.contract.files import write_atomic
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submiss
 def asked_for(request: JobRequest) -> str:
     """The keys that an answer of Slurm may be about."""
     return "; ".join(
-        f"cluster.groups.{part.group}: {len(part.nodes)} node{'s' * (len(part.nodes) > 1)}"
+        f"cluster.groups.{part.group}: {plural(len(part.nodes), 'node')}"
         + "".join(
             f", {key}={value}"
             for key in ("partition", "gres", "cpus_per_task", "mem", "account", "qos", "constraint", "time_min")

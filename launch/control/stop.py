@@ -22,6 +22,7 @@ from launch.judge.verdict import State
 from launch.machine import processes, slurm_commands
 from launch.machine.provenance import user_name
 from launch.node.worker_command import GRACE_S
+from launch.screen.text import plural
 
 SUBMISSION_S = 3.0
 """A submission that was under way when the run was stopped has shown its processes by then."""
@@ -76,7 +77,7 @@ def _stop_jobs(comment: str, owner: int, known: Set[str | None]) -> str:
     while slurm_commands.submitted(comment, owner) and time.monotonic() < until:
         time.sleep(slurm_commands.QUEUE_S)
     slurm_commands.end(comment, owner)
-    return f"{len(ids)} job{'s' * (len(ids) != 1)} ended" + (f" ({', '.join(ids)})" if ids else "")
+    return f"{plural(len(ids), 'job')} ended" + (f" ({', '.join(ids)})" if ids else "")
 
 
 def _stop_processes(run: RunDir, token: str, submitting: bool) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from conf.schema.experiment import ExecutorKind, Experiment
 from launch.doctor.checks import Check, Fault, Level, check
 from launch.doctor.findings import ALONE, NodeFindings, RankFindings
+from launch.screen.text import plural
 
 GIB = 2**30
 MEMORY_SHARE = 0.95
@@ -25,23 +26,19 @@ def devices(experiment: Experiment, cuda: bool, group: str, nodes: Sequence[Node
             Fault(
                 level=Level.warning,
                 node=node.name,
-                text=f"{_ranks(node.wanted)} may use {node.cpus} CPU{'s' * (node.cpus > 1)}; ask for more with "
+                text=f"{plural(node.wanted, 'rank')} may use {plural(node.cpus, 'CPU')}; ask for more with "
                 f"cluster.groups.{group}.cpus_per_task={node.wanted}",
             )
             for node in few
         ]
         counts = sorted({node.cpus for node in nodes})
-        yield check(group, "CPUs", faults, f"{' or '.join(map(str, counts))} for {_ranks(nodes[0].wanted)}")
+        yield check(group, "CPUs", faults, f"{' or '.join(map(str, counts))} for {plural(nodes[0].wanted, 'rank')}")
         return
     if not any(node.ranks for node in nodes):
         return
     named = dict.fromkeys(name for node in nodes for rank in node.ranks[:1] for name in rank.gpus)
     fine = f"{nodes[0].wanted} x {', '.join(named)} on each node, free"
     yield check(group, "GPUs", [fault for node in nodes for fault in _gpu_faults(experiment, group, node)], fine)
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count > 1)}"
 
 
 def _gpu_faults(experiment: Experiment, group: str, node: NodeFindings) -> Iterator[Fault]:

@@ -17,6 +17,7 @@ from launch.doctor.findings import ALONE, NodeFindings, RankFindings
 from launch.doctor.links import links
 from launch.doctor.ports import open_ports, reached
 from launch.node.unseen import Unseen
+from launch.screen.text import size_text
 
 LEAST_PYTHON = (3, 8)
 LEAST_TORCH = (2, 0)
@@ -179,15 +180,6 @@ def _disk(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
 def checkpoint_bytes(experiment: Experiment) -> int:
     """Of one checkpoint: weights and two moments of Adam, fp32; 0 if none is saved."""
     return 12 * experiment.model.parameters() if experiment.train.checkpoint else 0
-
-
-def size_text(size: float) -> str:
-    """In the unit that fits."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:g} bytes"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 def _together(case: Case) -> Iterator[Check]:

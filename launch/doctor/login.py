@@ -20,13 +20,14 @@ from launch.control.jobs import job_requests
 from launch.control.plan import make_plan
 from launch.control.submit import check_supported
 from launch.doctor.checks import Check, Level
-from launch.doctor.judge import checkpoint_bytes, size_text
+from launch.doctor.judge import checkpoint_bytes
 from launch.files.owner import other_writers
 from launch.machine import slurm_commands
 from launch.machine.container_commands import found_image, run_container
 from launch.machine.provenance import PROJECT
 from launch.node.container_setup import check_program
 from launch.node.image_file import check_found
+from launch.screen.text import size_text
 
 HERE = "here"
 SLURM_COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")

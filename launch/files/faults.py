@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from conf.errors import ClosedError, RunFolderError
+from conf.run_folder.run_files import read_tail
 
 T = TypeVar("T")
 Other = TypeVar("Other")
@@ -34,6 +36,14 @@ class Faults(list[Fault]):
         except RunFolderError as error:
             self.add(str(error), closed=isinstance(error, ClosedError), decisive=decisive)
             return otherwise
+
+    def tail(self, path: Path, size: int, begin: int = 0, *, decisive: bool = False) -> bytes:
+        """The whole lines among the last `size` bytes of a file that may not be there yet, none from before `begin`."""
+        try:
+            content, cut = self.tried(lambda: read_tail(path, size, begin), (b"", False), decisive=decisive)
+        except FileNotFoundError:
+            return b""
+        return content.partition(b"\n")[2] if cut else content
 
     def add(self, text: str, *, closed: bool = False, decisive: bool = False) -> None:
         fault = Fault(text=text, closed=closed, decisive=decisive)

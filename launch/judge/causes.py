@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from conf.run_folder.rank_ranges import rank_ranges
-from launch.judge.evidence import FULL_DISK, disk_is_full, first_line
+from launch.judge.evidence import FULL_DISK, disk_is_full
 from launch.judge.observe import Node, Observation
+from launch.screen.text import first_line
 from megatron_ext.contract.failure import RankFailure
 
 LOST = frozenset({"launch-cut-off", "never-started", "agent-lost"})

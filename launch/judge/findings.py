@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from conf.run_folder.run_files import read_tail
 from conf.run_folder.rundir import RunDir
 from launch.files.faults import Faults
 from launch.files.run_files import read_submitted
@@ -102,7 +100,7 @@ def _of_lost_agents(run: RunDir, seen: Observation, faults: Faults) -> list[Comp
     logs = faults.tried(lambda: agent_logs(run, seen.plan, jobs), {})
     return complaints(
         {
-            source: b"".join(_end(path, 0, faults) for path in paths)
+            source: b"".join(faults.tail(path, STDERR_BYTES) for path in paths)
             for source, paths in logs.items()
             if source in lost | its_jobs
         }
@@ -110,13 +108,4 @@ def _of_lost_agents(run: RunDir, seen: Observation, faults: Faults) -> list[Comp
 
 
 def _ends(run: RunDir, nodes: Sequence[Node], faults: Faults) -> dict[str, bytes]:
-    return {node.name: _end(run.node_err(node.name), node.err_begin, faults) for node in nodes}
-
-
-def _end(path: Path, begin: int, faults: Faults) -> bytes:
-    """Of a file from `begin` its end, in whole lines; nothing while there is none, or none that can be read."""
-    try:
-        content, cut = faults.tried(lambda: read_tail(path, STDERR_BYTES, begin), (b"", False))
-    except FileNotFoundError:
-        return b""
-    return content.partition(b"\n")[2] if cut else content
+    return {node.name: faults.tail(run.node_err(node.name), STDERR_BYTES, node.err_begin) for node in nodes}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuSample, GpuTrouble
+from launch.screen.text import plural
 
 READINGS = 3
 """So many in a row must agree."""
@@ -84,16 +85,16 @@ def _waits(nodes: Sequence[NodeGpus]) -> tuple[str, str] | None:
     return "gpu-spin", reason + (f"; nothing runs on {_places(resting)}" if resting else "")
 
 
-def evidence(node: NodeGpus, now: float) -> str | None:
-    """A node's GPUs in one line; None where nothing was told of them."""
+def summary(node: NodeGpus, now: float) -> str | None:
+    """A node's GPUs in a few words; None where nothing was told of them."""
     if not node.entries:
         return None
     last = node.entries[-1]
     if isinstance(last, GpuTrouble):
-        return f"GPUs of {node.node}: {last.text}"
+        return last.text
     age = node.age_s(now)
     if age is not None:
-        return f"GPUs of {node.node}: no reading for {age:.0f} s; the driver does not answer"
+        return f"no reading for {age:.0f} s; the driver does not answer"
     gpus = last.gpus[: node.ranks]
     parts = [f"GPU {gpu.index}: {gpu.fault}" for gpu in gpus if gpu.fault is not None]
     if all(gpu.processes is not None for gpu in gpus):
@@ -109,7 +110,7 @@ def evidence(node: NodeGpus, now: float) -> str | None:
     if memory:
         _, fullest, total = max(memory)
         parts.append(f"fullest {fullest / 1024:.1f}/{total / 1024:.1f} GiB")
-    return f"GPUs of {node.node}: {', '.join(parts)}"
+    return ", ".join(parts)
 
 
 def _always(nodes: Sequence[NodeGpus], holds: Callable[[GpuSample], bool]) -> Iterator[tuple[str, GpuSample]]:
@@ -147,5 +148,5 @@ def _is_settled(node: NodeGpus, logged_unix: float | None) -> bool:
 def _places(gpus: Sequence[tuple[str, GpuSample]]) -> str:
     """Such as `GPU 2 of a-0 and 6 others`."""
     (node, gpu), *others = gpus
-    more = f" and {len(others)} other{'s' * (len(others) > 1)}" if others else ""
+    more = f" and {plural(len(others), 'other')}" if others else ""
     return f"GPU {gpu.index} of {node}{more}"

@@ -36,13 +36,14 @@ class Iteration:
 def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
     """The last lines of metrics.jsonl. A line that is no logged iteration is a fault, and the others count."""
     found, bad = [], list[tuple[int, str]]()
-    content, cut = faults.tried(lambda: _tail(path, TAIL_BYTES), (b"", False), decisive=True)
-    lines = content.split(b"\n")[:-1]  # one that is still being written is left out
-    for number, line in enumerate(lines[cut:]):
+    lines = faults.tail(path, TAIL_BYTES, decisive=True).split(b"\n")[
+        :-1
+    ]  # one that is still being written is left out
+    for number, line in enumerate(lines):
         try:
             found.append(typed(Iteration, run_files.parse_json(line.decode(errors="replace"), ""), ""))
         except RunFolderError as error:
-            bad.append((number - len(lines[cut:]), str(error).strip()))
+            bad.append((number - len(lines), str(error).strip()))
     if bad:
         whole = _lines(path)
         named = [f"line {whole + number + 1} {why}" for number, why in bad[-_NAMED:]]
@@ -65,7 +66,7 @@ def read_text_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
 
     Their time is that of the last writing: the time in the lines is a container's, of an unknown zone.
     """
-    text = faults.tried(lambda: tail(path, TAIL_BYTES), "", decisive=True)
+    text = faults.tail(path, TAIL_BYTES, decisive=True).decode(errors="replace")
     logged = [found for line in text.split("\n")[:-1] if (found := iteration_line(line)) is not None]
     unix = path.stat().st_mtime if logged else 0.0
     return tuple(
@@ -77,21 +78,3 @@ def read_text_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
 def _trained(line: IterationLine) -> float | None:
     """The loss of a line; Megatron-LM leaves it out where it is no number, and where everything was skipped."""
     return None if math.isnan(line.loss) and line.skipped and not line.nan else line.loss
-
-
-def tail(path: Path, size: int, begin: int = 0) -> str:
-    """The end of a file that may not be there yet, from the begin of a line; nothing of what comes before `begin`.
-
-    Raises:
-        RunFolderError: it cannot be read.
-    """
-    content, cut = _tail(path, size, begin)
-    text = content.decode(errors="replace")
-    return text.partition("\n")[2] if cut else text
-
-
-def _tail(path: Path, size: int, begin: int = 0) -> tuple[bytes, bool]:
-    try:
-        return run_files.read_tail(path, size, begin)
-    except FileNotFoundError:
-        return b"", False

@@ -10,9 +10,9 @@ from conf.run_folder.gpu_lines import GpuReading, GpuSample, entries
 from conf.run_folder.run_files import read_part
 from conf.run_folder.rundir import RunDir
 from launch.files.faults import Faults
-from launch.judge.iterations import tail
 from launch.judge.observe import GPU_TAIL_BYTES, Node
 from launch.node.worker_command import job_info
+from launch.screen.text import some
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import NODE_RANK
 
@@ -62,7 +62,7 @@ def _job_lines(text: str) -> dict[str, str]:
 
 def _other_gpus(run: RunDir, plan: Plan, node_rank: int, faults: Faults) -> Iterator[str]:
     node = plan.nodes[node_rank]
-    end = faults.tried(lambda: tail(run.node_gpu(node.name), GPU_TAIL_BYTES), "")
+    end = faults.tail(run.node_gpu(node.name), GPU_TAIL_BYTES).decode(errors="replace")
     readings = [entry for entry in entries(end, 1) if isinstance(entry, GpuReading)]
     if readings:
         yield from other_gpus(node.gpu, readings[-1].gpus[: len(node.ranks)])
@@ -102,6 +102,4 @@ def _head(path: Path, begin: int, faults: Faults) -> str:
 
 
 def _names(nodes: Sequence[str]) -> str:
-    others = len(nodes) - _NAMED
-    more = f" and {others} other{'s' * (others > 1)}" if others > 0 else ""
-    return f"node{'s' * (len(nodes) > 1)} {', '.join(nodes[:_NAMED])}{more}"
+    return f"node{'s' * (len(nodes) > 1)} {some(nodes, _NAMED)}"

@@ -21,7 +21,7 @@ from launch.files.owner import has_rights_of, owner_of
 from launch.files.records import JobRecord, NodeRecord, Origin, StopRecord, Submitted
 from launch.files.run_files import Glance, glance, states_of
 from launch.judge.gpu_health import READINGS, NodeGpus
-from launch.judge.iterations import Iteration, read_log, read_text_log, tail
+from launch.judge.iterations import Iteration, read_log, read_text_log
 from launch.machine import processes, slurm_commands
 from launch.machine.memory_signs import memory_sign
 from launch.machine.slurm_commands import JobState
@@ -322,14 +322,13 @@ def _started(nodes: Iterable[Node]) -> dict[str, float]:
 def _gpus(run: RunDir, plan: Plan, nodes: tuple[Node, ...], faults: Faults) -> tuple[NodeGpus, ...]:
     ranks = {node.name: len(node.ranks) for node in plan.nodes}
 
-    def end(name: str) -> str:
-        return faults.tried(lambda: tail(run.node_gpu(name), GPU_TAIL_BYTES), "")
-
     return tuple(
         NodeGpus(
             node=node.name,
             ranks=ranks[node.name],
-            entries=gpu_entries(end(node.name), READINGS),
+            entries=gpu_entries(
+                faults.tail(run.node_gpu(node.name), GPU_TAIL_BYTES).decode(errors="replace"), READINGS
+            ),
         )
         for node in nodes
         if node.state == "running" and node.alive
@@ -393,8 +392,8 @@ def _with_memory(run: RunDir, node: Node, errors: Iterable[RankFailure], faults:
     died = any(error.node == node.name and error.type == "Killed" for error in errors)
     if not died and not (node.ended and node.exit_code):
         return node
-    end = faults.tried(lambda: tail(run.node_err(node.name), ERR_TAIL_BYTES, node.err_begin), "")
-    return replace(node, no_memory=memory_sign(end))
+    end = faults.tail(run.node_err(node.name), ERR_TAIL_BYTES, node.err_begin)
+    return replace(node, no_memory=memory_sign(end.decode(errors="replace")))
 
 
 def _saved(run: RunDir, faults: Faults) -> int | None:

@@ -53,9 +53,7 @@ def held_up_by(seen: Observation) -> list[Doing]:
     return holding_up(seen.doings, seen.plan, lost_unix(seen), seen.now_unix)
 
 
-def held_up_words(seen: Observation, held: Sequence[Doing], now: str = "stands still") -> str:
-    """Of at least one rank, what `held_up_by` gives; `now` is said of it while no rank has given up."""
+def held_up_words(seen: Observation, held: Sequence[Doing], now: str = "stands still") -> tuple[str, str]:
+    """Which rank, and how; of at least one, what `held_up_by` gives. `now` is said of it while none has given up."""
     lost = lost_unix(seen)
-    if lost is None:
-        return in_words(held, now, seen.now_unix)
-    return in_words(held, "stood still", lost)
+    return in_words(held, now, seen.now_unix) if lost is None else in_words(held, "stood still", lost)

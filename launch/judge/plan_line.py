@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conf.schema.partition import NodeOrder, Partition
+from launch.screen.text import plural
 from megatron_ext.contract.plan import Plan
 
 
@@ -20,5 +21,5 @@ def plan_line(plan: Plan) -> str:
     return (
         f"tensor {plan.tensor} x data {plan.data} x pipeline {plan.pipeline}, partition "
         f"{Partition(tuple(plan.partition))}, micro-batch {plan.micro_batch_size}, global batch "
-        f"{plan.global_batch_size}, {len(plan.ranks)} ranks on {len(plan.nodes)} node{'s' * (len(plan.nodes) > 1)}"
+        f"{plan.global_batch_size}, {len(plan.ranks)} ranks on {plural(len(plan.nodes), 'node')}"
     )

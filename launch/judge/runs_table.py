@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from launch.judge.evidence import span
 from launch.judge.observe import Observation
 from launch.judge.pace import median_ms
 from launch.judge.plan_line import short_plan
 from launch.judge.verdict import decide
+from launch.screen.text import span
 
 COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")
 """Of every table of runs."""

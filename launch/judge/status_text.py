@@ -8,11 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from conf.run_folder.rundir import RunDir
+from launch.judge.evidence import Evidence
 from launch.judge.findings import STDERR_BYTES, Findings
 from launch.judge.pace import median_ms
 from launch.judge.plan_line import short_plan
 from launch.judge.stderr_lines import Complaint
 from launch.judge.verdict import Verdict
+from launch.screen.text import some
 
 SHOWN = 5
 """Groups of lines of stderr; the first ones."""
@@ -23,7 +25,7 @@ STDERR_NOTE = f"the last {STDERR_BYTES // 1024} KiB of each node, without warnin
 
 def as_text(found: Findings) -> str:
     run, verdict = found.run, found.verdict
-    lines = [f"{run.name}: {verdict.state}, {verdict.reason}", *(f"  {line}" for line in evidence(found))]
+    lines = [f"{run.name}: {verdict.state}, {verdict.reason}", *(f"  {fact}" for fact in evidence(found))]
     if found.stderr:
         lines.append(f"  stderr ({STDERR_NOTE}):")
         lines += [f"    {line}" for line in complaint_lines(found.stderr[:SHOWN])]
@@ -35,21 +37,16 @@ def as_text(found: Findings) -> str:
     return "\n".join(lines)
 
 
-def evidence(found: Findings) -> list[str]:
-    """Line by line: what the verdict rests on, where nodes run something else than was submitted, and what of the run's
+def evidence(found: Findings) -> list[Evidence]:
+    """What the verdict rests on, where nodes run something else than was submitted, and what of the run's
     files is damaged."""
-    mismatches = [f"mismatch: {line}" for line in found.mismatches]
-    faults = [f"fault: {text}" for text in found.faults if text != found.verdict.reason]
-    return [*found.verdict.evidence, *mismatches, *faults]
+    mismatches = [Evidence("mismatch", line) for line in found.mismatches]
+    faults = [Evidence("fault", text) for text in found.faults if text != found.verdict.reason]
+    return [*found.verdict.facts, *mismatches, *faults]
 
 
 def complaint_lines(found: Sequence[Complaint]) -> list[str]:
-    return [f"{complaint.count} x {_shortened(complaint.text)} ({_named(complaint.nodes)})" for complaint in found]
-
-
-def _named(nodes: Sequence[str]) -> str:
-    others = f" and {len(nodes) - SHOWN} others" if len(nodes) > SHOWN else ""
-    return ", ".join(nodes[:SHOWN]) + others
+    return [f"{complaint.count} x {_shortened(complaint.text)} ({some(complaint.nodes, SHOWN)})" for complaint in found]
 
 
 def _shortened(text: str) -> str:

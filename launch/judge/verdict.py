@@ -18,10 +18,11 @@ from enum import StrEnum
 from conf.run_folder.rundir import RunDir
 from launch.judge import gpu_health
 from launch.judge.causes import JOB_RULES, LOST, causes, undecided, what
-from launch.judge.evidence import ago, evidence, saved
+from launch.judge.evidence import Evidence, evidence_of, saved
 from launch.judge.observe import Node, Observation, observe
 from launch.judge.pace import began_unix, held_up_by, held_up_words, is_late, lost_unix, usual_s
 from launch.node.peers import SILENCE_S
+from launch.screen.text import ago, plural
 from megatron_ext.contract.worker import SAVED
 
 
@@ -61,12 +62,17 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement, and what it rests on, line by line."""
+    """The judgement, and what it rests on."""
 
     state: State
     rule: str
     reason: str
-    evidence: tuple[str, ...]
+    facts: tuple[Evidence, ...]
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """The facts, a line each."""
+        return tuple(map(str, self.facts))
 
     @property
     def exit_code(self) -> int:
@@ -107,7 +113,7 @@ def decide(seen: Observation) -> Verdict:
         if (finding := rule(seen)) is not None
     )
     later = [cause.reason for cause in causes(seen)[1:]]
-    return Verdict(state, rule, reason, tuple(evidence(seen, later)))
+    return Verdict(state, rule, reason, tuple(evidence_of(seen, later)))
 
 
 Finding = tuple[State, str, str]
@@ -159,7 +165,7 @@ def _stood_still(seen: Observation) -> Finding | None:
     if lost_unix(seen) is None or not seen.over or seen.stop_unix is not None:
         return None
     held = held_up_by(seen)
-    return (State.failed, "rank-stood-still", held_up_words(seen, held)) if held else None
+    return (State.failed, "rank-stood-still", ": ".join(held_up_words(seen, held))) if held else None
 
 
 def _ended_from_outside(seen: Observation) -> Finding | None:
@@ -260,7 +266,7 @@ def _failing(seen: Observation) -> Finding | None:
         return State.failing, "rank-or-node", reason
     if symptoms := [error for error in seen.errors if error.symptom]:
         if held := held_up_by(seen):
-            reason = f"{held_up_words(seen, held)}; not all nodes have told yet"
+            reason = f"{': '.join(held_up_words(seen, held))}; not all nodes have told yet"
             return State.failing, "rank-stood-still", reason
         reason = f"{symptoms[0].place} {what(symptoms[0])}; the cause is not known yet"
         return State.failing, "rank-lost-another", reason
@@ -293,7 +299,7 @@ def _pace(seen: Observation) -> Finding | None:
 
 def _by_whom(seen: Observation) -> str:
     held = held_up_by(seen)
-    return f"; {held_up_words(seen, held)}" if held else ""
+    return f"; {': '.join(held_up_words(seen, held))}" if held else ""
 
 
 def _halted(seen: Observation) -> Finding | None:
@@ -301,7 +307,7 @@ def _halted(seen: Observation) -> Finding | None:
     held = held_up_by(seen)
     if seen.over or not held or not held[0].stopped:
         return None
-    return State.stalled, "process-stopped", held_up_words(seen, held)
+    return State.stalled, "process-stopped", ": ".join(held_up_words(seen, held))
 
 
 def _progress(seen: Observation) -> Finding:
@@ -326,5 +332,4 @@ def _name(seen: Observation) -> str:
 
 
 def _ranks(seen: Observation) -> str:
-    count = len(seen.plan.ranks)
-    return f"{count} rank{'s' * (count > 1)}"
+    return plural(len(seen.plan.ranks), "rank")

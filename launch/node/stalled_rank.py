@@ -95,11 +95,11 @@ def holding_up(doings: Sequence[Doing], plan: Plan, lost_unix: float | None, now
     return sorted(held, key=lambda doing: doing.since_unix)
 
 
-def in_words(held: Sequence[Doing], verb: str, until_unix: float) -> str:
-    """At least one of them in words; `verb` is `stands still`, until now, or the like."""
+def in_words(held: Sequence[Doing], verb: str, until_unix: float) -> tuple[str, str]:
+    """Which rank, and how; of at least one. `verb` is `stands still`, until now, or the like."""
     first, *others = held
     more = f"; the same holds for rank {', '.join(str(doing.rank) for doing in others)}" if others else ""
-    return f"{first.place} {verb}: {_state(first, until_unix)}{more}"
+    return f"{first.place} {verb}", f"{_state(first, until_unix)}{more}"
 
 
 def _state(doing: Doing, until_unix: float) -> str:

@@ -12,6 +12,7 @@ from conf.schema.experiment import ExecutorKind, Experiment
 from launch.errors import LaunchError
 from launch.judge.observe import Observation
 from launch.judge.verdict import State, decide
+from launch.screen.text import plural
 
 T = TypeVar("T")
 _SWEEP_WIDE = ("max_jobs", "confirm_gpu_hours", "yes")
@@ -95,10 +96,10 @@ def budget(experiments: Sequence[Experiment]) -> str | None:
     unknown = hours.count(None)
     parts = []
     if known:
-        parts.append(f"{_runs(len(known))} of up to {_hours(sum(known))} (GPUs x time limit, without restarts)")
+        parts.append(f"{plural(len(known), 'run')} of up to {_hours(sum(known))} (GPUs x time limit, without restarts)")
     if unknown:
         keys = ", ".join(dict.fromkeys(key for experiment in experiments for key in _without_limit(experiment)))
-        parts.append(f"{_runs(unknown)} of unknown GPU-hours, for want of a time limit ({keys})")
+        parts.append(f"{plural(unknown, 'run')} of unknown GPU-hours, for want of a time limit ({keys})")
     return " and ".join(parts) or None
 
 
@@ -117,10 +118,6 @@ def check_sweep_wide(experiments: Sequence[Experiment]) -> None:
         if len(values) > 1:
             told = ",".join("null" if value is None else str(value).lower() for value in values)
             raise LaunchError(f"{key}={told}: it is for a sweep as a whole; give it one value")
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"
 
 
 def _hours(hours: float) -> str:

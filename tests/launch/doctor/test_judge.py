@@ -12,7 +12,8 @@ from conf.compose import compose
 from conf.schema.experiment import Engine, EngineKind
 from launch.doctor.checks import Check, Level
 from launch.doctor.findings import Link, NodeFindings, RankFindings
-from launch.doctor.judge import Case, checkpoint_bytes, judge, size_text
+from launch.doctor.judge import Case, checkpoint_bytes, judge
+from launch.screen.text import size_text
 
 SEED = compose(["experiment=seed_a100x1_a10x7", "container=none", "executor=slurm"])
 GIB = 2**30

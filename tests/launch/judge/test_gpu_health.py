@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from conf.run_folder.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuSample, GpuTrouble
-from launch.judge.gpu_health import GRACE_S, READINGS, NodeGpus, evidence, hang
+from launch.judge.gpu_health import GRACE_S, READINGS, NodeGpus, hang, summary
 
 NOW = 1_000_000
 OURS = (GpuProcess(pid=1, memory_mib=11000, ours=True),)
@@ -162,8 +162,8 @@ LINES = {
 
 @pytest.mark.parametrize(("told", "line"), LINES.values(), ids=LINES.keys())
 def test_a_nodes_gpus_are_one_line(told: NodeGpus, line: str) -> None:
-    assert evidence(told, NOW) == f"GPUs of a-0: {line}"
+    assert summary(told, NOW) == line
 
 
 def test_a_node_that_told_nothing_has_no_line() -> None:
-    assert evidence(NodeGpus(node="a-0", ranks=1, entries=()), NOW) is None
+    assert summary(NodeGpus(node="a-0", ranks=1, entries=()), NOW) is None

@@ -15,6 +15,7 @@ from launch import cli
 from launch.commands.terminal import compact
 from launch.control.follow import follow
 from launch.control.stop import stop
+from launch.judge.evidence import OF_GPUS, OF_NODE, Evidence
 from launch.screen.watch import View, watch
 from tests.launch.judge.test_verdict import OK, Case
 from tests.support.launch.live import ENVIRONMENT, FOREVER, TDPP, TWO_NODES, start, tdpp, wait_until_running
@@ -132,8 +133,10 @@ def test_no_cell_of_a_run_is_cut_on_any_terminal(tmp_path: Path, columns: int) -
 
 
 def test_nodes_of_which_the_same_is_said_share_a_line() -> None:
-    lines = ["plan: p", "node a-0: running", "node a-1: not started", "node a-2: running", "later: b: c", "no label"]
-    assert list(compact(lines, ["a-0", "a-1", "a-2"])) == [
+    nodes = [("running", "a-0"), ("not started", "a-1"), ("running", "a-2")]
+    facts = [Evidence(OF_NODE, text, name) for text, name in nodes]
+    others = [Evidence("later", "b: c"), Evidence("later", "b: c"), Evidence("", "no label")]
+    assert list(compact([Evidence("plan", "p"), *facts, *others])) == [
         ("plan", "p"),
         ("2 nodes", "running (a-0, a-2)"),
         ("node a-1", "not started"),
@@ -143,14 +146,13 @@ def test_nodes_of_which_the_same_is_said_share_a_line() -> None:
 
 
 def test_of_many_nodes_some_are_named() -> None:
-    names = [f"a-{number}" for number in range(128)]
-    (line,) = compact([f"node {name}: running" for name in names], names)
+    (line,) = compact([Evidence(OF_NODE, "running", f"a-{number}") for number in range(128)])
     assert line == ("128 nodes", "running (a-0, a-1, a-2, a-3, a-4, a-5 and 122 others)")
 
 
 def test_of_the_gpus_of_many_nodes_some_lines_are_shown() -> None:
-    lines = [*(f"GPUs of a-{number}: 4 of 4 busy" for number in range(128)), "later: rank 3 failed"]
-    shown = list(compact(lines, []))
+    facts = [Evidence(OF_GPUS, "4 of 4 busy", f"a-{number}") for number in range(128)]
+    shown = list(compact([*facts, Evidence("later", "rank 3 failed")]))
     assert shown[:2] == [("GPUs of a-0", "4 of 4 busy"), ("GPUs of a-1", "4 of 4 busy")]
     assert shown[6:] == [("GPUs", "of 122 other nodes: tdpp logs --gpu --tail 9"), ("later", "rank 3 failed")]
 

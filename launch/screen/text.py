@@ -1,0 +1,43 @@
+"""Counts, names and lengths of time in the words of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """`a, b and 3 others`: at most so many by their names."""
+    others = len(names) - most
+    return ", ".join(names[:most]) + (f" and {plural(others, 'other')}" if others > 0 else "")
+
+
+def first_line(text: str) -> str:
+    first, *more = text.strip().splitlines() or [""]
+    return f"{first}{' …' if more else ''}"
+
+
+def ago(seconds: float) -> str:
+    return f"{span(seconds)} ago"
+
+
+def span(seconds: float) -> str:
+    """In the unit that suits it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+
+
+def size_text(size: float) -> str:
+    """Bytes, in the unit that fits."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:g} bytes"
+        size /= 1024
+    return f"{size:.1f} GiB"
