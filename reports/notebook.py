@@ -11,12 +11,13 @@ import pandas as pd
 from plotly import graph_objects as go
 
 from reports.errors import ReportError
-from reports.facts.frames import gpus_frame, memory_frame, stages_frame, stragglers_frame, waiting_frame
+from reports.facts.frames import memory_frame, stages_frame, stragglers_frame, waiting_frame
 from reports.facts.statistics import Statistics, statistics
-from reports.figures.chart import Series, lines
+from reports.figures.chart import lines
 from reports.figures.timeline import timeline
 from reports.pages.comparison import outcome
 from reports.pages.several import all_of
+from reports.readers.gpus import USE
 from reports.readers.megatron_log import Sizes
 from reports.readers.record import Plan
 from reports.sources import Found, Source
@@ -98,10 +99,10 @@ class Run:
             raise ReportError(f"{self.name} has no prediction, and so no memory by part: {'; '.join(self.notes)}")
         return memory_frame(self._found.record, self._found.prediction)
 
-    @cached_property
+    @property
     def gpus(self) -> pd.DataFrame:
         """A GPU that was sampled a row."""
-        return gpus_frame(self._found.gpus)
+        return self._found.gpus.uses if self._found.gpus else pd.DataFrame(columns=USE)
 
     def timeline(self, iteration: int | None = None, ranks: Sequence[int] | None = None) -> go.Figure:
         """The events of an iteration; without one, of the steady one of median length.
@@ -131,7 +132,7 @@ class Run:
         values = self._found.record.known(metric)
         if not len(values):
             raise ReportError(f"{self.name} has no metric {metric!r}; it has {', '.join(self.metrics.columns)}")
-        return lines([Series(metric, values.index.tolist(), values.tolist())], x_title="iteration", title=metric)
+        return lines([values], x_title="iteration", title=metric)
 
 
 def load(run: str | Path | None = None, runs_dir: str | Path = "runs", **sizes: int) -> Run:

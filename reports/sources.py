@@ -103,7 +103,7 @@ class Source:
             known, timeline = megatron_log.read(self.log, self.sizes)
             readings = self.log.glob("*.gpu") if self.log.is_dir() else [self.log.with_suffix(".gpu")]
             gpus = read_files({path.stem: path for path in sorted(readings)})
-            named = {use.node: use.name for use in gpus.uses} if gpus else {}
+            named = dict(zip(gpus.uses["node"], gpus.uses["name"], strict=True)) if gpus else {}
             nodes = tuple(replace(node, gpu=named.get(node.name, node.gpu)) for node in known.plan.nodes)
             return Found(record=replace(known, plan=replace(known.plan, nodes=nodes)), timeline=timeline, gpus=gpus)
         known = record.read(self.run)

@@ -13,7 +13,6 @@ from reports.facts.breakdown import PARTS
 from reports.facts.statistics import Statistics
 from reports.facts.terms import Terms, measured, ranks_seen
 from reports.readers.events import Timeline
-from reports.readers.gpus import GpuReport, GpuUse
 from reports.readers.record import Plan, Record
 
 EVENTS = (
@@ -124,12 +123,6 @@ def predicted_memory_frame(prediction: Prediction, peaks: list[float | None] | N
     frame["measured"] = [np.nan if peak is None else peak / 1024 for peak in known]
     frame["left"] = frame["limit"] - frame["measured"].fillna(frame["predicted"])
     return frame.rename_axis("stage")
-
-
-def gpus_frame(report: GpuReport | None) -> pd.DataFrame:
-    """A row for each GPU that was sampled (`GpuUse`)."""
-    uses = report.uses if report else ()
-    return pd.DataFrame([asdict(use) for use in uses], columns=list(GpuUse.__dataclass_fields__))
 
 
 def peak_kind(record: Record) -> str | None:

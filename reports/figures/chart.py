@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 
+import numpy as np
+import pandas as pd
 from plotly import graph_objects as go
 
 from reports.figures.template import BORDER, SERIES, SOFT, figure
@@ -17,61 +19,44 @@ FEW = 12
 """Iterations, up to which each has a tick."""
 
 
-@dataclass(frozen=True)
-class Series:
-    """Points of one quantity; not-a-number breaks the line."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    line: bool = True
-    """Joined by a line; otherwise only dots."""
-
-    @property
-    def known(self) -> bool:
-        """Whether there is anything to draw."""
-        return any(map(math.isfinite, self.y))
-
-
-def thinned(series: Series) -> Series:
+def thinned(values: pd.Series) -> pd.Series:
     """At most MOST points: of each span of a longer series the lowest and the highest, and its first gap.
 
     A chart is some hundred pixels wide, and a page has to carry every point.
     """
-    if len(series.y) <= MOST:
-        return series
-    kept = set[int]()
-    span = -(-len(series.y) * 3 // MOST)
-    for begin in range(0, len(series.y), span):
-        indices = range(begin, min(begin + span, len(series.y)))
-        finite = [index for index in indices if math.isfinite(series.y[index])]
-        kept.update([min(finite, key=series.y.__getitem__), max(finite, key=series.y.__getitem__)] if finite else ())
-        kept.update([index for index in indices if not math.isfinite(series.y[index])][:1])
-    order = sorted(kept)
-    return replace(series, x=[series.x[index] for index in order], y=[series.y[index] for index in order])
+    if len(values) <= MOST:
+        return values
+    ordered, span = values.reset_index(drop=True), -(-len(values) * 3 // MOST)
+    finite = np.isfinite(ordered)
+    known, gaps = ordered[finite], ordered.index[~finite].to_series()
+    spans = known.groupby(known.index // span)
+    return values.iloc[sorted({*spans.idxmin(), *spans.idxmax(), *gaps.groupby(gaps // span).first()})]
 
 
-def lines(series: Sequence[Series], *, x_title: str, title: str, from_zero: bool = False) -> go.Figure:
-    """A chart of one or more series over a common x.
+def lines(
+    series: Sequence[pd.Series], *, x_title: str, title: str, from_zero: bool = False, dots: Sequence[str] = ()
+) -> go.Figure:
+    """A chart of one or more series over a common x, their index; a value that is missing breaks the line.
 
     Args:
         from_zero: let the y axis begin at 0.
+        dots: names of those that are not joined by a line.
     """
     made = figure(title=escape(title), showlegend=len(series) > 1)
     made.update_xaxes(title_text=escape(x_title))
     made.update_yaxes(rangemode="tozero" if from_zero else "normal")
     for one in map(thinned, series):
-        name = escape(one.name)
+        name = escape(str(one.name))
         made.add_scatter(
-            x=list(one.x),
-            y=list(one.y),
+            x=one.index.tolist(),
+            y=one.tolist(),
             name=name,
-            mode="lines+markers" if one.line else "markers",
+            mode="markers" if one.name in dots else "lines+markers",
             marker={"size": 4},
             line={"width": 1.8},
             hovertemplate=f"{name}: %{{y:.6~g}} at {escape(x_title)} %{{x:~g}}<extra></extra>",
         )
-    places = {float(x) for one in series for x in one.x}
+    places = {float(x) for one in series for x in one.index}
     if places and all(map(float.is_integer, places)) and max(places) - min(places) <= FEW:
         made.update_xaxes(dtick=1)  # of an iteration there is no half
     return made

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+
+import pandas as pd
 
 from conf.errors import RunFolderError
-from conf.run_folder.gpu_lines import GpuReading, GpuSample, GpuTrouble, entries
+from conf.run_folder.gpu_lines import GpuSample, GpuTrouble, entries
 from conf.run_folder.run_files import read_tail
 from conf.run_folder.rundir import RunDir
 from reports.readers import gpustat
@@ -18,37 +18,22 @@ from reports.readers.record import Record
 BYTES = 16 << 20
 """Read of all files together, of each its end, so that a report does not take minutes after weeks of readings."""
 LEAST_BYTES = 64 << 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuUse:
-    """One GPU over the readings that were looked at; a figure that it never told is NaN."""
-
-    node: str
-    index: int
-    name: str
-    utilisation: float
-    """Percent, median over the readings in which a process of the run computed on it, else over all."""
-    power_w: float
-    """Median likewise."""
-    power_limit_w: float
-    memory_mib: float
-    """The most."""
-    memory_total_mib: float
-    temperature_c: float
-    """The most."""
-    fault: str | None
+USE = (
+    *("node", "index", "name", "utilisation", "power_w", "power_limit_w", "memory_mib", "memory_total_mib"),
+    *("temperature_c", "fault"),
+)
+_NUMBERS = ("utilisation", "power_w", "power_limit_w", "memory_used_mib", "memory_total_mib", "temperature_c")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReport:
-    uses: Sequence[GpuUse]
-    at_h: Sequence[float]
-    """Hours since the first reading that was looked at; none where readings have no times."""
-    utilisation: Sequence[float]
-    """Percent at these times, the mean over all GPUs."""
-    power_w: Sequence[float]
-    """At these times, the sum over all GPUs."""
+    uses: pd.DataFrame
+    """USE of a GPU a row, over the readings that were looked at. Utilisation, percent, and power are medians over the
+    readings in which a process of the run computed on it, else over all; memory and temperature are the most. A figure
+    that it never told is missing."""
+    course: pd.DataFrame
+    """By hours since the first reading that was looked at: `utilisation`, percent, the mean over all GPUs, and
+    `power_w`, their sum. Empty where readings have no times."""
     troubles: Sequence[str]
     """What was written in the place of readings, each once, with its nodes."""
 
@@ -77,71 +62,46 @@ def read_files(paths: Mapping[str, Path]) -> GpuReport | None:
 
 def gpu_report(texts: Mapping[str, str]) -> GpuReport:
     """Of what the nodes' files hold, which may begin anywhere."""
-    found = {node: entries(text) or gpustat.readings(text) for node, text in texts.items()}
-    uses, troubles = [], dict[str, list[str]]()
-    readings = {node: [one for one in told if isinstance(one, GpuReading)] for node, told in found.items()}
-    for node, told in found.items():
-        for one in told:
-            if isinstance(one, GpuTrouble) and node not in troubles.setdefault(one.text, []):
-                troubles[one.text].append(node)
-        for place in range(max((len(one.gpus) for one in readings[node]), default=0)):
-            uses.append(_use(node, [one.gpus[place] for one in readings[node] if place < len(one.gpus)]))
-    at_h, utilisation, power_w = _course([one for told in readings.values() for one in told if one.interval_s])
+    rows, troubles = [], dict[str, list[str]]()
+    for node, text in texts.items():
+        for one in entries(text) or gpustat.readings(text):
+            if isinstance(one, GpuTrouble):
+                troubles.setdefault(one.text, []).append(node)
+                continue
+            for place, gpu in enumerate(one.gpus):
+                ours = any(process.ours for process in gpu.processes or ())
+                rows.append({**vars(gpu), "node": node, "place": place, "ours": ours, "reading": one})
+    samples = pd.DataFrame(rows, columns=[*GpuSample.__dataclass_fields__, "node", "place", "ours", "reading"])
+    samples = samples.astype(dict.fromkeys(_NUMBERS, "float64"))
     return GpuReport(
-        uses=uses,
-        at_h=at_h,
-        utilisation=utilisation,
-        power_w=power_w,
-        troubles=[f"{', '.join(nodes)}: {text}" for text, nodes in troubles.items()],
+        uses=_uses(samples),
+        course=_course(samples),
+        troubles=[f"{', '.join(dict.fromkeys(nodes))}: {text}" for text, nodes in troubles.items()],
     )
 
 
-def _use(node: str, samples: Sequence[GpuSample]) -> GpuUse:
-    last = samples[-1]
-    at_work = [one for one in samples if one.processes and any(process.ours for process in one.processes)] or samples
-    return GpuUse(
-        node=node,
-        index=last.index,
-        name=last.name,
-        utilisation=_median(one.utilisation for one in at_work),
-        power_w=_median(one.power_w for one in at_work),
-        power_limit_w=_median(one.power_limit_w for one in samples),
-        memory_mib=_most(one.memory_used_mib for one in samples),
-        memory_total_mib=_most(one.memory_total_mib for one in samples),
-        temperature_c=_most(one.temperature_c for one in samples),
-        fault=last.fault,
+def _uses(samples: pd.DataFrame) -> pd.DataFrame:
+    gpu = ["node", "place"]
+    busy = samples.groupby(gpu)["ours"].transform("any")
+    at_work = samples[samples["ours"] | ~busy.astype(bool)].groupby(gpu, sort=False)
+    all_of = samples.groupby(gpu, sort=False)
+    uses = samples.drop_duplicates(gpu, keep="last").set_index(gpu)[["index", "name", "fault"]]
+    uses = uses.join(at_work[["utilisation", "power_w"]].median()).join(all_of[["power_limit_w"]].median())
+    uses = uses.join(all_of[["memory_used_mib", "memory_total_mib", "temperature_c"]].max())
+    uses = uses.loc[list(all_of.groups)] if len(uses) else uses
+    return uses.reset_index().rename(columns={"memory_used_mib": "memory_mib"})[list(USE)]
+
+
+def _course(samples: pd.DataFrame, most: int = 200) -> pd.DataFrame:
+    """Of at most so many spans of equal length."""
+    timed = samples.assign(
+        unix=[one.unix for one in samples["reading"]], interval_s=[one.interval_s for one in samples["reading"]]
     )
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [float(value) for value in values if value is not None]
-
-
-def _median(values: Iterable[float | None]) -> float:
-    known = _known(values)
-    return median(known) if known else math.nan
-
-
-def _most(values: Iterable[float | None]) -> float:
-    return max(_known(values), default=math.nan)
-
-
-def _course(readings: Sequence[GpuReading], most: int = 200) -> tuple[list[float], list[float], list[float]]:
-    """Hours, mean utilisation and summed power, of at most so many spans of equal length."""
-    if not readings:
-        return [], [], []
-    begin, end = min(one.unix for one in readings), max(one.unix for one in readings)
-    span = max((end - begin) / most, max(one.interval_s for one in readings), 1)
-    spans: dict[int, dict[str, list[GpuSample]]] = {}
-    for one in readings:
-        for gpu in one.gpus:
-            spans.setdefault(int((one.unix - begin) / span), {}).setdefault(gpu.uuid, []).append(gpu)
-    at, use, power = [], [], []
-    for number, gpus in sorted(spans.items()):
-        at.append((number + 0.5) * span / 3600)
-        means = [_median(gpu.utilisation for gpu in samples) for samples in gpus.values()]
-        known = [value for value in means if not math.isnan(value)]
-        use.append(sum(known) / len(known) if known else math.nan)
-        watts = [_median(gpu.power_w for gpu in samples) for samples in gpus.values()]
-        power.append(sum(watts))
-    return at, use, power
+    timed = timed[timed["interval_s"] > 0]
+    begin, end = timed["unix"].min(), timed["unix"].max()
+    span = max((end - begin) / most, timed["interval_s"].max(), 1) if len(timed) else 1
+    hours = ((timed["unix"] - begin) // span + 0.5) * span / 3600
+    usual = timed.groupby([hours.rename("hours"), "uuid"])[["utilisation", "power_w"]].median()
+    by_hours = usual.groupby("hours")
+    power_w = by_hours["power_w"].agg(lambda watts: watts.sum(skipna=False))
+    return pd.DataFrame({"utilisation": by_hours["utilisation"].mean(), "power_w": power_w})

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
+
 from reports.facts.statistics import Statistics
-from reports.figures.chart import Series, lines
+from reports.figures.chart import lines
 from reports.figures.embed import NOTHING, embedded
 from reports.readers.record import Record
+
+SEEN = "first to last event"
 
 
 def course_section(record: Record, figures: Statistics) -> str:
     """The section of a run's page, as HTML."""
 
-    def logged(name: str, key: str) -> Series:
-        known = record.known(key)
-        return Series(name, known.index.tolist(), known.tolist())
+    def logged(name: str, key: str) -> pd.Series:
+        return record.known(key).rename(name)
 
-    seen = Series("first to last event", figures.iterations.tolist(), (figures.length_ns / 1e6).tolist(), line=False)
-    time = [logged("mean between log lines", "elapsed_ms"), *([seen] if len(figures.iterations) else [])]
+    seen = pd.Series(figures.length_ns / 1e6, figures.iterations, name=SEEN)
+    time = [logged("mean between log lines", "elapsed_ms"), *([seen] if len(seen) else [])]
     losses = [logged("loss", "loss")]
     for data in ("validation", "test"):
         found = [one for one in (record.upstream.evaluations if record.upstream else ()) if one.data == data]
-        losses += [Series(data, [one.iteration for one in found], [one.loss for one in found])] if found else []
+        losses += [pd.Series({one.iteration: one.loss for one in found}, name=data)] if found else []
     charts = [
         _chart(losses, "Loss", "Loss", from_zero=False),
         _chart(time, "Iteration time, ms", "Iteration time in milliseconds", from_zero=True),
@@ -32,8 +36,10 @@ def course_section(record: Record, figures: Statistics) -> str:
     return f'<section><h2>Course</h2><div class="charts">{drawn}</div></section>'
 
 
-def _chart(series: list[Series], title: str, label: str, *, from_zero: bool) -> str:
+def _chart(series: list[pd.Series], title: str, label: str, *, from_zero: bool) -> str:
     """A chart; nothing where no number is known, as of a rehearsal's loss or of a log that tells no tokens."""
-    if not any(one.known for one in series):
+    if not any(np.isfinite(one).any() for one in series):
         return ""
-    return embedded(lines(series, x_title="iteration", title=title, from_zero=from_zero), f"{label} over iterations")
+    return embedded(
+        lines(series, x_title="iteration", title=title, from_zero=from_zero, dots=[SEEN]), f"{label} over iterations"
+    )

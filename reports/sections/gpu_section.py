@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 
-from reports.figures.chart import Series, lines
+import pandas as pd
+
+from reports.figures.chart import lines
 from reports.figures.embed import NOTHING, embedded
-from reports.figures.page import bullets, table
-from reports.readers.gpus import GpuReport, GpuUse
+from reports.figures.page import bullets, number, table
+from reports.readers.gpus import GpuReport
 from reports.sections.plan_section import plural
 
 MOST = 16
@@ -17,55 +18,53 @@ MOST = 16
 
 def gpu_section(report: GpuReport) -> str:
     """The section of a run's page, as HTML."""
-    told = [use for use in report.uses if not math.isnan(use.utilisation)]
-    ordered = sorted(report.uses, key=lambda use: (use.fault is None, math.isnan(use.utilisation), use.utilisation))
-    if told:
-        lowest = min(told, key=lambda use: use.utilisation)
-        mean = sum(use.utilisation for use in told) / len(told)
+    uses, course = report.uses, report.course
+    told = uses["utilisation"].dropna()
+    if len(told):
+        lowest = uses.loc[told.idxmin()]
         said = (
-            f"{plural(len(report.uses), 'GPU')}, {mean:.0f} % utilised on average; the least was GPU {lowest.index} of "
-            f"{lowest.node} with {lowest.utilisation:.0f} %."
+            f"{plural(len(uses), 'GPU')}, {told.mean():.0f} % utilised on average; the least was GPU "
+            f"{lowest['index']} of {lowest['node']} with {lowest['utilisation']:.0f} %."
         )
     else:
         said = "No GPU told how much it was utilised."
     troubles = f'<div class="bad">{bullets(report.troubles)}</div>' if report.troubles else ""
     head = ("node", "GPU", "name", "utilisation %", "power W", "most memory MiB", "hottest °C", "fault")
-    shown = f'<p class="note">the {MOST} least utilised of {len(ordered)}</p>' if len(ordered) > MOST else ""
-    charts = "".join(
-        _course(Series(title, report.at_h, values), title)
-        for title, values in (("Mean utilisation, %", report.utilisation), ("Power of all GPUs, W", report.power_w))
-        if report.at_h
-    )
+    shown = f'<p class="note">the {MOST} least utilised of {len(uses)}</p>' if len(uses) > MOST else ""
+    titles = {"utilisation": "Mean utilisation, %", "power_w": "Power of all GPUs, W"}
+    charts = "".join(_course(course[key].rename(title)) for key, title in titles.items() if len(course))
     note = (
         "Medians over the readings in which the run computed. Utilisation is the share of time in which a kernel ran, "
         "also one that only waits for another GPU; low power with high utilisation means waiting."
     )
-    if report.uses and not report.at_h:
+    if len(uses) and not len(course):
         note += " The readings have no times, so that no course of them can be drawn."
+    ordered = uses.assign(sound=uses["fault"].isna()).sort_values(["sound", "utilisation"], kind="stable")
+    rows = [_row(use) for _, use in ordered.head(MOST).iterrows()]
     return (
         f'<section><h2>GPUs</h2><p>{escape(said)}</p>{troubles}<div class="charts">{charts}</div>{shown}'
-        f'{table(head, [_row(use) for use in ordered[:MOST]])}<p class="note">{escape(note)}</p></section>'
+        f'{table(head, rows)}<p class="note">{escape(note)}</p></section>'
     )
 
 
-def _course(series: Series, title: str) -> str:
-    if not series.known:
+def _course(values: pd.Series) -> str:
+    if not values.notna().any():
         return NOTHING
-    return embedded(lines([series], x_title="hours", title=title, from_zero=True), f"{title} over hours")
+    drawn = lines([values], x_title="hours", title=str(values.name), from_zero=True)
+    return embedded(drawn, f"{values.name} over hours")
 
 
-def _row(use: GpuUse) -> tuple[str, ...]:
+def _row(use: pd.Series) -> tuple[str, ...]:
+    def told(key: str) -> str:
+        return number(use[key], ",.0f")
+
     return (
-        use.node,
-        str(use.index),
-        use.name,
-        _number(use.utilisation),
-        f"{_number(use.power_w)} of {_number(use.power_limit_w)}",
-        f"{_number(use.memory_mib)} of {_number(use.memory_total_mib)}",
-        _number(use.temperature_c),
-        use.fault or "",
+        use["node"],
+        str(use["index"]),
+        use["name"],
+        told("utilisation"),
+        f"{told('power_w')} of {told('power_limit_w')}",
+        f"{told('memory_mib')} of {told('memory_total_mib')}",
+        told("temperature_c"),
+        use["fault"] if pd.notna(use["fault"]) else "",
     )
-
-
-def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:,.0f}"

@@ -7,18 +7,19 @@ import math
 import random
 import re
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.figures.chart import MOST, Axis, Item, Series, dots, lines, parallel, thinned
+from reports.figures.chart import MOST, Axis, Item, dots, lines, parallel, thinned
 from reports.figures.template import TEMPLATE
 
 NUMBERS = Axis(title="n", values=[1.0])
 
 
 def test_every_point_is_drawn_in_its_place_and_what_is_not_known_breaks_the_line():
-    made = lines([Series("loss", range(5), [1, 2, math.nan, 2, 1])], x_title="iteration", title="loss")
+    made = lines([pd.Series([1, 2, math.nan, 2, 1], range(5), name="loss")], x_title="iteration", title="loss")
     (trace,) = made.data
     assert (list(trace.x), trace.mode, trace.connectgaps) == ([0, 1, 2, 3, 4], "lines+markers", None)
     assert json.loads(made.to_json())["data"][0]["y"] == [1, 2, None, 2, 1]
@@ -26,11 +27,11 @@ def test_every_point_is_drawn_in_its_place_and_what_is_not_known_breaks_the_line
 
 @pytest.mark.parametrize(("last", "step"), [(3.0, 1), (1.3, None), (300.0, None)], ids=["few", "parts", "many"])
 def test_between_a_few_iterations_there_is_no_tick(last: float, step: int | None):
-    assert lines([Series("a", [1.0, last], [5.0, 5.0])], x_title="x", title="y").layout.xaxis.dtick == step
+    assert lines([pd.Series([5.0, 5.0], [1.0, last], name="a")], x_title="x", title="y").layout.xaxis.dtick == step
 
 
 def test_names_are_shown_as_they_are():
-    made = lines([Series("<b>", [1], [1]), Series("c", [1], [2])], x_title="<x>", title="<y>")
+    made = lines([pd.Series([1], [1], name="<b>"), pd.Series([2], [1], name="c")], x_title="<x>", title="<y>")
     made = made.add_traces(dots([Item(name="<i>", link="", tone="best")], NUMBERS, NUMBERS).data)
     made = made.add_traces(parallel([Item(name="<u>", link="", tone="")], [Axis(title="<s>", values=["<t>"])]).data)
     assert not re.search(r"<[bixyust]>", made.to_json().replace("\\u003c", "<"))
@@ -49,7 +50,11 @@ def test_every_item_is_a_dot_where_both_numbers_are_known_and_the_front_is_joine
 def test_all_figures_look_alike():
     axes = [Axis(title="a", values=[1.0])]
     item = [Item(name="a", link="", tone="")]
-    made = [lines([Series("a", [1], [1])], x_title="x", title="y"), dots(item, axes[0], axes[0]), parallel(item, axes)]
+    made = [
+        lines([pd.Series([1], [1], name="a")], x_title="x", title="y"),
+        dots(item, axes[0], axes[0]),
+        parallel(item, axes),
+    ]
     assert {one.layout.template.to_plotly_json().__repr__() for one in made} == {TEMPLATE.to_plotly_json().__repr__()}
 
 
@@ -59,9 +64,9 @@ def test_a_long_series_keeps_its_extremes_and_gaps_in_few_points(seed: int, leng
     source = random.Random(seed)
     y = [math.nan if gaps and source.random() < 0.1 else source.uniform(-9, 9) for _ in range(length)]
     y[at] = 10.0
-    found = thinned(Series("loss", list(range(length)), y))
-    assert len(found.y) <= MOST
-    finite = [value for value in found.y if not math.isnan(value)]
+    found = thinned(pd.Series(y, list(range(length)), name="loss"))
+    assert len(found) <= MOST
+    finite = [value for value in found if not math.isnan(value)]
     assert (min(finite), max(finite)) == (min(value for value in y if not math.isnan(value)), 10.0)
-    assert any(map(math.isnan, found.y)) == any(map(math.isnan, y))
-    assert all(repr(value) == repr(y[int(x)]) for x, value in zip(found.x, found.y, strict=True))
+    assert any(map(math.isnan, found)) == any(map(math.isnan, y))
+    assert all(repr(value) == repr(y[int(x)]) for x, value in found.items())

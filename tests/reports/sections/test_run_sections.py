@@ -196,8 +196,8 @@ def test_gpus_are_summed_up_over_the_time_in_which_the_run_computed(run: Path):
 def test_power_is_that_of_all_gpus_together():
     busy = (sample(0, 90, 100), sample(1, 70, 60))
     found = gpu_report({"a": readings(busy, busy), "b": readings((sample(5, 50, 40),), (sample(5, 50, 40),))})
-    assert set(found.power_w) == {200}
-    assert set(found.utilisation) == {70}
+    assert set(found.course["power_w"]) == {200}
+    assert set(found.course["utilisation"]) == {70}
     assert len(found.uses) == 3
 
 
@@ -207,6 +207,15 @@ def test_a_gpu_that_tells_nothing_or_is_lost_is_listed(run: Path):
     said, _ = report(run)
     assert "No GPU told how much it was utilised." in said
     assert row(run, "GPUs", "g0-0")[1:] == ["0", "NVIDIA A10", "–", "– of –", "– of –", "–", "GPU is lost"]
+
+
+def test_of_several_gpus_the_lost_one_comes_first_and_the_others_have_no_fault(run: Path):
+    lost = GpuSample.lost(index=3, uuid="GPU-3", name="NVIDIA A10", fault="GPU is lost")
+    (run / "nodes/g0-0.gpu").write_text(readings((sample(0, 98, 140), sample(1, 40, None), lost)))
+    report(run)
+    assert row(run, "GPUs", "g0-0")[1:] == ["3", "NVIDIA A10", "–", "– of –", "– of –", "–", "GPU is lost"]
+    rows = (run / "report/index.html").read_text().split("<h2>GPUs</h2>")[1].split("</section>")[0].split("<tr>")
+    assert [row.endswith("<td></td></tr>\n") for row in rows[2:4]] == [False, True]
 
 
 def test_the_name_of_a_node_is_not_broken_at_its_hyphens(run: Path, open_page: Opener):
