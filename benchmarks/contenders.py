@@ -21,7 +21,8 @@ from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.grid import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.families import stage_of
+from megatron_ext.tasks.stage import Stage
 from megatron_ext.timeline.event_files import EventBuffer
 from megatron_ext.timeline.recorder import NOTHING, Recorder
 
@@ -96,7 +97,7 @@ class Yardstick(ABC):
         losses = self.forward_backward(self._batch(iteration) if self.first or self.last else None)
         all_reduce(self._flat.grad, self._groups.data, "gradients")
         for gradient in self._tied:
-            all_reduce(gradient, self._groups.embedding, "embedding's gradient")
+            all_reduce(gradient, self._groups.tied[0], "embedding's gradient")
         self._optimizer.step(self.recorder)
         if not self.last:
             return float("nan")
@@ -109,7 +110,26 @@ class Yardstick(ABC):
         samples = self._samples.batch(
             iteration, self.place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size
         )
-        return torch.from_numpy(samples)
+        return torch.from_numpy(samples["tokens"])
+
+
+class OneTensor(nn.Module):
+    """A stage that takes and gives one tensor, as torch's pipelining wants it."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x: Tensor) -> Tensor:
+        (entered,) = (*self.stage.part.inputs, *self.stage.part.enters)
+        (left,) = self.stage({entered: x}).values()
+        return left
+
+
+def shared_word(named: list[tuple[str, nn.Parameter]], plan: Plan) -> nn.Parameter | None:
+    """The word embedding, where another stage has it, too."""
+    words = [parameter for name, parameter in named if name.endswith(".word")]
+    return words[0] if words and plan.pipeline > 1 else None
 
 
 class Pipelining(Yardstick):
@@ -119,14 +139,15 @@ class Pipelining(Yardstick):
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
         plan, tensor = self.plan, TensorGroup()
-        stage = Stage(plan, self.place.stage, tensor)
+        stage = stage_of(plan, self.place.stage, tensor)
         self._schedule = Schedule1F1B(
-            PipelineStage(stage, self.place.stage, plan.pipeline, torch.device("cpu"), group=groups.forward),
+            PipelineStage(OneTensor(stage), self.place.stage, plan.pipeline, torch.device("cpu"), group=groups.forward),
             plan.micro_batches,
             lambda logits, labels: vocab_cross_entropy(logits, labels, plan.model.vocab_size, tensor) / self.losses,
             scale_grads=False,
         )
-        return stage.parameters_by_name(), stage.tied_word
+        named = stage.parameters_by_name()
+        return named, shared_word(named, plan)
 
     def forward_backward(self, tokens: Tensor | None) -> list[Tensor]:
         losses: list[Tensor] = []

@@ -51,6 +51,8 @@ from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.tasks.cut import ties
+from megatron_ext.tasks.families import task_of
 from megatron_ext.timeline.event_files import EventBuffer, EventFile
 from megatron_ext.timeline.recorder import begin_events
 
@@ -159,7 +161,8 @@ def _rank(kind: Callable[..., Contender], plan: Plan, place: Place, orders: Conn
     store = f"file://{plan.folder}/{kind.__name__}.store"
     timeout = timedelta(seconds=plan.train.comm_timeout_s)
     dist.init_process_group("gloo", store, rank=place.rank, world_size=plan.world_size, timeout=timeout)
-    groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, timeout)
+    tied = [stages for _, stages in ties(task_of(plan), plan.partition, plan.pipeline)]
+    groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, tied, timeout)
     count = plan.train.iterations * plan.global_batch_size
     model, train = plan.model, plan.train
     samples = GptSamples(

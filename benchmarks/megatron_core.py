@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from benchmarks.contenders import Yardstick
 from megatron_ext.parallel.grid import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.families import stage_of
+from megatron_ext.tasks.stage import Stage
 from megatron_ext.timeline.recorder import NOTHING
 
 
@@ -61,7 +62,7 @@ class MegatronCore(Yardstick):
             share_embeddings_and_output_weights=True,
         )
         self._positions = torch.arange(plan.model.sequence_length).unsqueeze(0)
-        self._take_weights(Stage(plan, self.place.stage, TensorGroup()))
+        self._take_weights(stage_of(plan, self.place.stage, TensorGroup()))
         named = list(self._model.named_parameters())
         word = self._model.shared_embedding_or_output_weight() if self.first != self.last else None
         return named, word if self.first or self.last else None

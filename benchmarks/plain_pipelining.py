@@ -20,7 +20,7 @@ from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.engine.optimizer import learning_rate
 from megatron_ext.parallel.grid import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.families import stage_of
 
 NAMES = {"embedding.word": "word.weight", "embedding.position": "position.weight", "head.word": "head.weight"}
 """Where a stage of ours keeps the weights that are called otherwise here."""
@@ -56,7 +56,7 @@ class PlainPipelining:
         self.recorder = recorder
         self._plan, self._place, self._groups, self._samples = plan, place, groups, samples
         module = PlainStage(plan, place.stage)
-        ours = Stage(plan, place.stage, TensorGroup()).state_dict()
+        ours = dict(stage_of(plan, place.stage, TensorGroup()).parameters_by_name())
         module.load_state_dict({NAMES.get(name, name).replace("head.norm", "norm"): w for name, w in ours.items()})
         self._first, self._last = module.first, module.last
         self._word = module.word.weight if module.first else module.head.weight if module.last else None
@@ -86,7 +86,7 @@ class PlainPipelining:
         else:
             self._schedule.step()
         if self._word is not None:
-            dist.all_reduce(self._word.grad, group=self._groups.embedding)
+            dist.all_reduce(self._word.grad, group=self._groups.tied[0])
         self._clip()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(iteration - 1, self._plan.train)
@@ -113,4 +113,4 @@ class PlainPipelining:
         samples = self._samples.batch(
             iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size
         )
-        return torch.from_numpy(samples).flatten(0, 1)
+        return torch.from_numpy(samples["tokens"]).flatten(0, 1)

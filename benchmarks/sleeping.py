@@ -24,12 +24,13 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch.control.plan import make_plan
 from megatron_ext import worker
-from megatron_ext.contract.plan import Plan
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.engine import engine
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.cut import Part
 from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import Task, Tensors
 
 PR_SET_TIMERSLACK = 29
 
@@ -81,21 +82,26 @@ def sleeping_stage(times: Sequence[Pass]) -> type[Stage]:
     """A class of stages whose layers take these times; by virtual stage."""
 
     class SleepingStage(Stage):
-        def __init__(self, plan: Plan, virtual_stage: int, tensor: TensorGroup) -> None:
-            super().__init__(plan, virtual_stage, tensor)
-            self._times = times[virtual_stage]
+        def __init__(
+            self, task: Task, part: Part, tensor: TensorGroup, owned: dict[str, nn.Parameter] | None = None
+        ) -> None:
+            super().__init__(task, part, tensor, owned)
+            self._times = times[part.number]
             self._later: SleptGradients | None = None
 
-        def put_off(self, later: WeightGradients) -> None:
+        def put_off(self, later: WeightGradients, shared: Sequence[nn.Parameter] = ()) -> None:
             assert isinstance(later, SleptGradients)
-            super().put_off(later)
+            super().put_off(later, shared)
             self._later = later
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = x if self.embedding is None else self.embedding(x)
+        def forward(self, entered: Tensors) -> Tensors:
+            (x,) = entered.values()
+            awake = {block.name: module for block, module in zip(self.part.blocks, self.blocks, strict=True)}
+            x = awake["embedding"](x) if "embedding" in awake else x
             sleep = time.sleep if self._later is None else self._later.sleep
             x = Sleep.apply(x, self._times.forward, partial(sleep, self._times.backward))  # type: ignore[no-untyped-call]
-            return x if self.head is None else self.head(x)
+            (left,) = self.part.leaves
+            return {left: awake["head"](x) if "head" in awake else x}
 
     return SleepingStage
 

@@ -27,7 +27,7 @@ from megatron_ext.contract.errors import is_out_of_memory
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.contract.worker import PROFILE
 from megatron_ext.measuring import link_times
-from megatron_ext.measuring.parts import LAPS, Parts, groups_of, told_medians
+from megatron_ext.measuring.parts import Parts, groups_of, told_medians
 from megatron_ext.parallel.comm import meet, told
 from megatron_ext.parallel.software import same_software
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -136,7 +136,7 @@ class _Measurements:
         return found
 
     def _told(self, parts: Parts, with_optimizer: bool) -> Dict[str, Any]:
-        known, passes = parts.known(), len(parts.laps[LAPS[0]])
+        known, passes = parts.known(), parts.passes()
         found: Dict[str, Any] = {"parts": told_medians(parts.medians(), parts.kept_bytes())}
         found.update(known=known, passes=passes, disturbed=parts.disturbed())
         if self._device.type == "cuda":

@@ -24,6 +24,8 @@ from megatron_ext.parallel.comm import Gate, meet, told
 from megatron_ext.parallel.grid import Grid, Groups
 from megatron_ext.parallel.interruption import Interrupted, Interruption
 from megatron_ext.parallel.software import same_software
+from megatron_ext.tasks.cut import ties
+from megatron_ext.tasks.families import task_of
 from megatron_ext.timeline import memory
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
 from megatron_ext.timeline.event_files import EventBuffer
@@ -45,7 +47,8 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
     timeout = messages_timeout(device, plan.train.comm_timeout_s)
     meet(store, place.rank, plan.world_size, device, timeout)
     with told("making the groups of ranks"):
-        groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, timeout)
+        tied = [stages for _, stages in ties(task_of(plan), plan.partition, plan.pipeline)]
+        groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, tied, timeout)
     recorder = _recorder(plan, place, buffers)
     try:
         if plan.rehearsal is not None:

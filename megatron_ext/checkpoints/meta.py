@@ -112,14 +112,17 @@ def part_file(folder: Path, part: str) -> Path:
     return folder / f"{part}.safetensors"
 
 
+def part_name(block: str) -> str:
+    """The part that holds a block: `layer-00007` for `layers.7`, `decoder-00003` for `decoder.3`."""
+    stem, _, number = block.rpartition(".")
+    if not (stem and number.isdigit()):
+        return block
+    return f"{'layer' if stem == 'layers' else stem}-{int(number):05d}"
+
+
 def part_names(layers: int) -> List[str]:
-    """All parts of a model."""
-    return ["embedding", *(layer_name(number) for number in range(layers)), "head"]
-
-
-def layer_name(number: int) -> str:
-    """The part that holds a transformer layer."""
-    return f"layer-{number:05d}"
+    """All parts of a GPT model."""
+    return ["embedding", *(part_name(f"layers.{number}") for number in range(layers)), "head"]
 
 
 def require_model(found: Checkpoint, model: Dict[str, int]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints import tensors as checkpoint
-from megatron_ext.checkpoints.meta import Meta, part_file, part_names
+from megatron_ext.checkpoints.meta import Meta, part_file, part_name
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Place, Plan
@@ -43,6 +43,8 @@ class Saver:
         self._order = order
         self._gate = gate
         self._folder = plan.files.checkpoints
+        self._parts = [part_name(block.name) for block in engine.task.blocks]
+        """Of the whole model, whichever ranks write them."""
         self._pending: Optional[_Pending] = None
 
     def after(self, iteration: int, ending: bool) -> None:
@@ -89,7 +91,7 @@ class Saver:
                 _partial(final).mkdir(parents=True)
         self._gate.wait(f"{final.name}/begun", "starting the checkpoint")
         state = optimizer.state()
-        own: Parts = checkpoint.parts(self._engine, state, self._plan.model) if self._place.dp == 0 else ()
+        own: Parts = checkpoint.parts(self._engine, state) if self._place.dp == 0 else ()
         if self._plan.train.save_async:
             self._pending = _Pending(final, meta, _Writer(_partial(final), list(own)))
             self._pending.writer.start()
@@ -104,9 +106,8 @@ class Saver:
             return
         self._pending.writer.check()
         if self._place.rank == 0:
-            parts = part_names(self._plan.model.layers)
             partial = _partial(self._pending.final)
-            if all(part_file(partial, part).exists() for part in parts):
+            if all(part_file(partial, part).exists() for part in self._parts):
                 self._publish(self._pending)
 
     def _publish(self, pending: _Pending) -> None:
@@ -114,7 +115,7 @@ class Saver:
         partial, final = _partial(pending.final), pending.final
         if not partial.exists():
             return  # published before
-        missing = [p for p in part_names(self._plan.model.layers) if not part_file(partial, p).exists()]
+        missing = [part for part in self._parts if not part_file(partial, part).exists()]
         if missing:
             raise EngineError(f"checkpoint {final}: not made the latest, for it lacks {', '.join(missing)}")
         with _told(final):

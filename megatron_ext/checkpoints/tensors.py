@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.checkpoints import safetensors
-from megatron_ext.checkpoints.meta import MODEL, Checkpoint, Meta, layer_name, require_model, to_load
+from megatron_ext.checkpoints.meta import MODEL, Checkpoint, Meta, part_name, require_model, to_load
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import ModelConfig, Place, Plan
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import all_gather, told
-from megatron_ext.parallel.tensor_parallel import TensorGroup, shard_of
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.task import Task
 
 WEIGHTS = "weights"
 KINDS = (WEIGHTS, "adam_m", "adam_v")
@@ -29,35 +30,24 @@ def model_of(config: ModelConfig) -> Dict[str, int]:
     return {key: getattr(config, key) for key in MODEL}
 
 
-def place_of(name: str) -> Tuple[str, str]:
-    """The part, and the name within it, of a parameter of the model. The head's word embedding is the tied one."""
-    if name == "head.word":
-        return "embedding", "word"
-    if name.startswith("layers."):
-        _, number, parameter = name.split(".", 2)
-        return layer_name(int(number)), parameter
-    part, parameter = name.split(".", 1)
-    return part, parameter
-
-
-def parts(engine: Engine, state: Dict[str, Tensor], model: ModelConfig) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
+def parts(engine: Engine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
     """The parts of the model that this rank's stage holds, one at a time, with the tensors of each on the CPU.
 
     All ranks of a tensor group go through it together; only the first gets the parts. `state` is the optimizer's.
-    The head's copy of the tied embedding is left out: the first stage has it. So is the vocabulary's padding.
+    A copy of a tied parameter is left out: the stage of the owner has it. So is what only pads a parameter.
     """
-    names: Dict[str, List[str]] = {}
-    for name in engine.flat.slices:
-        if name != "head.word":
-            names.setdefault(place_of(name)[0], []).append(name)
-    for part, members in names.items():
+    members: Dict[str, List[str]] = {block: [] for block in engine.blocks}
+    for name, (block, inner) in engine.places.items():
+        if name == f"{block}.{inner}":
+            members[block].append(name)
+    for block, names in members.items():
         content = {
-            f"{kind}/{place_of(name)[1]}": _whole(name, engine.flat.view(name, tensor), engine.tensor, model)
-            for name in members
+            f"{kind}/{engine.places[name][1]}": _whole(name, engine.flat.view(name, tensor), engine.tensor, engine.task)
+            for name in names
             for kind, tensor in state.items()
         }
         if engine.tensor.rank == 0:
-            yield part, content
+            yield part_name(block), content
 
 
 def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
@@ -118,50 +108,46 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
     flat = engine.flat
     state = {kind: torch.zeros(flat.weight.numel()) for kind in KINDS}
     names: Dict[str, List[str]] = {}
-    for name in flat.slices:
-        names.setdefault(place_of(name)[0], []).append(name)
-    for part, members in names.items():
-        path = checkpoint.part(part)
+    for name, (block, _) in engine.places.items():
+        names.setdefault(block, []).append(name)
+    for block, members in names.items():
+        path = checkpoint.part(part_name(block))
         content = safetensors.read(path)
         for kind in KINDS if checkpoint.meta.updates else (WEIGHTS,):
             for name in members:
                 target = flat.view(name, state[kind])
-                shape = _whole_shape(name, target, engine.tensor, plan.model)
-                whole = _tensor(path, content, f"{kind}/{place_of(name)[1]}", shape)
-                target.copy_(_share(name, whole, engine.tensor, plan.model))
+                padded = _whole_shape(name, target, engine.tensor, engine.task)
+                rows = engine.task.rows(name)
+                shape = padded if rows is None else [rows, *padded[1:]]
+                whole = _tensor(path, content, f"{kind}/{engine.places[name][1]}", shape)
+                target.copy_(_share(name, whole, padded, engine.tensor, engine.task))
     engine.optimizer.load(state, checkpoint.meta.updates)
     engine.optimizer.scaler.load(checkpoint.meta.scaler)
 
 
-def _is_word(name: str) -> bool:
-    return place_of(name)[1] == "word"
-
-
-def _whole(name: str, share: Tensor, group: TensorGroup, model: ModelConfig) -> Tensor:
+def _whole(name: str, share: Tensor, group: TensorGroup, task: Task) -> Tensor:
     """A copy of a parameter on the CPU, put together from the shares of a tensor group."""
-    shard = shard_of(name)
+    shard = task.shard(name)
     if shard is not None and group.size > 1:
         shares = share.new_empty(group.size, *share.shape)
         all_gather(share.contiguous(), shares, group.group, "gathering the checkpoint")
         share = shard.whole(list(shares))
-    return (share[: model.vocab_size] if _is_word(name) else share).detach().to("cpu", copy=True)
+    return share[: task.rows(name)].detach().to("cpu", copy=True)
 
 
-def _whole_shape(name: str, share: Tensor, group: TensorGroup, model: ModelConfig) -> List[int]:
-    """The shape in a checkpoint of a parameter of which this rank has a share."""
-    shard, shape = shard_of(name), list(share.shape)
+def _whole_shape(name: str, share: Tensor, group: TensorGroup, task: Task) -> List[int]:
+    """The shape of a parameter of which this rank has a share."""
+    shard, shape = task.shard(name), list(share.shape)
     if shard is not None:
         shape[shard.dim] *= group.size
-    if _is_word(name):
-        shape[0] = model.vocab_size
     return shape
 
 
-def _share(name: str, whole: Tensor, group: TensorGroup, model: ModelConfig) -> Tensor:
-    """The inverse of `_whole`: the vocabulary's padding, which is never used, becomes zero."""
-    if _is_word(name):
-        whole = torch.cat([whole, whole.new_zeros(model.padded_vocab_size - len(whole), whole.shape[1])])
-    shard = shard_of(name)
+def _share(name: str, whole: Tensor, padded: List[int], group: TensorGroup, task: Task) -> Tensor:
+    """The inverse of `_whole`: what only pads a parameter becomes zero."""
+    if task.rows(name) is not None:
+        whole = torch.cat([whole, whole.new_zeros(padded[0] - len(whole), *padded[1:])])
+    shard = task.shard(name)
     return whole if shard is None else shard.part(whole, group.size, group.rank)
 
 

@@ -60,8 +60,8 @@ class Samples:
 
     def batch(
         self, iteration: int, dp: int, data: int, micro_batch_size: int, global_batch_size: int
-    ) -> NDArray[np.int64]:
-        """[micro-batches, micro_batch_size, sequence_length + 1]: the share of replica `dp` of `data`.
+    ) -> Dict[str, NDArray[np.int64]]:
+        """`tokens` [micro-batches, micro_batch_size, sequence_length + 1]: the share of replica `dp` of `data`.
 
         It belongs to the global batch of `iteration` (from 1), the samples that follow those of the one before.
         Replicas take micro-batches in turn, as in Megatron: together they have the same global batch whatever `data`
@@ -70,7 +70,7 @@ class Samples:
         first = self._start.consumed(iteration - 1, global_batch_size)
         own = np.arange(first, first + global_batch_size).reshape(-1, data, micro_batch_size)[:, dp]
         samples = np.stack([self.tokens(sample) for sample in own.ravel().tolist()])
-        return samples.reshape(own.shape + (self._sequence_length + 1,))
+        return {"tokens": samples.reshape(own.shape + (self._sequence_length + 1,))}
 
 
 class GptSamples(Samples):

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import List, NamedTuple, Optional
+from collections import Counter
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import BUCKET_BYTES, Place, Plan
 from megatron_ext.contract.schedule_check import actions_of
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.data.gpt_samples import Samples
-from megatron_ext.engine.executor import Executor, neighbours, warm_up
+from megatron_ext.engine.executor import LOSS, Chunk, Executor, neighbours, warm_up
 from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.messages import Message, message_of
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.pace import Pace
 from megatron_ext.engine.precision import DTYPES
 from megatron_ext.engine.reduce import GradientReducer
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.grid import Grid, Groups
-from megatron_ext.parallel.tensor_parallel import TensorGroup, shard_of, vocab_cross_entropy
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import cut, ties
+from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.tasks.stage import Stage, threads_for
+from megatron_ext.tasks.task import Micro, Tensors
 from megatron_ext.timeline.progress import Wait, iterates
 from megatron_ext.timeline.recorder import Recorder
 
@@ -45,6 +50,7 @@ class Engine:
     """One rank's stage, optimizer and place in the pipeline."""
 
     def __init__(self, plan: Plan, place: Place, groups: Groups, samples: Samples, recorder: Recorder) -> None:
+        task = task_of(plan)
         self._plan = plan
         self._place = place
         self._groups = groups
@@ -56,17 +62,35 @@ class Engine:
         # Before anything takes its time: ranks wait here for each other, and no longer than for any message.
         warm_up(groups, peers, place.stage, plan.pipeline, self._device)
         self.tensor = TensorGroup(plan.tensor, place.tp, groups.tensor, plan.sequence_parallel, recorder)
-        self._stages = [Stage(plan, chunk * plan.pipeline + place.stage, self.tensor) for chunk in range(plan.chunks)]
+        self.task = task
+        virtual_stages = [chunk * plan.pipeline + place.stage for chunk in range(plan.chunks)]
+        parts = cut(task, plan.partition)
+        owned: Dict[str, nn.Parameter] = {}
+        self._stages = [Stage(task, parts[virtual], self.tensor, owned) for virtual in virtual_stages]
+        for stage in self._stages:
+            stage.initialise(threads_for(plan))
+            if plan.train.compile:
+                stage.compile_blocks()
         named = [pair for stage in self._stages for pair in stage.parameters_by_name()]
+        self.places = {name: at for stage in self._stages for name, at in stage.places.items()}
+        """By a parameter's name: its block, and its name there. Of a copy of a tied one, the owner's."""
+        self.blocks = [block.name for virtual in virtual_stages for block in parts[virtual].blocks]
         dtype = DTYPES[plan.train.precision]
         self.flat = FlatWeights(named, dtype, self._device, plan.data if plan.sharded_optimizer else 1)
-        self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES, recorder)
-        self._common = [self.flat.gradient(p) for name, p in named if shard_of(name) is None]
+        used = Counter(id(parameter) for stage in self._stages for parameter in stage.parameters())
+        uses = {name: used[id(parameter)] for name, parameter in named}
+        self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES, recorder, uses)
+        self._common = [self.flat.gradient(p) for name, p in named if task.shard(name) is None]
         """Gradients of the weights that every rank of the tensor group has."""
-        tied = [stage.tied_word for stage in self._stages if stage.tied_word is not None]
-        self._tied = [self.flat.gradient(word) for word in tied]
-        """At most one: the first and the last stage are on different ranks where they share the embedding."""
-        copies = self._tied if self._stages[-1].last else []
+        self._tied: List[Tuple[Tensor, Optional[dist.ProcessGroup]]] = []
+        """Gradients of parameters of which other stages have copies, too, with the ranks that do."""
+        copies: List[Tensor] = []
+        for (owner, stages), group in zip(ties(task, plan.partition, plan.pipeline), groups.tied):
+            if place.stage in stages:
+                gradient = self.flat.gradient(owned[owner])
+                self._tied.append((gradient, group))
+                if place.stage != stages[0]:
+                    copies.append(gradient)
         self.optimizer = Optimizer(
             self.flat,
             plan.train,
@@ -79,19 +103,19 @@ class Engine:
         later = WeightGradients(self.flat.add)
         splits = any(action.kind is Kind.BACKWARD_WEIGHT for action in self._actions)
         if splits or (self.flat.fused and not plan.train.compile):
+            shared = [parameter for stage in self._stages for parameter in stage.shared]
             for stage in self._stages:
-                stage.put_off(later)
-        outside = self.tensor.positions(plan.model.sequence_length)
-        self._shape = (plan.micro_batch_size, outside.stop - outside.start, plan.model.hidden)
-        self._loss = partial(vocab_cross_entropy, vocab_size=plan.model.vocab_size, tensor=self.tensor)
+                stage.put_off(later, shared)
+
+        def message(wires: Sequence[str]) -> Message:
+            return message_of(task, wires, plan.micro_batch_size, self.tensor, dtype, self._device)
+
+        self._chunks = [
+            Chunk(stage, message(parts[virtual].enters), message(parts[virtual].leaves if not stage.last else ()))
+            for stage, virtual in zip(self._stages, virtual_stages)
+        ]
         self._executor = Executor(
-            self._stages,
-            peers,
-            torch.empty(self._shape, dtype=dtype, device=self._device),
-            later,
-            recorder,
-            self._loss,
-            Pace(self._device, plan.train.comm_timeout_s),
+            self._chunks, peers, later, recorder, self._loss, Pace(self._device, plan.train.comm_timeout_s)
         )
 
     def step(self, iteration: int) -> StepResult:
@@ -103,10 +127,12 @@ class Engine:
         """
         self._recorder.iteration = iteration
         iterates(iteration)
-        scale = self.optimizer.scaler.scale
-        self._reducer.begin(self._plan.micro_batches)
+        plan, scale = self._plan, self.optimizer.scaler.scale
+        self._reducer.begin(plan.micro_batches)
         loss = self._executor.run(
-            self._actions, self._batch(iteration), scale / (self._plan.micro_batches * self._plan.data)
+            self._actions,
+            self._batch(iteration),
+            scale / self.task.weight(plan.global_batch_size, plan.micro_batch_size),
         )
         with Wait("reading the loss"):
             own = 0.0 if loss is None else loss.item()
@@ -133,34 +159,44 @@ class Engine:
         the others wait for its message. CUDA loads kernels at their first call, and waits there for all that the GPU
         has begun, a receive among it.
         """
-        plan, shape = self._plan, self._shape
+        plan = self._plan
         if not (plan.train.compile or (self._device.type == "cuda" and plan.pipeline > 1)):
             return
-        self._reducer.begin(2)  # it is told of one
-        for stage in self._stages:
-            if stage.first:
-                x = torch.zeros(shape[0], plan.model.sequence_length, dtype=torch.int64, device=self._device)
-            else:
-                x = torch.zeros(shape, dtype=DTYPES[plan.train.precision], device=self._device, requires_grad=True)
-            left = stage(x)
+        self._reducer.begin(2)  # more than come: nothing is summed
+        micro = self.task.example(plan.micro_batch_size, torch.Generator()).to(self._device)
+        for stage, entering, _ in self._chunks:
+            entered = entering.unpack([torch.zeros_like(like) for like in entering.likes])
+            for content in entering.contents:
+                entered[content.name].requires_grad_(content.gradient)
+            left = stage({**entered, **{name: micro.inputs[name] for name in stage.inputs}})
             if stage.last:
-                labels = torch.zeros(shape[0], plan.model.sequence_length, dtype=torch.int64, device=self._device)
-                left = self._loss(left, labels)
-            torch.autograd.backward([left], [torch.zeros_like(left)])
+                left = {LOSS: self._loss(left, micro)}
+            roots = [tensor for tensor in left.values() if tensor.requires_grad]
+            torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
 
-    def _batch(self, iteration: int) -> List[Optional[Tensor]]:
-        """This replica's micro-batches, where the stage has a use for them."""
+    def _loss(self, left: Tensors, micro: Micro) -> Tensor:
+        return self.task.loss(left, micro, self.tensor)
+
+    def _batch(self, iteration: int) -> List[Optional[Micro]]:
+        """This replica's micro-batches, where the rank has a use for them."""
         plan = self._plan
-        if not (self._stages[0].first or self._stages[-1].last):
+        if not any(stage.inputs or stage.last for stage in self._stages):
             return [None] * plan.micro_batches
         with self._recorder.span("batch-generator"):
             samples = self._samples.batch(
                 iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size
             )
-            tokens = torch.from_numpy(samples)
-            if self._device.type == "cuda":  # from pinned memory the GPU takes them in its turn, and the host goes on
-                tokens = tokens.pin_memory()
-            return list(tokens.to(self._device, non_blocking=True))
+            tensors = {name: self._moved(torch.from_numpy(array)) for name, array in samples.items()}
+            return [
+                self.task.micro({name: tensor[m] for name, tensor in tensors.items()})
+                for m in range(plan.micro_batches)
+            ]
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """On the device. From pinned memory a GPU takes it in its turn, and the host goes on."""
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
 
     def _reduce_gradients(self) -> None:
         """Over the replicas; then what the ranks of a tensor group, or first and last stage, have in common."""
@@ -172,9 +208,9 @@ class Engine:
                 sizes = [gradient.numel() for gradient in self._common]
                 for gradient, total in zip(self._common, torch.split(together, sizes)):
                     gradient.copy_(total.view_as(gradient))
-        for gradient in self._tied:
+        for gradient, group in self._tied:
             with self._recorder.span("embedding-grads-all-reduce"):
-                all_reduce(gradient, self._groups.embedding, "all-reduce of the embedding's gradient")
+                all_reduce(gradient, group, "all-reduce of the gradient of a tied parameter")
 
 
 def _not_finite(iteration: int, what: str, value: float) -> EngineError:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from megatron_ext.contract.schedules import Action, Kind
+from megatron_ext.engine.messages import Message
 from megatron_ext.engine.pace import Pace
 from megatron_ext.parallel.comm import Inbox, Outbox, Peer, all_reduce, told
 from megatron_ext.parallel.grid import Groups
-from megatron_ext.tasks.gpt import Stage
 from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import Micro, Tensors
 from megatron_ext.timeline.recorder import Recorder
 
 Key = Tuple[int, int]
 """A micro-batch in a chunk."""
+LOSS = "loss"
+"""What leaves the last stage, by name."""
+
+
+class Chunk(NamedTuple):
+    """A virtual stage of a rank, and the messages over the cuts before and after it; those at the ends are empty."""
+
+    stage: Stage
+    entering: Message
+    leaving: Message
 
 
 def neighbours(ranks: Sequence[int], stage: int, chunks: int, groups: Groups) -> Dict[Kind, Peer]:
@@ -49,8 +61,10 @@ def warm_up(groups: Groups, peers: Dict[Kind, Peer], stage: int, stages: int, de
     message = torch.zeros(1, device=device)
     with told("connecting to all ranks"):
         dist.all_reduce(message)
-    for what in ("tensor", "data", "model", "embedding"):
+    for what in ("tensor", "data", "model"):
         all_reduce(message, getattr(groups, what), f"connecting the {what} group")
+    for group in groups.tied:
+        all_reduce(message, group, "connecting the ranks that share a parameter")
     before = (Kind.RECV_FORWARD, Kind.SEND_BACKWARD)
     order = (*before, Kind.SEND_FORWARD, Kind.RECV_BACKWARD)
 
@@ -78,27 +92,32 @@ class Executor:
 
     def __init__(
         self,
-        stages: Sequence[Stage],
+        chunks: Sequence[Chunk],
         peers: Dict[Kind, Peer],
-        activations: Tensor,
         later: WeightGradients,
         recorder: Recorder,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Callable[[Tensors, Micro], Tensor],
         pace: Pace,
     ) -> None:
-        """`stages` are the rank's chunks, `peers` what `neighbours` gives.
+        """`peers` is what `neighbours` gives.
 
-        `activations` is like what stages send to each other, [micro-batch, sequence, hidden]. `later` is where the
-        chunks' layers leave what a backward pass of the inputs alone puts off. `loss` takes the last stage's output
-        and the labels [micro-batch, sequence].
+        `later` is where the chunks' blocks leave what a backward pass of the inputs alone puts off. `loss` takes what
+        leaves the last stage.
         """
-        self._stages = stages
+        self._chunks = chunks
         self._later = later
         self._recorder = recorder
         self._loss = loss
         self._pace = pace
+        self._messages = {
+            Kind.RECV_FORWARD: [chunk.entering for chunk in chunks],
+            Kind.SEND_FORWARD: [chunk.leaving for chunk in chunks],
+            Kind.RECV_BACKWARD: [chunk.leaving.gradients() for chunk in chunks],
+            Kind.SEND_BACKWARD: [chunk.entering.gradients() for chunk in chunks],
+        }
+        """By chunk."""
         self._inboxes = {
-            kind: Inbox(peers[kind], activations, what, one_ahead)
+            kind: Inbox(peers[kind], what, one_ahead)
             for kind, what, one_ahead in (
                 (Kind.RECV_FORWARD, "activations", True),
                 (Kind.RECV_BACKWARD, "gradients", False),
@@ -110,27 +129,25 @@ class Executor:
             for kind, what in ((Kind.SEND_FORWARD, "activations"), (Kind.SEND_BACKWARD, "gradients"))
             if kind in peers
         }
-        self._entered: Dict[Key, Tensor] = {}
-        self._left: Dict[Key, Tensor] = {}
-        self._gradient_left: Dict[Key, Tensor] = {}
+        self._entered: Dict[Key, Tensors] = {}
+        self._left: Dict[Key, Tensors] = {}
+        self._gradients_left: Dict[Key, Tensors] = {}
         """Of what left the chunk, as received."""
-        self._gradient_entered: Dict[Key, Tensor] = {}
+        self._gradients_entered: Dict[Key, Tensors] = {}
         """Of what entered it, to be sent."""
         self._losses: List[Tensor] = []
 
     def run(
-        self,
-        actions: Sequence[Action],
-        micro_batches: Sequence[Optional[Tensor]],
-        loss_factor: float,
+        self, actions: Sequence[Action], micro_batches: Sequence[Optional[Micro]], loss_factor: float
     ) -> Optional[Tensor]:
-        """One iteration. `micro_batches[m]` is [micro-batch, sequence + 1] tokens: inputs and, shifted, labels.
+        """One iteration. Only stages that take inputs, and the last one, look at the micro-batches.
 
-        Only the model's first and last stage look at them. The loss of each micro-batch is multiplied by
-        `loss_factor` before its backward pass. Returns the sum of those products on the last stage, else None.
+        The loss of each micro-batch is multiplied by `loss_factor` before its backward pass. Returns the sum of those
+        products on the last stage, else None.
         """
         for kind, inbox in self._inboxes.items():
-            inbox.expect(sum(action.kind is kind for action in actions))
+            messages = self._messages[kind]
+            inbox.expect([like for action in actions if action.kind is kind for like in messages[action.chunk].likes])
         for kind, m, chunk in actions:
             key = m, chunk
             self._recorder.micro_batch, self._recorder.chunk = key
@@ -146,13 +163,13 @@ class Executor:
                     self._later.run(key)
                 self._pace.passed(kind.value, m)
             elif kind is Kind.RECV_FORWARD:
-                self._entered[key] = self._receive(kind, key).requires_grad_()
+                self._entered[key] = self._received_forward(key)
             elif kind is Kind.RECV_BACKWARD:
-                self._gradient_left[key] = self._receive(kind, key)
+                self._gradients_left[key] = self._receive(kind, key)
             elif kind is Kind.SEND_FORWARD:
-                self._send(kind, key, self._left[key].detach())
+                self._send(kind, key, self._left[key])
             else:
-                self._send(kind, key, self._gradient_entered.pop(key))
+                self._send(kind, key, self._gradients_entered.pop(key))
         for outbox in self._outboxes.values():
             outbox.flush()
         if self._inboxes or self._outboxes:
@@ -160,40 +177,54 @@ class Executor:
         losses, self._losses = self._losses, []
         return torch.stack(losses).sum() if losses else None
 
-    def _forward(self, key: Key, tokens: Optional[Tensor], loss_factor: float) -> None:
+    def _forward(self, key: Key, micro: Optional[Micro], loss_factor: float) -> None:
         m, chunk = key
-        stage = self._stages[chunk]
-        if stage.first:
-            assert tokens is not None
-            self._entered[key] = tokens[:, :-1]
+        stage = self._chunks[chunk].stage
+        values = self._entered.setdefault(key, {})
+        if stage.inputs:
+            assert micro is not None
+            values = {**values, **{name: micro.inputs[name] for name in stage.inputs}}
         with self._recorder.span("forward-compute", m, chunk=chunk):
-            left = stage(self._entered[key])
+            left = stage(values)
         if stage.last:
-            assert tokens is not None
+            assert micro is not None
             with self._recorder.span("loss-compute", m, chunk=chunk):
-                left = self._loss(left, tokens[:, 1:]) * loss_factor
-            self._losses.append(left.detach())
+                loss = self._loss(left, micro) * loss_factor
+            self._losses.append(loss.detach())
+            left = {LOSS: loss}
         self._left[key] = left
         self._pace.passed("forward-compute", m)
 
     def _backward(self, kind: Kind, key: Key) -> None:
         m, chunk = key
         entered, left = self._entered.pop(key), self._left.pop(key)
+        received = self._gradients_left.pop(key, {})
+        roots = [name for name, tensor in left.items() if tensor.requires_grad]
         with self._recorder.span(kind.value, m, chunk=chunk):
-            torch.autograd.backward([left], [self._gradient_left.pop(key, None)])
-        if not self._stages[chunk].first:
-            assert entered.grad is not None
-            self._gradient_entered[key] = entered.grad
+            torch.autograd.backward([left[name] for name in roots], [received.get(name) for name in roots])
+        self._gradients_entered[key] = {
+            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for name, tensor in entered.items()
+            if tensor.requires_grad
+        }
         self._pace.passed(kind.value, m)
 
-    def _receive(self, kind: Kind, key: Key) -> Tensor:
-        m, chunk = key
-        inbox = self._inboxes[kind]
-        with self._recorder.span(kind.value, m, inbox.peer.rank, chunk):
-            return inbox.take()
+    def _received_forward(self, key: Key) -> Tensors:
+        entered = self._receive(Kind.RECV_FORWARD, key)
+        for content in self._chunks[key[1]].entering.contents:
+            if content.gradient:
+                entered[content.name].requires_grad_()
+        return entered
 
-    def _send(self, kind: Kind, key: Key, tensor: Tensor) -> None:
+    def _receive(self, kind: Kind, key: Key) -> Tensors:
         m, chunk = key
-        outbox = self._outboxes[kind]
+        inbox, message = self._inboxes[kind], self._messages[kind][chunk]
+        with self._recorder.span(kind.value, m, inbox.peer.rank, chunk):
+            return message.unpack([inbox.take() for _ in message.likes])
+
+    def _send(self, kind: Kind, key: Key, tensors: Tensors) -> None:
+        m, chunk = key
+        outbox, message = self._outboxes[kind], self._messages[kind][chunk]
         with self._recorder.span(kind.value, m, outbox.peer.rank, chunk):
-            outbox.put(tensor)
+            for tensor in message.pack(tensors):
+                outbox.put(tensor.detach())

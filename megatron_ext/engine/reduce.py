@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 import torch.distributed as dist
 
@@ -18,9 +18,16 @@ class GradientReducer:
     """
 
     def __init__(
-        self, flat: FlatWeights, group: Optional[dist.ProcessGroup], bucket_bytes: int, recorder: Recorder
+        self,
+        flat: FlatWeights,
+        group: Optional[dist.ProcessGroup],
+        bucket_bytes: int,
+        recorder: Recorder,
+        uses: Mapping[str, int],
     ) -> None:
+        """`uses` says, by parameter, how many chunks use it, each of which gives a gradient for every micro-batch."""
         self._flat = flat
+        self._uses = uses
         self._group = group
         self._recorder = recorder
         self._buckets = buckets(flat, bucket_bytes)
@@ -34,8 +41,8 @@ class GradientReducer:
             flat.tell(self._arrived)
 
     def begin(self, micro_batches: int) -> None:
-        """Starts an iteration, in which every parameter gets this many gradients."""
-        self._left = dict.fromkeys(self._flat.slices, micro_batches)
+        """Starts an iteration of this many micro-batches."""
+        self._left = {name: micro_batches * self._uses[name] for name in self._flat.slices}
         self._missing = [len(names) for _, names in self._buckets]
 
     def finish(self) -> None:

@@ -55,10 +55,10 @@ class Rehearsal:
         self._recorder = recorder
         self._actions = actions_of(plan)[place.stage]
         pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
-        stamp = torch.zeros(1, dtype=torch.int64)
+        self._stamp = torch.zeros(1, dtype=torch.int64)
         peers = neighbours(pipeline, place.stage, plan.chunks, groups)
         receives, sends = (Kind.RECV_FORWARD, Kind.RECV_BACKWARD), (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
-        self._inboxes = {kind: Inbox(peer, stamp, "time", True) for kind, peer in peers.items() if kind in receives}
+        self._inboxes = {kind: Inbox(peer, "time", True) for kind, peer in peers.items() if kind in receives}
         self._outboxes = {kind: Outbox(peer, "time") for kind, peer in peers.items() if kind in sends}
         self._free: Dict[Optional[Kind], int] = {}
         """By link, when it has sent all that it was given."""
@@ -70,7 +70,7 @@ class Rehearsal:
         self._recorder.iteration = iteration
         iterates(iteration)
         for kind, inbox in self._inboxes.items():
-            inbox.expect(sum(action.kind is kind for action in self._actions))
+            inbox.expect([self._stamp for action in self._actions if action.kind is kind])
         for kind, m, chunk in self._actions:
             duration = computing_ns(self._times, kind, chunk)
             if duration is not None:
@@ -82,7 +82,8 @@ class Rehearsal:
         for outbox in self._outboxes.values():
             outbox.flush()
         self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
-        self._together("embedding-grads-all-reduce", self._groups.embedding, self._times.embedding_all_reduce_ns)
+        for group in self._groups.tied:
+            self._together("embedding-grads-all-reduce", group, self._times.embedding_all_reduce_ns)
         start = self.now_ns
         self._together("grad-norm-all-reduce", self._groups.model, 0)
         self._pass(self._times.optimizer_ns)

@@ -1,13 +1,15 @@
-"""What embedding, layers and head of a model take on a rank: the engine's own modules, forward and backward apart."""
+"""What the blocks of a model take on a rank, by kind: the engine's own modules, forward and backward apart."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Callable, Dict, List, Sequence, Tuple, TypeVar
+from functools import partial
+from itertools import groupby
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from megatron_ext.contract.plan import ModelConfig, Plan
 from megatron_ext.engine.flat import FlatWeights
@@ -15,16 +17,17 @@ from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.precision import DTYPES
 from megatron_ext.measuring.laps import Lap, Marks
 from megatron_ext.measuring.medians import LEAST, Median, median
-from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import cut_between
+from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import Tensors
 from megatron_ext.timeline.recorder import Recorder
 
 LAYERS = 4
 """Layers in a row, or as many as the model has: so weights come from memory as often as in a stage of a few layers, and
 what a pass costs once is shared out."""
-LAPS = ("embedding.forward", "layer.forward", "head.forward", "head.backward", "layer.backward", "embedding.backward")
-"""Of a pass, in their order."""
 RELATIVE = 0.02
 OF_PASS = 0.005
 """Times are known once half of each median's 95 % confidence interval is at most `RELATIVE` of it, or `OF_PASS` of a
@@ -40,53 +43,66 @@ class Parts:
     ) -> None:
         """`model` has the vocabulary padded for the tensor size; the number format is that of `plan.train`."""
         self.layers = min(LAYERS, model.layers)
-        alone = replace(
-            plan, tensor=tensor.size, pipeline=1, chunks=1, partition=[self.layers], recompute="none", model=model
-        )
+        task = task_of(replace(plan, model=replace(model, layers=self.layers), recompute="none"))
+        held = [list(blocks) for _, blocks in groupby(task.blocks, key=lambda block: block.kind)]
+        self._counts = [(blocks[0].kind, len(blocks)) for blocks in held]
+        """Neighbours of one kind, and how many they are."""
         self._device = device
         self._tensor = tensor
-        self._vocab_size = model.vocab_size
+        self._task = task
         self._train = plan.train
-        stage = Stage(alone, 0, tensor)
-        assert stage.embedding is not None and stage.head is not None
-        self._embedding, self._head = stage.embedding, stage.head
-        self._layers = list(stage.layers.values())
-        self._flat = FlatWeights(stage.parameters_by_name(), DTYPES[plan.train.precision], device)
+        owned: Dict[str, nn.Parameter] = {}
+        self._stages = [Stage(task, part, tensor, owned) for part in cut_between(task, held)]
+        for stage in self._stages:
+            stage.initialise(1)
+        self._flat = FlatWeights(
+            [named for stage in self._stages for named in stage.parameters_by_name()],
+            DTYPES[plan.train.precision],
+            device,
+        )
         if self._flat.fused and not plan.train.compile:  # as in the engine
-            stage.put_off(WeightGradients(self._flat.add))
+            shared = [parameter for stage in self._stages for parameter in stage.shared]
+            for stage in self._stages:
+                stage.put_off(WeightGradients(self._flat.add), shared)
         source = torch.Generator().manual_seed(plan.train.seed)
-        samples = torch.randint(model.vocab_size, (micro_batch_size, model.sequence_length + 1), generator=source)
-        self._tokens, self._labels = samples[:, :-1].to(device), samples[:, 1:].to(device)
+        self._micro = task.example(micro_batch_size, source).to(device)
         self._marks = Marks(device)
-        self.laps: Dict[str, List[Lap]] = {name: [] for name in LAPS}
-        """Of every pass so far; those of the layers are a layer's share."""
+        ways = [(f"{kind}.forward", count) for kind, count in self._counts]
+        self._laps = ways + [(f"{kind}.backward", count) for kind, count in reversed(self._counts)]
+        """Of a pass, in their order, and how many blocks each is of."""
+        self.laps: Dict[str, List[Lap]] = {name: [] for name, _ in self._laps}
+        """Of every pass so far, a block's share."""
 
     def forward_and_backward(self, passes: int) -> None:
         """So many passes, timed; a GPU gets them one after another, and need not wait for its host."""
         for _ in range(passes):
             self._pass()
         laps = self._marks.laps()
-        for first in range(0, len(laps), len(LAPS) + 1):  # from the end of a pass to the next is none of them
-            for name, lap in zip(LAPS, laps[first:]):
-                self.laps[name].append(lap.shared(self._count(name)))
+        for first in range(0, len(laps), len(self._laps) + 1):  # from the end of a pass to the next is none of them
+            for (name, count), lap in zip(self._laps, laps[first:]):
+                self.laps[name].append(lap.shared(count))
 
     def _pass(self) -> None:
         marks = self._marks
         marks.set()
-        embedded = self._embedding(self._tokens)
-        marks.set()
-        entered = embedded.detach().requires_grad_()
-        left = self._through_layers(entered)
-        marks.set()
-        last = left.detach().requires_grad_()
-        loss = self._loss(last)
-        marks.set()
-        loss.backward()  # type: ignore[no-untyped-call]
-        marks.set()
-        torch.autograd.backward([left], [last.grad])
-        marks.set()
-        torch.autograd.backward([embedded], [entered.grad])
-        marks.set()
+        entered: Tensors = {}
+        passed: List[Tuple[Tensors, Tensors]] = []
+        for stage in self._stages:
+            left = self._through(stage, entered)
+            marks.set()
+            passed.append((entered, left))
+            entered = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in left.items()}
+        gradients: Dict[str, Optional[Tensor]] = {}
+        for entered, left in reversed(passed):
+            roots = [name for name, tensor in left.items() if tensor.requires_grad]
+            torch.autograd.backward([left[name] for name in roots], [gradients.get(name) for name in roots])
+            gradients = {name: tensor.grad for name, tensor in entered.items()}
+            marks.set()
+
+    def _through(self, stage: Stage, entered: Tensors) -> Tensors:
+        """What leaves a stage; of the last one, the loss."""
+        left = stage({**entered, **{name: self._micro.inputs[name] for name in stage.inputs}})
+        return {"loss": self._task.loss(left, self._micro, self._tensor)} if stage.last else left
 
     def medians(self) -> Dict[str, Median]:
         return {name: median([lap.ms for lap in laps]) for name, laps in self.laps.items()}
@@ -97,22 +113,27 @@ class Parts:
         waited = sum(lap.waited_ms for lap in every)
         return waited / (waited + sum(lap.ms for lap in every))
 
+    def passes(self) -> int:
+        """How many there have been."""
+        return len(self.laps[self._laps[0][0]]) // sum(name == self._laps[0][0] for name, _ in self._laps)
+
     def known(self) -> bool:
         """Whether the medians are known well enough."""
-        if len(self.laps[LAPS[0]]) < LEAST:
+        if any(len(laps) < LEAST for laps in self.laps.values()):
             return False
         found = self.medians()
-        whole = sum(one.value * self._count(name) for name, one in found.items())
-        return all(one.tight(whole / self._count(name), RELATIVE, OF_PASS) for name, one in found.items())
+        whole = sum(found[name].value * count for name, count in self._laps)
+        return all(found[name].tight(whole / count, RELATIVE, OF_PASS) for name, count in self._laps)
 
     def kept_bytes(self) -> Dict[str, int]:
-        """What autograd keeps of each part from forward to backward pass, but for weights; of a layer, its share."""
-        embedded, of_embedding = self._kept(lambda: self._embedding(self._tokens))
-        entered = embedded.detach().requires_grad_()
-        left, of_layers = self._kept(lambda: self._through_layers(entered))
-        last = left.detach().requires_grad_()
-        _, of_head = self._kept(lambda: self._loss(last))
-        return {"embedding": of_embedding, "layer": round(of_layers / self.layers), "head": of_head}
+        """By kind, what autograd keeps of a block from forward to backward pass, but for weights."""
+        found: Dict[str, int] = {}
+        entered: Tensors = {}
+        for stage, (kind, count) in zip(self._stages, self._counts):
+            left, kept = self._kept(partial(self._through, stage, entered))
+            found[kind] = round(kept / count)
+            entered = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in left.items()}
+        return found
 
     def peak_bytes(self) -> int:
         """The most that the GPU's allocator holds during a pass, more than before it."""
@@ -144,18 +165,6 @@ class Parts:
 
     def close(self) -> None:
         self._marks.close()
-
-    def _count(self, lap: str) -> int:
-        """How many of what the lap is of go through it in a pass."""
-        return self.layers if lap.startswith("layer") else 1
-
-    def _through_layers(self, x: Tensor) -> Tensor:
-        for layer in self._layers:
-            x = layer(x)
-        return x
-
-    def _loss(self, x: Tensor) -> Tensor:
-        return vocab_cross_entropy(self._head(x), self._labels, self._vocab_size, self._tensor)
 
     def _kept(self, function: Callable[[], T]) -> Tuple[T, int]:
         """What a function returns, and the bytes of the storages that its backward pass needs."""

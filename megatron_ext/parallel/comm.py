@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import timedelta
-from typing import ContextManager, Deque, NamedTuple, Optional, Tuple
+from typing import ContextManager, Deque, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -70,7 +70,7 @@ AHEAD_BYTES = 16 * 2**20
 
 
 class Inbox:
-    """Receives a known number of equal-shaped tensors from one rank.
+    """Receives announced tensors from one rank.
 
     With gloo as many receives are posted ahead as `AHEAD_BYTES` allows: posting one sends a word to the sender, whose
     communication thread spins if that comes while it sends. Posted long before, small messages need no word when they
@@ -80,26 +80,33 @@ class Inbox:
     ended, and would hold up the computation behind it in its hardware queue, for ever if the sender waits for that.
     """
 
-    def __init__(self, peer: Peer, like: Tensor, what: str, one_ahead: bool) -> None:
-        """`like` has the shape, number format and device of the messages; `one_ahead` is whether nccl may post one."""
+    def __init__(self, peer: Peer, what: str, one_ahead: bool) -> None:
+        """`one_ahead` is whether nccl may post one receive ahead."""
         self.peer = peer
-        self._like = like
         self._what = f"{what} from rank {peer.rank}"
-        size = like.numel() * like.element_size()
-        self._ahead = int(one_ahead) if like.is_cuda else max(1, AHEAD_BYTES // size)
-        self._left = 0
+        self._one_ahead = one_ahead
+        self._ahead = 1
+        self._expected: Deque[Tensor] = deque()
         self._posted: Deque[Tuple[Tensor, dist.Work]] = deque()
 
-    def expect(self, count: int) -> None:
-        """Announces `count` more messages and, with gloo, posts the first receives."""
-        self._left += count
-        if not self._like.is_cuda:
+    def expect(self, likes: Sequence[Tensor]) -> None:
+        """Announces the next tensors and, with gloo, posts the first receives.
+
+        `likes` have the shapes, number formats and device of what comes.
+        """
+        if not likes:
+            return
+        self._expected.extend(likes)
+        if likes[0].is_cuda:
+            self._ahead = int(self._one_ahead)
+        else:
+            self._ahead = max(1, AHEAD_BYTES // max(1, *(like.numel() * like.element_size() for like in likes)))
             self._post(self._ahead)
 
     def take(self) -> Tensor:
-        """Waits for the next message; if more are announced, those ahead are posted before this returns."""
+        """Waits for the next tensor; if more are announced, those ahead are posted before this returns."""
         self._post(1)
-        assert self._posted, "take() without a message announced by expect()"
+        assert self._posted, "take() without a tensor announced by expect()"
         tensor, work = self._posted.popleft()
         with told(self._what):
             work.wait()
@@ -107,13 +114,12 @@ class Inbox:
         return tensor
 
     def _post(self, ahead: int) -> None:
-        while self._left and len(self._posted) < ahead:
-            tensor = torch.empty_like(self._like)
+        while self._expected and len(self._posted) < ahead:
+            tensor = torch.empty_like(self._expected.popleft())
             with told(self._what):
                 work = dist.irecv(tensor, self.peer.rank, self.peer.group)
             assert work is not None
             self._posted.append((tensor, work))
-            self._left -= 1
 
 
 class Outbox:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import List
+from typing import List, Optional, Sequence
 
 import numpy as np
 import torch.distributed as dist
@@ -40,33 +40,37 @@ class Grid:
         """Ranks that hand activations to each other, first stage to last."""
         return self.ranks.transpose(1, 2, 0).reshape(-1, self.pipeline).tolist()
 
-    def embedding_groups(self) -> List[List[int]]:
-        """First and last of each pipeline: both hold the tied embedding. None with one stage."""
-        return [[group[0], group[-1]] for group in self.pipeline_groups()] if self.pipeline > 1 else []
+    def stage_groups(self, stages: Sequence[int]) -> List[List[int]]:
+        """The ranks of these stages in each pipeline, which hold copies of a tied parameter."""
+        return [[group[stage] for stage in stages] for group in self.pipeline_groups()]
 
 
 @dataclass(frozen=True)
 class Groups:
     """This rank's process groups; None where it is alone or not a member."""
 
-    tensor: dist.ProcessGroup | None
-    data: dist.ProcessGroup | None
-    model: dist.ProcessGroup | None
-    embedding: dist.ProcessGroup | None
-    forward: dist.ProcessGroup | None
+    tensor: Optional[dist.ProcessGroup] = None
+    data: Optional[dist.ProcessGroup] = None
+    model: Optional[dist.ProcessGroup] = None
+    forward: Optional[dist.ProcessGroup] = None
     """Activations, from a stage to the next one."""
-    backward: dist.ProcessGroup | None
+    backward: Optional[dist.ProcessGroup] = None
     """Gradients, from a stage to the one before."""
-    forward_wrap: dist.ProcessGroup | None
+    forward_wrap: Optional[dist.ProcessGroup] = None
     """Activations, from the last stage to the first one's next chunk: with two stages, the way of the gradients."""
-    backward_wrap: dist.ProcessGroup | None
+    backward_wrap: Optional[dist.ProcessGroup] = None
     """Gradients, from the first stage to the last one's previous chunk."""
+    tied: Sequence[Optional[dist.ProcessGroup]] = ()
+    """By parameter of which several stages have a copy, in the order of `ties`."""
 
     @classmethod
-    def make(cls, grid: Grid, chunks: int, timeout: timedelta) -> Groups:
-        """Makes all groups of the grid; every rank must call it, for each group needs all ranks' consent."""
+    def make(cls, grid: Grid, chunks: int, ties: Sequence[Sequence[int]], timeout: timedelta) -> Groups:
+        """Makes all groups of the grid; every rank must call it, for each group needs all ranks' consent.
 
-        def mine(rank_lists: List[List[int]]) -> dist.ProcessGroup | None:
+        `ties` has, by tied parameter, the stages that hold a copy.
+        """
+
+        def mine(rank_lists: List[List[int]]) -> Optional[dist.ProcessGroup]:
             own = None
             for ranks in rank_lists:
                 if len(ranks) > 1:
@@ -75,12 +79,12 @@ class Groups:
                         own = group
             return own
 
-        ends = grid.embedding_groups() if chunks > 1 else []
+        ends = grid.stage_groups((0, -1)) if chunks > 1 else []
         return cls(
             tensor=mine(grid.tensor_groups()),
             data=mine(grid.data_groups()),
             model=mine(grid.model_groups()),
-            embedding=mine(grid.embedding_groups()),
+            tied=[mine(grid.stage_groups(stages)) for stages in ties],
             forward=mine(grid.pipeline_groups()),
             backward=mine(grid.pipeline_groups()),
             forward_wrap=mine(ends),

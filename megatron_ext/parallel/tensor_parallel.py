@@ -38,23 +38,6 @@ class Shard(NamedTuple):
         return torch.cat([piece[block] for block in range(self.blocks) for piece in pieces], self.dim)
 
 
-_SHARDS = {
-    "word": Shard(0, 1),
-    "qkv.weight": Shard(0, 3),
-    "qkv.bias": Shard(0, 3),
-    "attention_out.weight": Shard(1, 1),
-    "mlp_in.weight": Shard(0, 1),
-    "mlp_in.bias": Shard(0, 1),
-    "mlp_out.weight": Shard(1, 1),
-}
-
-
-def shard_of(name: str) -> Optional[Shard]:
-    """How the parameter of this name in the model is cut; None: every rank of a tensor group has it whole."""
-    parts = name.split(".")
-    return _SHARDS.get(parts[-1]) or _SHARDS.get(".".join(parts[-2:]))
-
-
 class TensorGroup(NamedTuple):
     """A rank's tensor group: its size, this rank's number in it, whether it shares the sequence, and what records its
     messages."""

@@ -1,23 +1,11 @@
-"""The GPT-2 family, cut into pipeline stages and, inside a stage, over a tensor group.
-
-A stage is [embedding] + transformer layers + [final norm and head]; it may have no layer at all. Parameters
-are named and initialised by their place in the whole model, so every cut gives the same weights.
-
-Another family, such as BERT or T5, is another `Stage`. The engine asks of it: `first` and `last`; `forward`, from
-tokens or the one tensor that the stage before sent, to the next one's or to what the loss takes; `parameters_by_name`;
-`put_off`; `tied_word`. All stages of a model send tensors of one shape: T5's decoder would be sent the encoder's output
-along the sequence, beside its own. What else is GPT's: the next token as label (`Executor._forward`), the samples
-(`data.gpt_samples`), the loss (`Engine`), and which parameters are cut (`tensor_parallel._SHARDS`) and saved together
-(`checkpoints.tensors.place_of`, `checkpoints.meta.part_names`).
-"""
+"""The GPT-2 family: an embedding, transformer layers, and a head with the final norm."""
 
 from __future__ import annotations
 
 import math
-import os
 import zlib
-from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, List, Optional, Tuple
+from functools import partial
+from typing import Callable, Dict, Optional
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +14,10 @@ from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
 from megatron_ext.contract.plan import ModelConfig, Plan
-from megatron_ext.parallel.tensor_parallel import TensorGroup, shard_of, vocab_embedding
+from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup, vocab_cross_entropy, vocab_embedding
 from megatron_ext.tasks.initial_weights import draw
 from megatron_ext.tasks.linear import WeightGradients, linear
-
-MOST_THREADS = 8
-"""That draw a stage's weights, where a rank has as many cores."""
+from megatron_ext.tasks.task import SEQUENCE, Block, Micro, Task, Tensors, Wire
 
 
 class Embedding(nn.Module):
@@ -114,111 +100,102 @@ def _again(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class Head(nn.Module):
-    """Final norm and logits, through the word embedding of the first stage (tied)."""
+    """Final norm and logits, through the word embedding (tied)."""
 
-    def __init__(self, config: ModelConfig, tensor: TensorGroup, word: Optional[nn.Parameter]) -> None:
+    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
         super().__init__()
         self.tensor = tensor
         self.later: Optional[WeightGradients] = None
         self.norm = nn.LayerNorm(config.hidden)
-        if word is None:
-            word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
-        self.word = word
+        self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] -> logits [batch, sequence, padded vocabulary / tensor size]."""
         return linear(self.tensor.enter(self.norm(x)), self.word, None, self.later)
 
 
-class Stage(nn.Module):
-    """The part of the model that one virtual pipeline stage holds, or a rank's share of it.
+class GptTask(Task):
+    """Predicts the next token. The head's matrix is the word embedding (tied)."""
 
-    Virtual stage `c * pipeline + s` is chunk `c` of stage `s`.
-    """
+    def __init__(self, plan: Plan) -> None:
+        self.inputs = ("tokens",)
+        self.outputs = ("logits",)
+        self.tied = {"head.word": "embedding.word"}
+        self._model = plan.model
+        self._seed = plan.train.seed
+        model, layers = plan.model, plan.model.layers
+        names = [f"hidden.{number}" for number in range(layers + 1)]
+        self.wires = {name: Wire(name, ("batch", SEQUENCE, model.hidden)) for name in names}
+        self.wires["logits"] = Wire("logits", ("batch", model.sequence_length, model.padded_vocab_size))
+        self.blocks = [
+            Block("embedding", "embedding", ("tokens",), (names[0],), partial(Embedding, model), counted=False),
+            *(
+                Block(
+                    f"layers.{number}",
+                    "layer",
+                    (names[number],),
+                    (names[number + 1],),
+                    partial(TransformerLayer, model, recompute=plan.recompute),
+                )
+                for number in range(layers)
+            ),
+            Block("head", "head", (names[-1],), ("logits",), partial(Head, model), counted=False),
+        ]
 
-    def __init__(self, plan: Plan, virtual_stage: int, tensor: TensorGroup) -> None:
-        super().__init__()
-        self.first = virtual_stage == 0
-        self.last = virtual_stage == plan.pipeline * plan.chunks - 1
-        self.embedding = Embedding(plan.model, tensor) if self.first else None
-        self.layers = nn.ModuleDict(
-            {str(i): TransformerLayer(plan.model, tensor, plan.recompute) for i in plan.layers_of(virtual_stage)}
-        )
-        own_word = self.embedding.word if self.embedding is not None else None
-        self.head = Head(plan.model, tensor, own_word) if self.last else None
-        self._initialise(plan, tensor)
-        if plan.train.compile:
-            for layer in self.layers.values():
-                layer.forward = torch.compile(layer.forward)
+    def sizes(self, micro_batch_size: int) -> Dict[str, int]:
+        return {"batch": micro_batch_size, SEQUENCE: self._model.sequence_length}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens (first stage) or activations in; activations or (last stage) logits out."""
-        if self.embedding is not None:
-            x = self.embedding(x)
-        for layer in self.layers.values():
-            x = layer(x)
-        return x if self.head is None else self.head(x)
+    def micro(self, sample: Tensors) -> Micro:
+        """`tokens` [micro-batch size, sequence + 1]: inputs and, shifted, labels."""
+        tokens = sample["tokens"]
+        return Micro({"tokens": tokens[:, :-1]}, {"labels": tokens[:, 1:]})
 
-    def parameters_by_name(self) -> List[Tuple[str, nn.Parameter]]:
-        """Every parameter once, first to last layer, under its name in the whole model.
+    def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
+        shape = (micro_batch_size, self._model.sequence_length + 1)
+        return self.micro({"tokens": torch.randint(self._model.vocab_size, shape, generator=source)})
 
-        The head's copy of the embedding is called `head.word`; where the stage has the embedding itself, the
-        shared one is `embedding.word`.
-        """
-        return list(self.named_parameters())
+    def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
+        """The mean over the tokens; every micro-batch has as many."""
+        return vocab_cross_entropy(left["logits"], micro.targets["labels"], self._model.vocab_size, tensor)
 
-    def put_off(self, later: WeightGradients) -> None:
-        """Lets a backward pass leave weight gradients to `later`: the layers', and the head's if the weight is its own.
+    def shard(self, name: str) -> Optional[Shard]:
+        parts = name.split(".")
+        return _SHARDS.get(parts[-1]) or _SHARDS.get(".".join(parts[-2:]))
 
-        A weight that the embedding uses too gets both gradients at once, as one.
-        """
-        for layer in self.layers.values():
-            assert isinstance(layer, TransformerLayer)
-            layer.later = later
-        if self.head is not None and self.embedding is None:
-            self.head.later = later
+    def rows(self, name: str) -> Optional[int]:
+        return self._model.vocab_size if name.endswith(".word") else None
 
-    @property
-    def tied_word(self) -> Optional[nn.Parameter]:
-        """The word embedding, where this stage shares it with another one."""
-        if self.first == self.last:
-            return None
-        holder = self.embedding if self.first else self.head
-        return None if holder is None else holder.word
-
-    def _initialise(self, plan: Plan, tensor: TensorGroup) -> None:
+    def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
         """Normal(0, 0.02), the layers' output projections scaled by 1/sqrt(2 layers) (GPT-2, section 2.3)."""
-        scaled = 0.02 / math.sqrt(2 * plan.model.layers)
+        if parameter.dim() == 1:
+            parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            return
+        shard = self.shard(name)
+        whole = list(parameter.shape)
+        if shard is not None:
+            whole[shard.dim] *= tensor.size
+        # The vocabulary's padding, which depends on the tensor size, must not shift the numbers drawn.
+        filled = self.rows(name) or whole[0]
+        std = 0.02 / math.sqrt(2 * self._model.layers) if "_out." in name else 0.02
+        source = torch.Generator().manual_seed(_seed(self._seed, self.tied.get(name, name)))
+        draw(parameter, whole, filled, shard, tensor.size, tensor.rank, std, source)
 
-        def fill(named: Tuple[str, nn.Parameter]) -> None:
-            name, weight = named[0], named[1].detach()
-            if weight.dim() == 1:
-                weight.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-                return
-            shard = shard_of(name)
-            whole = list(weight.shape)
-            if shard is not None:
-                whole[shard.dim] *= tensor.size
-            # The vocabulary's padding, which depends on the tensor size, must not shift the numbers drawn.
-            filled = plan.model.vocab_size if name.endswith("word") else whole[0]
-            std = scaled if "_out." in name else 0.02
-            source = torch.Generator().manual_seed(_seed(plan.train.seed, name))
-            draw(weight, whole, filled, shard, tensor.size, tensor.rank, std, source)
 
-        # Each parameter has a generator of its own, and torch draws in one thread.
-        threads = len(os.sched_getaffinity(0)) // max(len(node.ranks) for node in plan.nodes)
-        if threads > 1:
-            with ThreadPoolExecutor(min(threads, MOST_THREADS)) as pool:
-                list(pool.map(fill, self.parameters_by_name()))
-        else:
-            for named in self.parameters_by_name():
-                fill(named)
+_SHARDS = {
+    "word": Shard(0, 1),
+    "qkv.weight": Shard(0, 3),
+    "qkv.bias": Shard(0, 3),
+    "attention_out.weight": Shard(1, 1),
+    "mlp_in.weight": Shard(0, 1),
+    "mlp_in.bias": Shard(0, 1),
+    "mlp_out.weight": Shard(1, 1),
+}
+"""By the end of a parameter's name."""
 
 
 def _seed(seed: int, name: str) -> int:
-    """One random stream per parameter of the whole model; both copies of the tied embedding share one.
+    """One random stream per parameter of the whole model.
 
     Of 32 bits, for torch's generator on the CPU drops all above. Of one name no two seeds have the same.
     """
-    whole = "embedding.word" if name == "head.word" else name
-    return zlib.crc32(whole.encode(), seed)
+    return zlib.crc32(name.encode(), seed)

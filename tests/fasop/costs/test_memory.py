@@ -37,7 +37,8 @@ from megatron_ext.contract.plan import ModelConfig, Plan
 from megatron_ext.contract.schedules import Kind, schedule
 from megatron_ext.parallel import tensor_parallel
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
-from megatron_ext.tasks.gpt import Stage, TransformerLayer
+from megatron_ext.tasks.families import stage_of
+from megatron_ext.tasks.gpt import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients
 from tests.support.fasop.plans import MEGATRON, training
 
@@ -65,7 +66,7 @@ def test_parameters_are_those_of_the_engine(tmp_path: Path, tensor: int) -> None
     (tmp_path / "plan.json").write_text(json.dumps(make_plan(one, "a/b").as_json()))
     plan = Plan.read(tmp_path / "plan.json")
     counts = [
-        sum(p.numel() for _, p in Stage(plan, s, TensorGroup(tensor, 0, None, False)).parameters_by_name())
+        sum(p.numel() for _, p in stage_of(plan, s, TensorGroup(tensor, 0, None, False)).parameters_by_name())
         for s in range(2)
     ]
     layer = layer_parameters(one.model, tensor)

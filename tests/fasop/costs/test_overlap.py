@@ -22,7 +22,7 @@ from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.reduce import buckets
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.families import stage_of
 from tests.support.fasop.plans import MEGATRON, built, column, experiment
 
 BACKWARD_S = 1.0
@@ -39,7 +39,7 @@ def replayed(plan: Plan, stage: int, link: Link[float]) -> float:
     A layer's gradients are complete one after another, in proportion to their size.
     """
     with torch.device("meta"):
-        named = Stage(plan, stage, TensorGroup(1, 0, None, False)).parameters_by_name()
+        named = stage_of(plan, stage, TensorGroup(1, 0, None, False)).parameters_by_name()
     flat = FlatWeights(named, torch.float32, torch.device("meta"))
     sizes = [here.stop - here.start for here in flat.slices.values()]
     in_layers = [size if ".layers." in f".{name}" else 0 for size, name in zip(sizes, flat.slices, strict=True)]

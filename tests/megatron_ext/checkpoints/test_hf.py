@@ -16,7 +16,8 @@ from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.families import stage_of
+from megatron_ext.tasks.stage import Stage
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
 LAYERS, HIDDEN, HEADS, SEQUENCE = 3, 32, 4, 24
@@ -66,11 +67,11 @@ def gpt2(weights: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor
     return norm(x, "transformer.ln_f") @ weights["transformer.wte.weight"].T
 
 
-def stage_of(run: EngineRun) -> Stage:
+def with_weights_of(run: EngineRun) -> Stage:
     """The engine's whole model with the weights of the run's newest checkpoint, read without the engine's loader."""
     weights = run.weights()
     plan = run.replan(*ONE).plan
-    stage = Stage(plan, 0, TensorGroup())
+    stage = stage_of(plan, 0, TensorGroup())
     for name, parameter in stage.parameters_by_name():
         if name.startswith("layers."):
             _, number, rest = name.split(".", 2)
@@ -122,9 +123,9 @@ def test_the_exported_weights_compute_what_the_engine_computes(trained: EngineRu
     """In fp64: rounding errors of fp32 are larger than what the kinds of GELU differ by."""
     tokens = torch.arange(SEQUENCE) * 7 % VOCAB
     theirs = safetensors.read(exported / "model.safetensors")
-    stage = stage_of(trained).double()
+    stage = with_weights_of(trained).double()
     with torch.no_grad():
-        ours = stage(tokens[None])[0, :, :VOCAB]
+        ours = stage({"tokens": tokens[None]})["logits"][0, :, :VOCAB]
     logits = gpt2({name: tensor.double() for name, tensor in theirs.items()}, tokens)
     torch.testing.assert_close(ours, logits, rtol=1e-9, atol=1e-9)
     assert F.cross_entropy(ours[:-1], tokens[1:]) > 0

@@ -245,7 +245,7 @@ def test_batches_after_a_start_are_the_samples_that_were_not_consumed(
     for iteration in (start + 1, start + 2):
         first = position.consumed(iteration - 1, batch)
         wanted = [every.tokens(sample) for sample in range(first, first + batch)]
-        found = made(position).batch(iteration, 0, 1, 2, batch).reshape(batch, -1)
+        found = made(position).batch(iteration, 0, 1, 2, batch)["tokens"].reshape(batch, -1)
         np.testing.assert_array_equal(found, wanted)
 
 

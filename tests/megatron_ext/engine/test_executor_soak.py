@@ -7,10 +7,12 @@ import os
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -18,11 +20,14 @@ from torch import Tensor, nn
 
 from megatron_ext.contract.schedule_check import check
 from megatron_ext.contract.schedules import Action, Actions, Kind, exists, schedule
-from megatron_ext.engine.executor import Executor, neighbours
+from megatron_ext.engine.executor import Chunk, Executor, neighbours
+from megatron_ext.engine.messages import Content, Message
 from megatron_ext.engine.pace import Pace
 from megatron_ext.parallel import comm
 from megatron_ext.parallel.grid import Grid, Groups
 from megatron_ext.tasks.linear import WeightGradients, linear
+from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import Micro, Tensors
 from megatron_ext.timeline.recorder import Recorder
 
 SCHEDULES = 2000
@@ -101,21 +106,48 @@ class TinyStage(nn.Module):
         self.weights = nn.ParameterList(torch.randn(shape, generator=source, dtype=torch.float64) for shape in shapes)
         for weight in self.weights:
             weight.grad = torch.zeros_like(weight)
-        self.first = virtual_stage == 0
+        self.inputs = ("x",) if virtual_stage == 0 else ()
         self.last = virtual_stage == virtual_stages - 1
         self.later = later
         self.delays = Random(seed * 100 + virtual_stage)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, entered: Tensors) -> Tensors:
+        (x,) = entered.values()
         for weight in self.weights:
             x = x.unsqueeze(-1) * weight if weight.dim() == 1 else torch.tanh(linear(x, weight, None, self.later))
             if self.later is not None and self.delays.random() < 0.1:
                 time.sleep(self.delays.random() * 1e-3)
-        return x
+        return {"x": x}
 
 
-def squares(left: Tensor, labels: Tensor) -> Tensor:
-    return (left.sum(-1) - labels).square().sum()
+def squares(left: Tensors, micro: Micro) -> Tensor:
+    return (left["x"].sum(-1) - micro.targets["labels"]).square().sum()
+
+
+def micros(tokens: Tensor) -> list[Micro | None]:
+    """tokens [micro-batches, micro-batch, sequence + 1]"""
+    return [Micro({"x": each[:, :-1]}, {"labels": each[:, 1:]}) for each in tokens]
+
+
+class Alike(Message):
+    """One tensor like another, which may say that it is on a GPU; the gradient is alike."""
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__([Content("x", tuple(like.shape), like.dtype, True)], like.device)
+        self.likes = [like]
+
+    def gradients(self) -> Message:
+        return self
+
+
+def chunks_of(stages: Sequence[TinyStage], activations: Tensor) -> list[Chunk]:
+    """With one tensor like `activations` over every cut."""
+    message = Alike(activations)
+    none = Message([], activations.device)
+    return [
+        Chunk(cast(Stage, stage), none if stage.inputs else message, none if stage.last else message)
+        for stage in stages
+    ]
 
 
 def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
@@ -136,13 +168,13 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
     peers = neighbours(range(stages), rank, chunks, groups[stages]) if stages > 1 else {}
     activations = torch.empty(batch, SEQUENCE, HIDDEN, dtype=torch.float64)
     pace = Pace(torch.device("cpu"), 30.0)
-    executor = Executor(own, peers, activations, later, Recorder(None), squares, pace)
+    executor = Executor(chunks_of(own, activations), peers, later, Recorder(None), squares, pace)
     for _ in range(iterations):
-        loss = executor.run(lists[rank], list(tokens), 0.5)
+        loss = executor.run(lists[rank], micros(tokens), 0.5)
 
     whole = [TinyStage(seed, virtual, stages * chunks, None) for virtual in range(stages * chunks)]
     together = tokens.flatten(0, 1)
-    expected = squares(nn.Sequential(*whole)(together[:, :-1]), together[:, 1:]) * 0.5
+    expected = squares(nn.Sequential(*whole)({"x": together[:, :-1]}), Micro({}, {"labels": together[:, 1:]})) * 0.5
     expected.backward()
     if own[-1].last:
         torch.testing.assert_close(loss, expected.detach())
@@ -159,7 +191,7 @@ def soak(folder: Path, rank: int, progress: Synchronized) -> None:
         timeout = timedelta(seconds=30)
         store = dist.FileStore(str(folder / "store"), RANKS)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
-        groups = {stages: Groups.make(Grid(1, 1, stages), 2, timeout) for stages in range(2, RANKS + 1)}
+        groups = {stages: Groups.make(Grid(1, 1, stages), 2, (), timeout) for stages in range(2, RANKS + 1)}
         for seed in range(SCHEDULES):
             progress.value = seed
             run_one(seed, rank, groups)

@@ -23,10 +23,10 @@ from megatron_ext.parallel.grid import Groups
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.timeline.recorder import Recorder
 from megatron_ext.train import device_of
-from tests.megatron_ext.engine.test_executor_soak import BATCH, HIDDEN, SEQUENCE, TinyStage, squares
+from tests.megatron_ext.engine.test_executor_soak import BATCH, HIDDEN, SEQUENCE, TinyStage, chunks_of, micros, squares
 from tests.support.megatron_ext.engine_run import EngineRun
 
-GROUPS = Groups(None, None, None, None, "forward", "backward", "forward wrap", "backward wrap")  # type: ignore[arg-type]
+GROUPS = Groups(None, None, None, "forward", "backward", "forward wrap", "backward wrap")  # type: ignore[arg-type]
 SCHEDULES = {
     f"{name}, {stages} stages of {chunks}, {micro_batches} micro-batches": (name, stages, chunks, micro_batches)
     for name, chunk_counts in (("gpipe", [1]), ("one_f_one_b", [1]), ("zb_h1", [1]), ("interleaved", [2, 3]))
@@ -102,7 +102,8 @@ class Passes(Recorder):
 def launched(actions: list[Actions], chunks: int, monkeypatch: pytest.MonkeyPatch) -> list[Queue]:
     """What each rank's executor launches for a schedule in two iterations."""
     stages = len(actions)
-    micro_batches = [torch.zeros(BATCH, SEQUENCE + 1, dtype=torch.float64)] * len({a.micro_batch for a in actions[0]})
+    count = len({action.micro_batch for action in actions[0]})
+    micro_batches = micros(torch.zeros(count, BATCH, SEQUENCE + 1, dtype=torch.float64))
     activations = torch.empty(BATCH, SEQUENCE, HIDDEN, dtype=torch.float64).as_subclass(OnGpu)
     queues = [Queue(rank) for rank in range(stages)]
     for rank, queue in enumerate(queues):
@@ -112,7 +113,7 @@ def launched(actions: list[Actions], chunks: int, monkeypatch: pytest.MonkeyPatc
         peers = neighbours(range(stages), rank, chunks, GROUPS)
         later = WeightGradients(lambda weight, left, right: None)
         pace = Pace(torch.device("cpu"), 0.0)
-        executor = Executor(own, peers, activations, later, Passes(queue), squares, pace)  # type: ignore[arg-type]
+        executor = Executor(chunks_of(own, activations), peers, later, Passes(queue), squares, pace)  # type: ignore[arg-type]
         for _ in range(2):
             executor.run(actions[rank], micro_batches, 1.0)
     return queues

@@ -19,7 +19,7 @@ from megatron_ext.engine import engine, flat
 from megatron_ext.engine.optimizer import learning_rate
 from megatron_ext.parallel import tensor_parallel
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.families import stage_of
 from tests.megatron_ext.engine.test_executor_soak import random_schedule
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
@@ -124,7 +124,7 @@ def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[n
     one = ["parallel.data=1", "parallel.pipeline=1", "parallel.partition=null", "parallel.micro_batch_size=8"]
     plan = make_run(folder, corpus, *one).plan
     train = plan.train
-    model = Stage(plan, 0, TensorGroup())
+    model = stage_of(plan, 0, TensorGroup())
     named = model.parameters_by_name()
     optimizer = torch.optim.AdamW(
         [
@@ -139,7 +139,7 @@ def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[n
     for step in range(train.iterations):
         tokens = torch.stack([torch.from_numpy(samples.tokens(step * 8 + i)) for i in range(8)])
         optimizer.zero_grad()
-        logits = model(tokens[:, :-1])[..., :VOCAB]  # without the vocabulary's padding
+        logits = model({"tokens": tokens[:, :-1]})["logits"][..., :VOCAB]  # without the vocabulary's padding
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_grad)

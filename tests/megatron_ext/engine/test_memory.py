@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import cast
 
@@ -23,12 +22,15 @@ from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.reduce import GradientReducer
 from megatron_ext.parallel.grid import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.gpt import Stage, TransformerLayer
+from megatron_ext.tasks.families import stage_of
+from megatron_ext.tasks.gpt import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import Tensors
 from megatron_ext.timeline.recorder import Recorder
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun
 
-NO_GROUPS = Groups(**{field.name: None for field in fields(Groups)})
+NO_GROUPS = Groups()
 ONE_STAGE = ("parallel.data=1", "parallel.pipeline=1", "parallel.micro_batch_size=2")
 
 
@@ -107,13 +109,14 @@ def test_a_stage_lets_go_of_a_micro_batch_with_its_backward_pass(
 ) -> None:
     """Of 8 micro-batches 1F1B has 2 in the first of two stages at once, and 1 in the last."""
     forward = Stage.forward
-    held: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = []
+    held: list[list[weakref.ref[Tensor]]] = []
 
-    def watched(self: Stage, x: Tensor) -> Tensor:
+    def watched(self: Stage, entered: Tensors) -> Tensors:
         held[:] = [refs for refs in held if any(ref() is not None for ref in refs)]
         assert len(held) <= (0 if self.last else 1)
-        left = forward(self, x)
-        held.append((weakref.ref(x), weakref.ref(left)))
+        left = forward(self, entered)
+        activations = [x for x in (*entered.values(), *left.values()) if x.requires_grad]
+        held.append([weakref.ref(x) for x in activations])
         return left
 
     monkeypatch.setattr(Stage, "forward", watched)
@@ -158,11 +161,11 @@ def test_a_split_backward_pass_leaves_the_weights_of_all_layers_to_its_second_pa
 
 def test_a_last_stage_leaves_its_heads_weight_too(engine_run: Callable[..., EngineRun]) -> None:
     sizes = ("parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.schedule=zb_h1")
-    stage = Stage(engine_run(*sizes).plan, 1, TensorGroup())
+    stage = stage_of(engine_run(*sizes).plan, 1, TensorGroup())
     later = WeightGradients(lambda *given: None)
     stage.put_off(later)
     with later.defer(0):
-        stage(torch.randn(1, 24, 32, requires_grad=True)).sum().backward()
+        stage({"hidden.1": torch.randn(1, 24, 32, requires_grad=True)})["logits"].sum().backward()
     left = {name for name, weight in stage.parameters_by_name() if weight.grad is None}
     assert left == {name for name, weight in stage.parameters_by_name() if weight.dim() > 1}
     assert "head.word" in left

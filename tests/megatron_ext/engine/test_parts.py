@@ -29,7 +29,7 @@ from megatron_ext.engine.reduce import buckets
 from megatron_ext.parallel.grid import Grid, Groups
 from megatron_ext.parallel.software import difference
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.families import stage_of
 from megatron_ext.timeline.recorder import Recorder
 from tests.support.megatron_ext.engine_run import make_run
 
@@ -84,7 +84,7 @@ def test_the_cosine_starts_at_lr_passes_the_middle_and_ends_at_min_lr() -> None:
 
 def test_the_norm_counts_every_gradient_once(tmp_path: Path, corpus: Path) -> None:
     plan = make_run(tmp_path, corpus).plan
-    stage = Stage(plan, 0, TensorGroup())
+    stage = stage_of(plan, 0, TensorGroup())
     flat = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"))
     flat.grad.normal_(generator=torch.Generator().manual_seed(1))
     word = flat.parameters["embedding.word"]
@@ -105,7 +105,7 @@ def test_groups_cover_the_grid_in_megatrons_order(tensor: int, data: int, pipeli
             places = np.array([(rank // tensor // data, rank // tensor % data, rank % tensor) for rank in group])
             same = [axis for axis in range(3) if axis != differing]
             assert (places[:, same] == places[0, same]).all()
-    assert grid.embedding_groups() == ([[g[0], g[-1]] for g in grid.pipeline_groups()] if pipeline > 1 else [])
+    assert grid.stage_groups((0, pipeline - 1)) == [[g[0], g[-1]] for g in grid.pipeline_groups()]
 
 
 @given(st.integers(2, 5), st.integers(1, 3))
@@ -126,7 +126,7 @@ def test_two_stages_send_each_other_every_kind_of_message_one_way_in_a_group_of_
 
 def test_flat_weights_are_views_and_buckets_cover_them_once(tmp_path: Path, corpus: Path) -> None:
     plan = make_run(tmp_path / "run", corpus, "parallel.data=1", "parallel.pipeline=1", "parallel.partition=3").plan
-    stage = Stage(plan, 0, TensorGroup())
+    stage = stage_of(plan, 0, TensorGroup())
     before = {name: p.detach().clone() for name, p in stage.parameters_by_name()}
     flat = FlatWeights(stage.parameters_by_name(), torch.float32, torch.device("cpu"))
     for name in before:
@@ -150,7 +150,7 @@ def test_weights_begin_as_gpt2s_whatever_the_cut(tmp_path: Path, corpus: Path) -
     """Normal with 0.02, output projections with 0.02 / sqrt(2 layers), no bias; the tied embeddings are equal."""
     sizes = ("model.hidden=64", "parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-2")
     plan = make_run(tmp_path / "run", corpus, *sizes).plan
-    first, last = (dict(Stage(plan, stage, TensorGroup()).parameters_by_name()) for stage in range(2))
+    first, last = (dict(stage_of(plan, stage, TensorGroup()).parameters_by_name()) for stage in range(2))
     for name, parameter in (first | last).items():
         if parameter.dim() == 1:
             assert (parameter == (1.0 if name.endswith("norm.weight") else 0.0)).all()
@@ -258,7 +258,7 @@ def test_model_operations_are_the_multiplications_that_torch_counts(tmp_path: Pa
     plan = make_run(tmp_path / "run", corpus, "parallel.data=1", "parallel.pipeline=1").plan
     tokens = torch.zeros(2, plan.model.sequence_length, dtype=torch.int64)
     with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
-        Stage(plan, 0, TensorGroup())(tokens).sum().backward()
+        stage_of(plan, 0, TensorGroup())({"tokens": tokens})["logits"].sum().backward()
     assert plan.model.flops_per_token() * tokens.numel() == counted.get_total_flops()
 
 

@@ -76,11 +76,11 @@ def test_every_group_and_channel_is_connected_and_nobody_waits_for_ever(
     for rank in range(grid.ranks.size):
         fake = Fake(rank, grid.ranks.size)
         fake.patch(monkeypatch)
-        groups = Groups.make(grid, chunks, timedelta(seconds=1))
+        groups = Groups.make(grid, chunks, [(0, grid.pipeline - 1)] if grid.pipeline > 1 else [], timedelta(seconds=1))
         stage, dp, tp = (int(place[0]) for place in (grid.ranks == rank).nonzero())
         peers = neighbours(grid.ranks[:, dp, tp].tolist(), stage, chunks, groups)
         warm_up(groups, peers, stage, grid.pipeline, torch.device("cpu"))
-        used = [group for group in (groups.tensor, groups.data, groups.model, groups.embedding) if group is not None]
+        used = [group for group in (groups.tensor, groups.data, groups.model, *groups.tied) if group is not None]
         assert set(used) < set(fake.meetings)
         assert len(fake.meetings) == 1 + len(used) + len(peers) == len(set(fake.meetings))
         meetings.append(fake.meetings)

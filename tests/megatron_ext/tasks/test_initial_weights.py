@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 from megatron_ext.tasks import gpt, initial_weights
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.families import stage_of
+from megatron_ext.tasks.gpt import GptTask
 from megatron_ext.tasks.initial_weights import draw
+from megatron_ext.tasks.stage import Stage
 from tests.megatron_ext.test_worker import ended
 from tests.support.megatron_ext.engine_run import EngineRun
 
@@ -93,13 +95,13 @@ def test_a_stage_has_the_numbers_of_its_names_however_many_threads_draw_them(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(2 * threads)))
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    shares = [dict(Stage(plan, 0, TensorGroup(2, rank)).parameters_by_name()) for rank in range(2)]
+    shares = [dict(stage_of(plan, 0, TensorGroup(2, rank)).parameters_by_name()) for rank in range(2)]
     assert torch.equal(torch.get_rng_state(), before)  # nothing is drawn that nobody keeps
     for name, first in shares[0].items():
         if first.dim() == 1:
             assert (first == (1.0 if name.endswith("norm.weight") else 0.0)).all()
             continue
-        shard = gpt.shard_of(name)
+        shard = GptTask(plan).shard(name)
         found = first if shard is None else shard.whole([share[name] for share in shares])
         filled = plan.model.vocab_size if name.endswith("word") else len(found)
         source = torch.Generator().manual_seed(gpt._seed(plan.train.seed, name))
@@ -115,7 +117,7 @@ def test_every_seed_and_every_matrix_have_numbers_of_their_own(engine_run: Calla
     drawn: dict[tuple[float, ...], tuple[int, str]] = {}
     for seed in (0, 1, 1234, 1234 + 2**16, 2**31, 2**32 - 1):
         one = replace(plan, train=replace(plan.train, seed=seed))
-        for name, weight in Stage(one, 0, TensorGroup(1, 0)).parameters_by_name():
+        for name, weight in stage_of(one, 0, TensorGroup(1, 0)).parameters_by_name():
             if weight.dim() > 1:
                 numbers = tuple(torch.round(weight.detach()[0, :8] / weight.std(), decimals=3).tolist())
                 assert drawn.setdefault(numbers, (seed, name)) == (seed, name)
@@ -123,14 +125,14 @@ def test_every_seed_and_every_matrix_have_numbers_of_their_own(engine_run: Calla
 
 def slow(rank: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Has a stage do something while it makes its weights."""
-    make = Stage._initialise
+    make = Stage.initialise
 
-    def later(self: Stage, plan: Any, tensor: TensorGroup) -> None:
-        if self.first == (rank == 0):
+    def later(self: Stage, threads: int) -> None:
+        if self.last == (rank == 1):
             act()
-        make(self, plan, tensor)
+        make(self, threads)
 
-    monkeypatch.setattr(Stage, "_initialise", later)
+    monkeypatch.setattr(Stage, "initialise", later)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

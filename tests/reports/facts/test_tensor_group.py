@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from launch.commands.report import main
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.gpt import Embedding
 from reports.facts.breakdown import TENSOR
 from reports.facts.statistics import statistics
 from reports.facts.terms import TITLES
@@ -33,15 +33,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
     made = make_run(
         folder / "runs/tiny/20260101-000000-aaaa", make_corpus(folder), *sizes, "parallel.micro_batch_size=2"
     )
-    forward = Stage.forward
+    forward = Embedding.forward
 
-    def slow(stage: Stage, x: Tensor) -> Tensor:
-        if stage.embedding is not None and stage.embedding.tensor.rank == 1:
+    def slow(embedding: Embedding, tokens: Tensor) -> Tensor:
+        if embedding.tensor.rank == 1:
             time.sleep(SLOWER_S)
-        return forward(stage, x)
+        return forward(embedding, tokens)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stage, "forward", slow)
+        patch.setattr(Embedding, "forward", slow)
         assert made.go() == 0, made.stderr()
     made.run.config.touch()
     main([str(made.run.path)])

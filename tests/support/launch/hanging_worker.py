@@ -13,7 +13,8 @@ from megatron_ext.checkpoints import tensors
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.engine import engine, optimizer
 from megatron_ext.engine.engine import Engine
-from megatron_ext.tasks.gpt import Stage
+from megatron_ext.tasks.gpt import GptTask
+from megatron_ext.tasks.stage import Stage
 
 RANK, AT = int(os.environ["HANG_RANK"]), os.environ["HANG_AT"]
 ITERATION = 3
@@ -22,7 +23,7 @@ PLACES = {
     "weights": (engine, "FlatWeights"),
     "batch": (GptSamples, "batch"),
     "forward": (Stage, "forward"),
-    "loss": (engine, "vocab_cross_entropy"),
+    "loss": (GptTask, "loss"),
     "optimizer": (optimizer.Optimizer, "step"),
     "checkpoint": (tensors, "parts"),
 }

@@ -1,0 +1,88 @@
+"""What crosses a cut for a micro-batch: the wires of it, as one flat tensor for each number format."""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.task import SEQUENCE, Task, Tensors
+
+
+class Content(NamedTuple):
+    """One tensor of a message."""
+
+    name: str
+    shape: Tuple[int, ...]
+    dtype: torch.dtype
+    gradient: bool
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+class Message:
+    """The tensors that go over a cut together; both sides know them, so that nothing describes them on the way."""
+
+    def __init__(self, contents: Sequence[Content], device: torch.device) -> None:
+        self.contents = tuple(contents)
+        self._device = device
+        by_dtype: Dict[torch.dtype, List[Content]] = {}
+        for content in contents:
+            by_dtype.setdefault(content.dtype, []).append(content)
+        self._formats = list(by_dtype.values())
+        self.likes = [
+            torch.empty(
+                group[0].shape if len(group) == 1 else (sum(one.numel for one in group),),
+                dtype=group[0].dtype,
+                device=device,
+            )
+            for group in self._formats
+        ]
+        """Tensors like those that are sent, in their order."""
+
+    def gradients(self) -> Message:
+        """What goes back over the cut."""
+        return Message([one for one in self.contents if one.gradient], self._device)
+
+    def pack(self, tensors: Mapping[str, Tensor]) -> List[Tensor]:
+        """The tensors to send."""
+        return [
+            tensors[group[0].name] if len(group) == 1 else torch.cat([tensors[one.name].flatten() for one in group])
+            for group in self._formats
+        ]
+
+    def unpack(self, received: Sequence[Tensor]) -> Tensors:
+        """The inverse: parts of what was received, by name."""
+        found: Tensors = {}
+        for group, flat in zip(self._formats, received):
+            if len(group) == 1:
+                found[group[0].name] = flat
+                continue
+            for one, part in zip(group, torch.split(flat, [one.numel for one in group])):
+                found[one.name] = part.view(one.shape)
+        return found
+
+
+def message_of(
+    task: Task,
+    wires: Sequence[str],
+    micro_batch_size: int,
+    tensor: TensorGroup,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Message:
+    """The message that carries these wires of a task, whose own number format is `dtype`."""
+    sizes = dict(task.sizes(micro_batch_size))
+    if tensor.sequence_parallel and SEQUENCE in sizes:
+        own = tensor.positions(sizes[SEQUENCE])
+        sizes[SEQUENCE] = own.stop - own.start
+    contents = []
+    for wire in (task.wires[name] for name in wires):
+        shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in wire.dims)
+        contents.append(Content(wire.name, shape, dtype if wire.dtype is None else wire.dtype, wire.gradient))
+    return Message(contents, device)

@@ -1,0 +1,23 @@
+"""The task that a plan trains, by the family of its model."""
+
+from __future__ import annotations
+
+from megatron_ext.contract.plan import Plan
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import cut
+from megatron_ext.tasks.gpt import GptTask
+from megatron_ext.tasks.stage import Stage, threads_for
+from megatron_ext.tasks.task import Task
+
+
+def task_of(plan: Plan) -> Task:
+    """The task of a plan's model."""
+    return GptTask(plan)
+
+
+def stage_of(plan: Plan, virtual_stage: int, tensor: TensorGroup) -> Stage:
+    """One virtual stage of a plan by itself, with its initial weights."""
+    task = task_of(plan)
+    stage = Stage(task, cut(task, plan.partition)[virtual_stage], tensor)
+    stage.initialise(threads_for(plan))
+    return stage

@@ -1,0 +1,132 @@
+"""The blocks that one virtual pipeline stage holds, as a module; a rank's share of them, with a tensor group."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from megatron_ext.contract.plan import Plan
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import Part, block_of
+from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.tasks.task import Task, Tensors
+
+MOST_THREADS = 8
+"""That draw a stage's weights, where a rank has as many cores."""
+
+
+class _Step(NamedTuple):
+    """A block's turn in a forward pass."""
+
+    module: nn.Module
+    takes: Tuple[str, ...]
+    gives: Tuple[str, ...]
+    dropped: Tuple[str, ...]
+    """What nobody takes after it."""
+
+
+class Stage(nn.Module):
+    """A stage's blocks, which pass tensors to each other by name.
+
+    Parameters are named and initialised by their place in the whole model, so that every cut gives the same weights.
+    """
+
+    def __init__(
+        self, task: Task, part: Part, tensor: TensorGroup, owned: Optional[Dict[str, nn.Parameter]] = None
+    ) -> None:
+        """`owned` are parameters by name that earlier chunks of this rank hold; one tied to them is the same."""
+        super().__init__()
+        self.part = part
+        self.inputs = part.inputs
+        self.last = part.last
+        self._task = task
+        self._tensor = tensor
+        owned = {} if owned is None else owned
+        self.places: Dict[str, Tuple[str, str]] = {}
+        """By a parameter's name in the whole model: its block, and its name there. Of a tied one, the owner's."""
+        self._named: List[Tuple[str, nn.Parameter]] = []
+        self.shared: List[nn.Parameter] = []
+        """Those that another block of this rank uses, too."""
+        self._steps: List[_Step] = []
+        self.blocks = nn.ModuleList()
+        last_use = {name: number for number, block in enumerate(part.blocks) for name in block.takes}
+        for number, block in enumerate(part.blocks):
+            module = block.make(tensor)
+            for inner, parameter in list(module.named_parameters()):
+                name = f"{block.name}.{inner}"
+                owner = task.tied.get(name, name)
+                if owner in owned:
+                    _replace(module, inner, owned[owner])
+                    self.shared.append(owned[owner])
+                    continue
+                owned[owner] = parameter
+                self._named.append((name, parameter))
+                holder = block.name if owner == name else block_of(task.blocks, owner).name
+                self.places[name] = holder, owner[len(holder) + 1 :]
+            self.blocks.append(module)
+            dropped = {name for name in block.takes if last_use[name] == number} - set(part.leaves)
+            self._steps.append(_Step(module, block.takes, block.gives, tuple(dropped)))
+        self.counted = [module for block, module in zip(part.blocks, self.blocks) if block.counted]
+
+    def forward(self, entered: Tensors) -> Tensors:
+        """From the wires and inputs that the stage takes, by name, to those that leave it."""
+        values = dict(entered)
+        for module, takes, gives, dropped in self._steps:
+            given = module(*[values[name] for name in takes])
+            for name in dropped:
+                del values[name]
+            if len(gives) == 1:
+                values[gives[0]] = given
+            else:
+                values.update(zip(gives, given))
+        return {name: values[name] for name in self.part.leaves}
+
+    def parameters_by_name(self) -> List[Tuple[str, nn.Parameter]]:
+        """Every parameter once, first to last block, under its name in the whole model.
+
+        Not those of earlier chunks. A copy of a tied parameter has a name of its own where the owner is on another
+        rank.
+        """
+        return list(self._named)
+
+    def put_off(self, later: WeightGradients, shared: Sequence[nn.Parameter] = ()) -> None:
+        """Lets a backward pass leave weight gradients to `later`, in modules that can.
+
+        Not where a parameter is among the `shared` of this rank: it gets the gradients of both blocks as one.
+        """
+        apart = {id(parameter) for parameter in (*self.shared, *shared)}
+        for module in self.blocks:
+            if hasattr(module, "later") and not any(id(parameter) in apart for parameter in module.parameters()):
+                setattr(module, "later", later)  # noqa: B010  (a type checker knows no attribute of all modules)
+
+    def compile_blocks(self) -> None:
+        """Has torch compile the blocks that the partition counts, at their first call."""
+        for module in self.counted:
+            module.forward = torch.compile(module.forward)
+
+    def initialise(self, threads: int) -> None:
+        """Fills all parameters; each is drawn by itself, in so many threads."""
+
+        def fill(named: Tuple[str, nn.Parameter]) -> None:
+            self._task.initialise(named[0], named[1].detach(), self._tensor)
+
+        if threads > 1:  # each parameter has a generator of its own, and torch draws in one thread
+            with ThreadPoolExecutor(min(threads, MOST_THREADS)) as pool:
+                list(pool.map(fill, self._named))
+        else:
+            for named in self._named:
+                fill(named)
+
+
+def threads_for(plan: Plan) -> int:
+    """Cores that a rank may use while it draws its weights."""
+    return len(os.sched_getaffinity(0)) // max(len(node.ranks) for node in plan.nodes)
+
+
+def _replace(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(owner), attribute, parameter)

@@ -1,0 +1,108 @@
+"""What is trained: a model made of blocks, its micro-batches and its loss. Every model family is a `Task`.
+
+A stage of the pipeline holds blocks; what crosses a cut between stages follows from the wires that the blocks take and
+give (`megatron_ext.tasks.cut`). Nothing else in the engine knows what a model is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
+
+Tensors = Dict[str, Tensor]
+"""By the name of a wire, an input or a target."""
+SEQUENCE = "sequence"
+"""The dimension that sequence parallelism cuts."""
+
+
+class Wire(NamedTuple):
+    """A tensor that a block gives, and that crosses a cut if a block of a later stage takes it."""
+
+    name: str
+    dims: Tuple[Union[int, str], ...]
+    """Sizes, or their names in `Task.sizes`."""
+    dtype: Optional[torch.dtype] = None
+    """None: the number format of the model."""
+    gradient: bool = True
+    """Whether a gradient comes back."""
+
+
+class Block(NamedTuple):
+    """The smallest thing that a stage holds."""
+
+    name: str
+    """In the whole model: `layers.7`. A parameter's name begins with it."""
+    kind: str
+    """Blocks of one kind have the same shapes, and cost the same."""
+    takes: Tuple[str, ...]
+    """Wires, and inputs of the micro-batch, in the order of the module's arguments."""
+    gives: Tuple[str, ...]
+    make: Callable[[TensorGroup], nn.Module]
+    """Makes the module, or a rank's share of it: from what it takes to what it gives (a tuple, if several)."""
+    counted: bool = True
+    """Whether `parallel.partition` counts it. What is not counted goes to the first stage if it comes before all
+    that is, to the last one if it comes after all, and else with the block that follows."""
+
+
+class Micro(NamedTuple):
+    """A micro-batch on a rank."""
+
+    inputs: Tensors
+    """What blocks of any stage may take."""
+    targets: Tensors
+    """What the loss takes beside the model's outputs."""
+
+    def to(self, device: torch.device) -> Micro:
+        inputs, targets = ({name: tensor.to(device) for name, tensor in part.items()} for part in self)
+        return Micro(inputs, targets)
+
+
+class Task(ABC):
+    """A model with its loss, whatever stages, replicas and tensor groups it is laid out over."""
+
+    blocks: Sequence[Block]
+    """In an order in which every wire is given before it is taken."""
+    wires: Mapping[str, Wire]
+    inputs: Tuple[str, ...]
+    """The names in `Micro.inputs`."""
+    outputs: Tuple[str, ...]
+    """The wires that the loss takes."""
+    tied: Mapping[str, str]
+    """Parameters that are equal to others: by the copy's name, that of the owner, whose block comes first."""
+
+    @abstractmethod
+    def sizes(self, micro_batch_size: int) -> Mapping[str, int]:
+        """The named sizes of the wires, of a micro-batch."""
+
+    @abstractmethod
+    def micro(self, sample: Tensors) -> Micro:
+        """A micro-batch from what the samples hold, [micro-batch size, …] each."""
+
+    @abstractmethod
+    def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
+        """A micro-batch of the right shapes with content drawn from `source`."""
+
+    @abstractmethod
+    def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
+        """The loss of a micro-batch: a sum, of which the whole global batch's weigh `weight` together."""
+
+    def weight(self, samples: int, micro_batch_size: int) -> float:
+        """The weight of a global batch of so many samples: here 1 for each micro-batch, whose loss is a mean."""
+        return samples / micro_batch_size
+
+    @abstractmethod
+    def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
+        """Fills a rank's share of a parameter: the same in the whole model, however it is laid out."""
+
+    def shard(self, name: str) -> Optional[Shard]:
+        """How the parameter of this name is cut over a tensor group; None: every rank has it whole."""
+        return None
+
+    def rows(self, name: str) -> Optional[int]:
+        """How many rows of a parameter count, if the others only pad it; None: all do."""
+        return None
