@@ -23,6 +23,7 @@ from megatron_ext.parallel.grid import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
 from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import Tensors
 from megatron_ext.timeline.event_files import EventBuffer
 from megatron_ext.timeline.recorder import NOTHING, Recorder
 
@@ -122,8 +123,8 @@ class OneTensor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         (entered,) = (*self.stage.part.inputs, *self.stage.part.enters)
-        (left,) = self.stage({entered: x}).values()
-        return left
+        left: Tensors = self.stage({entered: x})
+        return left[self.stage.part.leaves[0]]
 
 
 def shared_word(named: list[tuple[str, nn.Parameter]], plan: Plan) -> nn.Parameter | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -164,13 +164,13 @@ def test_no_schedule_stands_still_in_one_hardware_queue(
 def test_more_receives_posted_ahead_would_stand_in_the_way(
     monkeypatch: pytest.MonkeyPatch, ahead: int, at_passes: bool
 ) -> None:
-    init = comm.Inbox.__init__
+    expect = comm.Inbox.expect
 
-    def further_ahead(self: comm.Inbox, *arguments: Any) -> None:
-        init(self, *arguments)
+    def further_ahead(self: comm.Inbox, likes: Sequence[Tensor]) -> None:
+        expect(self, likes)
         self._ahead = ahead
 
-    monkeypatch.setattr(comm.Inbox, "__init__", further_ahead)
+    monkeypatch.setattr(comm.Inbox, "expect", further_ahead)
     queues = launched(schedule("one_f_one_b", 2, 1, 4), 1, monkeypatch)
     assert held_up(queues, at_passes) == [0, 1]
     assert held_up(queues, not at_passes) == ([] if at_passes else [0, 1])

@@ -188,7 +188,7 @@ def test_gradients_are_summed_while_those_of_earlier_layers_are_still_computed(m
         return Sum()
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    reducer = GradientReducer(flat, cast(dist.ProcessGroup, object()), 1, Recorder(None))
+    reducer = GradientReducer(flat, cast(dist.ProcessGroup, object()), 1, Recorder(None), dict.fromkeys(flat.slices, 1))
     layers[0].weight.register_hook(lambda _: told.append("compute 0"))
     reducer.begin(2)
     for _ in range(2):

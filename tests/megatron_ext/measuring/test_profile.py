@@ -22,10 +22,12 @@ from launch.control.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.measuring.laps import Lap, Marks
 from megatron_ext.measuring.medians import LEAST, median
-from megatron_ext.measuring.parts import LAPS, Parts, groups_of
+from megatron_ext.measuring.parts import Parts, groups_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.profile import Trial
 
+LAPS = ("embedding.forward", "layer.forward", "head.forward", "head.backward", "layer.backward", "embedding.backward")
+"""Of a pass of GPT, in their order."""
 CPU = torch.device("cpu")
 
 
