@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.tasks.task import Block, Task
+from megatron_ext.tasks.task import Block, Held, Task
 
 
 class Part(NamedTuple):
@@ -134,23 +134,19 @@ def _out_of_order(block: Block, name: str, giver: Dict[str, Block]) -> str:
 
 def _held(blocks: Sequence[Block], partition: Sequence[int]) -> List[List[Block]]:
     """The blocks of each stage, in their order."""
-    counted = [number for number, block in enumerate(blocks) if block.counted]
-    if sum(partition) != len(counted):
+    counted = sum(block.held is Held.COUNTED for block in blocks)
+    if sum(partition) != counted:
         raise EngineError(
             f"parallel.partition={'-'.join(map(str, partition))} has {sum(partition)} blocks, "
-            f"but the model has {len(counted)}"
+            f"but the model has {counted}"
         )
     held: List[List[Block]] = [[] for _ in partition]
-    stages = [stage for stage, count in enumerate(partition) for _ in range(count)]
-    pending: List[Block] = []
-    seen = 0
+    stages = iter([stage for stage, count in enumerate(partition) for _ in range(count)])
+    waiting: List[Block] = []
     for block in blocks:
-        if block.counted:
-            held[stages[seen]] += [*pending, block]
-            pending, seen = [], seen + 1
-        elif seen == 0:
-            held[0].append(block)
-        else:
-            pending.append(block)
-    held[-1] += pending
+        waiting.append(block)
+        if block.held is not Held.NEXT:
+            ends = {Held.FIRST: 0, Held.LAST: len(partition) - 1}
+            held[ends[block.held] if block.held in ends else next(stages)] += waiting
+            waiting = []
     return held

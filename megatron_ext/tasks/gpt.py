@@ -17,7 +17,7 @@ from megatron_ext.contract.plan import ModelConfig, Plan
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup, vocab_cross_entropy, vocab_embedding
 from megatron_ext.tasks.initial_weights import draw
 from megatron_ext.tasks.linear import WeightGradients, linear
-from megatron_ext.tasks.task import SEQUENCE, Block, Micro, Task, Tensors, Wire
+from megatron_ext.tasks.task import SEQUENCE, Block, Held, Micro, Task, Tensors, Wire
 
 
 class Embedding(nn.Module):
@@ -128,7 +128,7 @@ class GptTask(Task):
         self.wires = {name: Wire(name, ("batch", SEQUENCE, model.hidden)) for name in names}
         self.wires["logits"] = Wire("logits", ("batch", model.sequence_length, model.padded_vocab_size))
         self.blocks = [
-            Block("embedding", "embedding", ("tokens",), (names[0],), partial(Embedding, model), counted=False),
+            Block("embedding", "embedding", ("tokens",), (names[0],), partial(Embedding, model), Held.FIRST),
             *(
                 Block(
                     f"layers.{number}",
@@ -139,7 +139,7 @@ class GptTask(Task):
                 )
                 for number in range(layers)
             ),
-            Block("head", "head", (names[-1],), ("logits",), partial(Head, model), counted=False),
+            Block("head", "head", (names[-1],), ("logits",), partial(Head, model), Held.LAST),
         ]
 
     def sizes(self, micro_batch_size: int) -> Dict[str, int]:

@@ -54,6 +54,8 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], later: Optional[We
     if later is None:
         return F.linear(x, weight, bias)
     assert isinstance(weight, nn.Parameter)
+    if not x.requires_grad and torch.is_grad_enabled():  # autograd would keep nothing, for it does not see the weight
+        x = x.detach().requires_grad_()
     y: Tensor = _Linear.apply(x, weight.detach(), bias, partial(later.take, weight))  # type: ignore[no-untyped-call]
     return y
 

@@ -13,7 +13,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part, block_of
 from megatron_ext.tasks.linear import WeightGradients
-from megatron_ext.tasks.task import Task, Tensors
+from megatron_ext.tasks.task import Held, Task, Tensors
 
 MOST_THREADS = 8
 """That draw a stage's weights, where a rank has as many cores."""
@@ -70,7 +70,7 @@ class Stage(nn.Module):
             self.blocks.append(module)
             dropped = {name for name in block.takes if last_use[name] == number} - set(part.leaves)
             self._steps.append(_Step(module, block.takes, block.gives, tuple(dropped)))
-        self.counted = [module for block, module in zip(part.blocks, self.blocks) if block.counted]
+        self.counted = [module for block, module in zip(part.blocks, self.blocks) if block.held is Held.COUNTED]
 
     def forward(self, entered: Tensors) -> Tensors:
         """From the wires and inputs that the stage takes, by name, to those that leave it."""

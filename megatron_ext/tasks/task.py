@@ -7,6 +7,7 @@ give (`megatron_ext.tasks.cut`). Nothing else in the engine knows what a model i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from enum import Enum
 from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -32,6 +33,15 @@ class Wire(NamedTuple):
     """Whether a gradient comes back."""
 
 
+class Held(Enum):
+    """Which stage has a block."""
+
+    COUNTED = "the stage that the partition says, which counts it"
+    FIRST = "the first stage"
+    LAST = "the last stage"
+    NEXT = "the stage of the block that follows"
+
+
 class Block(NamedTuple):
     """The smallest thing that a stage holds."""
 
@@ -44,9 +54,7 @@ class Block(NamedTuple):
     gives: Tuple[str, ...]
     make: Callable[[TensorGroup], nn.Module]
     """Makes the module, or a rank's share of it: from what it takes to what it gives (a tuple, if several)."""
-    counted: bool = True
-    """Whether `parallel.partition` counts it. What is not counted goes to the first stage if it comes before all
-    that is, to the last one if it comes after all, and else with the block that follows."""
+    held: Held = Held.COUNTED
 
 
 class Micro(NamedTuple):
