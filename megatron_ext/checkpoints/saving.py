@@ -88,6 +88,8 @@ class Saver:
             with _told(final):
                 for left in self._folder.glob(".iter_*.partial"):
                     shutil.rmtree(left)
+                for left in self._folder.glob(f".{LATEST}.*"):  # by a start that was killed while it wrote it
+                    left.unlink()
                 _partial(final).mkdir(parents=True)
         self._gate.wait(f"{final.name}/begun", "starting the checkpoint")
         state = optimizer.state()
