@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 from plotly import graph_objects as go
 
+from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.frames import memory_frame, stages_frame, stragglers_frame, waiting_frame
 from reports.facts.statistics import Statistics, statistics
@@ -19,7 +20,7 @@ from reports.pages.comparison import outcome
 from reports.pages.several import all_of
 from reports.readers.gpus import USE
 from reports.readers.megatron_log import Sizes
-from reports.readers.record import Plan
+from reports.readers.record import rank_label
 from reports.sources import Found, Source
 
 
@@ -120,7 +121,7 @@ class Run:
                 f"iteration {wanted} of {self.name} has no events; those from {first} to {last} have some"
             )
         events = self.events[self.events["iteration"] == wanted]
-        labels = {rank.rank: rank.label for rank in self.plan.ranks if ranks is None or rank.rank in ranks}
+        labels = {rank.rank: rank_label(rank) for rank in self.plan.ranks if ranks is None or rank.rank in ranks}
         return timeline(events, labels, f"{self.name}, iteration {wanted}")
 
     def course(self, metric: str) -> go.Figure:

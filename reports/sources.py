@@ -33,7 +33,7 @@ class Found:
     @property
     def over(self) -> bool:
         """Whether the last iteration is logged: of a log nothing else tells that no more will come."""
-        return self.record.reached >= self.record.plan.iterations
+        return self.record.reached >= self.record.plan.train.iterations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Source:
             readings = self.log.glob("*.gpu") if self.log.is_dir() else [self.log.with_suffix(".gpu")]
             gpus = read_files({path.stem: path for path in sorted(readings)})
             named = dict(zip(gpus.uses["node"], gpus.uses["name"], strict=True)) if gpus else {}
-            nodes = tuple(replace(node, gpu=named.get(node.name, node.gpu)) for node in known.plan.nodes)
+            nodes = [replace(node, gpu=named.get(node.name, node.gpu)) for node in known.plan.nodes]
             return Found(record=replace(known, plan=replace(known.plan, nodes=nodes)), timeline=timeline, gpus=gpus)
         known = record.read(self.run)
         prediction, why = expected(self.run, known)

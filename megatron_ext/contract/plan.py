@@ -197,7 +197,7 @@ class Plan(Content):
         except (OSError, ValueError, RecursionError) as error:
             raise EngineError(f"{path}: cannot be read as a plan: {why(error)}") from error
         try:
-            check(content, whole=True)
+            _check(content, whole=True)
         except PlanFault as fault:
             raise EngineError(f"{path}: {fault}") from fault
         return cls.of(content, path.absolute().parent)
@@ -211,7 +211,7 @@ class Plan(Content):
         Raises:
             PlanFault: it breaks a rule.
         """
-        check(content, whole=False)
+        _check(content, whole=False)
         return cls.of(content, folder)
 
     @classmethod
@@ -272,7 +272,7 @@ _NEEDED = {"nodes": ("name", "group", "gpu", "ranks"), "ranks": ("rank", "node",
 """By key, what each entry has."""
 
 
-def check(content: Any, whole: bool) -> None:
+def _check(content: Any, whole: bool) -> None:
     """Checks the content of a plan.json: all that a rank needs if `whole`, else what is there of it.
 
     Raises:
@@ -285,9 +285,9 @@ def check(content: Any, whole: bool) -> None:
     check_object(Content, values, "", whole)
     if not whole:
         for key, needed in _NEEDED.items():
-            for number, entry in enumerate(values.get(key, ())):
+            for number, entry in enumerate(values[key]):
                 require(entry, needed, f"{key}[{number}]")
-        require(values.get("train", {"iterations": 1, "log_interval": 1}), ("iterations",), "train")
+        require(values["train"], ("iterations", "log_interval"), "train")
         if values.get("rehearsal") is not None:
             require(values["rehearsal"], ("clock", "nodes"), "rehearsal")
         if values.get("engine", TDPP) not in (TDPP, MEGATRON_LM):

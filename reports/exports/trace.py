@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from reports.readers.events import Timeline
-from reports.readers.record import Record
+from reports.readers.record import Record, rank_label
 
 LANES = ("computation", "send", "receive and all-reduce", "data and loss")
 _COMPUTATION, _SEND, _RECEIVE, _DATA = range(len(LANES))
@@ -40,7 +40,7 @@ def chrome_trace(record: Record, timeline: Timeline) -> bytes:
 def _named(record: Record) -> Iterator[str]:
     """Names of processes and threads, in the order of ranks and lanes."""
     for rank in record.plan.ranks:
-        name = f"{rank.label} · {rank.node}"
+        name = f"{rank_label(rank)} · {record.plan.node_of(rank.rank)}"
         yield _metadata("process_name", rank.rank, 0, {"name": name})
         yield _metadata("process_sort_index", rank.rank, 0, {"sort_index": rank.rank})
         for index, title in enumerate(LANES):

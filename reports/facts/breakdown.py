@@ -21,9 +21,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from megatron_ext.contract.plan import Place
 from reports.facts.waits import CLIP, EMBEDDING, NORM, messages
 from reports.readers.events import Timeline
-from reports.readers.record import Rank
 
 LOSS = "loss-compute"
 FORWARD = ("forward-compute",)
@@ -71,7 +71,7 @@ class Spent:
         return self.tensor + self.messages + self.all_reduce
 
 
-def spent(timeline: Timeline, ranks: Sequence[Rank], waits: Integers, cell: Integers, shape: tuple[int, int]) -> Spent:
+def spent(timeline: Timeline, ranks: Sequence[Place], waits: Integers, cell: Integers, shape: tuple[int, int]) -> Spent:
     """Sums up the events of each rank and iteration.
 
     Args:
@@ -118,7 +118,7 @@ def spent(timeline: Timeline, ranks: Sequence[Rank], waits: Integers, cell: Inte
     )
 
 
-def _stages(ranks: Sequence[Rank]) -> int:
+def _stages(ranks: Sequence[Place]) -> int:
     return max((rank.stage for rank in ranks), default=0) + 1
 
 

@@ -9,11 +9,12 @@ import pandas as pd
 
 from fasop.costs.memory import GIB
 from fasop.simulation.predict import Prediction
+from megatron_ext.contract.plan import Plan
 from reports.facts.breakdown import PARTS
 from reports.facts.statistics import Statistics
 from reports.facts.terms import Terms, measured, ranks_seen
 from reports.readers.events import Timeline
-from reports.readers.record import Plan, Record
+from reports.readers.record import Record, stage_contents
 
 EVENTS = (
     "rank",
@@ -75,7 +76,7 @@ def stages_frame(record: Record, figures: Statistics, prediction: Prediction | N
     rows = []
     for stage in range(plan.pipeline):
         known = times.get(stage)
-        row = {"stage": stage, "layers": plan.layers(stage)}
+        row = {"stage": stage, "layers": stage_contents(plan, stage)}
         row |= asdict(known) if known else dict.fromkeys([*PARTS, "other"], np.nan)
         row["bubble_share"] = figures.bubble_of(ranks_seen(figures, plan, stage)) if known else np.nan
         predicted = Terms.of_prediction(prediction.stages[stage].terms).bubble_share if prediction else np.nan
@@ -98,7 +99,7 @@ def stragglers_frame(figures: Statistics, plan: Plan) -> pd.DataFrame:
         for rank in ranks if len(ranks) > 1 else ():
             others = float(np.median([usual[other] for other in ranks if other != rank]))
             if usual[rank] > SLOW_RANK * others > 0:
-                found.append((rank, plan.ranks[rank].node, stage, float(usual[rank]), others))
+                found.append((rank, plan.node_of(rank), stage, float(usual[rank]), others))
     frame = pd.DataFrame(found, columns=["rank", "node", "stage", "compute_ms", "others_ms"])
     frame["more"] = frame["compute_ms"] / frame["others_ms"] - 1
     return frame.sort_values("more", ascending=False, kind="stable", ignore_index=True)

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_ext.contract.plan import Place
 from reports.facts.breakdown import Spent, spent
 from reports.facts.waits import waiting_ns
 from reports.readers.events import Timeline
-from reports.readers.record import Rank
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Statistics:
         return float(np.median(known, axis=1).mean()) if known.size else None
 
 
-def statistics(timeline: Timeline, ranks: Sequence[Rank]) -> Statistics:
+def statistics(timeline: Timeline, ranks: Sequence[Place]) -> Statistics:
     """Sums up the events of a run of these ranks."""
     events = timeline.events
     spans = events.groupby("iteration").agg(start=("start_ns", "min"), end=("end_ns", "max"))

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from fasop.simulation import iteration
+from megatron_ext.contract.plan import Plan
 from reports.facts.breakdown import PARTS
 from reports.facts.statistics import Statistics
-from reports.readers.record import Plan
 
 TITLES = {
     "forward": "forward",

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from megatron_ext.contract.plan import Place
 from reports.readers.events import Timeline
-from reports.readers.record import Rank
 
 Integers = NDArray[np.int64]
 
@@ -58,7 +58,7 @@ def messages(name: str) -> dict[str, tuple[str, ...]]:
     return {} if ways else found
 
 
-def waiting_ns(timeline: Timeline, ranks: Sequence[Rank]) -> Integers:
+def waiting_ns(timeline: Timeline, ranks: Sequence[Place]) -> Integers:
     """(events,) the part of each event that is waiting for another rank, or UNKNOWN."""
     events = timeline.events
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
@@ -74,7 +74,7 @@ def waiting_ns(timeline: Timeline, ranks: Sequence[Rank]) -> Integers:
     return np.where(until > _NEVER, np.clip(until, start, end) - start, UNKNOWN)
 
 
-def _numbered(ranks: Sequence[Rank], alike: Sequence[str]) -> Integers:
+def _numbered(ranks: Sequence[Place], alike: Sequence[str]) -> Integers:
     """(ranks,) the group of each, numbered in any way: those that have the same of all `alike` are one."""
     keys = pd.MultiIndex.from_tuples([tuple(getattr(rank, key) for key in alike) for rank in ranks])
     return np.asarray(keys.factorize()[0])

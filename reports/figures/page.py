@@ -12,6 +12,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from megatron_ext.contract.plan import RehearsalConfig
+
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """Content security policy: what stands in the page runs, nothing is fetched or sent."""
 
@@ -93,22 +95,18 @@ def missing(notes: Sequence[str]) -> str:
     return f'<aside class="missing"><h2>Missing from this page</h2>{bullets(notes)}</aside>'
 
 
-def emulated(clock: str | None) -> str:
-    """What stands above all else on the pages of a rehearsal; nothing for a run that computed.
-
-    Args:
-        clock: that of the rehearsal.
-    """
-    if clock is None:
+def emulated(rehearsal: RehearsalConfig | None) -> str:
+    """What stands above all else on the pages of a rehearsal; nothing for a run that computed."""
+    if rehearsal is None:
         return ""
     meaning = {
         "virtual": "logical time: nobody waited, and the run itself was over sooner",
         "anchored": "logical time, which every rank waited for: the run itself lasted as long",
     }
-    means = f" ({meaning[clock]})" if clock in meaning else ""
+    means = f" ({meaning[rehearsal.clock]})" if rehearsal.clock in meaning else ""
     return (
         '<aside class="emulated"><h2>Rehearsal: all times are emulated</h2>'
         "<p>Nothing was computed. Every duration comes from the profiles of the GPUs and the speeds of the links "
-        f"in the configuration; clock <b>{escape(clock)}</b>{escape(means)}. No data were read, and there is no "
-        "loss.</p></aside>"
+        f"in the configuration; clock <b>{escape(rehearsal.clock)}</b>{escape(means)}. No data were read, and there "
+        "is no loss.</p></aside>"
     )

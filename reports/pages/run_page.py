@@ -8,6 +8,7 @@ from html import escape
 from conf.run_folder.rank_ranges import rank_ranges
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.plan import Plan
 from reports.facts.statistics import Statistics
 from reports.facts.terms import measured
 from reports.figures.embed import page_with_figures
@@ -15,7 +16,7 @@ from reports.figures.page import Names, emulated, missing, table
 from reports.readers.events import Timeline
 from reports.readers.gpus import GpuReport
 from reports.readers.judgement import Findings
-from reports.readers.record import Plan, Record
+from reports.readers.record import Record
 from reports.readers.upstream_log import UpstreamLog
 from reports.sections.course_section import course_section
 from reports.sections.expected_section import expected_section

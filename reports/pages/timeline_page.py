@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from fasop.simulation.predict import Prediction
+from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.facts.statistics import Statistics, slowest_first
 from reports.facts.terms import measured
 from reports.figures.embed import plotly_script, timeline_parts
 from reports.figures.pack import event_columns, pack
 from reports.figures.page import data, emulated, missing, page, static
 from reports.readers.events import Timeline, legend_order
-from reports.readers.record import Plan, Record
+from reports.readers.record import Record, rank_label
 from reports.sections.plan_section import plural
 from reports.sections.stages_section import ideal
 
@@ -87,7 +88,7 @@ def _answer(plan: Plan, figures: Statistics) -> str:
 
 
 def _why_no_events(record: Record) -> str:
-    if record.plan.engine == "megatron_lm":
+    if record.plan.engine == MEGATRON_LM:
         return "Megatron-LM records none"
     if not record.plan.timeline:
         return "profile.timeline=false: the run records none"
@@ -136,11 +137,11 @@ def _facts(record: Record, timeline: Timeline, figures: Statistics) -> dict[str,
     return {
         "ranks": [
             {
-                "label": rank.label,
+                "label": rank_label(rank),
                 "stage": rank.stage,
                 "dp": rank.dp,
                 "tp": rank.tp if record.plan.tensor > 1 else None,
-                "node": rank.node,
+                "node": record.plan.node_of(rank.rank),
                 "host": timeline.hosts.get(rank.rank, ""),
             }
             for rank in record.plan.ranks

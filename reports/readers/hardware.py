@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conf.schema.experiment import Experiment, Gpu
-from reports.readers.record import Node, Plan
+from megatron_ext.contract.plan import Node, Plan
 
 
 def gpu_of(node: Node, experiment: Experiment) -> Gpu:
@@ -19,10 +19,10 @@ def peak_tflops(plan: Plan, experiment: Experiment) -> float | None:
 
     What `conf/gpu` says of a CPU is no data sheet.
     """
-    gpus = [(gpu_of(node, experiment), len(node.ranks)) for node in plan.stands_for]
+    gpus = [(gpu_of(node, experiment), len(node.ranks)) for node in plan.planned_nodes]
     if any(gpu.name == "CPU" for gpu, _ in gpus):
         return None
-    return sum(count * float(getattr(gpu, f"{plan.precision}_tflops")) for gpu, count in gpus)
+    return sum(count * float(getattr(gpu, f"{plan.train.precision}_tflops")) for gpu, count in gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Price:
 
 
 def price(plan: Plan, experiment: Experiment) -> Price:
-    groups: Sequence[str] = [node.group for node in plan.stands_for]
+    groups: Sequence[str] = [node.group for node in plan.planned_nodes]
     prices = {name: experiment.cluster.groups[name].price_per_hour for name in groups}
     return Price(
         per_hour=sum(prices[name] or 0.0 for name in groups),

@@ -14,13 +14,15 @@ import numpy as np
 from conf.errors import RunFolderError
 from conf.run_folder.log_lines import unlabelled
 from conf.run_folder.run_files import opened, unreadable
+from megatron_ext.contract.plan import MEGATRON_LM, Place, Plan, RunNode
+from megatron_ext.contract.rank_order import stage_dp_tp
 from reports.errors import NeitherError, ReportError
 from reports.readers import upstream_log
 from reports.readers.events import EVENT, Timeline, frame
 from reports.readers.legacy_log import Blocks
 from reports.readers.legacy_timeline import INTERLEAVED, Layout, timeline
 from reports.readers.log_facts import Facts
-from reports.readers.record import LINE_LIMIT, UNKNOWN, Node, Plan, Rank, Record, metrics_frame
+from reports.readers.record import LINE_LIMIT, UNKNOWN, Record, metrics_frame
 
 STRANGE_LIMIT = 1 << 26
 """Characters before the first line that is known, from which a file is no log: nobody waits for data of many GB."""
@@ -84,8 +86,8 @@ def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
         timers=main.log.timers or _timers(main.blocks),
         memory={rank: told for file in files for rank, told in file.log.memory.items()},
     )
-    if plan.global_batch_size and "sequence_length" in plan.model:
-        log = log.with_tokens(plan.global_batch_size * plan.model["sequence_length"])
+    if plan.global_batch_size and plan.model.sequence_length:
+        log = log.with_tokens(plan.global_batch_size * plan.model.sequence_length)
     record = Record(
         name=f"{path.parent.name}/{path.stem}".lstrip("/") if path.is_file() else path.name,
         log=path,
@@ -227,46 +229,34 @@ def _plan(files: Sequence[_File], main: _File, facts: Facts, layout: Layout | No
     """What is known of the plan; without ranks where it is not known how they lie, and 0 for numbers that are not."""
     told = facts.numbers
     nodes = _nodes(files, told, layout.ranks if layout else 0)
-    node_of = {rank: node.name for node in nodes for rank in node.ranks}
     samples, data = told.get("global_batch_size", 0), layout.data if layout else 0
     micro_batches = int(max(seen.events["micro_batch"], default=-1)) + 1
     size = told.get("micro_batch_size") or (samples // (data * micro_batches) if data * micro_batches else 0)
     interleaved = any(name in seen.names for name in INTERLEAVED) or "chunks" in told
-    return Plan(
-        tensor=layout.tensor if layout else 0,
-        data=data,
-        pipeline=layout.pipeline if layout else 0,
-        chunks=told.get("chunks", 1),
-        partition=_partition(facts, layout) if layout else (),
-        engine="megatron_lm",
-        schedule="one_f_one_b" if not interleaved else "interleaved" if "chunks" in told else UNKNOWN,
-        schedule_file=None,
-        recompute="none",
-        sharded_optimizer=False,
-        sequence_parallel=False,
-        precision=UNKNOWN,
-        micro_batch_size=size,
-        global_batch_size=samples,
-        iterations=facts.iterations,
-        timeline=len(seen.events) > 0,
-        device="cuda",
-        rehearsal=None,
-        model={key: told[key] for key in MODEL if key in told},
-        nodes=nodes,
-        emulated=(),
-        ranks=tuple(
-            Rank(
-                rank=rank,
-                stage=rank // (layout.tensor * layout.data),
-                dp=rank // layout.tensor % layout.data,
-                tp=rank % layout.tensor,
-                node=node_of[rank],
-            )
-            for rank in range(layout.ranks)
-        )
-        if layout
-        else (),
-    )
+    content = {
+        "tensor": layout.tensor if layout else 0,
+        "data": data,
+        "pipeline": layout.pipeline if layout else 0,
+        "chunks": told.get("chunks", 1),
+        "partition": _partition(facts, layout) if layout else [],
+        "engine": MEGATRON_LM,
+        "schedule": "one_f_one_b" if not interleaved else "interleaved" if "chunks" in told else UNKNOWN,
+        "micro_batch_size": size,
+        "global_batch_size": samples,
+        "train": {"iterations": facts.iterations, "precision": UNKNOWN},
+        "timeline": len(seen.events) > 0,
+        "device": "cuda",
+        "model": {key: told[key] for key in MODEL if key in told},
+    }
+    return replace(Plan.of(content, main.path.parent), nodes=nodes, ranks=_ranks(layout, nodes) if layout else [])
+
+
+def _ranks(layout: Layout, nodes: Sequence[RunNode]) -> list[Place]:
+    return [
+        Place(rank, number, local_rank, *stage_dp_tp(rank, layout.tensor, layout.data))
+        for number, node in enumerate(nodes)
+        for local_rank, rank in enumerate(node.ranks)
+    ]
 
 
 def _partition(facts: Facts, layout: Layout) -> tuple[int, ...]:
@@ -285,20 +275,15 @@ def _partition(facts: Facts, layout: Layout) -> tuple[int, ...]:
     return tuple(given.get(part, left) for part in range(parts))
 
 
-def _nodes(files: Sequence[_File], told: dict[str, int], ranks: int) -> tuple[Node, ...]:
+def _nodes(files: Sequence[_File], told: dict[str, int], ranks: int) -> list[RunNode]:
     """The nodes in the order of their ranks; one of UNKNOWN name, which stands for any number, where the log does not
     say how many there are."""
     count = told.get("nodes", 0)
     if not ranks or not count or ranks % count:
-        return (Node(name=UNKNOWN, group="", gpu=UNKNOWN, ranks=tuple(range(ranks))),) if ranks else ()
+        return [RunNode(UNKNOWN, "", UNKNOWN, list(range(ranks)), environment={})] if ranks else []
     names = {file.facts.numbers["node_rank"]: file.path.stem for file in files if "node_rank" in file.facts.numbers}
     each = ranks // count
-    return tuple(
-        Node(
-            name=names.get(node, f"node {node}"),
-            group="",
-            gpu=UNKNOWN,
-            ranks=tuple(range(node * each, (node + 1) * each)),
-        )
-        for node in range(count)
-    )
+    return [
+        RunNode(names.get(node, f"node {node}"), "", UNKNOWN, list(range(first, first + each)), environment={})
+        for node, first in enumerate(range(0, ranks, each))
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,8 +23,7 @@ from conf.run_folder.run_files import opened, parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from megatron_ext.contract.failure import RankFailure
-from megatron_ext.contract.plan import check
-from megatron_ext.contract.plan_check import PlanFault
+from megatron_ext.contract.plan import MEGATRON_LM, Place, Plan
 from reports.errors import ReportError
 from reports.readers import upstream_log
 from reports.readers.upstream_log import UpstreamLog
@@ -43,132 +42,18 @@ T = TypeVar("T")
 Mib = Annotated[float, Rule("from 0 to 1e12 MiB", lambda value: 0 <= value <= 1e12)]
 
 
-@dataclass(frozen=True)
-class Rank:
-    rank: int
-    stage: int
-    dp: int
-    tp: int
-    node: str
-    """Name; in a rehearsal, of the node that the rank stands for."""
-
-    @property
-    def label(self) -> str:
-        tensor = f" · tp {self.tp}" if self.tp else ""
-        return f"rank {self.rank} · stage {self.stage} · dp {self.dp}{tensor}"
+def rank_label(rank: Place) -> str:
+    """What pages call a rank."""
+    tensor = f" · tp {rank.tp}" if rank.tp else ""
+    return f"rank {rank.rank} · stage {rank.stage} · dp {rank.dp}{tensor}"
 
 
-@dataclass(frozen=True)
-class Node:
-    name: str
-    group: str
-    gpu: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The part of `plan.json` that reports use. One that was read from a log (`reports/readers/megatron_log.py`) may
-    lack ranks, nodes, the partition and what is in `model`, and has 0 for numbers that are not known."""
-
-    tensor: int
-    data: int
-    pipeline: int
-    chunks: int
-    partition: tuple[int, ...]
-    """Layers by virtual stage: number `c * pipeline + s` is chunk `c` of stage `s`."""
-    engine: str
-    schedule: str
-    schedule_file: str | None
-    recompute: str
-    sharded_optimizer: bool
-    sequence_parallel: bool
-    precision: str
-    micro_batch_size: int
-    global_batch_size: int
-    iterations: int
-    timeline: bool
-    device: str
-    rehearsal: str | None
-    """Clock of a rehearsal: all times are emulated, and there is no loss."""
-    model: Mapping[str, int]
-    nodes: tuple[Node, ...]
-    """Those that the run has, which in a rehearsal are not those that the ranks stand for."""
-    emulated: tuple[Node, ...]
-    """Those that the ranks of a rehearsal stand for; none in other runs."""
-    ranks: tuple[Rank, ...]
-
-    @property
-    def stands_for(self) -> tuple[Node, ...]:
-        """The nodes whose times the run has: its own, or those that it rehearses."""
-        return self.emulated or self.nodes
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches of a replica in an iteration; 0 where a log does not tell."""
-        together = self.data * self.micro_batch_size
-        return self.global_batch_size // together if together else 0
-
-    def layers(self, stage: int) -> str:
-        """What a stage holds: the layers of each of its chunks, the embedding, the head."""
-        first = " + embedding" if stage == 0 else ""
-        last = " + head" if stage == self.pipeline - 1 else ""
-        held = ", ".join(map(str, self.partition[stage :: self.pipeline])) or "unknown"
-        return f"{held}{first}{last}"
-
-    @classmethod
-    def parse(cls, value: Mapping[str, Any]) -> Plan:
-        """Takes the content of `plan.json`.
-
-        Raises:
-            ReportError: it breaks a rule, or a key is missing.
-        """
-        try:
-            check(value, whole=False)
-        except PlanFault as fault:
-            raise ReportError(f"plan.json: {fault}") from fault
-        try:
-            nodes = _nodes(value["nodes"])
-            rehearsal = value.get("rehearsal") or {"clock": None, "nodes": ()}
-            return cls(
-                **{key: int(value[key]) for key in ("tensor", "data", "pipeline")},
-                chunks=value.get("chunks", 1),
-                partition=tuple(value["partition"]),
-                engine=value.get("engine", "tdpp"),
-                schedule=value["schedule"],
-                schedule_file=value.get("schedule_file"),
-                recompute=value.get("recompute", "none"),
-                sharded_optimizer=value.get("sharded_optimizer", False),
-                sequence_parallel=value.get("sequence_parallel", False),
-                precision=value["train"].get("precision", "fp32"),
-                micro_batch_size=value["micro_batch_size"],
-                global_batch_size=value["global_batch_size"],
-                iterations=value["train"]["iterations"],
-                timeline=value["timeline"],
-                device=value["device"],
-                rehearsal=rehearsal["clock"],
-                model=value["model"],
-                nodes=nodes,
-                emulated=_nodes(rehearsal["nodes"]),
-                ranks=tuple(
-                    Rank(
-                        rank=rank["rank"],
-                        stage=rank["stage"],
-                        dp=rank["dp"],
-                        tp=rank["tp"],
-                        node=rank.get("emulates") or nodes[rank["node"]].name,
-                    )
-                    for rank in value["ranks"]
-                ),
-            )
-        except KeyError as error:
-            raise ReportError(f"plan.json lacks the key {error}; docs/formats.md lists what it needs") from error
-
-
-def _nodes(values: Sequence[Mapping[str, Any]]) -> tuple[Node, ...]:
-    return tuple(
-        Node(name=node["name"], group=node["group"], gpu=node["gpu"], ranks=tuple(node["ranks"])) for node in values
-    )
+def stage_contents(plan: Plan, stage: int) -> str:
+    """What a stage holds: the layers of each of its chunks, the embedding, the head."""
+    first = " + embedding" if stage == 0 else ""
+    last = " + head" if stage == plan.pipeline - 1 else ""
+    held = ", ".join(map(str, plan.partition[stage :: plan.pipeline])) or "unknown"
+    return f"{held}{first}{last}"
 
 
 @dataclass(frozen=True)
@@ -179,6 +64,8 @@ class Record:
     diff: Path
     """What differed from the commit when the run was submitted."""
     plan: Plan
+    """One that was read from a log (`reports/readers/megatron_log.py`) may lack ranks, nodes, the partition and sizes
+    of the model, and has 0 for numbers that are not known."""
     metrics: pd.DataFrame
     """Lines of `metrics.jsonl`, or of Megatron-LM's log, a row each by iteration; of an iteration that was run twice,
     the later line. Columns are the keys that any line has, and a figure that a line lacks is missing."""
@@ -218,15 +105,14 @@ def read(run: RunDir) -> Record:
     """Reads a run folder.
 
     Raises:
-        ReportError: there is no usable `plan.json`.
-        RunFolderError: `plan.json` is not JSON.
+        ReportError: there is no `plan.json`.
+        RunFolderError: `plan.json` is no plan.
     """
-    content = run.read_json(run.plan)
-    if content is None:
+    if not run.plan.exists():
         raise ReportError(f"{run.path} has no plan.json: its launch is under way, or was cut off before it wrote one")
-    plan = Plan.parse(content)
+    plan = run.read_plan()
     notes: list[str] = []
-    upstream = _upstream(run, plan, notes) if plan.engine == "megatron_lm" else None
+    upstream = _upstream(run, plan, notes) if plan.engine == MEGATRON_LM else None
     config = _text(run.config, notes)
     return Record(
         name=run.name,
@@ -239,7 +125,7 @@ def read(run: RunDir) -> Record:
         overrides=tuple(line for line in _text(run.overrides, notes).splitlines() if line),
         provenance=_provenance(run, notes),
         node_states={node.name: _json(run, run.node_state(node.name), notes) for node in plan.nodes},
-        failures=tuple(_failures(run, plan.ranks, notes)),
+        failures=tuple(_failures(run, plan, notes)),
         memory=_memory(run, plan.ranks, notes),
         notes=tuple(notes),
     )
@@ -276,7 +162,7 @@ def _experiment(run: RunDir, plan: Plan, notes: list[str]) -> Experiment | None:
     except (ConfigError, RunFolderError) as error:
         why = f"cannot be read: {str(error).splitlines()[0]}"
     else:
-        unknown = {node.group for node in plan.stands_for} - experiment.cluster.groups.keys()
+        unknown = {node.group for node in plan.planned_nodes} - experiment.cluster.groups.keys()
         if not unknown:
             return experiment
         why = f"has no group {', '.join(sorted(unknown))}, which plan.json has nodes of"
@@ -298,7 +184,7 @@ def _json(run: RunDir, path: Path, notes: list[str]) -> Mapping[str, Any]:
 
 def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
     lines = (unlabelled(line) for node in plan.nodes for line in _lines(run.node_out(node.name), MOST_LOG_BYTES, notes))
-    log = upstream_log.parse(lines).with_tokens(plan.global_batch_size * plan.model["sequence_length"])
+    log = upstream_log.parse(lines).with_tokens(plan.global_batch_size * plan.model.sequence_length)
     if not log.metrics:
         notes.append("no iteration is in the logs")
     return log
@@ -349,13 +235,14 @@ def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 1 << 1000)
 
 
-def _failures(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> list[RankFailure]:
-    """Failures, causes before symptoms, then by time."""
-    read = (_typed(run, run.rank_error(rank.rank), RankFailure, notes) for rank in ranks)
-    return sorted(filter(None, read), key=lambda failure: (failure.symptom, failure.unix))
+def _failures(run: RunDir, plan: Plan, notes: list[str]) -> list[RankFailure]:
+    """Failures, causes before symptoms, then by time; in a rehearsal with the nodes that ranks stand for."""
+    read = ((rank, _typed(run, run.rank_error(rank.rank), RankFailure, notes)) for rank in plan.ranks)
+    found = [replace(one, rank=rank.rank, node=plan.node_of(rank.rank)) for rank, one in read if one is not None]
+    return sorted(found, key=lambda failure: (failure.symptom, failure.unix))
 
 
-def _memory(run: RunDir, ranks: Sequence[Rank], notes: list[str]) -> Mapping[int, Mapping[str, float]]:
+def _memory(run: RunDir, ranks: Sequence[Place], notes: list[str]) -> Mapping[int, Mapping[str, float]]:
     told = {rank.rank: _typed(run, run.rank_memory(rank.rank), _Memory, notes) for rank in ranks}
     return {rank: content.mib for rank, content in told.items() if content is not None}
 

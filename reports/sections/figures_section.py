@@ -26,7 +26,7 @@ def figures_section(record: Record, figures: Statistics) -> str:
     tokens, timed = settled(record, "tokens_per_s"), figures.bubble is not None or not record.log
     bubble, exposed = number(figures.bubble, ".1%"), number(figures.communication, ".1%")
     cards: list[Card] = [
-        ("Iteration", f"{reached} of {plan.iterations}", "last logged"),
+        ("Iteration", f"{reached} of {plan.train.iterations}", "last logged"),
         *([] if plan.rehearsal else [_loss(record, reached)]),
         *_evaluations(record),
         ("Iteration time", number(settled(record, "elapsed_ms"), ",.1f", " ms"), after),
@@ -92,8 +92,8 @@ def _operations(record: Record, after: str) -> list[Card]:
     cards = [("Model TFLOP/s per rank", f"{tflops:{',.1f' if tflops >= 1 else '.2g'}}", after)]
     share = utilisation(record)
     if share is not None and record.experiment:
-        peak = peak_tflops(record.plan, record.experiment)
-        cards.append(("Model-FLOP utilisation", f"{share:.1%}", f"of {peak:,.0f} TFLOP/s {record.plan.precision} peak"))
+        peak, precision = peak_tflops(record.plan, record.experiment), record.plan.train.precision
+        cards.append(("Model-FLOP utilisation", f"{share:.1%}", f"of {peak:,.0f} TFLOP/s {precision} peak"))
     return cards
 
 

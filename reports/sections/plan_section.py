@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from html import escape
 
+from conf.schema.partition import Partition
+from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.figures.page import table
-from reports.readers.record import UNKNOWN, Plan
+from reports.readers.record import UNKNOWN
 
 MOST_NODES = 16
 """The table of more nodes is folded."""
@@ -27,7 +29,7 @@ def plural(count: int, noun: str, ending: str = "s") -> str:
 def _sentences(plan: Plan) -> list[str]:
     order = f"the schedule in {plan.schedule_file}" if plan.schedule_file else f"schedule {plan.schedule}"
     unusual = _unusual(plan)
-    tokens = f" of {plan.model['sequence_length']} tokens" if "sequence_length" in plan.model else ""
+    tokens = f" of {plan.model.sequence_length} tokens" if plan.model.sequence_length else ""
     cut = f": {plural(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch_size} per replica"
     samples = f"{plan.global_batch_size} samples{tokens}{cut if plan.micro_batches else ''}"
     return [
@@ -37,24 +39,24 @@ def _sentences(plan: Plan) -> list[str]:
         f"Each iteration trains on {samples}, {order}.",
         *_model(plan),
         *([f"With {', '.join(unusual)}."] if unusual else []),
-        *(["Megatron-LM trained it."] if plan.engine == "megatron_lm" else []),
+        *(["Megatron-LM trained it."] if plan.engine == MEGATRON_LM else []),
     ]
 
 
 def _model(plan: Plan) -> list[str]:
     model = plan.model
-    vocabulary = [f"vocabulary {model['vocab_size']}"] if "vocab_size" in model else []
-    if "padded_vocab_size" in model:
-        vocabulary = [f"{(vocabulary or ['vocabulary'])[0]} (padded {model['padded_vocab_size']})"]
-    hidden = [f"hidden {model['hidden']}"] if "hidden" in model else []
-    heads = [f"{model['heads']} heads"] if "heads" in model else []
-    layers = [plural(model["layers"], "layer")] if "layers" in model and not plan.partition else []
+    vocabulary = [f"vocabulary {model.vocab_size}"] if model.vocab_size else []
+    if model.padded_vocab_size:
+        vocabulary = [f"{(vocabulary or ['vocabulary'])[0]} (padded {model.padded_vocab_size})"]
+    hidden = [f"hidden {model.hidden}"] if model.hidden else []
+    heads = [f"{model.heads} heads"] if model.heads else []
+    layers = [plural(model.layers, "layer")] if model.layers and not plan.partition else []
     known = [*layers, *hidden, *heads, *vocabulary]
     return [f"Model: {', '.join(known)}."] if known else []
 
 
 def _where(plan: Plan) -> str:
-    nodes = plan.stands_for
+    nodes = plan.planned_nodes
     if all(node.name == UNKNOWN for node in nodes):
         return "on nodes that the log does not name"
     kinds = Counter(node.gpu for node in nodes)
@@ -66,7 +68,7 @@ def _where(plan: Plan) -> str:
 
 
 def _cut(plan: Plan) -> str:
-    cut = f"The {sum(plan.partition)} transformer layers are cut {'-'.join(map(str, plan.partition))}"
+    cut = f"The {sum(plan.partition)} transformer layers are cut {Partition(tuple(plan.partition))}"
     if plan.chunks == 1:
         return f"{cut}; the first stage also has the embedding, the last one the final norm and the head."
     return (
@@ -82,14 +84,14 @@ def _unusual(plan: Plan) -> list[str]:
         f"{plan.recompute} recomputation of activations": plan.recompute != "none",
         "sharded optimizer": plan.sharded_optimizer,
         "sequence parallel": plan.sequence_parallel,
-        f"precision {plan.precision}": plan.precision not in ("fp32", UNKNOWN),
+        f"precision {plan.train.precision}": plan.train.precision not in ("fp32", UNKNOWN),
     }
     return [words for words, is_so in chosen.items() if is_so]
 
 
 def _nodes(plan: Plan) -> str:
     rows = []
-    for node in plan.stands_for:
+    for node in plan.planned_nodes:
         if node.name == UNKNOWN:
             return ""
         numbers = ", ".join(map(str, node.ranks))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from html import escape
 
 from fasop.simulation.predict import Prediction
+from megatron_ext.contract.plan import Plan
 from reports.facts.frames import PEAKS, peak_kind, stages_frame
 from reports.facts.statistics import IdealBubble, Statistics, ideal_bubble
 from reports.facts.terms import MEANING, TITLES
 from reports.figures.page import number, table
-from reports.readers.record import Plan, Record
+from reports.readers.record import Record
 from reports.sections.plan_section import plural
 
 BUBBLE = (

@@ -6,10 +6,10 @@ from html import escape
 
 import numpy as np
 
+from megatron_ext.contract.plan import Plan
 from reports.facts.frames import SLOW_RANK, stragglers_frame
 from reports.facts.statistics import Statistics
 from reports.figures.page import Names, table
-from reports.readers.record import Plan
 from reports.sections.plan_section import plural
 
 SLOW_ITERATION = 1.5

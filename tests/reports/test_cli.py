@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conf.errors import RunFolderError
 from launch.commands.report import main
+from megatron_ext.contract.failure import RankFailure
 from reports.errors import ReportError
 from reports.readers.judgement import Findings
 from tests.support.ordinary_user import NOBODY, only_root_is_two_users, open_to_others, ordinary_user
@@ -381,9 +383,15 @@ def test_pages_of_a_rehearsal_begin_with_its_clock_and_have_no_loss(tmp_path: Pa
     assert "rehearsal-0" not in summary
 
 
+def failure(rank: int, *, type: str, message: str, unix: float = 0.0, symptom: bool = False) -> dict[str, Any]:
+    """The content of a rank's errors/rank-*.json."""
+    place = {"rank": rank, "stage": 0, "dp": 0, "tp": 0, "node": "g0-0", "start": "0.0"}
+    return vars(RankFailure(**place, unix=unix, type=type, message=message, symptom=symptom))
+
+
 def test_failed_ranks_are_listed_causes_before_symptoms(run: Path):
     for rank, (symptom, unix) in enumerate([(True, 1.0), (False, 2.0)]):
-        error = {"rank": rank, "unix": unix, "type": "OSError", "message": f"disk <{rank}>", "symptom": symptom}
+        error = failure(rank, type="OSError", message=f"disk <{rank}>", unix=unix, symptom=symptom)
         (run / f"errors/rank-{rank:05d}.json").write_text(json.dumps(error))
     summary, _ = report(run)
     assert summary.index("disk <1>") < summary.index("disk <0>")
@@ -397,7 +405,7 @@ def test_what_comes_from_a_run_cannot_end_a_script_or_begin_a_tag(tmp_path: Path
     (run / "plan.json").write_text(plan)
     (run / "metrics.jsonl").write_text(hostile + "\n")
     (run / "config.yaml").write_text(hostile)
-    (run / "errors/rank-00000.json").write_text(json.dumps({"message": hostile, "type": hostile}))
+    (run / "errors/rank-00000.json").write_text(json.dumps(failure(0, type=hostile, message=hostile)))
     verdict = Judgement(reason=hostile, evidence=(hostile,), state=hostile, rule=hostile)
     lines = (Line(hostile, nodes=(hostile,)),)
     found = Found(verdict, mismatches=(hostile,), stderr=lines, agents=lines, warnings=lines)
@@ -418,7 +426,7 @@ def test_a_run_that_cannot_be_found_is_an_error(tmp_path: Path):
 def test_a_plan_of_another_version_is_an_error(run: Path):
     plan = json.loads((run / "plan.json").read_text())
     (run / "plan.json").write_text(json.dumps({**plan, "version": 2}))
-    with pytest.raises(ReportError, match="expected version 1, found 2"):
+    with pytest.raises(RunFolderError, match="expected version 1, found 2"):
         main([str(run)])
 
 
@@ -432,7 +440,7 @@ def test_what_several_ranks_say_is_a_line_with_their_numbers(tmp_path: Path):
     run = tmp_path / "runs/tiny/20260101-000000-aaaa"
     make_run(run, Shape(pipeline=4, data=1, micro_batches=2, iterations=4))
     for rank in range(4):
-        error = {"type": "OSError", "message": "gone" if rank == 2 else "no such file", "symptom": False, "unix": rank}
+        error = failure(rank, type="OSError", message="gone" if rank == 2 else "no such file", unix=rank)
         (run / f"errors/rank-{rank:05d}.json").write_text(json.dumps(error))
     summary = report(run)[0].split("Failed ranks")[1]
     rows = [line.split() for line in summary.splitlines() if "OSError" in line]

@@ -19,7 +19,6 @@ from launch.judge.plan_line import plan_line
 from megatron_ext import worker
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
-from reports.errors import ReportError
 from reports.readers.record import read
 
 Steps = tuple[str | int, ...]
@@ -193,7 +192,7 @@ def readers(tmp_path: Path) -> dict[str, tuple[Callable[[], object], type[Except
     run.write_json(run.jobs, {"token": "t", "executor": "local", "submission": 0, "jobs": []})
     return {
         "launch": (lambda: plan_line(glance(run).plan), RunFolderError),
-        "reports": (lambda: read(run), ReportError),
+        "reports": (lambda: read(run), RunFolderError),
     }
 
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasop.simulation.replay import StageTimes, simulate
+from megatron_ext.contract.plan import Place
 from megatron_ext.contract.schedules import Kind, as_json, schedule
 from reports.facts.breakdown import PARTS
 from reports.facts.statistics import Statistics, ideal_bubble
 from reports.facts.statistics import statistics as statistics_of
 from reports.facts.waits import UNKNOWN, waiting_ns
 from reports.readers.events import EVENT, Timeline, frame, legend_order
-from reports.readers.record import Rank
 from tests.support.fasop.replays import pipeline_time
 
 MS = 1_000_000
@@ -39,7 +39,7 @@ def timeline(*events: Row) -> Timeline:
 
 def statistics(timeline: Timeline, ranks: int) -> Statistics:
     """Of ranks of which each is a stage."""
-    return statistics_of(timeline, [Rank(rank=rank, stage=rank, dp=0, tp=0, node="n") for rank in range(ranks)])
+    return statistics_of(timeline, [Place(rank, 0, 0, rank, 0, 0) for rank in range(ranks)])
 
 
 def one_iteration(number: int, start: int) -> list[Row]:
@@ -280,7 +280,7 @@ def test_both_parts_of_a_backward_pass_are_computation():
     assert (parts.forward[0, 1], parts.backward[0, 1], parts.all_reduce[0, 1]) == (10, 20, 12)
 
 
-def tensor_group(delay: int) -> tuple[Timeline, list[Rank]]:
+def tensor_group(delay: int) -> tuple[Timeline, list[Place]]:
     """Two ranks of a tensor group, of which rank 1 computes `delay` ms longer in the forward pass."""
     events: list[Row] = []
     for number in (1, 2):
@@ -298,7 +298,7 @@ def tensor_group(delay: int) -> tuple[Timeline, list[Rank]]:
                 (rank, "grad-norm-all-reduce", number, start + 300 + own, start + 302 + delay),
                 (rank, "params-all-gather", number, start + 315, start + 320),
             ]
-    return timeline(*events), [Rank(rank=rank, stage=0, dp=0, tp=rank, node="n") for rank in range(2)]
+    return timeline(*events), [Place(rank, 0, 0, 0, 0, rank) for rank in range(2)]
 
 
 @pytest.mark.parametrize("delay", [0, 8])
@@ -342,5 +342,5 @@ def test_of_a_send_that_also_receives_the_wait_lasts_until_the_other_rank_sends(
         (1, "backward-send-forward-recv", 1, 30, 55, 0),
         (1, "backward-send", 1, 70, 72, 0),
     )
-    waits = waiting_ns(run, [Rank(rank=rank, stage=rank, dp=0, tp=0, node="n") for rank in range(2)])
+    waits = waiting_ns(run, [Place(rank, 0, 0, rank, 0, 0) for rank in range(2)])
     assert waits.tolist() == [30 * MS, 20 * MS, 0, UNKNOWN]

@@ -15,7 +15,6 @@ from reports.facts.breakdown import TENSOR
 from reports.facts.statistics import statistics
 from reports.facts.terms import TITLES
 from reports.facts.waits import waiting_ns
-from reports.readers.record import Plan
 from tests.reports.conftest import Opener
 from tests.support.megatron_ext.engine_run import EngineRun, make_corpus, make_run
 from tests.support.reports.in_browser import WAITS, events_of, iteration, ready
@@ -57,7 +56,7 @@ def test_only_the_slow_rank_computed_longer_and_the_others_waited_for_it(run: En
     assert [(row[0], row[2]) for row in rows if row[2] == "0"] == [("1", "0")]
     assert rows[0][0] == "1"
 
-    ranks = Plan.parse(run.run.read_json(run.run.plan)).ranks
+    ranks = run.run.read_plan().ranks
     figures = statistics(events_of(run.run.path, RANKS), ranks)
     usual = {key: np.median(values[:, figures.steady], axis=1) for key, values in vars(figures.spent).items()}
     slower_ms = 4 * 1e3 * SLOWER_S
@@ -74,9 +73,7 @@ def test_a_tables_row_has_the_tensor_groups_communication(run: EngineRun):
     row = re.findall(r"<td[^>]*>(.*?)</td>", stages)[: len(heads)]
     told = dict(zip(heads, row, strict=True))
     times = [float(told[head].replace(",", "")) for head in TITLES.values()]
-    period_ms = statistics(
-        events_of(run.run.path, RANKS), Plan.parse(run.run.read_json(run.run.plan)).ranks
-    ).usual_period_ms
+    period_ms = statistics(events_of(run.run.path, RANKS), run.run.read_plan().ranks).usual_period_ms
     assert sum(times) == pytest.approx(period_ms, abs=0.05 * len(times))
     assert float(told["tensor group"]) > 0
 
@@ -84,7 +81,7 @@ def test_a_tables_row_has_the_tensor_groups_communication(run: EngineRun):
 def test_the_timeline_tells_the_same_waits(run: EngineRun, open_page: Opener):
     page = ready(open_page(run.run.path / "report/timeline.html"))
     timeline = events_of(run.run.path, RANKS)
-    expected = waiting_ns(timeline, Plan.parse(run.run.read_json(run.run.plan)).ranks)
+    expected = waiting_ns(timeline, run.run.read_plan().ranks)
     shown = records(timeline)["iteration"] == iteration(page)
     said = page.evaluate("Array.from(events.name.keys()).slice(0, events.measured).map((i) => events.waiting[i])")
     assert [wait for wait, here in zip(said, shown, strict=True) if here] == expected[shown].tolist()

@@ -212,8 +212,8 @@ def test_sizes_that_do_not_fit_the_ranks_are_an_error_that_names_the_product(tmp
 
 def test_the_plan_is_as_far_as_the_log_says_it(tmp_path: Path):
     plan = shown(tmp_path, TEXT)[0].plan
-    assert (plan.partition, plan.micro_batches, plan.micro_batch_size, plan.iterations) == ((6, 6, 6), 4, 1, 8)
-    assert plan.model == {"layers": 18, "hidden": 1600}
+    assert (plan.partition, plan.micro_batches, plan.micro_batch_size, plan.train.iterations) == ([6, 6, 6], 4, 1, 8)
+    assert (plan.model.layers, plan.model.hidden, plan.model.heads) == (18, 1600, 0)
 
 
 def test_a_folder_of_a_job_knows_its_nodes(tmp_path: Path):
@@ -222,7 +222,7 @@ def test_a_folder_of_a_job_knows_its_nodes(tmp_path: Path):
     for node, text in enumerate([job_info(JOB, 0) + memory_line(0, 4), TEXT]):
         (folder / f"n{60 + node:03d}.out").write_text(text)
     record, timeline = read(folder, Sizes())
-    assert [(node.name, node.ranks) for node in record.plan.nodes] == [("n060", (0, 1, 2)), ("n061", (3, 4, 5))]
+    assert [(node.name, node.ranks) for node in record.plan.nodes] == [("n060", [0, 1, 2]), ("n061", [3, 4, 5])]
     assert record.upstream is not None
     assert list(record.upstream.memory) == [0]
     assert len(timeline.events) == sum(call.iteration <= 8 and call.name != "forward-backward" for call in CALLS)

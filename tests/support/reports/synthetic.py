@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from megatron_ext.contract.events import NAMES
+from megatron_ext.contract.plan import Place
 from megatron_ext.contract.schedules import Kind, schedule
-from reports.readers.record import Rank
 
 RECORD = np.dtype("<u2,<u2,<u4,<i4,<i4,<i8,<i8")
 ID = {name: index for index, name in enumerate(NAMES)}
@@ -62,11 +62,9 @@ class Shape:
         return 10_000.25 + 1000 * (rank % self.data) - 100 * (rank // self.data)
 
 
-def ranks_of(shape: Shape) -> list[Rank]:
+def ranks_of(shape: Shape) -> list[Place]:
     """As the plan has them."""
-    return [
-        Rank(rank=rank, stage=rank // shape.data, dp=rank % shape.data, tp=0, node="") for rank in range(shape.ranks)
-    ]
+    return [Place(rank, 0, rank, rank // shape.data, rank % shape.data, 0) for rank in range(shape.ranks)]
 
 
 @dataclass
