@@ -21,19 +21,14 @@ from fasop.costs.training import Training
 from fasop.simulation.pipelines import Hidden, Linear, Pipelines
 
 
-def pipelines(training: Training, kinds: Sequence[NodeKind], orders: Integers) -> Pipelines:
-    """The pipelines of `training` on nodes of these kinds, [pipelines, nodes], all with the same numbers of GPUs.
+def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
+    """The pipelines of `training` on nodes in each of some orders.
 
     Of a stage on several kinds of nodes the slowest counts, for each time of its own; of its memory the smallest.
 
     Raises:
         SearchError: a profile has no costs for the tensor size.
     """
-    return on_nodes(training, Nodes(kinds, orders))
-
-
-def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
-    """As `pipelines`, for several plans on the same nodes."""
     parallel, where = training.parallel, nodes.links_of(training.parallel)
     times = [times_on(kind, training) for kind in nodes.kinds]
     slowest = nodes.slowest(where.stages, training, times)
@@ -61,9 +56,9 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     )
 
 
-def handing_out(training: Training, kinds: Sequence[NodeKind], orders: Integers) -> Linear:
+def handing_out(training: Training, nodes: Nodes) -> Linear:
     """The part of `Pipelines.optimizer` that handing out the new weights of a sharded one takes."""
-    where = Nodes(kinds, orders).links_of(training.parallel)
+    where = nodes.links_of(training.parallel)
     return _by_parameters(training, weights_handed_out(where.sums, training))
 
 
@@ -117,7 +112,10 @@ class PlacedLinks:
 
 
 class Nodes:
-    """What nodes and their links are, in each order."""
+    """What nodes of some kinds and their links are, in each of some orders [pipelines, nodes].
+
+    All orders have the same numbers of GPUs in each place.
+    """
 
     def __init__(self, kinds: Sequence[NodeKind], orders: Integers) -> None:
         self.kinds = kinds

@@ -22,7 +22,7 @@ from fasop.costs.placement import place
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
 from fasop.simulation.iteration import Durations, Terms, replay, terms, waiting
-from fasop.simulation.on_nodes import handing_out, pipelines
+from fasop.simulation.on_nodes import Nodes, handing_out, on_nodes
 from fasop.simulation.replay import Event, StageTimes
 from megatron_ext.contract import schedule_check
 from megatron_ext.contract.errors import EngineError
@@ -157,9 +157,8 @@ def durations_of(plan: PlacedTraining) -> tuple[Durations, Basis]:
     """
     kinds = plan.kinds
     names = [kind.name for kind in kinds]
-    order = np.array([[names.index(node.name) for node in plan.nodes]])
-    lines = pipelines(plan.training, kinds, order)
-    handing = handing_out(plan.training, kinds, order)
+    nodes = Nodes(kinds, np.array([[names.index(node.name) for node in plan.nodes]]))
+    lines, handing = on_nodes(plan.training, nodes), handing_out(plan.training, nodes)
     return Durations.of(lines, handing, plan.partition.layers), Basis(int(lines.basis[0]))
 
 

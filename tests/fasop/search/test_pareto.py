@@ -24,8 +24,8 @@ from fasop.search.pareto import Front, Limits
 from fasop.search.plan import DAY, HOUR, Run, step_cost
 from fasop.search.run import front
 from fasop.search.search import Best, explore
-from fasop.simulation.on_nodes import pipelines
 from launch.cli import main
+from tests.support.fasop.plans import pipelines
 from tests.support.fasop.random_clusters import random_case
 from tests.support.fasop.searches import floor
 from tests.support.fasop.seeds import seeds

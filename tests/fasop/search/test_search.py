@@ -29,9 +29,8 @@ from fasop.search.node_sets import MOST as MOST_CLUSTERS
 from fasop.search.node_sets import clusters, step
 from fasop.search.run import best_layers, best_plans, prove
 from fasop.search.search import Best, explore
-from fasop.simulation.on_nodes import pipelines
 from fasop.tables.plans import plan_yaml
-from tests.support.fasop.plans import MEGATRON, experiment, kinds, mixed
+from tests.support.fasop.plans import MEGATRON, experiment, kinds, mixed, pipelines
 from tests.support.fasop.searches import search, space
 
 KEYS = (

@@ -19,11 +19,10 @@ from fasop.costs.placement import place
 from fasop.costs.sizes import embedding_parameters, layer_parameters
 from fasop.costs.training import Training
 from fasop.errors import SearchError
-from fasop.simulation.on_nodes import pipelines
 from fasop.simulation.pipelines import Linear
 from fasop.simulation.times import Times
 from fasop.simulation.vectorised import ends
-from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed
+from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed, pipelines
 
 SEED = Partition.parse("0-11-8-8-8-8-5-0").layers
 A100, A10 = 0, 1

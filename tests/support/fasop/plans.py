@@ -12,7 +12,7 @@ from conf.compose import compose
 from conf.schema.experiment import Experiment
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.training import Training
-from fasop.simulation.on_nodes import pipelines
+from fasop.simulation.on_nodes import Nodes, on_nodes
 from fasop.simulation.pipelines import Pipelines
 
 MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.precision=fp16")
@@ -35,6 +35,11 @@ def training(*overrides: str, **sizes: Any) -> Training:
 
 def kinds(one: Experiment) -> Sequence[NodeKind]:
     return node_kinds(one.cluster)
+
+
+def pipelines(training: Training, kinds: Sequence[NodeKind], orders: np.ndarray) -> Pipelines:
+    """On nodes of these kinds, in each of the orders [pipelines, nodes]."""
+    return on_nodes(training, Nodes(kinds, orders))
 
 
 def built(one: Experiment, order: Sequence[int], **sizes: Any) -> Pipelines:

@@ -13,7 +13,7 @@ from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory import GIB
 from fasop.costs.training import Training
 from fasop.search.choices import Choices
-from fasop.simulation.on_nodes import pipelines
+from tests.support.fasop.plans import pipelines
 from tests.support.fasop.random_pipelines import all_partitions
 
 MOST_PLANS = 10_000
