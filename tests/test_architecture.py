@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 
 import pytest
 
@@ -103,6 +104,21 @@ def test_imports_lead_downwards(file: str) -> None:
         name.split(".")[1] for name in imports(ast.parse((ROOT / file).read_text())) if name.startswith(f"{room}.")
     }
     assert {name for name in parts - {part} if floors[name] >= floors[part]} == set()
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS.keys() - {"conf"}))
+def test_modules_import_each_other_in_one_direction(room: str) -> None:
+    """Also for type checking: who reads one of two modules that need each other has to read both."""
+    modules = {
+        file.removesuffix(".py").replace("/", "."): file
+        for file in FILES
+        if file.startswith(f"{room}/") and file != DISPATCHER
+    }
+    needs: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        names = {*imports(ast.parse((ROOT / file).read_text()))}
+        needs[module] = {name if name in modules else name.rpartition(".")[0] for name in names} & modules.keys()
+    TopologicalSorter(needs).prepare()
 
 
 def test_the_page_about_the_architecture_shows_the_floors() -> None:
