@@ -1,10 +1,11 @@
 # make demo: train a small GPT over four ranks on this machine and write its report
-# make test: everything the project promises; make lint: style and types
+# make test: everything the project promises, in ten minutes on two cores; make test-fast: most of it, in two
+# make lint: style and types
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint browser slurm constraints clean
+.PHONY: demo test test-fast lint browser slurm constraints clean
 
 demo: .venv/train.installed
 	$(BIN)/tdpp data prepare --source stdlib --output data/stdlib
@@ -12,10 +13,19 @@ demo: .venv/train.installed
 	@echo "The report of this run:"
 	@$(BIN)/tdpp report
 
-# The tests that start a Slurm cluster share one, and so run one after the other.
+PARALLEL = $(BIN)/pytest --dist=worksteal --numprocesses
+
+# Tests on Slurm wait more than they compute, and so run beside all others: three at a time, each on its own cluster.
 test: .venv/dev.installed browser slurm
-	$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal --ignore=tests/slurm; \
-	others=$$?; $(BIN)/pytest tests/slurm && exit $$others
+	@mkdir -p build
+	@echo "the tests on Slurm write to build/slurm-tests.txt, and are shown when the others are done"
+	$(PARALLEL)=3 tests/slurm > build/slurm-tests.txt 2>&1 & on_slurm=$$!; \
+	$(PARALLEL)=auto --maxprocesses=8 --ignore=tests/slurm; others=$$?; \
+	wait $$on_slurm; on_slurm=$$?; cat build/slurm-tests.txt; exit $$((others | on_slurm))
+
+# Without those marked `slow`: tests on Slurm, in a browser, and what repeats a quicker test under more conditions.
+test-fast: .venv/dev.installed
+	$(PARALLEL)=auto --maxprocesses=8 -m "not slow"
 
 lint: .venv/dev.installed
 	$(BIN)/ruff check .

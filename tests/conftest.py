@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import settings
 
 from conf import compose
@@ -19,3 +20,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 compose._composed = composing.composed
+
+SLOW = {"slurm", "browser", "engine_run", "runs"}
+"""Fixtures."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts a cluster, a browser or the processes of a whole run is slow, but for what `make test-fast` keeps."""
+    for item in items:
+        if SLOW & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("fast"):
+            item.add_marker(pytest.mark.slow)

@@ -12,6 +12,7 @@ from launch.judge.observe import observe
 from launch.judge.verdict import State
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [True, False], ids=["on one node", "over all nodes"])
 def test_the_benchmarks_run_of_128_nodes_with_100_mb_of_logs_is_judged(tmp_path: Path, alone: bool) -> None:
     run = make_run(tmp_path / "xl" / "long", alone)

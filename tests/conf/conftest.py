@@ -1,4 +1,4 @@
-"""Composing is the subject here."""
+"""Where composing itself is the subject, it takes no shortcut."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 from conf import compose
 from tests.support.composing import COMPOSED
 
+SUBJECT = {"test_compose", "test_hydra_errors", "test_defaults_taken", "test_user_files", "test_yaml_file"}
 
-@pytest.fixture(autouse=True, scope="package")
-def no_shortcut() -> Iterator[None]:
+
+@pytest.fixture(autouse=True, scope="module")
+def no_shortcut(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "_composed", COMPOSED)
+        if request.path.stem in SUBJECT:
+            patch.setattr(compose, "_composed", COMPOSED)
         yield

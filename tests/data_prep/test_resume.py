@@ -26,6 +26,7 @@ from data_prep.text.corpus import Corpus, corpus_of
 from data_prep.text.encode import Options
 from data_prep.tokenizers.tokenizer import ByteTokenizer
 from megatron_ext.data.indexed_dataset import data_file
+from tests.support import PATIENCE_S
 from tests.support.full_disk import largest_file
 
 
@@ -156,7 +157,7 @@ def test_a_killed_preparation_leaves_no_process_and_goes_on(tmp_path: Path) -> N
     source.write_text((json.dumps({"text": text}) + "\n") * 15_000)
     process = started(source, tmp_path / "cut")
     journal = tmp_path / ".cut_text_document.partial" / "journal.json"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not journal.exists():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
@@ -167,7 +168,7 @@ def test_a_killed_preparation_leaves_no_process_and_goes_on(tmp_path: Path) -> N
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert started(source, tmp_path / "cut").wait(60) == 0
+    assert started(source, tmp_path / "cut").wait(PATIENCE_S) == 0
     found = np.fromfile(tmp_path / "cut_text_document.bin", "<u2").reshape(15_000, -1)
     assert (found == [*text.encode(), 256]).all()
 

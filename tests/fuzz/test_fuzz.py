@@ -13,6 +13,7 @@ COUNT = {"overrides": 25}
 """Of each kind, as many as take some 5 s of CPU."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_inputs_end_in_a_message_or_a_right_answer(kind: str) -> None:
     tried = list(trials(kind, 0, COUNT.get(kind, 40)))

@@ -21,7 +21,7 @@ def runs(tmp_path: Path) -> Iterator[Path]:
     left = {}
     for path in folder.glob("*/*/jobs.json"):
         run = RunDir(path.parent)
-        left[run.name] = processes.wait_until_gone(token(run), 3)
+        left[run.name] = processes.wait_until_gone(token(run), 30)
         processes.terminate(token(run), 0.1)
     shutil.rmtree(folder, ignore_errors=True)
     assert not any(left.values()), left

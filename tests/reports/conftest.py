@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 
+from tests.support import PATIENCE_S
 from tests.support.reports.chromium import ARGUMENTS, CHROMIUM, INSTALL
 
 Opener = Callable[..., Page]
@@ -18,7 +19,7 @@ Opener = Callable[..., Page]
 
 def until(page: Page, condition: str) -> None:
     """Waits for a condition in the page; its content policy keeps Playwright from doing so by itself."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, condition
         page.wait_for_timeout(20)

@@ -14,7 +14,7 @@ import reports
 from reports import notebook
 from reports.errors import ReportError
 from reports.facts.waits import waiting_ns
-from tests.support import ROOT
+from tests.support import PATIENCE_S, ROOT
 from tests.support.reports.in_browser import events_of
 from tests.support.reports.records import records
 from tests.support.reports.synthetic import Shape, make_run, ranks_of
@@ -40,7 +40,7 @@ def test_the_page_about_notebooks_runs(folder: Path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/notebooks.md").read_text(), re.DOTALL)
     assert len(blocks) == 4
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + "\n".join(blocks)
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=PATIENCE_S)
 
 
 def test_events_are_those_of_the_files_with_their_waits(run: notebook.Run, folder: Path):

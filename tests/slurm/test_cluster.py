@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import PATIENCE_S
 from tests.support.slurm import machines
 from tests.support.slurm.cluster import Cluster
 
@@ -55,19 +56,19 @@ def submit(slurm: Cluster, folder: Path, script: str, *options: str) -> Path:
     return folder / f"{done.stdout.strip()}.out"
 
 
-def wait_for(condition: Callable[[], object], seconds: float) -> None:
-    until = time.monotonic() + seconds
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.02)
 
 
-def wait_for_text(path: Path, text: str, seconds: float = 10) -> None:
-    wait_for(lambda: path.exists() and text in path.read_text(), seconds)
+def wait_for_text(path: Path, text: str) -> None:
+    wait_for(lambda: path.exists() and text in path.read_text())
 
 
 def wait_for_account(slurm: Cluster, job: str, state: str) -> None:
-    wait_for(lambda: state in (account.state for account in slurm.sacct(job)), 10)
+    wait_for(lambda: state in (account.state for account in slurm.sacct(job)))
 
 
 def processes_of(base: Path) -> list[str]:
@@ -116,15 +117,15 @@ def test_a_heterogeneous_job_starts_at_once(slurm: Cluster, tmp_path: Path):
 #SBATCH --partition=gpu2 --nodes=7 --gres=gpu:a10:4
 srun --het-group=0,1 printenv SLURMD_NODENAME"""
     output = submit(slurm, tmp_path, script)
-    wait_for(lambda: not slurm.jobs(), 10)
+    wait_for(lambda: not slurm.jobs())
     assert sorted(output.read_text().split()) == sorted(slurm.nodes)
 
 
-def test_a_job_whose_node_goes_down_starts_again_elsewhere_within_10_s(slurm: Cluster, tmp_path: Path):
+def test_a_job_whose_node_goes_down_starts_again_elsewhere(slurm: Cluster, tmp_path: Path):
     output = submit(slurm, tmp_path, "echo on $SLURMD_NODENAME.; sleep 60", "--partition=gpu2", "--requeue")
     wait_for_text(output, "on gpu2-001.")
     slurm.set_node("gpu2-001", "down")
-    wait_for_text(output, "on gpu2-002.", 10)
+    wait_for_text(output, "on gpu2-002.")
     wait_for_account(slurm, output.stem, "NODE_FAIL")
     slurm.cancel_all()
 
@@ -138,7 +139,7 @@ def test_a_job_is_warned_before_another_takes_its_place(slurm: Cluster, tmp_path
     begun, warned, end = output.read_text().splitlines()[:3]
     assert (begun, warned) == ("begun", "warned")
     assert "DUE TO PREEMPTION" in end
-    wait_for(lambda: [job.state for job in slurm.jobs()] == ["PENDING"], 5)
+    wait_for(lambda: [job.state for job in slurm.jobs()] == ["PENDING"])
     wait_for_account(slurm, output.stem, "PREEMPTED")
     slurm.cancel_all()
 
@@ -147,7 +148,7 @@ def test_a_time_limit_ends_a_job(slurm: Cluster, tmp_path: Path):
     output = submit(slurm, tmp_path, "echo begun; sleep 300", "--time=5")
     wait_for_text(output, "begun")
     slurm.set_end(output.stem, 1)
-    wait_for_text(output, "DUE TO TIME LIMIT", 35)
+    wait_for_text(output, "DUE TO TIME LIMIT")
     wait_for_account(slurm, output.stem, "TIMEOUT")
 
 
@@ -176,8 +177,8 @@ def test_a_node_without_power_has_no_processes_and_comes_back(slurm: Cluster, tm
     wait_for_account(slurm, output.stem, "NODE_FAIL")
     slurm.start_node("gpu2-003")
     slurm.set_node("gpu2-003", "resume")
-    # A job that starts before the node has answered is lost with it; on a busy machine that takes seconds.
-    wait_for(lambda: slurm.states()["gpu2-003"] == "idle", 30)
+    # A job that starts before the node has answered is lost with it.
+    wait_for(lambda: slurm.states()["gpu2-003"] == "idle")
     done = slurm.run("srun", "--nodelist=gpu2-003", "echo", "back")
     assert done.stdout == "back\n", done.stderr
 
@@ -198,7 +199,7 @@ def test_nodes_and_jobs_that_a_test_leaves_are_cleared_up(slurm: Cluster, tmp_pa
     slurm.run("srun", "sh", "-c", STRAY)
     job = submit(slurm, tmp_path, "true", "--hold", "--job-name=a|b").stem
     slurm.set_node("gpu2-005", "drain")
-    wait_for(lambda: len(slurm.jobs()) == 1, 5)
+    wait_for(lambda: len(slurm.jobs()) == 1)
     left = slurm.jobs()[0]
     assert (left.id, left.state, left.name) == (job, "PENDING", "a|b")
     assert slurm.clear() == [str(left), "sleep 1000"]
@@ -239,4 +240,4 @@ def test_a_cluster_beside_this_one_vanishes_when_its_process_is_killed(
         link = link_of(base)
         assert len(link) == (kind == "isolated")
         process.kill()
-    wait_for(lambda: processes_of(base) == [] and (link_of(base) == [] or link_of(base) != link), 5)
+    wait_for(lambda: processes_of(base) == [] and (link_of(base) == [] or link_of(base) != link))

@@ -15,6 +15,7 @@ import pytest
 
 from data_prep.indexed.check import check_for_training
 from launch.commands import doctor
+from megatron_ext.doctor.__main__ import TOGETHER_S
 from tests.support.launch.live import ENVIRONMENT, TDPP
 from tests.support.megatron_ext.engine_run import make_corpus
 from tests.support.slurm.cluster import Cluster
@@ -99,7 +100,7 @@ def test_a_node_whose_worker_cannot_start_is_told_with_its_last_words(slurm: Clu
     assert found["hgx", "data"][0] == "ok"
 
 
-def test_a_node_without_network_is_named_within_a_minute(isolated: Cluster, examine: Doctor, runs: Path) -> None:
+def test_a_node_without_network_is_named_and_not_waited_for(isolated: Cluster, examine: Doctor, runs: Path) -> None:
     def cut_when_there() -> None:
         wait_for(lambda: list(runs.glob("doctor/*/*/doctor/gpu2-1.json")))
         isolated.cut("gpu2-002")
@@ -109,7 +110,7 @@ def test_a_node_without_network_is_named_within_a_minute(isolated: Cluster, exam
     begun = time.monotonic()
     found = examine()
     cutter.join()
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < TOGETHER_S
     assert set(errors(found)) == {("hgx", "ports"), ("gpu2", "ports"), ("all nodes", "all-reduce")}
     assert found["hgx", "ports"][1].startswith("hgx-0: does not reach gpu2-1 (")
     assert "gpu2-1: does not reach hgx-0, gpu2-0 (" in found["gpu2", "ports"][1]
@@ -129,9 +130,9 @@ def test_nodes_that_do_not_start_in_time_are_told_with_slurms_reason_and_given_u
     slurm: Cluster, examine: Doctor
 ) -> None:
     with occupied(slurm, "--partition=gpu2", "--nodes=7"):
-        found = examine("--wait-min=0.15")
+        found = examine("--wait-min=0.5")
         assert [job.name for job in slurm.jobs()] == ["wrap"]
-    assert found["here", "jobs"][1].startswith("nodes did not start within 0.15 minutes: waiting for gpu2-0, gpu2-1")
+    assert found["here", "jobs"][1].startswith("nodes did not start within 0.5 minutes: waiting for gpu2-0, gpu2-1")
     assert "is PENDING (Resources)" in found["here", "jobs"][1]
     assert found["gpu2", "nodes"] == ("error", "gpu2-0, gpu2-1: did not start in time")
     assert found["all nodes", "all-reduce"] == ("error", "not tried: gpu2-0, gpu2-1 did not come")

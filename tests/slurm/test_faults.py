@@ -116,7 +116,7 @@ def test_a_master_job_that_never_starts_holds_the_slave_back_and_takes_it_along(
 def test_a_slave_job_that_does_not_start_in_time_is_taken_out_of_the_queue(slurm: Cluster, tmp_path: Path) -> None:
     with occupied(slurm, "--partition=gpu2", "--nodes=7"):
         run = submitted(tmp_path / "runs", *FOREVER, "executor.meet_min=0.2")
-        verdict = verdict_of(run, 120)
+        verdict = verdict_of(run)
         slave = ids(run)[SLAVE]
         late = f"did not start within executor.meet_min=0.2 minutes: job {slave} is PENDING"
         assert_failed(verdict, "node-gave-up", late)

@@ -38,7 +38,7 @@ def test_a_node_that_fails_starts_the_run_again_where_it_was_saved(
     run = endless(tmp_path, f"executor.het={het}", "train.iterations=1000")
     (run.checkpoints / "latest").write_text("iter_0000990\n")
     slurm.set_node(node, "down")
-    wait_for(lambda: observe(run).start.restarts == 1, 30)
+    wait_for(lambda: observe(run).start.restarts == 1)
     slurm.set_node(node, "resume")
     verdict = verdict_of(run)
     assert verdict.state is State.succeeded, verdict
@@ -63,7 +63,7 @@ def test_a_heterogeneous_job_whose_first_node_fails_is_resumed_by_hand(slurm: Cl
 def test_at_the_time_limit_of_one_job_both_save_and_are_started_again(slurm: Cluster, tmp_path: Path) -> None:
     run = endless(tmp_path, "train.iterations=2000")
     slurm.set_end(ids(run)[SLAVE], 31)
-    verdict = verdict_of(run, 150)
+    verdict = verdict_of(run)
     assert verdict.state is State.succeeded, verdict
     assert iterations(run) == list(range(1, 2001))
     assert observe(run).start.restarts >= 1  # `set_end` has shortened the limit of later starts, too
@@ -82,9 +82,9 @@ def test_a_run_that_is_preempted_saves_and_goes_on_when_it_may(slurm: Cluster, t
     groups = [f"cluster.groups.{group}.partition=scavenge" for group in ("hgx", "gpu2")]
     run = endless(tmp_path, *groups, "train.iterations=600")
     with occupied(slurm, "--partition=hgx"):
-        wait_for(lambda: observe(run).start.restarts == 1, 30)
+        wait_for(lambda: observe(run).start.restarts == 1)
         wait_for(lambda: observe(run).saved is not None)
-    verdict = verdict_of(run, 120)
+    verdict = verdict_of(run)
     assert verdict.state is State.succeeded, verdict
     assert iterations(run) == list(range(1, 601))
 
@@ -128,7 +128,7 @@ def test_a_node_that_loses_power_is_noticed_and_its_job_taken_up_by_another_node
     lost = run.read_json(run.node_state("gpu2-1"))["host"]
     slurm.kill_node(lost)
     try:
-        verdict = verdict_of(run, 120)
+        verdict = verdict_of(run)
     finally:
         slurm.start_node(lost)
     assert verdict.state is State.succeeded, verdict

@@ -64,7 +64,7 @@ def test_the_seeds_layout_trains_as_one_process_does(
     slurm: Cluster, tmp_path: Path, prefix: Path, alone: Sequence[float], het: list[str], jobs: list[str]
 ) -> None:
     run = submitted(tmp_path / "runs", *SEED, *TRAINED, f"data.prefix={prefix}", *het, worker=ENGINE)
-    verdict = verdict_of(run, 120)
+    verdict = verdict_of(run)
     assert verdict.state is State.succeeded, "\n".join([verdict.reason, *verdict.evidence, *said(run)])
     np.testing.assert_allclose(losses(run), alone, rtol=0, atol=1e-5)
     names = ["hgx-0", *(f"gpu2-{number}" for number in range(7))]
@@ -120,7 +120,7 @@ def test_the_jobs_gpus_reach_the_ranks_not_those_of_the_login_node(
 
 @pytest.mark.parametrize(
     "name",
-    ["with space", "it's", '"quoted"', "한글-é", "$HOME `id` #;&", "a=b,c", "100% of %x"],
+    ["it's 100% of %x", '"quoted" a=b,c', "한글-é $HOME `id` #;&"],
 )
 def test_a_run_may_have_any_name(slurm: Cluster, tmp_path: Path, name: str) -> None:
     experiment = compose([*NODES, *SMALL, "train.iterations=2"])

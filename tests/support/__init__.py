@@ -4,3 +4,5 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 """The clone."""
+PATIENCE_S = 300.0
+"""Until a test gives up what has not come: on a busy machine everything takes twenty times as long."""

@@ -16,6 +16,7 @@ import pytest
 from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from megatron_ext.contract.files import write_atomic
+from tests.support import PATIENCE_S
 from tests.support.ordinary_user import open_to_others, ordinary_user
 
 NOW = datetime(2024, 5, 6, 7, 8, 9)
@@ -32,7 +33,7 @@ def made(runs: Path, name: str, config: str = "a", now: datetime = NOW, job: str
 
 
 def create_some(runs: Path, names: multiprocessing.Queue, start: multiprocessing.Event) -> None:
-    start.wait(30)
+    start.wait(PATIENCE_S)
     for _ in range(20):
         names.put(RunDir.create(runs, "tiny", "same", NOW).name)
 
@@ -44,9 +45,9 @@ def test_processes_that_start_the_same_run_at_once_get_a_folder_each(tmp_path: P
     for process in processes:
         process.start()
     start.set()
-    made_names = [names.get(timeout=30) for _ in range(4 * 20)]
+    made_names = [names.get(timeout=PATIENCE_S) for _ in range(4 * 20)]
     for process in processes:
-        process.join(30)
+        process.join(PATIENCE_S)
     assert [process.exitcode for process in processes] == [0] * 4
     assert len(set(made_names)) == 4 * 20
     assert {f"tiny/{path.name}" for path in (tmp_path / "tiny").iterdir()} == set(made_names)

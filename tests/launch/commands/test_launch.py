@@ -23,6 +23,7 @@ from launch.errors import LaunchError
 from launch.judge.verdict import State, judge
 from launch.machine import processes
 from megatron_ext.contract.plan import Plan
+from tests.support import PATIENCE_S
 from tests.support.launch.live import WORKER, done, no_data_needed, start, tdpp
 
 SHORT = ("train.iterations=6", "train.log_interval=1")
@@ -47,6 +48,7 @@ def test_a_run_is_followed_to_its_verdict(tmp_path: Path) -> None:
     assert run.overrides.read_text().splitlines() == [*SHORT, "name='my ${model.name}'"]
 
 
+@pytest.mark.fast
 def test_the_folder_says_what_runs_and_where_it_comes_from(runs: Path) -> None:
     run = start(runs, "+cluster.environment.NCCL_DEBUG=WARN")
     follow(run)
@@ -280,6 +282,6 @@ def test_a_folder_may_have_any_name(runs: Path) -> None:
 def test_two_launches_at_once_share_a_runs_folder(runs: Path) -> None:
     launchers = [tdpp("launch", *SHORT, cwd=runs.parent) for _ in range(2)]
     for launcher in launchers:
-        launcher.communicate(timeout=60)
+        launcher.communicate(timeout=PATIENCE_S)
     assert [launcher.returncode for launcher in launchers] == [0, 0]
     assert [judge(run).state for run in RunDir.all(runs)] == [State.succeeded] * 2

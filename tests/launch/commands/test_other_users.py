@@ -16,6 +16,7 @@ from launch.errors import LaunchError
 from launch.judge.observe import observe
 from launch.judge.verdict import State, judge
 from launch.machine import processes
+from tests.support import PATIENCE_S
 from tests.support.launch.live import ENVIRONMENT, FOREVER, TDPP, no_data_needed, start, token, wait_until_running
 from tests.support.ordinary_user import ANOTHER, NOBODY, only_root_is_two_users
 
@@ -31,7 +32,7 @@ def other_user(*arguments: str, cwd: Path, group: int = NOBODY) -> subprocess.Co
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import PATIENCE_S
 from tests.support.containers import apptainer_double, enroot_double
 from tests.support.containers.image import write_squashfs, write_tar
 
@@ -41,7 +42,7 @@ class Runtime:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.containers.conftest import Runtime
+from tests.support import PATIENCE_S
 from tests.support.containers.image import NEW, VARIABLE, WORKING_FOLDER
 
 
@@ -198,7 +199,7 @@ def test_it_becomes_the_command(box: Runtime) -> None:
     assert int(process.stdout.readline()) == process.pid
     process.send_signal(signal.SIGTERM)
     assert process.stdout.read() == "term\n"
-    assert process.wait(10) == 42
+    assert process.wait(PATIENCE_S) == 42
 
 
 def test_the_user_stays_the_same(box: Runtime) -> None:
@@ -207,7 +208,8 @@ def test_the_user_stays_the_same(box: Runtime) -> None:
 
 def test_several_run_at_once(box: Runtime) -> None:
     processes = [box.popen("start", "box", "echo", number) for number in range(4)]
-    assert [process.communicate(timeout=30)[0] for process in processes] == [f"{number}\n" for number in range(4)]
+    said = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
+    assert said == [f"{number}\n" for number in range(4)]
 
 
 @pytest.mark.skipif(shutil.which("nvidia-container-cli") is not None, reason="this machine has GPUs for containers")

@@ -23,6 +23,7 @@ from launch.node import container_setup
 from launch.node.container_setup import Setup, check_program
 from launch.node.image_file import record_of
 from tests.launch.containers.conftest import Runtime
+from tests.support import PATIENCE_S
 from tests.support.containers.apptainer_double import MAGIC
 from tests.support.launch.live import wait_for
 from tests.support.ordinary_user import NOBODY, only_root_is_two_users, ordinary_user
@@ -164,7 +165,7 @@ def test_a_container_that_somebody_removed_is_made_again(enroot: Runtime, contai
 
 def test_two_processes_at_once_make_it_once(enroot: Runtime, container: RunContainer) -> None:
     both = [process(container) for _ in range(2)]
-    assert [one.wait(60) for one in both] == [0, 0]
+    assert [one.wait(PATIENCE_S) for one in both] == [0, 0]
     assert enroot.calls.count("create") == 1
 
 
@@ -216,7 +217,7 @@ def test_node_0_brings_the_image_and_the_others_wait(double: Runtime, imported: 
 def test_two_runs_bring_an_image_once(double: Runtime, imported: RunContainer, image: Path) -> None:
     in_registry(double, image)
     both = [process(replace(imported, run=f"tiny/{number}")) for number in range(2)]
-    assert [one.wait(60) for one in both] == [0, 0]
+    assert [one.wait(PATIENCE_S) for one in both] == [0, 0]
     assert double.calls.count("import") == 1
 
 

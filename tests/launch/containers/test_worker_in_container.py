@@ -22,6 +22,7 @@ from launch.machine.provenance import PROJECT
 from launch.node.container_setup import Setup
 from megatron_ext.data.indexed_dataset import write_indexed
 from tests.launch.containers.conftest import Runtime
+from tests.support import PATIENCE_S
 from tests.support.containers.apptainer_double import MAGIC
 from tests.support.launch.live import wait_for
 
@@ -60,7 +61,7 @@ def done(container: RunContainer, words: Sequence[str]) -> subprocess.CompletedP
         command = start(container, setup.name, GIVEN, words, None)
         environment = os.environ | command.environment
         return subprocess.run(
-            command.argv, env=environment, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+            command.argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL
         )
 
 

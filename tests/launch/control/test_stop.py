@@ -19,6 +19,7 @@ from launch.control.follow import follow
 from launch.judge.observe import observe
 from launch.judge.verdict import State, judge
 from launch.machine import processes
+from tests.support import PATIENCE_S
 from tests.support.launch.launchers import launched_by_another
 from tests.support.launch.live import (
     ENVIRONMENT,
@@ -56,6 +57,7 @@ def test_stop_ends_a_run_at_any_moment(runs: Path, moment, capsys: pytest.Captur
     assert (verdict.state, verdict.exit_code) == (State.stopped, 3)
 
 
+@pytest.mark.fast
 def test_stop_finds_the_processes_of_a_submission_that_was_cut_off(runs: Path) -> None:
     run = start(runs, *FOREVER)
     run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": []})
@@ -119,7 +121,7 @@ def test_on_a_terminal_it_is_asked_whether_the_latest_run_is_meant(
     os.close(ours)
     assert os.read(terminal, 1000).decode() == f"the latest run is {run.name} (running); stop it? [y/N] "
     os.write(terminal, f"{answer}\n".encode())
-    assert command.wait(timeout=30) == code
+    assert command.wait(timeout=PATIENCE_S) == code
     os.close(terminal)
     assert judge(run).state is state
     stop.stop(run)
@@ -137,7 +139,7 @@ def test_an_interrupted_launcher_stops_its_run(runs: Path, signum: signal.Signal
     launcher = tdpp("launch", *FOREVER, "train.log_interval=1", cwd=runs.parent)
     wait_for(lambda: list(runs.glob("tiny/*/metrics.jsonl")))
     os.killpg(launcher.pid, signum)
-    out, err = launcher.communicate(timeout=20)
+    out, err = launcher.communicate(timeout=PATIENCE_S)
     run = RunDir.find(runs, None)
     assert launcher.returncode == 130
     assert processes.find(token(run)) == set()
@@ -150,7 +152,7 @@ def test_an_interrupt_during_submission_leaves_nothing(runs: Path) -> None:
     launcher = tdpp("launch", *FOREVER, cwd=runs.parent)
     wait_for(lambda: list(runs.glob("tiny/*")))
     launcher.send_signal(signal.SIGINT)
-    launcher.communicate(timeout=20)
+    launcher.communicate(timeout=PATIENCE_S)
     assert launcher.returncode == 130
     left = list(RunDir.all(runs))
     assert [judge(run).state for run in left] in ([], [State.stopped])
@@ -168,7 +170,7 @@ def test_a_run_that_is_not_followed_outlives_the_launcher_and_its_terminal(runs:
         stderr=ours,
     )
     os.close(ours)
-    assert launcher.wait(timeout=20) == 0
+    assert launcher.wait(timeout=PATIENCE_S) == 0
     os.close(terminal)
     run = RunDir.find(runs, None)
     assert not observe(run).over

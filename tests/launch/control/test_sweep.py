@@ -27,6 +27,7 @@ from launch.sweep import combinations as sweep
 from launch.sweep.outcomes import differing
 from launch.sweep.start import confirm, existing
 from megatron_ext.contract.files import write_atomic
+from tests.support import PATIENCE_S
 from tests.support.launch.live import (
     WORKER,
     controller,
@@ -274,7 +275,7 @@ def test_after_an_interruption_the_table_has_what_was_started(here: Path) -> Non
     run = RunDir.find(here, None)
     wait_until_running(run)
     sweeping.send_signal(signal.SIGTERM)
-    out, err = sweeping.communicate(timeout=60)
+    out, err = sweeping.communicate(timeout=PATIENCE_S)
     assert sweeping.returncode == 130
     assert [(row[0], row[1].split()[0], row[2]) for row in table(out)] == [
         (run.name, "parallel.global_batch_size=4", "stopped")

@@ -19,6 +19,7 @@ from launch.commands import doctor
 from launch.doctor.checks import Check, Level
 from launch.doctor.login import SLURM_COMMANDS, file_system, login_checks
 from launch.machine import processes
+from tests.support import PATIENCE_S
 from tests.support.launch.live import ENVIRONMENT, TDPP, TWO_NODES, no_data_needed, token
 from tests.support.megatron_ext.engine_run import make_corpus
 
@@ -153,7 +154,7 @@ def test_interrupted_it_leaves_nothing_running(here: list[str], tmp_path: Path) 
     assert process.stderr is not None
     assert "waiting for local-0 to start" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(PATIENCE_S) == 130
     shutil.rmtree(tmp_path / "runs" / "doctor" / "by_job")  # the fixture looks for processes of what is left
 
 

@@ -17,6 +17,7 @@ from launch.machine import processes
 from launch.node.agent import NodeAgent
 from launch.node.worker_command import ModuleWorker
 from tests.launch.judge.test_verdict import Case, ended
+from tests.support import PATIENCE_S
 from tests.support.launch.live import TWO_NODES, wait_for
 from tests.support.megatron_ext.engine_run import make_corpus
 
@@ -48,7 +49,7 @@ def test_it_is_examined_all_the_same(runs: Path) -> None:
     )
     local.start(agent, token, experiment.executor)
     wait_for(lambda: observe(run).nodes[1].ended, 60)
-    assert not processes.wait_until_gone(token, 10)
+    assert not processes.wait_until_gone(token, PATIENCE_S)
     told = run.read_json(run.doctor_node("local-1"))
     assert all("bytes" in found for found in told["files"].values())
     assert (told["problem"], told["unreached"], set(told["exit_codes"])) == (None, {}, {"2", "3"})

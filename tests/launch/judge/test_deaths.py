@@ -59,6 +59,7 @@ def test_a_killed_rank_is_named_with_its_place_and_signal(runs: Path, rank: int,
     assert verdict.reason == expected
 
 
+@pytest.mark.fast
 def test_a_rank_that_raises_comes_before_those_that_only_lost_it(runs: Path) -> None:
     run = start(runs, *FOREVER, *TWO_NODES, "+cluster.environment.FAIL_RANK=3")
     end(run)
@@ -126,6 +127,7 @@ def test_a_killed_helper_process_ends_the_run(
     assert verdict.exit_code in (1, 4)
 
 
+@pytest.mark.fast
 def test_a_failed_node_takes_the_others_along(runs: Path) -> None:
     run = start(runs, *FOREVER, *TWO_NODES)
     wait_until_running(run)

@@ -39,7 +39,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     """What the ranks are given. After the test no process of the run lives, or the test has failed."""
     token = f"token-{os.getpid()}-{tmp_path.name}"
     yield {TOKEN: token}
-    left = processes.wait_until_gone(token, 3)
+    left = processes.wait_until_gone(token, 30)
     processes.kill(token)
     assert not left
 

@@ -18,6 +18,7 @@ from launch.control.stop import stop
 from launch.judge.evidence import OF_GPUS, OF_NODE, Evidence
 from launch.screen.watch import View, watch
 from tests.launch.judge.test_verdict import OK, Case
+from tests.support import PATIENCE_S
 from tests.support.launch.live import ENVIRONMENT, FOREVER, TDPP, TWO_NODES, start, tdpp, wait_until_running
 
 
@@ -51,7 +52,7 @@ def test_a_run_is_watched_to_its_end_by_other_programs(runs: Path) -> None:
     assert watcher.stdout is not None
     first = watcher.stdout.readline()
     stop(run)
-    out, err = watcher.communicate(timeout=60)
+    out, err = watcher.communicate(timeout=PATIENCE_S)
     assert (watcher.returncode, err) == (3, "")
     assert first.startswith(f"{run.name}: running, ")
     blocks = (first + out).split(f"{run.name}: ")[1:]
@@ -62,7 +63,7 @@ def test_a_run_is_watched_to_its_end_by_other_programs(runs: Path) -> None:
 def test_as_json_every_change_is_a_line(runs: Path) -> None:
     run = start(runs)
     watcher = tdpp("status", "--watch=0.05", "--json", str(run.path), cwd=runs)
-    out, _ = watcher.communicate(timeout=60)
+    out, _ = watcher.communicate(timeout=PATIENCE_S)
     assert watcher.returncode == 0
     assert all(line.startswith('{"run": ') for line in out.splitlines())
     assert '"state": "succeeded"' in out.splitlines()[-1]
@@ -76,7 +77,7 @@ def test_ctrl_c_ends_a_watch_quietly_and_not_the_run(runs: Path, command: list[s
     assert watcher.stdout is not None
     assert watcher.stdout.readline()
     watcher.send_signal(signal.SIGINT)
-    _, err = watcher.communicate(timeout=20)
+    _, err = watcher.communicate(timeout=PATIENCE_S)
     assert (watcher.returncode, err) == (130, "")
     assert run.read_json(run.node_state("local-0"))["state"] == "running"
     stop(run)
@@ -95,7 +96,7 @@ def on_a_terminal(*arguments: str, cwd: Path, columns: int = 100) -> tuple[int, 
     except OSError:  # so Linux tells that nobody has the other end any more
         pass
     os.close(main)
-    return process.wait(60), written.decode()
+    return process.wait(PATIENCE_S), written.decode()
 
 
 def test_a_terminal_is_drawn_anew_in_colour_and_keeps_the_last_look(runs: Path) -> None:

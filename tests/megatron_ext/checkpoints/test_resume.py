@@ -99,7 +99,12 @@ def assert_same(found: EngineRun, expected: EngineRun, tolerance: float) -> None
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [*(("same", after) for after in LAYOUTS), ("all-at-once", "same"), ("all-at-once", "chunks")],
+    [
+        pytest.param("same", "same", marks=pytest.mark.fast),
+        pytest.param("all-at-once", "chunks", marks=pytest.mark.fast),
+        *(("same", after) for after in LAYOUTS if after != "same"),
+        ("all-at-once", "same"),
+    ],
     ids=lambda layout: layout,
 )
 def test_killed_at_a_random_iteration_and_resumed_under_another_layout_it_trains_the_same(
@@ -171,6 +176,7 @@ def test_asked_during_the_last_iteration_a_run_just_ends(
     assert Checkpoint.at(run.run.path).meta.iteration == ITERATIONS
 
 
+@pytest.mark.fast
 def test_fp16_goes_on_with_its_loss_scale(
     engine_run: Callable[..., EngineRun],
     monkeypatch: pytest.MonkeyPatch,

@@ -25,6 +25,7 @@ TINY = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("g++") is None, reason="no g++, by which torch.compile compiles for a CPU: install a C++ compiler"
 )

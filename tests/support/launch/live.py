@@ -14,7 +14,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.submit import submit
 from launch.machine import processes
-from tests.support import ROOT
+from tests.support import PATIENCE_S, ROOT
 
 WORKER = "tests.support.launch.stand_in_worker"
 FOREVER = ("train.iterations=100000",)
@@ -54,11 +54,11 @@ def tdpp(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
 def done(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """`tdpp`, to its end."""
     process = tdpp(*arguments, cwd=cwd)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "waited in vain"

@@ -156,7 +156,7 @@ class Cluster:
         self._lines("scontrol", "update", f"jobid={job}", f"endtime=now+{seconds}")
 
     def kill_node(self, name: str) -> None:
-        """Power off: every process of the node is gone. It takes Slurm some 17 s to notice; `set_node` tells it."""
+        """Power off: every process of the node is gone. It takes Slurm half a minute to notice; `set_node` tells it."""
         self._machines.pop(name).kill()
         self._broken.discard(name)
 
@@ -288,7 +288,7 @@ class Cluster:
             raise ClusterError(f"{' '.join(argv)}: {done.stderr}\n{self.log_tail()}")
         return done.stdout.splitlines()
 
-    def _wait(self, what: str, condition: Callable[[], bool], seconds: float = 30) -> None:
+    def _wait(self, what: str, condition: Callable[[], bool], seconds: float = 90) -> None:
         until = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > until:

@@ -165,8 +165,8 @@ def slurm_conf(site: Site) -> str:
         "KillWait=2",
         "MessageTimeout=4",
         "UnkillableStepTimeout=30",
-        # A node is down when it has said nothing for so long; it is asked three times in that span.
-        "SlurmdTimeout=6",
+        # A node is down when it has said nothing for so long; on a busy machine one that is well is silent for 10 s.
+        "SlurmdTimeout=20",
         "JobRequeue=1",
         "SchedulerType=sched/backfill",
         # Heterogeneous jobs start through backfill alone, which looks every 30 s where nothing is said.

@@ -16,6 +16,7 @@ from launch.commands.launch import main
 from launch.judge.verdict import State, Verdict, judge
 from launch.machine.slurm_commands import comment_of
 from launch.machine.slurm_commands import submitted as submitted_jobs
+from tests.support import PATIENCE_S
 from tests.support.launch.live import FOREVER, WORKER, no_data_needed
 from tests.support.slurm.cluster import Cluster
 
@@ -57,16 +58,17 @@ def submitted(runs: Path, *overrides: str, worker: str = WORKER) -> RunDir:
     return RunDir.find(runs, None)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
+def wait_for(condition: Callable[[], object]) -> None:
+    """For as long as it may take on a busy machine."""
+    until = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.2)
+        time.sleep(0.3)
 
 
-def verdict_of(run: RunDir, seconds: float = 90) -> Verdict:
+def verdict_of(run: RunDir) -> Verdict:
     """The verdict on a run once it is over, and its jobs have left the queue."""
-    wait_for(lambda: judge(run).state not in (State.starting, State.running, State.failing), seconds)
+    wait_for(lambda: judge(run).state not in (State.starting, State.running, State.failing))
     wait_for(lambda: not submitted_jobs(comment_of(run.read_json(run.jobs)["token"]), os.getuid()))
     return judge(run)
 
