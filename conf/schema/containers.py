@@ -7,15 +7,14 @@ create.go of Apptainer 1.5.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
-
-if TYPE_CHECKING:
-    from conf.schema.experiment import Container, ContainerKind, Experiment
+from conf.schema.cluster import Cluster
+from conf.schema.config_class import config
 
 IMAGE_SUFFIX = {"enroot": ".sqsh", "pyxis": ".sqsh", "apptainer": ".sif"}
 """Of an image file, by container kind."""
@@ -111,7 +110,36 @@ class Mount:
         return cls(*paths, read_only=bool(options))
 
 
-def container(container: Container) -> None:
+class ContainerKind(StrEnum):
+    none = "none"
+    enroot = "enroot"
+    pyxis = "pyxis"
+    apptainer = "apptainer"
+
+
+@config
+class Container:
+    """What the ranks run in; docs/containers.md tells what they find there."""
+
+    kind: ContainerKind = ContainerKind.none
+    image: str | None = None
+    """A file (.sqsh for enroot and pyxis, .sif for apptainer), or nvcr.io/nvidia/pytorch:23.04-py3 of a registry."""
+    image_dir: str = "${runs_dir}/../images"
+    """A folder that all nodes share: where the file of a registry's image lies. It is made when it is missing."""
+    digest: str | None = None
+    """Of the image's file, sha256:…: a file with another one is not used."""
+    mounts: list[str] = field(default_factory=list)
+    """Of the host, beside what every run needs: SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro."""
+    python: str = "python3"
+    """The interpreter in the image."""
+    reload: bool = False
+    """Create the container anew although the node has one."""
+
+    def __post_init__(self) -> None:
+        _check_container(self)
+
+
+def _check_container(container: Container) -> None:
     """The image is there and of the kind's form, and the mounts are some that the kind can make."""
     kind = container.kind
     mounts = [Mount.parse(text) for text in container.mounts]
@@ -163,13 +191,12 @@ def mountable(kind: ContainerKind, path: Path, asked_by: str) -> None:
         )
 
 
-def environment(experiment: Experiment) -> None:
-    """What the cluster gives to its ranks can be given in the container."""
-    kind, cluster = experiment.container.kind, experiment.cluster
+def check_environment(kind: ContainerKind, cluster: Cluster, groups: Iterable[str]) -> None:
+    """What the cluster gives to the ranks of these groups can be given in the container."""
     if kind == "none":
         return
     given = {"cluster": cluster.environment}
-    for group in dict.fromkeys(experiment.node_order.groups):
+    for group in dict.fromkeys(groups):
         given[f"cluster.groups.{group}"] = cluster.groups[group].environment
     for owner, variables in given.items():
         for name, value in variables.items():

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from conf.errors import ConfigError
 from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 
-if TYPE_CHECKING:
-    from conf.schema.experiment import Cluster
-
+Variables = Mapping[str, str]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
     r"(?:^|_)(?:SECRET|TOKEN|PASS|PASSWD|PASSWORD|PASSPHRASE|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE|AUTH)_?KEY)(?:_|$)",
@@ -23,9 +20,9 @@ OWN = (TOKEN, START, NODE_RANK)
 """What tdpp itself gives to a worker."""
 
 
-def check(cluster: Cluster) -> None:
+def check(of_all: Variables, of_groups: Mapping[str, Variables], names_of_shell: Sequence[str]) -> None:
     """Raises ConfigError for a variable that cannot be given, or not like that."""
-    for key, name, value in _given(cluster):
+    for key, name, value in _given(of_all, of_groups):
         _require_name(key, name)
         if "\0" in value:
             raise ConfigError(f"{key}={value!r} holds a byte 0, which no variable can; write it without")
@@ -35,16 +32,15 @@ def check(cluster: Cluster) -> None:
                 f"{name} looks like a secret; export {name} in your shell and give cluster.environment_from=[{name}], "
                 "which passes it on by its name"
             )
-    for name in cluster.environment_from:
+    for name in names_of_shell:
         _require_name("cluster.environment_from", name)
-        if name in cluster.environment:
+        if name in of_all:
             raise ConfigError(f"cluster.environment_from has {name}, which cluster.environment gives a value; keep one")
 
 
-def _given(cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+def _given(of_all: Variables, of_groups: Mapping[str, Variables]) -> Iterator[tuple[str, str, str]]:
     """Of every variable its key, name and value."""
-    groups = {f"cluster.groups.{name}": group.environment for name, group in cluster.groups.items()}
-    owners: Mapping[str, Mapping[str, str]] = {"cluster": cluster.environment, **groups}
+    owners = {"cluster": of_all, **{f"cluster.groups.{name}": given for name, given in of_groups.items()}}
     for owner, variables in owners.items():
         for name, value in variables.items():
             yield f"{owner}.environment.{name}", name, value

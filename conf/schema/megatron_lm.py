@@ -5,17 +5,45 @@ Every function returns nothing and raises `ConfigError` when its rule is broken.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import field
+from enum import StrEnum
 
 from conf.errors import ConfigError
-
-if TYPE_CHECKING:
-    from conf.schema.experiment import Engine, Experiment
+from conf.schema.cluster import Cluster
+from conf.schema.config_class import config
+from conf.schema.executor import Rehearse
+from conf.schema.parallel import Parallel
+from conf.schema.train import Train
 
 SCHEDULES = ("one_f_one_b", "interleaved")
 
 
-def engine(value: Engine) -> None:
+class EngineKind(StrEnum):
+    """What trains on the ranks."""
+
+    tdpp = "tdpp"
+    megatron_lm = "megatron_lm"
+
+
+@config
+class Engine:
+    """What trains; all but `kind` is for Megatron-LM. Paths are as the ranks see them, for example in a container."""
+
+    kind: EngineKind = EngineKind.tdpp
+    checkout: str | None = None
+    """Folder of Megatron-LM, with pretrain_gpt.py in it."""
+    vocab_file: str | None = None
+    """Of GPT-2's tokenizer, with merge_file. Indexed data need none: without, only the vocabulary's size is told."""
+    merge_file: str | None = None
+    arguments: list[str] = field(default_factory=list)
+    """Further options of pretrain_gpt.py; they come last, and so win over those that tdpp gives."""
+
+    def __post_init__(self) -> None:
+        _check_engine(self)
+
+
+def _check_engine(value: Engine) -> None:
     """What the keys of the engine say together."""
     given = [key for key in ("checkout", "vocab_file", "merge_file", "arguments") if getattr(value, key)]
     if value.kind == "tdpp":
@@ -34,14 +62,11 @@ def engine(value: Engine) -> None:
         )
 
 
-def can_run(experiment: Experiment) -> None:
-    """Whether Megatron-LM can do what the rest of the configuration says."""
-    if experiment.engine.kind != "megatron_lm":
-        return
-    _schedule(experiment)
-    _devices(experiment)
-    _without_equal(experiment)
-    train = experiment.train
+def can_run(parallel: Parallel, train: Train, cluster: Cluster, groups: Iterable[str], rehearse: Rehearse) -> None:
+    """Whether Megatron-LM can do what the rest of the configuration says; `groups` are those of its nodes."""
+    _schedule(parallel)
+    _devices(cluster, groups)
+    _without_equal(train, rehearse)
     if train.load is not None:
         raise ConfigError(
             f"train.load={train.load} reads checkpoints of tdpp's own engine; for those of Megatron-LM use "
@@ -54,8 +79,7 @@ def can_run(experiment: Experiment) -> None:
         )
 
 
-def _schedule(experiment: Experiment) -> None:
-    parallel = experiment.parallel
+def _schedule(parallel: Parallel) -> None:
     if parallel.schedule_file is not None:
         raise ConfigError(
             f"parallel.schedule_file={parallel.schedule_file}: Megatron-LM cannot read a schedule; use "
@@ -73,9 +97,8 @@ def _schedule(experiment: Experiment) -> None:
         )
 
 
-def _devices(experiment: Experiment) -> None:
-    cluster = experiment.cluster
-    for name in dict.fromkeys(experiment.node_order.groups):
+def _devices(cluster: Cluster, groups: Iterable[str]) -> None:
+    for name in dict.fromkeys(groups):
         gpu = cluster.groups[name].gpu
         if cluster.gpus[gpu].name == "CPU":
             raise ConfigError(
@@ -84,11 +107,10 @@ def _devices(experiment: Experiment) -> None:
             )
 
 
-def _without_equal(experiment: Experiment) -> None:
+def _without_equal(train: Train, rehearse: Rehearse) -> None:
     """What tdpp's own engine alone can do."""
-    rehearse = experiment.executor.rehearse
     for given, key, value, off in (
-        (experiment.train.compile, "train.compile", "true", "false"),
+        (train.compile, "train.compile", "true", "false"),
         (rehearse != "none", "executor.rehearse", rehearse, "none"),
     ):
         if given:

@@ -128,7 +128,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
     "profile": {"gpu_interval_s": Range(0, 10**6)},
     "": {"max_jobs": Range(1, 10**6), "confirm_gpu_hours": NotNegative(most=1e12)},
 }
-"""By the part of a configuration and the key in it; where a rule of `conf.schema.rules` says more, it stands there
+"""By the part of a configuration and the key in it; where a rule of the part's own module says more, it stands there
 too."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.errors import ConfigError
-from conf.schema import rules
+from conf.schema.data import check_split
 from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import read_manifest, tokenizer_of
 from megatron_ext.contract.errors import DataError
@@ -94,7 +94,7 @@ def sample_text(data: IndexedDataset, prefix: Path, sample: Sample) -> str:
     if not 0 <= sample.number < sample.samples:
         raise DataPrepError(f"--sample {sample.number}: the run has the samples 0 to {sample.samples - 1} (--samples)")
     try:
-        rules.split(sample.split)
+        check_split(sample.split)
         documents = split_documents([float(weight) for weight in sample.split.split(",")], len(data))[0]
         require_one_sample(data, documents, "train", sample.sequence_length)
         tokenizer = tokenizer_of(prefix)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from conf.schema.experiment import Cluster, Gpu, NodeGroup, config
+from conf.schema.config_class import config
+from conf.schema.experiment import Cluster, Gpu, NodeGroup
 from fasop.costs.profile import LayerProfile, read_profile
 from fasop.errors import SearchError
 

@@ -13,7 +13,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from conf.errors import ConfigError
 from conf.reading.user_files import SUFFIX, is_file, path_of
 from conf.reading.yaml_file import fault, load_yaml
-from conf.schema.experiment import Gpu, Model, Precision, config
+from conf.schema.config_class import config
+from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.sizes import ADAM_BYTES
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}

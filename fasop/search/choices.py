@@ -83,7 +83,7 @@ def _that_matter(values: Sequence[bool], matters: bool) -> Sequence[bool]:
 
 
 def runnable(engine: Engine, train: Train) -> Choices:
-    """All that can be run with these parts of a configuration (conf/schema/rules.py), and that is predicted."""
+    """All that can be run with these parts of a configuration (conf/schema/experiment.py), and that is predicted."""
     megatron_lm = engine.kind is EngineKind.megatron_lm
     schedules = tuple(
         schedule

@@ -1,0 +1,121 @@
+"""What a cluster consists of: kinds of GPU, groups of nodes, their links."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field
+from pathlib import Path
+
+from omegaconf import MISSING
+
+from conf.errors import ConfigError
+from conf.reading.user_files import is_file
+from conf.schema import environment, ranges
+from conf.schema.config_class import config
+
+
+@config
+class Gpu:
+    """A kind of device. Rates are dense peaks from the maker's data sheet."""
+
+    name: str = MISSING
+    memory_gib: float = MISSING
+    """Memory a process can use, GiB."""
+    fp32_tflops: float = MISSING
+    fp16_tflops: float = MISSING
+    bf16_tflops: float = MISSING
+    memory_gb_per_s: float = MISSING
+    profile: str | None = None
+    """What was measured on it, if there is one: the name of a profile of tdpp's, or the path of a .yaml file."""
+
+    def __post_init__(self) -> None:
+        if self.profile is not None and is_file(self.profile):  # a run may be looked at from another folder
+            object.__setattr__(self, "profile", str(Path(self.profile).absolute()))
+
+
+@config
+class NodeGroup:
+    """Nodes of one kind."""
+
+    count: int = 1
+    gpus_per_node: int | None = None
+    """Ranks a node runs. null, for a cluster of one node: as many as the plan asks for."""
+    gpu: str = MISSING
+    """A key of `cluster.gpus`."""
+    partition: str | None = None
+    gres: str | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    """Memory of a node as Slurm writes it, such as 200G; 0 is all of it, null leaves the partition's default."""
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    time_min: int | None = None
+    """Slurm time limit, minutes; null leaves the partition's own."""
+    intra_gbit_per_s: float = MISSING
+    """Between two GPUs of a node."""
+    intra_latency_us: float = MISSING
+    inter_gbit_per_s: float = MISSING
+    """Out of a node, shared by its ranks."""
+    inter_latency_us: float = MISSING
+    environment: dict[str, str] = field(default_factory=dict)
+    """Given to the ranks of these nodes, over `cluster.environment`, for example NCCL_IB_HCA."""
+    price_per_hour: float | None = None
+    """Of one node, US dollars."""
+
+
+@config
+class Cluster:
+    name: str = MISSING
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    groups: dict[str, NodeGroup] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Given to every rank, for example NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME."""
+    environment_from: list[str] = field(default_factory=list)
+    """Names of variables that every rank is given as the shell has them that launches: no file holds their values."""
+    scratch: str = "/tmp"
+    """A folder on each node's own disk."""
+
+    def __post_init__(self) -> None:
+        _check_gpus(self)
+        _check_groups(self)
+        groups = {name: group.environment for name, group in self.groups.items()}
+        environment.check(self.environment, groups, self.environment_from)
+
+
+def _check_gpus(cluster: Cluster) -> None:
+    for name, gpu in cluster.gpus.items():
+        ranges.check("cluster.gpus.*", gpu, f"cluster.gpus.{name}")
+
+
+def _check_groups(cluster: Cluster) -> None:
+    if not cluster.groups:
+        raise ConfigError(
+            f"cluster.groups of cluster {cluster.name!r} is empty: give it a group, cluster.groups.<name>"
+        )
+    alone = len(cluster.groups) == 1 and all(group.count == 1 for group in cluster.groups.values())
+    for name, group in cluster.groups.items():
+        key = f"cluster.groups.{name}"
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise ConfigError(f"{key}: {name!r} is not a group name; use letters, digits, '.', '_', '-'")
+        if group.gpu not in cluster.gpus:
+            known = ", ".join(cluster.gpus) or "nothing"
+            raise ConfigError(f"{key}.gpu={group.gpu} is not in cluster.gpus, which has: {known}")
+        ranges.check("cluster.groups.*", group, key)
+        if group.gpus_per_node is None and not alone:
+            raise ConfigError(
+                f"{key}.gpus_per_node=null (as many ranks as the plan asks for) needs a cluster of one node; "
+                "give the number of GPUs per node"
+            )
+        for option in ("partition", "gres", "mem", "account", "qos", "constraint"):
+            if (value := getattr(group, option)) is not None:
+                _check_slurm_option(f"{key}.{option}", value)
+
+
+def _check_slurm_option(key: str, value: str) -> None:
+    """Slurm reads a submission script line by line: what follows a line break would be a command of the shell."""
+    if not (value.strip() and value.isprintable()):
+        raise ConfigError(
+            f"{key}={value!r} cannot be an option of Slurm: it is empty, or holds a line break or another control "
+            "character; use null to leave the option out"
+        )
