@@ -1,4 +1,4 @@
-"""What `launch` cannot do, told in one message."""
+"""What `launch` cannot do, in one message."""
 
 from __future__ import annotations
 

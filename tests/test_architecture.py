@@ -41,7 +41,7 @@ FLOORS = {
     "data_prep": ["errors", "files", "tokenizers", "indexed text", "preparation"],
     "fasop": ["errors", "costs", "simulation", "partition", "search", "tables"],
     "launch": [
-        *("errors", "machine start_agent", "screen", "files", "node", "judge", "control"),
+        *("errors", "machine start_agent", "screen", "files", "node", "observe", "judge", "control"),
         *("doctor profile sweep", "commands", "cli agent"),
     ],
     "reports": ["errors", "readers", "sources", "facts", "figures", "sections", "pages", "exports", "notebook"],

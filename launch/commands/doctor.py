@@ -29,9 +29,10 @@ from launch.doctor.judge import Case, judge
 from launch.doctor.login import HERE, jobs_check, login_checks
 from launch.errors import LaunchError
 from launch.files.run_files import read_submitted
-from launch.judge.agent_logs import agent_logs
-from launch.judge.observe import Job, Node, Observation, observe
 from launch.judge.stderr_lines import last_words
+from launch.observe.agent_logs import agent_logs
+from launch.observe.look import observe
+from launch.observe.observation import Job, Node, Observation
 from launch.screen.table import print_table
 from launch.screen.text import plural
 
@@ -64,7 +65,7 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
         with interruptible():
             path, found = _examine(experiment, checkup, arguments.overrides, arguments.wait_min, worker)
         checks += found
-    _tell(checks, path, arguments.json)
+    _print_checks(checks, path, arguments.json)
     return int(any(check.level is Level.error for check in checks))
 
 
@@ -149,15 +150,15 @@ def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
     for place, node in zip(seen.plan.nodes, seen.nodes, strict=True):
         job = seen.job_of(node)
         words = [path for source in (node.name, f"job {node.job}") for path in logs.get(source, [])]
-        told = run.doctor_node(node.name).exists()
-        why = _why_lost(node, job, told, seen.stop_unix is not None, [run.node_err(node.name)], words)
+        wrote = run.doctor_node(node.name).exists()
+        why = _why_lost(node, job, wrote, seen.stop_unix is not None, [run.node_err(node.name)], words)
         if why is not None:
             lost.setdefault(place.group, {})[node.name] = why
     return lost
 
 
 def _why_lost(
-    node: Node, job: Job | None, told: bool, given_up: bool, of_worker: list[Path], of_agent: list[Path]
+    node: Node, job: Job | None, wrote: bool, given_up: bool, of_worker: list[Path], of_agent: list[Path]
 ) -> str | None:
     """None for a node that told all, or ended early only because of others. The last two are what was printed."""
     if node.ended and node.exit_code == 0:
@@ -171,7 +172,7 @@ def _why_lost(
         return f"was ended by {node.stopped} from outside{state}"
     if node.ended and not node.stopped and not node.reason:
         return f"its worker ended with {node.exit_code}{_last_words(of_worker)}"
-    if told and node.ended:
+    if wrote and node.ended:
         return None
     return node.reason or f"told nothing{state}{_last_words(of_agent)}"
 
@@ -183,7 +184,7 @@ def _last_words(paths: Sequence[Path]) -> str:
     return f": {line}" if line else ""
 
 
-def _tell(checks: Sequence[Check], path: Path | None, as_json: bool) -> None:
+def _print_checks(checks: Sequence[Check], path: Path | None, as_json: bool) -> None:
     if as_json:
         folder = None if path is None else str(path)
         print(json.dumps({"path": folder, "checks": [asdict(check) for check in checks]}))

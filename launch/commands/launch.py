@@ -22,18 +22,20 @@ from conf.compose import command_line, read_experiment, register, to_experiment
 from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
 from conf.reading.user_files import config_dirs
+from conf.reading.values import own_words, path
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
 from launch.commands.preflight import Preflight, preflight
+from launch.control.checks import check, check_image, check_supported
 from launch.control.follow import follow, interruptible
-from launch.control.submit import check, check_image, check_supported, resume
+from launch.control.submit import resume
 from launch.errors import LaunchError
 from launch.judge.verdict import judge
 from launch.node.worker_command import WORKER
 from launch.sweep.combinations import Combination, Outcome, check_sweep_wide
-from launch.sweep.outcomes import tell_single, tell_sweep
+from launch.sweep.outcomes import report_single, report_sweep
 from launch.sweep.start import Outcomes, confirm, existing, start_all
 from megatron_ext.contract.files import write_atomic
 
@@ -93,15 +95,15 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
             _run_hydra(argv, session)
             wanted = settle(session.combinations, session.outcomes, preflight)
             for number in sorted(wanted)[:1]:  # of a sweep its first run: all choose values for the same keys
-                _tell_defaults(argv, session.combinations[number].overrides, wanted[number])
+                _print_defaults(argv, session.combinations[number].overrides, wanted[number])
             confirm(list(wanted.values()))
             if session.mode is RunMode.MULTIRUN:
                 _record(session.record, list(wanted.values()))
             start_all(session.combinations, wanted, session.outcomes, worker)
     except (KeyboardInterrupt, LaunchError):
-        _tell(session)
+        _report(session)
         raise
-    return _tell(session)
+    return _report(session)
 
 
 def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: Preflight) -> dict[int, Experiment]:
@@ -139,29 +141,28 @@ def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: P
     return wanted
 
 
-def _tell_defaults(argv: Sequence[str], overrides: Sequence[str], experiment: Experiment) -> None:
+def _print_defaults(argv: Sequence[str], overrides: Sequence[str], experiment: Experiment) -> None:
     folders = [f"--config-dir={folder}" for folder in config_dirs(argv)[0]]
-    if (told := defaults_taken([*folders, *overrides], experiment, TRAINED)) is not None:
-        print(f"({told})", file=sys.stderr, flush=True)
+    if (note := defaults_taken([*folders, *overrides], experiment, TRAINED)) is not None:
+        print(f"({note})", file=sys.stderr, flush=True)
 
 
-def _tell(session: Session) -> int:
+def _report(session: Session) -> int:
     outcomes = [outcome for _, outcome in sorted(session.outcomes.items())]
     if session.mode is RunMode.MULTIRUN:
-        return tell_sweep(outcomes, len(session.combinations))
-    return tell_single(outcomes)
+        return report_sweep(outcomes, len(session.combinations))
+    return report_single(outcomes)
 
 
 def _resume(argv: Sequence[str], worker: str) -> int:
     """`resume=RUN` stands alone: the run goes on as it was configured, so Hydra composes nothing."""
-    wanted = {key: value for key, _, value in (argument.partition("=") for argument in argv)}
-    others = sorted(set(wanted) - {"resume", "runs_dir"})
-    if others or len(wanted) != len(argv) or not wanted["resume"]:
+    wanted, _ = own_words(argv, {"resume": str, "runs_dir": path}, LaunchError)
+    if len(wanted) != len(argv) or not wanted["resume"]:
         raise LaunchError(
             f"{' '.join(argv)}: resume=RUN goes on with a run as it was configured, and takes nothing but runs_dir=… "
             "beside it; for another configuration start a new run with train.load=FOLDER of that run"
         )
-    run = RunDir.find(Path(wanted.get("runs_dir", "runs")), wanted["resume"])
+    run = RunDir.find(wanted.get("runs_dir", Path("runs")), wanted["resume"])
     with interruptible():
         resume(run, worker)
         print(f"run {run.path}", file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ from launch.control.stop import is_over
 from launch.errors import LaunchError
 from launch.files.launch_lock import launching
 from launch.judge.cut_off import verdict_without_plan
-from launch.judge.verdict import State
+from launch.judge.state import State
 from launch.machine.container_commands import found_image
 from launch.machine.file_lock import FileLock, is_free
 from launch.node.container_setup import LIMIT_S, private_folder

@@ -19,9 +19,9 @@ from conf.visible import visible
 from launch.commands.arguments import add_run, chosen_run
 from launch.control.follow import LINE_S, LOOK_S, Log
 from launch.errors import LaunchError
-from launch.files.run_files import glance, read_submitted
-from launch.judge.agent_logs import agent_logs
-from launch.judge.observe import answers_to, complete
+from launch.files.run_files import read_run_files, read_submitted
+from launch.observe.agent_logs import agent_logs
+from launch.observe.look import answers_to, complete
 from launch.screen.text import some
 from launch.screen.watch import SLURM_S
 from megatron_ext.contract.plan import Plan
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-f", "--follow", action="store_true", help="go on printing until the run has ended")
     arguments = parser.parse_args(argv)
     run = chosen_run(arguments)
-    plan = glance(run).plan
+    plan = read_run_files(run).plan
     names = plan.node_names
     if arguments.node is not None and arguments.node not in names:
         raise LaunchError(f"--node {arguments.node}: the run {run.name} has {_some(names)}")
@@ -159,7 +159,7 @@ class _End:
         if now < self._next_look:
             return False
         self._next_look = now + LOOK_S
-        look = glance(self._run)
+        look = read_run_files(self._run)
         if not look.asks and not look.unrecorded:
             return look.settled or complete(look, {}).over
         if now < self._next_ask:

@@ -25,9 +25,9 @@ from launch.control.short_job import end, short_job, wait
 from launch.control.stop import stop
 from launch.control.submit import submit
 from launch.errors import LaunchError
-from launch.judge.observe import observe
 from launch.judge.verdict import decide
-from launch.profile.arguments import Asked, check_free, parse
+from launch.observe.look import observe
+from launch.profile.arguments import Arguments, check_free, parse
 from launch.profile.files import write
 from launch.profile.findings import Found, merged, read_found, too_large, unsettled
 from launch.screen.table import print_table
@@ -77,25 +77,25 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
     if any(word in ("-h", "--help") for word in argv):
         print(USAGE)
         return 0
-    asked, comment = parse(argv), f"Made by: tdpp profile {shlex.join(argv)}".rstrip()
-    if asked.known_cost is not None:
-        return _import(asked, comment)
-    job = prepare(asked)
+    arguments, comment = parse(argv), f"Made by: tdpp profile {shlex.join(argv)}".rstrip()
+    if arguments.known_cost is not None:
+        return _import(arguments, comment)
+    job = prepare(arguments)
     if job.experiment.dry_run:
         print(dry_run_text(job.experiment, worker))
         return 0
     for name in job.names.values():
-        check_free(name, asked)
+        check_free(name, arguments)
     with interruptible():
-        found = _measure(job, asked, worker)
+        found = _measure(job, arguments, worker)
     for gpu, name in job.names.items():
         profile = merged(found, gpu, "measured by 'tdpp profile'", datetime.now().date().isoformat())
         for text in too_large(found, gpu):
             print(f"({name}: {text} does not fit into its memory, and is left out)", file=sys.stderr)
         for text in unsettled(found, gpu):
-            print(f"({name}: {text} was not known to 2 % within seconds={asked.seconds:g})", file=sys.stderr)
-        write(name, profile, asked, comment)
-        _tell(name, profile, [group for group, one in job.experiment.cluster.groups.items() if one.gpu == gpu])
+            print(f"({name}: {text} was not known to 2 % within seconds={arguments.seconds:g})", file=sys.stderr)
+        write(name, profile, arguments, comment)
+        _print_profile(name, profile, [group for group, one in job.experiment.cluster.groups.items() if one.gpu == gpu])
     return 0
 
 
@@ -109,46 +109,46 @@ class Job:
     """By GPU, as it is called in cluster.gpus."""
 
 
-def prepare(asked: Asked) -> Job:
+def prepare(arguments: Arguments) -> Job:
     """The job on all nodes of the cluster, with all of their GPUs.
 
     Raises:
         TdppError: the configuration cannot be composed, or a tensor size fits no node or not the model.
     """
-    cfg = compose_unchecked(asked.overrides)
+    cfg = compose_unchecked(arguments.overrides)
     cluster, model = to_object(cfg, Cluster, "cluster"), to_object(cfg, Model, "model")
-    tensor_sizes = _tensor_sizes(asked, cluster, model)
+    tensor_sizes = _tensor_sizes(arguments, cluster, model)
     ranks = sum(group.count * (group.gpus_per_node or max(tensor_sizes)) for group in cluster.groups.values())
-    experiment = compose([*asked.overrides, *_plain(ranks)])
+    experiment = compose([*arguments.overrides, *_plain(ranks)])
     if experiment.executor.rehearse is not Rehearse.none:
         raise LaunchError(
             f"executor.rehearse={experiment.executor.rehearse}: a rehearsal measures nothing; leave it out"
         )
-    points = len(tensor_sizes) * len(asked.micro_batches)
-    run_min = math.ceil((points * (BUILD_S + 2 * asked.seconds) + LINKS_S) / 60)
+    points = len(tensor_sizes) * len(arguments.micro_batches)
+    run_min = math.ceil((points * (BUILD_S + 2 * arguments.seconds) + LINKS_S) / 60)
     request = {
         "padded_vocab_sizes": {str(tensor): model.padded_vocab(tensor) for tensor in tensor_sizes},
-        "micro_batch_sizes": asked.micro_batches,
-        "seconds": asked.seconds,
+        "micro_batch_sizes": arguments.micro_batches,
+        "seconds": arguments.seconds,
     }
     environment = {**experiment.cluster.environment, PROFILE: json.dumps(request, separators=(",", ":"))}
-    told = replace(
+    with_request = replace(
         experiment,
         cluster=replace(experiment.cluster, environment=environment),
         train=replace(experiment.train, comm_timeout_s=max(PATIENCE_S, experiment.train.comm_timeout_s)),
     )
     gpus = list(dict.fromkeys(group.gpu for group in cluster.groups.values()))
-    names = {gpu: _name(asked.profile, gpu, alone=len(gpus) == 1) for gpu in gpus}
-    return Job(experiment=short_job(told, FOLDER, asked.wait_min, run_min), run_min=run_min, names=names)
+    names = {gpu: _name(arguments.profile, gpu, alone=len(gpus) == 1) for gpu in gpus}
+    return Job(experiment=short_job(with_request, FOLDER, arguments.wait_min, run_min), run_min=run_min, names=names)
 
 
-def _name(asked: str | None, gpu: str, *, alone: bool) -> str:
+def _name(wanted: str | None, gpu: str, *, alone: bool) -> str:
     """Of the profile of a GPU; of several the name that is asked for tells them apart at its end."""
-    if asked is None:
+    if wanted is None:
         return gpu
     if alone:
-        return asked
-    return f"{asked.removesuffix(SUFFIX)}_{gpu}{SUFFIX}" if is_file(asked) else f"{asked}_{gpu}"
+        return wanted
+    return f"{wanted.removesuffix(SUFFIX)}_{gpu}{SUFFIX}" if is_file(wanted) else f"{wanted}_{gpu}"
 
 
 def _plain(ranks: int) -> list[str]:
@@ -171,26 +171,26 @@ def _plain(ranks: int) -> list[str]:
     return [f"parallel.{key}={value}" for key, value in plan.items()]
 
 
-def _tensor_sizes(asked: Asked, cluster: Cluster, model: Model) -> tuple[int, ...]:
+def _tensor_sizes(arguments: Arguments, cluster: Cluster, model: Model) -> tuple[int, ...]:
     """Those asked for, or all powers of two that every node can have; each divides the model's heads."""
     nodes = [group.gpus_per_node for group in cluster.groups.values() if group.gpus_per_node is not None]
-    most = min(nodes, default=max(asked.tensor_sizes, default=2))
-    if not asked.tensor_sizes:
+    most = min(nodes, default=max(arguments.tensor_sizes, default=2))
+    if not arguments.tensor_sizes:
         powers = [1 << exponent for exponent in range(most.bit_length())]
         return tuple(size for size in powers if model.heads % size == 0)
-    for size in asked.tensor_sizes:
+    for size in arguments.tensor_sizes:
         if size > most:
             raise LaunchError(f"tensor_sizes={size}: a tensor group lies inside one node, which has {most} GPUs")
         if model.heads % size:
             raise LaunchError(f"tensor_sizes={size} does not divide model.heads={model.heads}")
-    return asked.tensor_sizes
+    return arguments.tensor_sizes
 
 
-def _measure(job: Job, asked: Asked, worker: str) -> Found:
+def _measure(job: Job, arguments: Arguments, worker: str) -> Found:
     """Submits the job, waits for its end and reads what its ranks tell."""
-    run = submit(job.experiment, asked.overrides, worker)
+    run = submit(job.experiment, arguments.overrides, worker)
     with stopped_if_interrupted(run):
-        given_up = wait(run, asked.wait_min, job.run_min, "wait_min=N", lambda _: _doing(run))
+        given_up = wait(run, arguments.wait_min, job.run_min, "wait_min=N", lambda _: _doing(run))
         if given_up is not None:
             stop(run)
         seen = observe(run)
@@ -203,25 +203,27 @@ def _measure(job: Job, asked: Asked, worker: str) -> Found:
 
 
 def _doing(run: RunDir) -> str:
-    told = run.read_json(run.profile_rank(0)) or {}
-    return f"measuring {told['doing']}" if told.get("doing") else "done" if told.get("done") else "getting ready"
+    progress = run.read_json(run.profile_rank(0)) or {}
+    if progress.get("doing"):
+        return f"measuring {progress['doing']}"
+    return "done" if progress.get("done") else "getting ready"
 
 
-def _import(asked: Asked, comment: str) -> int:
+def _import(arguments: Arguments, comment: str) -> int:
     from launch.profile.known_cost import imported
 
-    assert asked.known_cost is not None
-    if asked.profile is None:
+    assert arguments.known_cost is not None
+    if arguments.profile is None:
         raise LaunchError("import=…: give the profile a name, profile=NAME, or a file, profile=FILE.yaml")
-    check_free(asked.profile, asked)
-    model = to_object(compose_unchecked(asked.overrides), Model, "model")
-    profile = imported(asked.known_cost, model)
-    write(asked.profile, profile, asked, comment)
-    _tell(asked.profile, profile, [])
+    check_free(arguments.profile, arguments)
+    model = to_object(compose_unchecked(arguments.overrides), Model, "model")
+    profile = imported(arguments.known_cost, model)
+    write(arguments.profile, profile, arguments, comment)
+    _print_profile(arguments.profile, profile, [])
     return 0
 
 
-def _tell(name: str, profile: LayerProfile, groups: Sequence[str]) -> None:
+def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> None:
     """On stdout: the times, what the links give for the cluster's configuration, and where it is written."""
     columns = ("tensor", "micro", "precision", "embedding ms", "layer ms", "head ms", "layer keeps")
     rows = [
@@ -249,13 +251,13 @@ def _tell(name: str, profile: LayerProfile, groups: Sequence[str]) -> None:
 
 def _link_lines(profile: LayerProfile, groups: Sequence[str]) -> Iterator[str]:
     for place, key, links in (("within a node", "intra", profile.within), ("between nodes", "inter", profile.between)):
-        told = [
+        parts = [
             f"{what} {times.latency_us:g} us + {times.gbit_per_s:g} Gbit/s"
             for what, times in (("messages", links.p2p), ("all-reduce", links.all_reduce))
             if times is not None
         ]
-        if told:
-            yield f"{place}: {', '.join(told)}"
+        if parts:
+            yield f"{place}: {', '.join(parts)}"
         yield from _overrides(key, links, groups)
 
 

@@ -34,13 +34,13 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     exports = [export for export in Export if getattr(arguments, export)]
     browser = picture.browser() if Export.png in exports else None
     wanted: list[str | None] = [one for given in arguments.runs for one in all_of(given)] or [None]
-    told = set[str]()
-    sources = those_that_are(lambda one: Source.find(arguments.runs_dir, one, sizes), wanted, told)
+    notes = set[str]()
+    sources = those_that_are(lambda one: Source.find(arguments.runs_dir, one, sizes), wanted, notes)
     if arguments.output is not None:
         sources = placed(sources, arguments.output)
     if arguments.watch:
-        watch(sources, judge, told, arguments.output)
-    rounds = write_all(sources, judge, told)
+        watch(sources, judge, notes, arguments.output)
+    rounds = write_all(sources, judge, notes)
     for written in rounds:
         for path in written.pages if not arguments.watch else ():
             print(path)

@@ -17,13 +17,15 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.arguments import add_runs_dir, add_watch, parsed, runs_folder
 from launch.commands.runs_filter import Filter, add_filter, filter_of
 from launch.errors import LaunchError
-from launch.files.run_files import Glance, glance
+from launch.files.run_files import RunFiles, read_run_files
 from launch.judge.cut_off import is_young, verdict_without_plan
 from launch.judge.findings import Findings
-from launch.judge.observe import SUBMISSION_S, Answers, Observation, answers_to, complete
 from launch.judge.runs_table import COLUMNS, MORE_COLUMNS, more_cells, run_row
+from launch.judge.state import State
 from launch.judge.status_text import as_json, judged_as_json
-from launch.judge.verdict import State, Verdict, decide
+from launch.judge.verdict import Verdict, decide
+from launch.observe.look import SUBMISSION_S, Answers, answers_to, complete
+from launch.observe.observation import Observation
 from launch.screen.table import plain
 from launch.screen.text import plural
 from launch.screen.watch import View, watch
@@ -67,18 +69,18 @@ def main(argv: Sequence[str]) -> int:
     arguments = parsed(parser, argv)
     folder, wanted = runs_folder(arguments), filter_of(arguments)
     closed = len(run_folders.closed_in(folder))
-    told = False
+    reported = False
 
     def look() -> View:
-        nonlocal told
+        nonlocal reported
         found = listed(folder, wanted)
         open_ones = [run for run in found if not run.closed]
         if wanted.words and not open_ones and found:
             raise RunFolderError(found[-1].note)
-        if not told and (count := closed + len(found) - len(open_ones)):
+        if not reported and (count := closed + len(found) - len(open_ones)):
             there = f"{plural(count, 'folder')} in {folder} cannot be read"
             print(f"{there}, and {'are' if count > 1 else 'is'} not listed", file=sys.stderr, flush=True)
-        told = True
+        reported = True
         return _view(open_ones, arguments.json)
 
     if arguments.watch is None:
@@ -101,17 +103,19 @@ def listed(runs: Path, wanted: Filter = EVERY) -> list[Listed]:
         RunFolderError: no run is meant by a word of the filter.
     """
     chosen = wanted.chosen(runs, RunDir.everything(runs))
-    first = [(run, _attempt(run, partial(glance, run))) if RunDir.is_one(run.path) else (run, None) for run in chosen]
-    answers = answers_to(look for _, look in first if isinstance(look, Glance))
+    first = [
+        (run, _attempt(run, partial(read_run_files, run))) if RunDir.is_one(run.path) else (run, None) for run in chosen
+    ]
+    answers = answers_to(look for _, look in first if isinstance(look, RunFiles))
     found = []
     for run, look in first:
-        one = _completed(run, look, answers) if isinstance(look, Glance) else look or _begun(run)
+        one = _completed(run, look, answers) if isinstance(look, RunFiles) else look or _begun(run)
         if one is not None and wanted.passes(one.seen, one.state):
             found.append(one)
     return found[-(wanted.limit or len(found)) :]
 
 
-def _completed(run: RunDir, look: Glance, answers: Answers) -> Listed | None:
+def _completed(run: RunDir, look: RunFiles, answers: Answers) -> Listed | None:
     def judged() -> Listed:
         seen = complete(look, answers)
         verdict = decide(seen)

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from conf.reading.values import NoValue, option, whole
 from conf.run_folder.rundir import RunDir
-from launch.judge.observe import Kind, Observation
-from launch.judge.verdict import State
+from launch.judge.state import State
+from launch.observe.observation import Kind, Observation
 
 Word = TypeVar("Word", bound=StrEnum)
 

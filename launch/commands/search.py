@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import conf
 from conf.reading.user_files import path_of
+from conf.reading.values import own_words, path
 from conf.reading.writable import why_not_kept, why_not_writable, write_whole
 from conf.run_folder.rundir import RunDir
 from fasop.errors import SearchError
@@ -188,8 +189,8 @@ def runs_dir(args: Arguments) -> Path:
     Raises:
         SearchError: something else is asked for, too, which has no meaning there.
     """
-    given = dict(word.partition("=")[::2] for word in args.overrides)
-    others = sorted(set(given) - {"runs_dir"})
+    given, words = own_words(args.overrides, {"runs_dir": path}, SearchError)
+    others = sorted({word.partition("=")[0] for word in words})
     if others:
         raise SearchError(
             f"validate={','.join(args.validate)} predicts runs as they were configured; it does not take "
@@ -200,7 +201,8 @@ def runs_dir(args: Arguments) -> Path:
             f"calibrate={args.calibrate} calibration={args.calibration}: a calibration is made from what is "
             "predicted without one; give one of them"
         )
-    return Path(given.get("runs_dir", "runs"))
+    folder: Path = given.get("runs_dir", Path("runs"))
+    return folder
 
 
 def explain(row: int, plan: Plan) -> None:

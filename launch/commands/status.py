@@ -11,9 +11,10 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.arguments import add_run, add_watch, chosen_run, parsed
 from launch.judge.cut_off import verdict_without_plan
 from launch.judge.findings import Findings, findings
-from launch.judge.observe import observe
+from launch.judge.state import State
 from launch.judge.status_text import as_json, as_text, judged_as_json
-from launch.judge.verdict import State, Verdict
+from launch.judge.verdict import Verdict
+from launch.observe.look import observe
 from launch.screen.watch import View, watch
 
 

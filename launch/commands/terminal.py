@@ -18,8 +18,8 @@ from conf.visible import visible
 from launch.judge.evidence import OF_GPUS, OF_NODE, Evidence
 from launch.judge.findings import Findings
 from launch.judge.runs_table import COLUMNS
-from launch.judge.status_text import SHOWN, STDERR_NOTE, complaint_lines, evidence
-from launch.judge.verdict import EXIT_CODES, State
+from launch.judge.state import EXIT_CODES, State
+from launch.judge.status_text import SHOWN, STDERR_NOTE, evidence, group_lines
 from launch.screen.text import some
 
 _GOOD = {State.succeeded: "bold green", State.running: "bold cyan", State.starting: "bold cyan"}
@@ -46,9 +46,9 @@ def status_screen(found: Findings) -> RenderableType:
     if found.stderr:
         more = len(found.stderr) - SHOWN
         rest = [f"and {more} other lines: tdpp logs --err {found.run.name}"] if more > 0 else []
-        parts.append(_lines(f"stderr ({STDERR_NOTE})", [*complaint_lines(found.stderr[:SHOWN]), *rest]))
+        parts.append(_lines(f"stderr ({STDERR_NOTE})", [*group_lines(found.stderr[:SHOWN]), *rest]))
     if found.agents:
-        parts.append(_lines("printed by agents that are gone, or by their job", complaint_lines(found.agents[-SHOWN:])))
+        parts.append(_lines("printed by agents that are gone, or by their job", group_lines(found.agents[-SHOWN:])))
     return Group(*parts)
 
 

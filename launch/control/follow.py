@@ -1,4 +1,4 @@
-"""Watching a run to its end, and ending it when the watcher is told to end."""
+"""Watching a run to its end, and ending it when the watcher has to end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from conf.run_folder.rundir import RunDir
 from conf.visible import visible
 from launch.control.stop import stop
 from launch.files.records import Submitted
-from launch.files.run_files import glance
-from launch.judge.observe import observe
+from launch.files.run_files import read_run_files
 from launch.machine import processes
 from launch.node.worker_command import GRACE_S
+from launch.observe.look import observe
 
 LINE_S = 0.2
 """Between two looks at the logs."""
@@ -109,7 +109,7 @@ def _watch(run: RunDir) -> None:
     over = False
     while not over:
         time.sleep(LINE_S)
-        seen = glance(run)
+        seen = read_run_files(run)
         over = seen.settled
         if not over and time.monotonic() > next_look:
             over = observe(run).over

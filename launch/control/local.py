@@ -98,8 +98,8 @@ def _detached(action: Callable[[], None], log: Path) -> None:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if status != 0:
-        told = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise LaunchError(f"the run could not be started: {told[-1] if told else 'its controller left no message'}")
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise LaunchError(f"the run could not be started: {lines[-1] if lines else 'its controller left no message'}")
 
 
 def _act(action: Callable[[], None], log: str) -> NoReturn:

@@ -49,7 +49,7 @@ class Profiler(StrEnum):
         ]
 
 
-def asked(experiment: Experiment) -> Profiler | None:
+def profiler_of(experiment: Experiment) -> Profiler | None:
     """The profiler of a run; a rule of the configuration sees to it that there is one at most."""
     profile = experiment.profile
     return Profiler.nsys if profile.nsys else Profiler.ncu if profile.ncu else None
@@ -57,7 +57,7 @@ def asked(experiment: Experiment) -> Profiler | None:
 
 def check(experiment: Experiment) -> None:
     """Raises LaunchError if the run is to have a profiler that this machine, where it will run, has not."""
-    profiler = asked(experiment)
+    profiler = profiler_of(experiment)
     here = experiment.executor.kind is ExecutorKind.local and experiment.container.kind is ContainerKind.none
     if profiler is not None and here and shutil.which(profiler) is None:
         product = "Nsight Systems" if profiler is Profiler.nsys else "Nsight Compute"
@@ -69,7 +69,7 @@ def check(experiment: Experiment) -> None:
 
 def profiled(worker: Worker, experiment: Experiment, plan: Plan) -> Worker:
     """The worker under the profiler that the run is to have, or as it is."""
-    profiler = asked(experiment)
+    profiler = profiler_of(experiment)
     if profiler is None:
         return worker
     return ProfiledWorker(worker=worker, profiler=profiler, nodes=tuple(plan.node_names))

@@ -18,7 +18,8 @@ from conf.schema.experiment import Engine, ExecutorKind, Experiment
 from launch.control.follow import tidy
 from launch.control.stop import is_over, stop
 from launch.files.records import Submitted
-from launch.judge.observe import Observation, observe
+from launch.observe.look import observe
+from launch.observe.observation import Observation
 
 SAVE_S = 10
 """The least that executor.save_s may be: nothing is saved."""
@@ -55,13 +56,13 @@ def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callabl
     """
     kind = ExecutorKind.slurm if _on_slurm(run) else ExecutorKind.local
     begun = time.monotonic()
-    told = ""
+    before = ""
     while not (seen := observe(run)).over:
         absent = [node.name for node in seen.nodes if node.state == "absent" and node.unseen is None]
         now = _awaited(seen, absent) if absent else doing(seen)
-        if now != told:
+        if now != before:
             print(f"{run.name}: {now}", file=sys.stderr, flush=True)
-            told = now
+            before = now
         waited = time.monotonic() - begun
         if absent and waited > wait_min * 60:
             return f"nodes did not start within {wait_min:g} minutes: {now}; wait longer with {longer}"

@@ -99,7 +99,7 @@ def ask(submission: Submission, request: JobRequest, folder: Path) -> None:
     try:
         slurm_commands.test(str(script))
     except LaunchError as error:
-        raise LaunchError(f"{asked_for(request)}: Slurm would not take this job: {error}") from error
+        raise LaunchError(f"{requested(request)}: Slurm would not take this job: {error}") from error
 
 
 def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submission, make_agent: MakeAgent) -> None:
@@ -121,7 +121,7 @@ def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submiss
         run.link_job(submitted["id"])
 
 
-def asked_for(request: JobRequest) -> str:
+def requested(request: JobRequest) -> str:
     """The keys that an answer of Slurm may be about."""
     return "; ".join(
         f"cluster.groups.{part.group}: {plural(len(part.nodes), 'node')}"

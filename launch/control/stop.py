@@ -17,11 +17,11 @@ from launch.files.launch_lock import is_launching
 from launch.files.owner import check_may_stop, owner_of
 from launch.files.records import Submitted
 from launch.judge.cut_off import verdict_without_plan
-from launch.judge.observe import is_here, observe
-from launch.judge.verdict import State
+from launch.judge.state import State
 from launch.machine import processes, slurm_commands
 from launch.machine.provenance import user_name
 from launch.node.worker_command import GRACE_S
+from launch.observe.look import is_here, observe
 from launch.screen.text import plural
 
 SUBMISSION_S = 3.0

@@ -15,28 +15,26 @@ from conf.compose import config_text, read_experiment
 from conf.errors import RunFolderError
 from conf.identity import identity
 from conf.run_folder.rundir import RunDir, is_full
-from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse, RunsMode
+from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
 from launch.control import local, megatron_lm, profilers, slurm
+from launch.control.checks import check, check_supported, require_exported
 from launch.control.plan import make_plan
 from launch.errors import LaunchError
 from launch.files.launch_lock import launching
 from launch.files.owner import check_may_resume
 from launch.files.records import Origin
 from launch.judge.cut_off import verdict_without_plan
-from launch.judge.observe import observe
-from launch.judge.verdict import State, decide
-from launch.machine.container_commands import found_image, run_container
+from launch.judge.state import State
+from launch.judge.verdict import decide
+from launch.machine.container_commands import run_container
 from launch.machine.provenance import PROJECT, Source, provenance, read_source
 from launch.node.agent import NodeAgent
-from launch.node.container_setup import check_program
-from launch.node.image_file import check_found
 from launch.node.worker_command import WORKER, ModuleWorker, Worker
+from launch.observe.look import observe
 from launch.start_agent import require_own
 from megatron_ext.contract.files import read_regular, why, write_atomic
 from megatron_ext.contract.plan import MEGATRON_LM, TDPP, Plan
 from megatron_ext.contract.worker import TOKEN
-
-_SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 
 
 def submit(
@@ -45,26 +43,6 @@ def submit(
     """Checks an experiment and starts it, as `check` and `start` do."""
     check(experiment)
     return start(experiment, overrides, worker, read_source(), for_itself=for_itself)
-
-
-def check(experiment: Experiment) -> None:
-    """Raises a TdppError for what keeps the experiment from being started, as far as Slurm need not be asked."""
-    check_supported(experiment)
-    require_exported(experiment, os.environ)
-    check_image(experiment)
-    if experiment.executor.kind is ExecutorKind.local:
-        local.check_port(experiment.executor.master_port)
-        profilers.check(experiment)
-        if experiment.container.kind is not ContainerKind.none:
-            check_program(experiment.container.kind)
-    if experiment.engine.kind is EngineKind.megatron_lm:
-        megatron_lm.check(experiment)
-
-
-def check_image(experiment: Experiment) -> None:
-    """Raises LaunchError for an image that was fetched, and must not be used."""
-    if (image := found_image(experiment.container)) is not None:
-        check_found(image)
 
 
 def start(
@@ -264,36 +242,6 @@ def _start(
         local.start(agent(tuple(range(count)), (None,) * count), token, executor)
 
 
-def check_supported(experiment: Experiment) -> None:
-    """Raises LaunchError for what this version cannot start."""
-    if experiment.executor.kind is ExecutorKind.slurm:
-        slurm.check(experiment, os.environ)
-    else:
-        _check_local(experiment)
-    path = str(Path(experiment.runs_dir).absolute() / experiment.name)
-    for tag in _SUBMITIT_TAGS:
-        if tag in path:
-            raise LaunchError(
-                f"runs_dir={experiment.runs_dir}, name={experiment.name}: {path} holds {tag!r}, which submitit "
-                "replaces in paths; choose a path without it"
-            )
-
-
-def _check_local(experiment: Experiment) -> None:
-    if experiment.container.kind is ContainerKind.pyxis:
-        raise LaunchError(
-            "container.kind=pyxis: pyxis is a part of Slurm's srun, but executor.kind=local starts runs on this "
-            "machine without it; use container=enroot, or executor=slurm"
-        )
-    partitions = {name: experiment.cluster.groups[name].partition for name in experiment.node_order.groups}
-    elsewhere = [f"cluster.groups.{name}.partition={partition}" for name, partition in partitions.items() if partition]
-    if elsewhere and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run:
-        raise LaunchError(
-            f"{', '.join(elsewhere)}: these are Slurm's nodes, but executor.kind=local starts runs on this machine; "
-            "use executor=slurm; executor.rehearse=virtual goes through the plan without them"
-        )
-
-
 def node_worker(experiment: Experiment, plan: Plan, run: RunDir, module: str) -> Worker:
     """What runs the ranks of a node; `module` is the worker of tdpp's own engine."""
     container = experiment.container
@@ -302,16 +250,6 @@ def node_worker(experiment: Experiment, plan: Plan, run: RunDir, module: str) ->
     if experiment.engine.kind is EngineKind.megatron_lm:
         worker = megatron_lm.worker(experiment, plan, run, python)
     return profilers.profiled(worker, experiment, plan)
-
-
-def require_exported(experiment: Experiment, shell: Mapping[str, str]) -> None:
-    """Raises LaunchError where this shell lacks a variable that the ranks are to have of it."""
-    if lacking := [name for name in experiment.cluster.environment_from if name not in shell]:
-        names = ", ".join(lacking)
-        raise LaunchError(
-            f"cluster.environment_from: this shell has no variable {names}; export it before the launch (export "
-            f"{lacking[0]}=…), or leave it out"
-        )
 
 
 def run_environment(experiment: Experiment, plan: Plan, token: str, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -50,6 +50,6 @@ def check(where: str, what: str, faults: Iterable[Fault], fine: str, advice: str
     for fault in faults:
         nodes.setdefault(fault.text, []).append(fault.node)
         level = max(level, fault.level, key=_WEIGHT.index)
-    told = [f"{', '.join(names)}: {text}" for text, names in nodes.items()]
-    text = "; ".join([*told, *([advice] if advice else [])]) if told else fine
+    named = [f"{', '.join(names)}: {text}" for text, names in nodes.items()]
+    text = "; ".join([*named, *([advice] if advice else [])]) if named else fine
     return Check(level=level, where=where, what=what, text=text)

@@ -88,13 +88,13 @@ def read_findings(run: RunDir) -> tuple[NodeFindings, ...]:
         RunFolderError: a file is not what it should be.
     """
     plan = run.read_plan()
-    told = ((node, run.read_json(run.doctor_node(node.name))) for node in plan.nodes)
-    return tuple(_node(run, node, content) for node, content in told if content is not None)
+    contents = ((node, run.read_json(run.doctor_node(node.name))) for node in plan.nodes)
+    return tuple(_node(run, node, content) for node, content in contents if content is not None)
 
 
 def _node(run: RunDir, node: Node, content: Mapping[str, Any]) -> NodeFindings:
     codes = content.get("exit_codes", {})
-    told = ((rank, run.read_json(run.doctor_rank(rank))) for rank in node.ranks)
+    contents = ((rank, run.read_json(run.doctor_rank(rank))) for rank in node.ranks)
     return NodeFindings(
         name=node.name,
         group=node.group,
@@ -115,7 +115,7 @@ def _node(run: RunDir, node: Node, content: Mapping[str, Any]) -> NodeFindings:
         interface=content.get("interface"),
         problem=content.get("problem"),
         unreached=content.get("unreached", {}),
-        ranks=tuple(_rank(rank, found, codes.get(str(rank))) for rank, found in told if found is not None),
+        ranks=tuple(_rank(rank, found, codes.get(str(rank))) for rank, found in contents if found is not None),
     )
 
 

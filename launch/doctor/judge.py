@@ -73,7 +73,7 @@ def _nodes(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
 def _runs_dir(case: Case, group: str) -> Iterator[Check]:
     """Only of what is wrong: what a node tells is in that folder, and `disk` says how much room it has there."""
     faults = [
-        Fault(level=Level.error, node=node, text=unseen.told(case.experiment.runs_dir))
+        Fault(level=Level.error, node=node, text=unseen.message(case.experiment.runs_dir))
         for of, node, unseen in case.unseen
         if of == group
     ]
@@ -189,10 +189,12 @@ def _together(case: Case) -> Iterator[Check]:
         for rank in node.ranks[:1]:
             versions.setdefault((rank.torch, rank.nccl), []).append(node.name)
     if len(versions) > 1:
-        told = "; ".join(
+        found = "; ".join(
             f"torch {torch}, NCCL {nccl} on {', '.join(names)}" for (torch, nccl), names in versions.items()
         )
-        text = f"{told}: between different versions collectives hang; use the same image, or environment, on every node"
+        text = (
+            f"{found}: between different versions collectives hang; use the same image, or environment, on every node"
+        )
         yield Check(level=Level.error, where="all nodes", what="software", text=text)
     yield _all_reduce(case)
     if len(case.nodes) > 1 and all(rank.clock for node in case.nodes for rank in node.ranks[:1]):
@@ -226,8 +228,8 @@ def _causes(ranks: Sequence[tuple[NodeFindings, RankFindings]]) -> str:
     ]
     hindrances = {rank.hindrance: None for _, rank in ranks if rank.hindrance}
     lost = [f"rank {r.rank} ({node.name}), {r.stage}: {r.failed}" for node, r in met if r.failed]
-    told = failed + hung or [f"not tried: {hindrance}" for hindrance in hindrances] or lost
-    return "; ".join(told[:_SHOWN]) + (f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else "")
+    words = failed + hung or [f"not tried: {hindrance}" for hindrance in hindrances] or lost
+    return "; ".join(words[:_SHOWN]) + (f"; and {len(words) - _SHOWN} more" if len(words) > _SHOWN else "")
 
 
 _SHOWN = 4

@@ -16,9 +16,9 @@ from conf.errors import TdppError
 from conf.schema import containers
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment
 from launch.control import megatron_lm, slurm
+from launch.control.checks import check_supported
 from launch.control.jobs import job_requests
 from launch.control.plan import make_plan
-from launch.control.submit import check_supported
 from launch.doctor.checks import Check, Level
 from launch.doctor.judge import checkpoint_bytes
 from launch.files.owner import other_writers
@@ -73,23 +73,23 @@ def _runs(experiment: Experiment) -> Check:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     needed = checkpoint_bytes(experiment)
-    told = f"{folder} ({file_system(there, MOUNTS.read_text(errors='surrogateescape'))}), {size_text(free)} free"
+    summary = f"{folder} ({file_system(there, MOUNTS.read_text(errors='surrogateescape'))}), {size_text(free)} free"
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        level, told = (
+        level, summary = (
             Level.error,
             f"runs_dir={experiment.runs_dir}: you may not write in {there}; choose another folder",
         )
     elif free < needed:
-        level, told = Level.error, f"{told}, and a checkpoint takes {size_text(needed)}; choose another runs_dir"
+        level, summary = Level.error, f"{summary}, and a checkpoint takes {size_text(needed)}; choose another runs_dir"
     elif folder.exists() and (others := _who_may_remove(folder)):
-        level, told = (
+        level, summary = (
             Level.warning,
-            f"{told}, and {others} may write there: whoever can may rename or remove runs; chmod +t {folder} leaves "
+            f"{summary}, and {others} may write there: whoever can may rename or remove runs; chmod +t {folder} leaves "
             "each run to its owner",
         )
     else:
         level = Level.ok
-    return Check(level=level, where=HERE, what="runs_dir", text=told)
+    return Check(level=level, where=HERE, what="runs_dir", text=summary)
 
 
 def _who_may_remove(folder: Path) -> str | None:
@@ -129,11 +129,11 @@ def _container(experiment: Experiment) -> Check:
         if isinstance(container.image, Path) and not container.image.is_file():
             raise TdppError(f"container.image={experiment.container.image}: there is no such file")
 
-    told = f"{experiment.container.kind}, {experiment.container.image}"
-    found = _passes("container", look, lambda: told)
+    summary = f"{experiment.container.kind}, {experiment.container.image}"
+    found = _passes("container", look, lambda: summary)
     if found.level is Level.ok and not containers.has_digest(experiment.container):
         text = (
-            f"{told}: without a digest the image is what the tag leads to on the day it is fetched; add it to "
+            f"{summary}: without a digest the image is what the tag leads to on the day it is fetched; add it to "
             "container.image (registry/name@sha256:…)"
         )
         return Check(level=Level.warning, where=HERE, what="container", text=text)
@@ -155,8 +155,8 @@ def _ask_slurm(experiment: Experiment) -> None:
 
 
 def _asked(experiment: Experiment) -> str:
-    told = " and ".join(slurm.asked_for(request) for request in job_requests(experiment))
-    return f"{slurm_commands.version()} would take {told}"
+    summary = " and ".join(slurm.requested(request) for request in job_requests(experiment))
+    return f"{slurm_commands.version()} would take {summary}"
 
 
 def _passes(what: str, look: Callable[[], None], fine: Callable[[], str]) -> Check:

@@ -1,4 +1,4 @@
-"""What a run's own files tell at first sight: whether, and about which jobs, Slurm has to be asked."""
+"""What a run's own files say: whether, and about which jobs, Slurm has to be asked."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from megatron_ext.contract.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glance:
-    """What a run's own files tell before Slurm or this machine's processes are looked at."""
+class RunFiles:
+    """What a run's own files say before Slurm or this machine's processes are looked at."""
 
     run: RunDir
     plan: Plan
@@ -52,7 +52,7 @@ class Glance:
         return self.submitted.on_slurm and not self.settled and any(job.id is None for job in self.submitted.jobs)
 
 
-def glance(run: RunDir) -> Glance:
+def read_run_files(run: RunDir) -> RunFiles:
     """Raises RunFolderError if plan.json or jobs.json is not what it should be; of the nodes' files it is noted."""
     plan = run.read_plan()
     submitted = read_submitted(run, len(plan.nodes))
@@ -62,7 +62,7 @@ def glance(run: RunDir) -> Glance:
         submitted = read_submitted(run, len(plan.nodes))  # a launch that is over by now has named all jobs
     faults = Faults()
     states = states_of(run, plan, faults)
-    return Glance(run=run, plan=plan, submitted=submitted, launching=launching, states=states, faults=tuple(faults))
+    return RunFiles(run=run, plan=plan, submitted=submitted, launching=launching, states=states, faults=tuple(faults))
 
 
 def read_submitted(run: RunDir, nodes: int) -> Submitted:

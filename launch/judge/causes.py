@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from conf.run_folder.rank_ranges import rank_ranges
 from launch.judge.evidence import FULL_DISK, disk_is_full
-from launch.judge.observe import Node, Observation
+from launch.observe.observation import Node, Observation
 from launch.screen.text import first_line
 from megatron_ext.contract.failure import RankFailure
 
@@ -124,7 +124,7 @@ def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str,
             reason += f": see nodes/{node.name}.err"
         return _with_memory("worker-failed", reason, node)
     if node.unseen is not None:
-        return "runs-dir-unseen", f"node {node.name}: {node.unseen.told(seen.runs_dir)}"
+        return "runs-dir-unseen", f"node {node.name}: {node.unseen.message(seen.runs_dir)}"
     job = seen.job_of(node)
     if node.alive or (job is not None and job.withdrawn and node.state == "absent"):
         return None

@@ -9,7 +9,8 @@ from conf.run_folder.run_files import entries
 from conf.run_folder.rundir import RunDir
 from launch.files.launch_lock import is_launching, launcher
 from launch.files.records import Submitted
-from launch.judge.verdict import State, Verdict, judge
+from launch.judge.state import State
+from launch.judge.verdict import Verdict, judge
 
 PLANNING_S = 10.0
 """A launch has written its plan by then, where nothing tells whether it goes on."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from launch.files.attempt import Start
 from launch.judge import gpu_health
-from launch.judge.observe import Observation
 from launch.judge.pace import held_up_by, held_up_words, median_ms
 from launch.judge.plan_line import plan_line
+from launch.observe.observation import Observation
 from launch.screen.text import ago, first_line, plural
 
 FULL_BYTES = 64 * 1024

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from conf.run_folder.rundir import RunDir
 from launch.files.faults import Faults
 from launch.files.run_files import read_submitted
-from launch.judge.agent_logs import agent_logs
 from launch.judge.mismatches import mismatches
-from launch.judge.observe import Node, Observation, observe
-from launch.judge.stderr_lines import Complaint, complaints, warnings
+from launch.judge.stderr_lines import LineGroup, grouped_lines, warnings
 from launch.judge.verdict import Verdict, decide
+from launch.observe.agent_logs import agent_logs
+from launch.observe.look import observe
+from launch.observe.observation import Node, Observation
 
 STDERR_BYTES = 128 * 1024
 """Of each node's stderr, its end."""
@@ -27,8 +28,8 @@ class Findings:
     verdict: Verdict
     mismatches: tuple[str, ...] = ()
     """Where nodes run something else than was submitted."""
-    stderr: tuple[Complaint, ...] = ()
-    agents: tuple[Complaint, ...] = ()
+    stderr: tuple[LineGroup, ...] = ()
+    agents: tuple[LineGroup, ...] = ()
     """What agents printed that are gone without a result, or what kept them from starting."""
     faults: tuple[str, ...] = ()
     """What of the run's files cannot be read, or is not what it should be."""
@@ -42,7 +43,7 @@ class Findings:
 def findings(run: RunDir, seen: Observation) -> Findings:
     """What else is found out about a run; what of it cannot be read is a fault."""
     faults = Faults(seen.faults)
-    told = _ends(run, by_failure(seen), faults)
+    stderr = _ends(run, by_failure(seen), faults)
     mismatching = mismatches(run, seen.plan, seen.nodes, faults)
     lost = _of_lost_agents(run, seen, faults)
     return Findings(
@@ -50,7 +51,7 @@ def findings(run: RunDir, seen: Observation) -> Findings:
         seen=seen,
         verdict=decide(seen),
         mismatches=tuple(mismatching),
-        stderr=tuple(complaints(told, *_messages(seen))),
+        stderr=tuple(grouped_lines(stderr, *_messages(seen))),
         agents=tuple(lost),
         faults=tuple(fault.text for fault in faults),
     )
@@ -60,14 +61,14 @@ def findings(run: RunDir, seen: Observation) -> Findings:
 class AllFindings(Findings):
     """With what only a page has room for."""
 
-    warnings: tuple[Complaint, ...]
+    warnings: tuple[LineGroup, ...]
 
 
 def all_findings(run: RunDir) -> AllFindings:
     """Raises RunFolderError if plan.json or jobs.json is not what it should be."""
     found = findings(run, observe(run))
-    told = _ends(run, found.seen.nodes, Faults())
-    return AllFindings(**vars(found), warnings=tuple(warnings(told)))
+    stderr = _ends(run, found.seen.nodes, Faults())
+    return AllFindings(**vars(found), warnings=tuple(warnings(stderr)))
 
 
 def by_failure(seen: Observation) -> list[Node]:
@@ -91,14 +92,14 @@ def _messages(seen: Observation) -> tuple[list[str], list[str]]:
     return first_lines(False), first_lines(True)
 
 
-def _of_lost_agents(run: RunDir, seen: Observation, faults: Faults) -> list[Complaint]:
+def _of_lost_agents(run: RunDir, seen: Observation, faults: Faults) -> list[LineGroup]:
     lost = {node.name for node in seen.nodes if not node.ended and not node.alive}
     if not lost:
         return []
     jobs = read_submitted(run, len(seen.nodes)).by_id
     its_jobs = {f"job {job.id}" for job in seen.jobs if lost & set(job.nodes)}
     logs = faults.tried(lambda: agent_logs(run, seen.plan, jobs), {})
-    return complaints(
+    return grouped_lines(
         {
             source: b"".join(faults.tail(path, STDERR_BYTES) for path in paths)
             for source, paths in logs.items()

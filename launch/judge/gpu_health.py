@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
-from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuSample, GpuTrouble
+from conf.run_folder.gpu_lines import GpuSample, GpuTrouble
+from launch.observe.observation import READINGS, NodeGpus
 from launch.screen.text import plural
 
-READINGS = 3
-"""So many in a row must agree."""
 GRACE_S = 300
 """Until a rank must be on its GPU, or the run log something: it imports torch, opens data, meets the others first."""
 FULL = 95
@@ -24,34 +22,6 @@ EMPTY = 5
 """Percent up to which nothing runs on it."""
 LITTLE_POWER = 0.5
 """Of its limit: a GPU that computes takes more."""
-SILENT_S = 60
-"""A reading is old after this time, and three intervals: the driver does not answer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeGpus:
-    """What nodes/<node>.gpu told last."""
-
-    node: str
-    ranks: int
-    """So many of the GPUs does the plan use: the first ones."""
-    entries: tuple[GpuEntry, ...]
-
-    @property
-    def readings(self) -> tuple[GpuReading, ...]:
-        """The newest, last, and those before it, up to a trouble or an earlier start of the run."""
-        found: list[GpuReading] = []
-        for entry in reversed(self.entries):
-            if isinstance(entry, GpuTrouble) or (found and entry.number >= found[-1].number):
-                break
-            found.append(entry)
-        return tuple(reversed(found))
-
-    def age_s(self, now: float) -> float | None:
-        """Of the newest reading, if that is too old to tell of now."""
-        last = self.readings[-1]
-        age = now - last.unix
-        return age if age > SILENT_S + 3 * last.interval_s else None
 
 
 def hang(nodes: Sequence[NodeGpus], now: float, logged_unix: float | None) -> tuple[str, str] | None:
@@ -59,11 +29,11 @@ def hang(nodes: Sequence[NodeGpus], now: float, logged_unix: float | None) -> tu
 
     `nodes` are all of the run; `logged_unix` is when it last logged, None if it never did.
     """
-    told = [node for node in nodes if len(node.readings) >= READINGS and node.age_s(now) is None]
-    lost = list(_always(told, lambda gpu: gpu.fault is not None))
+    current = [node for node in nodes if len(node.readings) >= READINGS and node.age_s(now) is None]
+    lost = list(_always(current, lambda gpu: gpu.fault is not None))
     if lost:
         return "gpu-lost", f"{_places(lost)} cannot be read any more: {lost[0][1].fault}; no iteration is logged"
-    settled = [node for node in told if _is_settled(node, logged_unix)]
+    settled = [node for node in current if _is_settled(node, logged_unix)]
     unused = list(_always(settled, _is_unused))
     if unused:
         return "gpu-idle", f"no process of the run is on {_places(unused)}, and no iteration is logged"

@@ -10,8 +10,9 @@ from conf.run_folder.gpu_lines import GpuReading, GpuSample, entries
 from conf.run_folder.run_files import read_part
 from conf.run_folder.rundir import RunDir
 from launch.files.faults import Faults
-from launch.judge.observe import GPU_TAIL_BYTES, Node
 from launch.node.worker_command import job_info
+from launch.observe.look import GPU_TAIL_BYTES
+from launch.observe.observation import Node
 from launch.screen.text import some
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import NODE_RANK
@@ -22,7 +23,7 @@ _MEMORY = re.compile(r"(\d+)GB$", re.IGNORECASE)
 _MEMORY_TOLERANCE = 0.1
 """Between the GB in a GPU's name and what its driver tells of."""
 _NAMED = 3
-"""So many nodes are named; of more, their number is told."""
+"""So many nodes are named; of more, their number is given."""
 
 
 def mismatches(run: RunDir, plan: Plan, nodes: Sequence[Node], faults: Faults) -> list[str]:
@@ -39,13 +40,13 @@ def mismatches(run: RunDir, plan: Plan, nodes: Sequence[Node], faults: Faults) -
 
 def other_job(plan: Plan, node_rank: int, log: str) -> Iterator[str]:
     """How the job's lines at the beginning of a node's log differ from the plan; nothing while there are none."""
-    told = _job_lines(log)
-    if not told:
+    printed = _job_lines(log)
+    if not printed:
         return
-    submitted = _job_lines(job_info(plan, told.get("MODEL", ""), node_rank))  # the plan does not name its model
+    submitted = _job_lines(job_info(plan, printed.get("MODEL", ""), node_rank))  # the plan does not name its model
     for key, value in submitted.items():
-        if told.get(key) != value:
-            yield f"says {key} {told.get(key, 'not at all')}, but {value} was submitted"
+        if printed.get(key) != value:
+            yield f"says {key} {printed.get(key, 'not at all')}, but {value} was submitted"
 
 
 def _job_lines(text: str) -> dict[str, str]:

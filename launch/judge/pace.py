@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 
 from launch.judge import gpu_health
-from launch.judge.observe import Observation
 from launch.node.stalled_rank import Doing, holding_up, in_words
+from launch.observe.observation import Observation
 
 STALL_LINES = 5
 """A run stalls when no line came for as long as this many usually take, and at least for `STALL_S`."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from launch.judge.observe import Observation
 from launch.judge.pace import median_ms
 from launch.judge.plan_line import short_plan
 from launch.judge.verdict import decide
+from launch.observe.observation import Observation
 from launch.screen.text import span
 
 COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")

@@ -12,7 +12,7 @@ from launch.judge.evidence import Evidence
 from launch.judge.findings import STDERR_BYTES, Findings
 from launch.judge.pace import median_ms
 from launch.judge.plan_line import short_plan
-from launch.judge.stderr_lines import Complaint
+from launch.judge.stderr_lines import LineGroup
 from launch.judge.verdict import Verdict
 from launch.screen.text import some
 
@@ -28,12 +28,12 @@ def as_text(found: Findings) -> str:
     lines = [f"{run.name}: {verdict.state}, {verdict.reason}", *(f"  {fact}" for fact in evidence(found))]
     if found.stderr:
         lines.append(f"  stderr ({STDERR_NOTE}):")
-        lines += [f"    {line}" for line in complaint_lines(found.stderr[:SHOWN])]
+        lines += [f"    {line}" for line in group_lines(found.stderr[:SHOWN])]
     if len(found.stderr) > SHOWN:
         lines.append(f"    and {len(found.stderr) - SHOWN} other lines: tdpp logs --err {run.name}")
     if found.agents:
         lines.append("  printed by agents that are gone, or by their job:")
-        lines += [f"    {line}" for line in complaint_lines(found.agents[-SHOWN:])]
+        lines += [f"    {line}" for line in group_lines(found.agents[-SHOWN:])]
     return "\n".join(lines)
 
 
@@ -45,8 +45,8 @@ def evidence(found: Findings) -> list[Evidence]:
     return [*found.verdict.facts, *mismatches, *faults]
 
 
-def complaint_lines(found: Sequence[Complaint]) -> list[str]:
-    return [f"{complaint.count} x {_shortened(complaint.text)} ({some(complaint.nodes, SHOWN)})" for complaint in found]
+def group_lines(found: Sequence[LineGroup]) -> list[str]:
+    return [f"{group.count} x {_shortened(group.text)} ({some(group.nodes, SHOWN)})" for group in found]
 
 
 def _shortened(text: str) -> str:
@@ -83,6 +83,6 @@ def as_json(found: Findings) -> dict[str, Any]:
         "errors": [asdict(error) for error in seen.errors],
         "mismatches": list(found.mismatches),
         "faults": list(found.faults),
-        "stderr": [asdict(complaint) for complaint in found.stderr],
-        "agents": [asdict(complaint) for complaint in found.agents],
+        "stderr": [asdict(group) for group in found.stderr],
+        "agents": [asdict(group) for group in found.agents],
     }

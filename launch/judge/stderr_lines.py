@@ -24,7 +24,7 @@ _SYMPTOM = re.compile(
 
 
 @dataclass(frozen=True)
-class Complaint:
+class LineGroup:
     """A line, how often it or one that differs only in numbers was written, and by which nodes."""
 
     text: str
@@ -32,16 +32,16 @@ class Complaint:
     nodes: tuple[str, ...]
 
 
-def complaints(
+def grouped_lines(
     stderr: Mapping[str, bytes], causes: Sequence[str] = (), symptoms: Sequence[str] = ()
-) -> list[Complaint]:
+) -> list[LineGroup]:
     """Groups the lines of each node's stderr. `causes` and `symptoms` are what ranks told of their ends, by time.
 
     First come lines that tell a cause, last those of ranks that only lost another one; otherwise they are in the order
     of their first appearance, in that of the nodes: let the one that failed first be the first. Left out are warnings,
     the source line Python shows under one, and the indented part of a traceback.
     """
-    return sorted(_grouped(stderr, _telling), key=lambda complaint: _order(complaint.text, causes, symptoms))
+    return sorted(_grouped(stderr, _telling), key=lambda group: _order(group.text, causes, symptoms))
 
 
 def last_words(text: str) -> str | None:
@@ -51,12 +51,12 @@ def last_words(text: str) -> str | None:
     return next(reversed(telling or lines), None)
 
 
-def warnings(stderr: Mapping[str, bytes]) -> list[Complaint]:
+def warnings(stderr: Mapping[str, bytes]) -> list[LineGroup]:
     """The warnings in each node's stderr, like ones together, the most frequent first."""
-    return sorted(_grouped(stderr, _warning), key=lambda complaint: -complaint.count)
+    return sorted(_grouped(stderr, _warning), key=lambda group: -group.count)
 
 
-def _grouped(stderr: Mapping[str, bytes], chosen: Callable[[bytes], str | None]) -> list[Complaint]:
+def _grouped(stderr: Mapping[str, bytes], chosen: Callable[[bytes], str | None]) -> list[LineGroup]:
     """Lines that differ only in numbers together, in the order of their first appearance; `chosen` gives a line's text,
     or None for one to leave out."""
     first: dict[str, str] = {}
@@ -69,7 +69,7 @@ def _grouped(stderr: Mapping[str, bytes], chosen: Callable[[bytes], str | None])
                 first.setdefault(key, text)
                 counts[key] += count
                 nodes.setdefault(key, {})[node] = None
-    return [Complaint(first[key], counts[key], tuple(nodes[key])) for key in first]
+    return [LineGroup(first[key], counts[key], tuple(nodes[key])) for key in first]
 
 
 def _alike(content: bytes) -> list[tuple[bytes, int]]:

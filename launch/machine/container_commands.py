@@ -103,14 +103,14 @@ def run_container(experiment: Experiment, plan: Plan, run: Path, project: Path) 
             needed[f"train.load={experiment.train.load}"] = Path(plan.train.load)
     for key, path in needed.items():
         mountable(config.kind, path, key)
-    asked = [Mount.parse(text) for text in config.mounts]
+    configured = [Mount.parse(text) for text in config.mounts]
     image = _image(config.kind, config.image)
     return RunContainer(
         kind=config.kind,
         image=image,
         file=image if isinstance(image, Path) else _image_file(config.kind, image, Path(config.image_dir)),
         digest=config.digest,
-        mounts=_in_order([*(Mount(path, path) for path in needed.values()), *asked]),
+        mounts=_in_order([*(Mount(path, path) for path in needed.values()), *configured]),
         folder=project,
         python=config.python,
         gpus=plan.device == "cuda",

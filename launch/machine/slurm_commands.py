@@ -90,14 +90,14 @@ def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, Jo
         return {}
     queue = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(wanted)}", SQUEUE_FORMAT]
     found = parse_squeue(_ask(queue, timeout_s))
-    asked = [job for job in wanted if job not in found or found[job].state == "CANCELLED"]
-    if asked:
+    unanswered = [job for job in wanted if job not in found or found[job].state == "CANCELLED"]
+    if unanswered:
         try:
-            accounts = parse_sacct(_accounting(asked, timeout_s))
+            accounts = parse_sacct(_accounting(unanswered, timeout_s))
         except LaunchError:
-            if any(job not in found for job in asked):
+            if any(job not in found for job in unanswered):
                 raise
-            accounts = {job: replace(found[job], detail="nobody tells by whom: sacct fails") for job in asked}
+            accounts = {job: replace(found[job], detail="nobody tells by whom: sacct fails") for job in unanswered}
         for job, state in accounts.items():
             if job not in found or found[job].state == state.state:  # the accounting lags behind
                 found[job] = state
@@ -120,9 +120,9 @@ def parse_squeue(text: str) -> dict[str, JobState]:
     states = []
     for line in text.splitlines():
         job, state, reason, left, *nodes = line.strip().split("|")
-        told = (state in PENDING and reason != "None") or reason == LAUNCH_FAILURE
+        given = (state in PENDING and reason != "None") or reason == LAUNCH_FAILURE
         states.append(
-            JobState(id=job, state=state, detail=reason if told else "", time_left=left, hosts=expanded(*nodes[:1]))
+            JobState(id=job, state=state, detail=reason if given else "", time_left=left, hosts=expanded(*nodes[:1]))
         )
     return _together(states)
 
@@ -131,8 +131,8 @@ def parse_sacct(text: str) -> dict[str, JobState]:
     """`CANCELLED by 1000` has two parts. A requeued job has a line only for its last start."""
     states = []
     for line in text.splitlines():
-        job, told, *rest = line.strip().split("|")
-        state, _, detail = told.partition(" ")
+        job, given, *rest = line.strip().split("|")
+        state, _, detail = given.partition(" ")
         if state == "FAILED" and rest[:1] == [_LAUNCH_FAILURE_CODE]:
             detail = LAUNCH_FAILURE
         states.append(JobState(id=job, state=state.rstrip("+"), detail=detail, hosts=expanded(*rest[1:2])))

@@ -30,7 +30,7 @@ from launch.machine.gpu_sampler import gpu_sampling
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.slurm_job import SlurmJob
 from launch.node.stalled_rank import holding_up, read_doings
-from launch.node.stop_signals import Told
+from launch.node.stop_signals import StopSignals
 from launch.node.worker_command import GRACE_S, Worker, given_environment, job_info
 from launch.node.worker_process import WorkerProcess
 from launch.node.workplace import Workplace
@@ -96,13 +96,13 @@ class NodeAgent:
         submitted = self.run.read(self.run.jobs, Submitted)
         if submitted is not None and submitted.submission > self.submission:  # its launch was killed, and resumed
             raise LaunchError(f"{self.run.name} was submitted again, and this job is of an earlier submission")
-        told = Told()
+        signals = StopSignals()
         processes.die_with_parent()
         slurm = SlurmJob.here(self.run, self.nodes, job.global_rank) if job.cluster == "slurm" else None
         # The parent may have died before the kernel was asked to tell; a local job's id is its parent's.
         if slurm is None and os.getppid() != int(job.raw_job_id):
-            told.tell_to_end(signal.SIGTERM)
-        node = _Node(self, job.global_rank, slurm, told)
+            signals.note_end(signal.SIGTERM)
+        node = _Node(self, job.global_rank, slurm, signals)
         code = node.run()
         if code != 0:
             raise LaunchError(f"node rank {self.nodes[job.global_rank]}: {node.reason or f'ended with {code}'}")
@@ -111,13 +111,13 @@ class NodeAgent:
 class _Node:
     """One node of the run, while its worker lives."""
 
-    def __init__(self, agent: NodeAgent, task: int, slurm: SlurmJob | None, told: Told) -> None:
+    def __init__(self, agent: NodeAgent, task: int, slurm: SlurmJob | None, signals: StopSignals) -> None:
         self._run = agent.run
         self._agent = agent
         self._node_rank = node_rank = agent.nodes[task]
         self._het_group = agent.het_groups[task]
         self._slurm = slurm
-        self._told = told
+        self._signals = signals
         self._start = Start(agent.submission, slurm.restarts if slurm else 0)
         self._plan = agent.run.read_plan()
         names = self._plan.node_names
@@ -140,20 +140,20 @@ class _Node:
             self.reason = f"could not clear up: {error}"
             code = _NOT_READY
         # A node that is the whole run has nobody who could know the reason.
-        others = len(self._plan.nodes) > 1 and self._finding is None and not self._told.end
+        others = len(self._plan.nodes) > 1 and self._finding is None and not self._signals.end
         if others and code not in (0, SAVED) and self._only_lost_others():
             self._await_finding()
         if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):
             code = _TOLD_TO_END
         stopped = self._stopped_by()
         # After SIGTERM Slurm may be about to start this job again, and the others with it.
-        may_come_back = self._told.end is not None and self._agent.resumable
+        may_come_back = self._signals.end is not None and self._agent.resumable
         for_good = code != 0 and not may_come_back and not self._agent.for_itself
         self._state.publish(
             state="ended",
             exit_code=code,
             stopped=stopped.name if stopped else None,
-            stopped_unix=min(filter(None, (self._told.end_unix, self._found_unix)), default=None),
+            stopped_unix=min(filter(None, (self._signals.end_unix, self._found_unix)), default=None),
             reason=self.reason,
             withdrew=self._slurm.waiting() if self._slurm is not None and for_good else [],
             ended_unix=time.time(),
@@ -189,19 +189,19 @@ class _Node:
         return given
 
     def _stopped_by(self) -> signal.Signals | None:
-        if self._told.end:
-            return self._told.end
+        if self._signals.end:
+            return self._signals.end
         if self._finding is not None and self.reason is not None:
             return signal.SIGTERM
-        return signal.SIGUSR2 if self._told.save else None
+        return signal.SIGUSR2 if self._signals.save else None
 
     def _ending(self) -> bool:
         """Whether the worker is not to go on: it is told to end, and killed if it does not."""
-        return self._told.end is not None or (self._finding is not None and not self._agent.for_itself)
+        return self._signals.end is not None or (self._finding is not None and not self._agent.for_itself)
 
     def _awaited(self, look: Callable[[], _Found]) -> _Found | None:
         """What `look` gives once that is true; None when the node is told to end before."""
-        while not self._ending() and not self._told.save:
+        while not self._ending() and not self._signals.save:
             if found := look():
                 return found
             self._state.beat()
@@ -230,7 +230,7 @@ class _Node:
         finally:
             code = worker.clear()
         if code == SAVED:  # Slurm's signal reaches the ranks, too, and they may be faster than this process
-            self._told.save = True
+            self._signals.save = True
             self._ask_all_to_save()
         return code
 
@@ -255,7 +255,7 @@ class _Node:
             self._state.beat(worker.stopped)
             if kill_at is None:
                 self._look_around()
-                if self._told.save and self._agent.resumable and not self._ending():
+                if self._signals.save and self._agent.resumable and not self._ending():
                     if saving_until is None:
                         saving_until = now + self._agent.save_s - GRACE_S
                         self._ask_all_to_save()
@@ -265,10 +265,10 @@ class _Node:
                 if self._finding is not None and self.reason is None and worker.listens:  # examined for itself
                     self.reason = f"ended because {self._finding.reason}"
                     worker.ask_to_end()
-                unsaved = self._told.save and (saving_until is None or now > saving_until)
+                unsaved = self._signals.save and (saving_until is None or now > saving_until)
                 if self._ending() or unsaved:
                     worker.ask_to_end()
-                    kill_at = now + (INTERRUPT_GRACE_S if self._told.end is signal.SIGINT else GRACE_S)
+                    kill_at = now + (INTERRUPT_GRACE_S if self._signals.end is signal.SIGINT else GRACE_S)
             elif now > kill_at:
                 return
             time.sleep(_POLL_S)
@@ -285,9 +285,9 @@ class _Node:
             return
         self._next_look = time.monotonic() + _LOOK_S
         if self._run.stop_request.exists():
-            self._told.tell_to_end(signal.SIGTERM)
-        self._told.save = self._told.save or self._run.save_request(str(self._start)).exists()
-        if self._told.end is None and self._finding is None:
+            self._signals.note_end(signal.SIGTERM)
+        self._signals.save = self._signals.save or self._run.save_request(str(self._start)).exists()
+        if self._signals.end is None and self._finding is None:
             self._finding = self._peers.look()
             if self._finding is not None and not self._agent.for_itself:
                 self._found_unix = time.time()
@@ -296,8 +296,8 @@ class _Node:
     def _only_lost_others(self) -> bool:
         """Whether ranks of this node told of nothing but others that were gone, and none of them held those up."""
         ranks = self._plan.nodes[self._node_rank].ranks
-        told = [error for rank in ranks if (error := self._run.read(self._run.rank_error(rank), RankFailure))]
-        now = [error for error in told if error.start == str(self._start)]
+        failures = [error for rank in ranks if (error := self._run.read(self._run.rank_error(rank), RankFailure))]
+        now = [error for error in failures if error.start == str(self._start)]
         if not now or not all(error.symptom for error in now):
             return False
         doings = read_doings(self._run, self._plan, {self._name: self._state.started_unix}, Faults())
@@ -313,9 +313,9 @@ class _Node:
 
     def _goes_on(self, code: int) -> bool:
         """Whether the job is to be started again; if that is wanted in vain, `reason` says why."""
-        unfinished = code != 0 and not self._told.end
+        unfinished = code != 0 and not self._signals.end
         behind = unfinished and self._finding is not None and self._finding.again
-        out_of_time = unfinished and self._finding is None and self._told.save
+        out_of_time = unfinished and self._finding is None and self._signals.save
         if not (behind or out_of_time) or self._run.stop_request.exists():
             return False
         if not self._agent.resumable:
@@ -343,7 +343,7 @@ class _Node:
             return False
         until = time.monotonic() + REQUEUE_S
         while time.monotonic() < until:
-            if self._told.end:  # Slurm ends the job: what happens to this task no longer matters
+            if self._signals.end:  # Slurm ends the job: what happens to this task no longer matters
                 os._exit(_TOLD_TO_END)
             time.sleep(_POLL_S)
         self.reason = f"was not started again by Slurm within {REQUEUE_S:g} s"

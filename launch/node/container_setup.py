@@ -154,8 +154,8 @@ class Setup:
 
     def _digest(self, file: Path, lock: _Lock | None) -> Generator[str, None, str]:
         """SHA-256 of a file that may take minutes to read."""
-        told = yield from self._run(["sha256sum", "--", str(file)], lock)
-        return told.lstrip("\\").split()[0]  # a backslash says that the name is escaped
+        output = yield from self._run(["sha256sum", "--", str(file)], lock)
+        return output.lstrip("\\").split()[0]  # a backslash says that the name is escaped
 
     def _create(self, name: str) -> Doing:
         """Takes a share in the container, which it makes if it must: of a file that holds what it must."""
@@ -209,8 +209,8 @@ class Setup:
                     _end(process)
             if process.returncode:
                 ended = f"{shown} {_ended(process.returncode)} on {socket.gethostname()}; it said last:"
-                told = _text(err).strip().splitlines()[-_LAST_LINES:] or ["(nothing)"]
-                raise LaunchError("\n  ".join([f"container.image={self._container.image}: {ended}", *told]))
+                output = _text(err).strip().splitlines()[-_LAST_LINES:] or ["(nothing)"]
+                raise LaunchError("\n  ".join([f"container.image={self._container.image}: {ended}", *output]))
             return _text(out)
 
     def _private_folder(self) -> Path:

@@ -165,9 +165,9 @@ class Peers:
             return Finding(f"node {name} will not come: {job.text}", again=False)
         if time.monotonic() - self._began < self._meet_s:
             return None
-        told = f": {job.text}" if job is not None else ""
+        why = f": {job.text}" if job is not None else ""
         return Finding(
-            f"node {name} did not start within executor.meet_min={self._meet_s / 60:g} minutes{told}", again=False
+            f"node {name} did not start within executor.meet_min={self._meet_s / 60:g} minutes{why}", again=False
         )
 
     def _left_behind(self, name: str) -> Finding | None:

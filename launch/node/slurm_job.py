@@ -63,7 +63,7 @@ class SlurmJob:
         """
         self._read_jobs()
         if name in self._unseen:
-            return OtherJob(self._unseen[name].told(str(self._run.runs)), JobFate.over)
+            return OtherJob(self._unseen[name].message(str(self._run.runs)), JobFate.over)
         if name in self._own:
             return None
         if not self._speaks():

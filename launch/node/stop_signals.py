@@ -1,4 +1,4 @@
-"""The signals by which a node agent is told something."""
+"""The signals that ask a node agent to end its node, or to save first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from types import FrameType
 
 
-class Told:
+class StopSignals:
     """Remembers the signals that ask this process to end, or to save first."""
 
     end: signal.Signals | None = None
@@ -20,13 +20,13 @@ class Told:
         # By it submitit and Slurm announce the end; submitit's own handler would not know of the run's other nodes.
         signal.signal(signal.SIGUSR2, self._note_save)
 
-    def tell_to_end(self, signum: int) -> None:
+    def note_end(self, signum: int) -> None:
         """Counts only the first time."""
         if self.end is None:
             self.end, self.end_unix = signal.Signals(signum), time.time()
 
     def _note(self, signum: int, _: FrameType | None) -> None:
-        self.tell_to_end(signum)
+        self.note_end(signum)
 
     def _note_save(self, _signum: int, _: FrameType | None) -> None:
         self.save = True

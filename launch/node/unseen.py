@@ -25,8 +25,8 @@ class Unseen:
     """Its name; empty if Slurm does not tell."""
     why: str
 
-    def told(self, runs_dir: str) -> str:
-        """What is said of the node."""
+    def message(self, runs_dir: str) -> str:
+        """What is wrong with the node, and the way out."""
         host = self.host or "its host"
         return (
             f"{host} does not see runs_dir={runs_dir}, or may not write there ({self.why}); choose a folder that all "

@@ -29,7 +29,7 @@ class Import:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Arguments:
     tensor_sizes: tuple[int, ...] = ()
     """Empty: all that fit."""
     micro_batches: tuple[int, ...] = MICRO_BATCHES
@@ -43,7 +43,7 @@ class Asked:
     overrides: tuple[str, ...] = field(default=())
 
 
-def parse(argv: Sequence[str]) -> Asked:
+def parse(argv: Sequence[str]) -> Arguments:
     """Takes the command's own words out of the others.
 
     Raises:
@@ -51,13 +51,13 @@ def parse(argv: Sequence[str]) -> Asked:
     """
     own, overrides = own_words(argv, {**WORDS, **OF_IMPORT}, LaunchError)
     of_import = {key: own.pop(key) for key in OF_IMPORT if key in own}
-    asked = Asked(**own, known_cost=_import(of_import) if of_import else None, overrides=tuple(overrides))
-    if asked.overwrite and asked.add:
+    arguments = Arguments(**own, known_cost=_import(of_import) if of_import else None, overrides=tuple(overrides))
+    if arguments.overwrite and arguments.add:
         raise LaunchError("overwrite=true and add=true: a file is either replaced or added to; leave out one of them")
-    return asked
+    return arguments
 
 
-def check_free(name: str, asked: Asked) -> None:
+def check_free(name: str, arguments: Arguments) -> None:
     """Whether a profile of that name may be written; before anything is measured, so that no time is lost.
 
     Raises:
@@ -66,7 +66,7 @@ def check_free(name: str, asked: Asked) -> None:
     path = profile_path(name)
     if (why := why_not_kept(name, path.parent)) is not None:
         raise LaunchError(f"profile={name}: {why}")
-    if path.exists() and not (asked.overwrite or asked.add):
+    if path.exists() and not (arguments.overwrite or arguments.add):
         raise LaunchError(
             f"profile={name}: {path} exists; choose another name, add=true puts what is measured into it (in the place "
             "of what is there for the same sizes), overwrite=true replaces it"
@@ -96,7 +96,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "overwrite": flag,
     "add": flag,
 }
-"""By word, which is a field of `Asked`."""
+"""By word, which is a field of `Arguments`."""
 OF_IMPORT: Mapping[str, Reader[Any]] = {
     "import": path,
     "gpu": str,

@@ -9,10 +9,10 @@ from conf.reading.writable import write_whole
 from fasop.costs.profile import LayerProfile, Links, profile_path, read_profile
 from fasop.costs.profile_text import profile_text
 from launch.errors import LaunchError
-from launch.profile.arguments import Asked
+from launch.profile.arguments import Arguments
 
 
-def write(name: str, profile: LayerProfile, asked: Asked, comment: str) -> LayerProfile:
+def write(name: str, profile: LayerProfile, arguments: Arguments, comment: str) -> LayerProfile:
     """Writes `fasop/profiles/<name>.yaml`, or the file `name`, and returns what is in it.
 
     Raises:
@@ -20,7 +20,7 @@ def write(name: str, profile: LayerProfile, asked: Asked, comment: str) -> Layer
         ConfigError: both together cannot be.
     """
     path = profile_path(name)
-    if asked.add and path.exists():
+    if arguments.add and path.exists():
         profile = added(read_profile(name), profile)
         before = [line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
         kept = [line for line in before if line not in profile_text(profile, "")]

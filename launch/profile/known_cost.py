@@ -22,21 +22,21 @@ from launch.profile.link_fit import rounded
 from megatron_ext.contract.files import read_regular, why
 
 
-def imported(asked: Import, model: Model) -> LayerProfile:
+def imported(arguments: Import, model: Model) -> LayerProfile:
     """The profile of all files `<asked.files>_<tensor size>.npy`. Of the layers' times it has the median.
 
     Raises:
         LaunchError: there are none, or one is not of the model.
         ConfigError: the times cannot be.
     """
-    folder, prefix = asked.files.parent, asked.files.name
+    folder, prefix = arguments.files.parent, arguments.files.name
     pattern = re.compile(re.escape(prefix) + r"_(\d+)\.npy")
     names = sorted(path.name for path in folder.glob("*.npy")) if folder.is_dir() else []
     files = {int(match[1]): folder / name for name in names if (match := pattern.fullmatch(name))}
     if not files:
         known = sorted({name.rpartition("_")[0] for name in names})
         raise LaunchError(
-            f"import={asked.files}: there are no files {prefix}_<tensor size>.npy in {folder}; "
+            f"import={arguments.files}: there are no files {prefix}_<tensor size>.npy in {folder}; "
             + (
                 f"there are: {', '.join(f'import={folder / name}' for name in known)}"
                 if known
@@ -44,15 +44,15 @@ def imported(asked: Import, model: Model) -> LayerProfile:
             )
         )
     return LayerProfile(
-        gpu=asked.gpu,
+        gpu=arguments.gpu,
         source=f"imported from {prefix}_{'|'.join(map(str, sorted(files)))}.npy, forward only; backward = "
-        f"{asked.backward_ratio:g} x forward, as told to the import",
+        f"{arguments.backward_ratio:g} x forward, as told to the import",
         models={model.name: Shape.of(model)},
-        costs=[_costs(path, tensor, asked, model) for tensor, path in sorted(files.items())],
+        costs=[_costs(path, tensor, arguments, model) for tensor, path in sorted(files.items())],
     )
 
 
-def _costs(path: Path, tensor: int, asked: Import, model: Model) -> ModelCosts:
+def _costs(path: Path, tensor: int, arguments: Import, model: Model) -> ModelCosts:
     try:
         content = read_regular(path)
         seconds = np.load(io.BytesIO(content), allow_pickle=False)
@@ -70,12 +70,12 @@ def _costs(path: Path, tensor: int, asked: Import, model: Model) -> ModelCosts:
         if not 0 < value < math.inf:
             raise LaunchError(f"{path}: number {number} (from 0, the embedding) is {value:g} s; a time is above 0")
     embedding, *layers, head = (float(value) * 1e3 for value in seconds)
-    ratio = asked.backward_ratio
+    ratio = arguments.backward_ratio
     return ModelCosts(
         model=model.name,
         tensor=tensor,
-        micro_batch_size=asked.micro_batch_size,
-        precision=asked.precision,
+        micro_batch_size=arguments.micro_batch_size,
+        precision=arguments.precision,
         embedding=_cost(embedding, ratio),
         layer=_cost(statistics.median(layers), ratio),
         head=_cost(head, ratio),

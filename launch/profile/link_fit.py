@@ -37,8 +37,8 @@ def fit(us_by_bytes: Mapping[int, float]) -> tuple[float, float]:
     if latency < 0:
         latency, slope = 0.0, wst / wss
     if slope <= 0:
-        told = ", ".join(f"{size} bytes {us:.1f} us" for size, us in us_by_bytes.items())
-        raise LaunchError(f"large messages took no longer than small ones ({told}); measure again on idle nodes")
+        times = ", ".join(f"{size} bytes {us:.1f} us" for size, us in us_by_bytes.items())
+        raise LaunchError(f"large messages took no longer than small ones ({times}); measure again on idle nodes")
     return latency, slope
 
 

@@ -48,10 +48,10 @@ def narrow(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
         beside.remove(max(beside, key=lambda column: widths[column]))
     beneath = [column for column in range(len(columns)) if column not in beside]
     heading, *lines = plain([columns[c] for c in beside], [[row[c] for c in beside] for row in whole[1:]]).split("\n")
-    told = [heading]
+    shown = [heading]
     for line, row in zip(lines, whole[1:], strict=True):
-        told += [line, *(f"    {columns[column]}: {row[column]}" for column in beneath if row[column])]
-    return "\n".join(told)
+        shown += [line, *(f"    {columns[column]}: {row[column]}" for column in beneath if row[column])]
+    return "\n".join(shown)
 
 
 def _whole(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:

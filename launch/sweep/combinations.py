@@ -10,8 +10,9 @@ from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment
 from launch.errors import LaunchError
-from launch.judge.observe import Observation
-from launch.judge.verdict import State, decide
+from launch.judge.state import State
+from launch.judge.verdict import decide
+from launch.observe.observation import Observation
 from launch.screen.text import plural
 
 T = TypeVar("T")
@@ -116,8 +117,8 @@ def check_sweep_wide(experiments: Sequence[Experiment]) -> None:
     for key in _SWEEP_WIDE:
         values = list(dict.fromkeys(getattr(experiment, key) for experiment in experiments))
         if len(values) > 1:
-            told = ",".join("null" if value is None else str(value).lower() for value in values)
-            raise LaunchError(f"{key}={told}: it is for a sweep as a whole; give it one value")
+            given = ",".join("null" if value is None else str(value).lower() for value in values)
+            raise LaunchError(f"{key}={given}: it is for a sweep as a whole; give it one value")
 
 
 def _hours(hours: float) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from launch.judge.observe import observe_all
 from launch.judge.runs_table import COLUMNS, run_row
 from launch.judge.verdict import decide, judge
+from launch.observe.look import observe_all
 from launch.screen.table import print_table
 from launch.sweep.combinations import Outcome
 
 SKIPPED = "skipped: there already"
 
 
-def tell_single(outcomes: Sequence[Outcome]) -> int:
+def report_single(outcomes: Sequence[Outcome]) -> int:
     """The verdict of the run. Without outcome Hydra itself has answered, for example to --cfg.
 
     Raises:
@@ -34,7 +34,7 @@ def tell_single(outcomes: Sequence[Outcome]) -> int:
     return code
 
 
-def tell_sweep(outcomes: Sequence[Outcome], combinations: int) -> int:
+def report_sweep(outcomes: Sequence[Outcome], combinations: int) -> int:
     """A table of the runs, then each combination that could not be tried; 0 only if none failed in any way."""
     rows, wrong = [], False
     seen_of = iter(observe_all(outcome.run for outcome in outcomes if outcome.run is not None))

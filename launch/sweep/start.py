@@ -18,8 +18,9 @@ from launch.control.follow import finishing, follow, give_up
 from launch.control.rehearsal import doubts
 from launch.control.submit import read_schedule, start
 from launch.errors import LaunchError
-from launch.judge.observe import Observation, observe
 from launch.machine.provenance import Source, read_source
+from launch.observe.look import observe
+from launch.observe.observation import Observation
 from launch.screen.consent import agreed, can_be_asked
 from launch.sweep.combinations import Combination, Outcome, budget, counts_as_done, lane, must_confirm
 
@@ -66,9 +67,9 @@ def confirm(experiments: Sequence[Experiment]) -> None:
     Raises:
         LaunchError: consent is refused, or nobody is there to give it.
     """
-    told = budget(experiments)
-    if told is not None:
-        print(told, file=sys.stderr, flush=True)
+    hours = budget(experiments)
+    if hours is not None:
+        print(hours, file=sys.stderr, flush=True)
     reason = must_confirm([experiment for experiment in experiments if not experiment.dry_run])
     if reason is None:
         return

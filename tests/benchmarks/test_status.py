@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.status import NODES, make_run, status_cpu_s
 from launch.judge.findings import findings
-from launch.judge.observe import observe
-from launch.judge.verdict import State
+from launch.judge.state import State
+from launch.observe.look import observe
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ import pytest
 
 from conf.run_folder.rundir import RunDir
 from launch.commands import stop
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.machine.provenance import PROJECT
 from launch.node.worker_command import WORKER as ENGINE
 from megatron_ext.contract.worker import SAVED

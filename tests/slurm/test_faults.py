@@ -10,9 +10,10 @@ import pytest
 from launch.commands import stop as stop_command
 from launch.control import stop
 from launch.errors import LaunchError
-from launch.judge.observe import observe
-from launch.judge.verdict import State, Verdict, judge
+from launch.judge.state import State
+from launch.judge.verdict import Verdict, judge
 from launch.machine.slurm_commands import job_states
+from launch.observe.look import observe
 from tests.support.launch.live import FOREVER
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import (

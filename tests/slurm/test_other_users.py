@@ -14,7 +14,8 @@ import pytest
 from conf.run_folder.rundir import RunDir
 from launch.commands import stop as stop_command
 from launch.control import stop
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.machine.slurm_commands import comment_of
 from tests.launch.judge.test_verdict import Case
 from tests.support.launch.live import ENVIRONMENT, FOREVER, TDPP

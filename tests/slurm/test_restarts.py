@@ -8,8 +8,9 @@ import pytest
 
 from launch.commands.launch import main
 from launch.errors import LaunchError
-from launch.judge.observe import observe
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
+from launch.observe.look import observe
 from tests.support.launch.live import WORKER, no_data_needed
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import (

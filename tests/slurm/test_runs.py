@@ -16,7 +16,7 @@ from conf.run_folder.rundir import RunDir
 from launch.commands import status
 from launch.commands.launch import main
 from launch.control.submit import submit
-from launch.judge.verdict import State
+from launch.judge.state import State
 from launch.node.worker_command import WORKER as ENGINE
 from tests.support.launch.live import WORKER, no_data_needed
 from tests.support.megatron_ext.engine_run import make_corpus

@@ -13,7 +13,8 @@ from conf.run_folder.rundir import RunDir
 from launch.commands import stop as stop_command
 from launch.commands.launch import main
 from launch.errors import LaunchError
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from tests.support.launch.live import FOREVER, no_data_needed
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import (

@@ -12,9 +12,10 @@ from conf.run_folder.rundir import RunDir
 from launch.commands import stop
 from launch.commands.launch import main
 from launch.errors import LaunchError
-from launch.judge.observe import observe
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.machine.slurm_commands import job_states
+from launch.observe.look import observe
 from tests.support.launch.live import WORKER, no_data_needed, tdpp
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import NODES, SMALL, at_work, ids, verdict_of, wait_for

@@ -14,10 +14,11 @@ from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch import cli
 from launch.control.follow import follow
-from launch.files.run_files import Glance
-from launch.judge.observe import Observation, complete
+from launch.files.run_files import RunFiles
 from launch.judge.runs_table import COLUMNS, MORE_COLUMNS
 from launch.machine.slurm_commands import JobState
+from launch.observe.look import complete
+from launch.observe.observation import Observation
 from launch.screen.table import narrow, plain, print_table
 from tests.support.launch.live import TWO_NODES, start
 
@@ -167,7 +168,7 @@ def test_a_run_that_is_deleted_meanwhile_is_not_listed(
     for name in ("deleted", "kept"):
         shutil.copytree(finished.path, tmp_path / "tiny" / name)
 
-    def delayed(look: Glance, answers: Mapping[str, JobState]) -> Observation:
+    def delayed(look: RunFiles, answers: Mapping[str, JobState]) -> Observation:
         if look.run.path.name == "deleted":
             shutil.rmtree(look.run.path)
         return complete(look, answers)

@@ -20,7 +20,8 @@ from launch.control.dry_run import stage_contents
 from launch.control.follow import follow
 from launch.control.submit import submit
 from launch.errors import LaunchError
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.machine import processes
 from megatron_ext.contract.plan import Plan
 from tests.support import PATIENCE_S

@@ -13,9 +13,10 @@ from launch.commands import stop as stop_command
 from launch.commands.launch import main as launch
 from launch.control import stop
 from launch.errors import LaunchError
-from launch.judge.observe import observe
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.machine import processes
+from launch.observe.look import observe
 from tests.support import PATIENCE_S
 from tests.support.launch.live import ENVIRONMENT, FOREVER, TDPP, no_data_needed, start, token, wait_until_running
 from tests.support.ordinary_user import ANOTHER, NOBODY, only_root_is_two_users

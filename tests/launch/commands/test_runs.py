@@ -15,8 +15,8 @@ from conf.run_folder.rundir import RunDir
 from launch import cli
 from launch.commands.runs import listed
 from launch.control.plan import make_plan
-from launch.judge.observe import SUBMISSION_S
 from launch.machine.slurm_commands import JobState
+from launch.observe.look import SUBMISSION_S
 from tests.launch.judge.test_verdict import NOW, OK, Case, Node, ended
 from tests.support.launch.live import TWO_NODES
 from tests.support.ordinary_user import open_to_others, ordinary_user

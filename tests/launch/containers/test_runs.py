@@ -13,16 +13,17 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
+from launch.control.checks import check
 from launch.control.dry_run import dry_run_text
 from launch.control.follow import follow
 from launch.control.profilers import Profiler
 from launch.control.stop import stop
-from launch.control.submit import check
 from launch.errors import LaunchError
-from launch.judge.observe import observe
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.machine import processes
 from launch.machine.provenance import PROJECT
+from launch.observe.look import observe
 from megatron_ext.contract.worker import SAVED
 from tests.launch.containers.conftest import Runtime
 from tests.launch.control.test_profilers import write_double

@@ -23,9 +23,10 @@ from launch.control import stop
 from launch.control.submit import resume, submit
 from launch.errors import LaunchError
 from launch.judge.cut_off import verdict_on
-from launch.judge.observe import observe
-from launch.judge.verdict import State, decide, judge
+from launch.judge.state import State
+from launch.judge.verdict import decide, judge
 from launch.machine import processes
+from launch.observe.look import observe
 from launch.sweep.start import existing
 from tests.support.launch import fake_slurm
 from tests.support.launch.live import FOREVER, WORKER, token

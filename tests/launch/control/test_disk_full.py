@@ -12,7 +12,8 @@ import pytest
 from launch.control.stop import stop
 from launch.control.submit import resume
 from launch.errors import LaunchError
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.machine import processes
 from tests.support.launch.live import FOREVER, TWO_NODES, start, token, wait_for, wait_until_running
 

@@ -19,8 +19,9 @@ from launch.control.submit import resume
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching, launching
 from launch.judge.cut_off import PLANNING_S, verdict_on
-from launch.judge.observe import SUBMISSION_S
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
+from launch.observe.look import SUBMISSION_S
 from tests.launch.judge.test_verdict import NOW, Case, ended
 from tests.support.launch.launchers import launched_by_another
 from tests.support.launch.live import wait_for

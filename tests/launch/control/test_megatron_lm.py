@@ -20,7 +20,8 @@ from launch.control.plan import make_plan
 from launch.control.stop import stop
 from launch.control.submit import submit
 from launch.errors import LaunchError
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.machine import processes
 from tests.support import ROOT
 from tests.support.launch.live import TWO_NODES, agents, done, token, wait_for

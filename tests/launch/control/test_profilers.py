@@ -17,9 +17,10 @@ from launch.control.dry_run import dry_run_text
 from launch.control.plan import make_plan
 from launch.control.profilers import ProfiledWorker, Profiler, check, profiled
 from launch.errors import LaunchError
-from launch.judge.observe import observe
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.machine import processes
+from launch.observe.look import observe
 from megatron_ext.contract.worker import SAVED
 from tests.support.launch import live
 from tests.support.launch.live import FOREVER, TWO_NODES, wait_for

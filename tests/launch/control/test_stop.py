@@ -16,9 +16,10 @@ from conf.run_folder.rundir import RunDir
 from launch.commands import stop as stop_command
 from launch.control import stop
 from launch.control.follow import follow
-from launch.judge.observe import observe
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.machine import processes
+from launch.observe.look import observe
 from tests.support import PATIENCE_S
 from tests.support.launch.launchers import launched_by_another
 from tests.support.launch.live import (

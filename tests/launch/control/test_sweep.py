@@ -22,7 +22,8 @@ from launch.commands.launch import main
 from launch.control.follow import finishing
 from launch.control.plan import make_plan
 from launch.errors import LaunchError
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.sweep import combinations as sweep
 from launch.sweep.outcomes import differing
 from launch.sweep.start import confirm, existing

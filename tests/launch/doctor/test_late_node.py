@@ -12,10 +12,10 @@ from launch.commands.doctor import WORKER
 from launch.control import local
 from launch.control.plan import make_plan
 from launch.control.submit import run_environment
-from launch.judge.observe import observe
 from launch.machine import processes
 from launch.node.agent import NodeAgent
 from launch.node.worker_command import ModuleWorker
+from launch.observe.look import observe
 from tests.launch.judge.test_verdict import Case, ended
 from tests.support import PATIENCE_S
 from tests.support.launch.live import TWO_NODES, wait_for

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from conf.run_folder.rundir import RunDir
-from launch.files.run_files import glance
-from launch.judge.observe import complete
-from launch.judge.verdict import State, decide
+from launch.files.run_files import read_run_files
+from launch.judge.state import State
+from launch.judge.verdict import decide
 from launch.machine.slurm_commands import JobState
+from launch.observe.look import complete
 from tests.launch.judge.test_verdict import NOW, OK, Case, Node, ended
 
 WAITING = {"7": JobState(id="7", state="PENDING")}
@@ -23,7 +24,7 @@ def on_slurm(run: RunDir) -> RunDir:
 
 
 def test_a_job_that_starts_while_slurm_answers_does_not_wait_to_be_started_again(tmp_path: Path) -> None:
-    before = glance(on_slurm(Case([None, None]).make(tmp_path / "run")))
+    before = read_run_files(on_slurm(Case([None, None]).make(tmp_path / "run")))
     on_slurm(Case([Node(), Node()]).make(tmp_path / "other"))
     (tmp_path / "run" / "nodes").rmdir()
     (tmp_path / "other" / "nodes").rename(tmp_path / "run" / "nodes")
@@ -32,7 +33,7 @@ def test_a_job_that_starts_while_slurm_answers_does_not_wait_to_be_started_again
 
 
 def test_a_job_that_waits_although_its_nodes_have_told_of_a_start_waits_for_the_next(tmp_path: Path) -> None:
-    before = glance(on_slurm(Case([Node(), Node()], last=20).make(tmp_path / "run")))
+    before = read_run_files(on_slurm(Case([Node(), Node()], last=20).make(tmp_path / "run")))
     seen = complete(before, WAITING, NOW)
     assert (str(seen.start), decide(seen).state) == ("0.1", State.starting)
 
@@ -51,8 +52,8 @@ def test_a_job_that_waits_although_its_nodes_have_told_of_a_start_waits_for_the_
 def test_slurm_is_asked_only_about_what_the_files_do_not_tell(
     tmp_path: Path, nodes: list[Node | None], asks: tuple[str, ...]
 ) -> None:
-    assert glance(on_slurm(Case(nodes).make(tmp_path / "run"))).asks == asks
+    assert read_run_files(on_slurm(Case(nodes).make(tmp_path / "run"))).asks == asks
 
 
 def test_slurm_is_not_asked_for_ever_who_ended_a_run_that_was_stopped(tmp_path: Path) -> None:
-    assert glance(on_slurm(Case([ended(143, "SIGTERM")] * 2, stop=NOW - 9).make(tmp_path / "run"))).asks == ()
+    assert read_run_files(on_slurm(Case([ended(143, "SIGTERM")] * 2, stop=NOW - 9).make(tmp_path / "run"))).asks == ()

@@ -15,9 +15,10 @@ from launch.control.follow import follow
 from launch.control.stop import stop
 from launch.control.submit import resume
 from launch.errors import LaunchError
-from launch.judge.observe import observe
-from launch.judge.verdict import State, Verdict, judge
+from launch.judge.state import State
+from launch.judge.verdict import Verdict, judge
 from launch.machine import processes
+from launch.observe.look import observe
 from tests.support.launch.live import (
     FOREVER,
     TWO_NODES,
@@ -115,7 +116,7 @@ def test_a_killed_helper_process_ends_the_run(
     runs: Path, victim: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find, rules = VICTIMS[victim]
-    monkeypatch.setattr("launch.judge.observe.START_S", 1.0)
+    monkeypatch.setattr("launch.observe.look.START_S", 1.0)
     run = start(runs, *FOREVER)
     wait_for(lambda: find(run))
     if when == "mid-run":

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launch.judge.findings import STDERR_BYTES, all_findings, findings
-from launch.judge.observe import observe
 from launch.judge.status_text import as_json, as_text
+from launch.observe.look import observe
 from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
 from tests.support.launch.live import ENVIRONMENT
 
@@ -21,7 +21,7 @@ def test_the_lines_of_the_node_that_failed_first_come_first_and_symptoms_last(tm
     run = Case([ended(1), ended(1, at=NOW - 8)], errors).make(tmp_path / "run")
     run.node_err("local-0").write_text("[rank 0] error: lost rank 3\none said this\n")
     run.node_err("local-1").write_text("two said this\n[rank 3] RuntimeError: bad luck\n")
-    told = [complaint.text for complaint in findings(run, observe(run, NOW)).stderr]
+    told = [group.text for group in findings(run, observe(run, NOW)).stderr]
     assert told == [
         "[rank 3] RuntimeError: bad luck",
         "two said this",
@@ -57,7 +57,7 @@ def test_of_a_long_stderr_the_end_is_told_in_whole_lines(tmp_path: Path) -> None
     run = Case(last=20).make(tmp_path / "run")
     run.node_err("local-0").write_text("the beginning\n" + "like all\n" * STDERR_BYTES + "the end\n")
     told = findings(run, observe(run, NOW)).stderr
-    assert [complaint.text for complaint in told] == ["like all", "the end"]
+    assert [group.text for group in told] == ["like all", "the end"]
 
 
 def test_what_the_agents_of_lost_nodes_printed_is_told(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from conf.run_folder.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuSample, GpuTrouble
-from launch.judge.gpu_health import GRACE_S, READINGS, NodeGpus, hang, summary
+from launch.judge.gpu_health import GRACE_S, hang, summary
+from launch.observe.observation import READINGS, NodeGpus
 
 NOW = 1_000_000
 OURS = (GpuProcess(pid=1, memory_mib=11000, ours=True),)

@@ -12,7 +12,8 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.follow import follow
 from launch.control.submit import submit
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from launch.machine import processes
 from launch.node.worker_command import WORKER as ENGINE
 from tests.support.launch.live import TWO_NODES, ranks, token, wait_for

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from launch.files.faults import Faults
-from launch.judge.iterations import TAIL_BYTES, Iteration, read_text_log
+from launch.observe.iterations import TAIL_BYTES, Iteration, read_text_log
 
 LINE = " [2026-11-21 10:20:30.1] iteration {:8d}/     900 | elapsed time per iteration (ms): 20.5 | lm loss: 5.0E+00 |"
 

@@ -12,9 +12,9 @@ from conf.run_folder.rundir import RunDir
 from launch.files.faults import Faults
 from launch.judge.findings import findings
 from launch.judge.mismatches import is_a, mismatches
-from launch.judge.observe import observe
 from launch.judge.status_text import as_json, as_text
 from launch.node.worker_command import job_info
+from launch.observe.look import observe
 from tests.launch.judge.test_gpu_health import WORK
 from tests.launch.judge.test_verdict import NOW, Case
 

@@ -13,7 +13,8 @@ from conf.run_folder.rundir import RunDir
 from launch import cli
 from launch.control.submit import resume
 from launch.errors import LaunchError
-from launch.judge.verdict import State, judge
+from launch.judge.state import State
+from launch.judge.verdict import judge
 from tests.launch.judge.test_verdict import NOW, OK, Case, Error, Node, ended
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from launch.commands import status
-from launch.files.run_files import glance
-from launch.judge.observe import Observation, complete
-from launch.judge.verdict import State, decide
+from launch.files.run_files import read_run_files
+from launch.judge.state import State
+from launch.judge.verdict import decide
 from launch.machine.slurm_commands import JobState
+from launch.observe.look import complete
+from launch.observe.observation import Observation
 from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
 
 GAVE_UP = "ended because node local-1 did not start within executor.meet_min=5 minutes: job 12 is PENDING (Resources)"
@@ -30,7 +32,7 @@ def seen_of(tmp_path: Path, case: Case, *states: str) -> Observation:
         job: JobState(id=job, state=state.partition(" ")[0], detail=state.partition(" ")[2])
         for job, state in told.items()
     }
-    return complete(glance(run), answers, NOW)
+    return complete(read_run_files(run), answers, NOW)
 
 
 CASES = {

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from conf.run_folder.rundir import RunDir
-from launch.judge.verdict import State, Verdict, judge
+from launch.judge.state import State
+from launch.judge.verdict import Verdict, judge
 from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
 
 LOST = NOW - 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.judge.stderr_lines import Complaint, complaints, last_words, warnings
+from launch.judge.stderr_lines import LineGroup, grouped_lines, last_words, warnings
 
 PYTHON_WARNING = b"""\
 /lib/torch/x.py:12: UserWarning: something is deprecated
@@ -23,7 +23,7 @@ ValueError: rank 3 has 12 layers
 
 
 def test_warnings_are_left_out() -> None:
-    assert complaints({"n": PYTHON_WARNING}) == []
+    assert grouped_lines({"n": PYTHON_WARNING}) == []
 
 
 def test_warnings_are_grouped_for_those_who_want_them_the_most_frequent_first() -> None:
@@ -38,12 +38,12 @@ def test_warnings_are_grouped_for_those_who_want_them_the_most_frequent_first() 
 
 
 def test_of_a_traceback_the_last_line_is_kept() -> None:
-    assert complaints({"n": TRACEBACK}) == [Complaint("ValueError: rank 3 has 12 layers", 1, ("n",))]
+    assert grouped_lines({"n": TRACEBACK}) == [LineGroup("ValueError: rank 3 has 12 layers", 1, ("n",))]
 
 
 def test_lines_that_differ_in_numbers_only_are_counted_together() -> None:
-    found = complaints({"a": b"rank 0 lost 0x1f\nother\n", "b": b"rank 1 lost 0x2a\nrank 2 lost 0xff\n"})
-    assert found == [Complaint("rank 0 lost 0x1f", 3, ("a", "b")), Complaint("other", 1, ("a",))]
+    found = grouped_lines({"a": b"rank 0 lost 0x1f\nother\n", "b": b"rank 1 lost 0x2a\nrank 2 lost 0xff\n"})
+    assert found == [LineGroup("rank 0 lost 0x1f", 3, ("a", "b")), LineGroup("other", 1, ("a",))]
 
 
 def test_what_may_be_the_cause_comes_before_what_follows_from_it() -> None:
@@ -51,8 +51,8 @@ def test_what_may_be_the_cause_comes_before_what_follows_from_it() -> None:
         "first": b"loading shard 3\n[rank 7] error: the optimizer lost its mind\n",
         "second": b"[rank 2] error: rank 7 is gone\nRuntimeError: Connection closed by peer [10.0.0.1]:29500\nodd\n",
     }
-    found = complaints(stderr, causes=["the optimizer lost its mind"], symptoms=["rank 7 is gone"])
-    assert [complaint.text for complaint in found] == [
+    found = grouped_lines(stderr, causes=["the optimizer lost its mind"], symptoms=["rank 7 is gone"])
+    assert [group.text for group in found] == [
         "[rank 7] error: the optimizer lost its mind",
         "loading shard 3",
         "odd",
@@ -83,26 +83,32 @@ def test_the_end_of_a_step_of_slurm_says_no_cause() -> None:
     assert last_words(OF_PYXIS) == OF_PYXIS.splitlines()[0]
     assert last_words("srun: error: a: task 0: Killed\n") == "srun: error: a: task 0: Killed"
     assert last_words("\n") is None
-    told = [complaint.text for complaint in complaints({"a": OF_A_STEP.encode()[14:] + b"KeyError: 340\n"})]
+    told = [group.text for group in grouped_lines({"a": OF_A_STEP.encode()[14:] + b"KeyError: 340\n"})]
     assert told[0] == "KeyError: 340"
 
 
 def test_of_several_causes_the_earliest_comes_first() -> None:
     stderr = {"a": b"ValueError: late\n", "b": b"ValueError: early\n"}
-    assert [c.text for c in complaints(stderr, causes=["early", "late"])] == ["ValueError: early", "ValueError: late"]
+    assert [c.text for c in grouped_lines(stderr, causes=["early", "late"])] == [
+        "ValueError: early",
+        "ValueError: late",
+    ]
 
 
 def test_without_a_told_cause_the_first_nodes_lines_come_first() -> None:
-    assert [c.text for c in complaints({"b": b"from b\n", "a": b"from a\n"})] == ["from b", "from a"]
+    assert [c.text for c in grouped_lines({"b": b"from b\n", "a": b"from a\n"})] == ["from b", "from a"]
 
 
 def test_bytes_that_are_no_text_and_lines_ended_by_windows_are_told() -> None:
-    assert complaints({"a": b"caf\xe9\r\nplain"}) == [Complaint("caf\ufffd", 1, ("a",)), Complaint("plain", 1, ("a",))]
+    assert grouped_lines({"a": b"caf\xe9\r\nplain"}) == [
+        LineGroup("caf\ufffd", 1, ("a",)),
+        LineGroup("plain", 1, ("a",)),
+    ]
 
 
 @given(st.lists(st.sampled_from([b"12", b"epoch 3", b" ", b"\r", b"\n", b"\r\n"]), max_size=6).map(b"".join))
 def test_progress_that_is_still_being_written_is_told_as_far_as_it_came(content: bytes) -> None:
     told = [line for line in content.replace(b"\r", b"\n").split(b"\n") if line.strip() and not line.startswith(b" ")]
-    found = complaints({"a": content})
-    assert {complaint.text for complaint in found} <= {line.strip().decode() for line in told}
+    found = grouped_lines({"a": content})
+    assert {group.text for group in found} <= {line.strip().decode() for line in told}
     assert any(line.strip(b"0123456789 ") for line in told) <= bool(found)

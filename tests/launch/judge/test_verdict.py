@@ -15,11 +15,12 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
 from launch.judge.findings import findings
-from launch.judge.observe import SILENCE_S, observe
 from launch.judge.pace import median_ms
 from launch.judge.runs_table import run_row
+from launch.judge.state import EXIT_CODES, State
 from launch.judge.status_text import as_text
-from launch.judge.verdict import EXIT_CODES, State, decide, judge
+from launch.judge.verdict import decide, judge
+from launch.observe.look import SILENCE_S, observe
 from tests.support import ROOT
 from tests.support.launch.live import TWO_NODES
 

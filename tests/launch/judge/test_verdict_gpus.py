@@ -11,9 +11,10 @@ import pytest
 from conf.run_folder.gpu_lines import GpuReading, GpuSample, GpuTrouble, entry_text
 from conf.run_folder.rundir import RunDir
 from launch.judge.findings import Findings
-from launch.judge.observe import observe
+from launch.judge.state import State
 from launch.judge.status_text import as_json, as_text
-from launch.judge.verdict import State, decide, judge
+from launch.judge.verdict import decide, judge
+from launch.observe.look import observe
 from tests.launch.judge.test_gpu_health import REST, SPIN, WORK
 from tests.launch.judge.test_verdict import NOW, Case, ended
 

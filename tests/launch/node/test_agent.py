@@ -16,7 +16,7 @@ from launch.errors import LaunchError
 from launch.judge.verdict import judge
 from launch.machine.provenance import PROJECT
 from launch.node.agent import NodeAgent, _Node
-from launch.node.stop_signals import Told
+from launch.node.stop_signals import StopSignals
 from launch.node.worker_command import WORKER, ModuleWorker, given_environment, job_info, scrubbed
 from launch.node.workplace import process_to_start
 from megatron_ext.contract.plan import Plan
@@ -109,7 +109,7 @@ def test_what_not_even_a_kill_ends_is_told_as_the_nodes_end(tmp_path: Path, monk
 
     monkeypatch.setattr("launch.machine.processes.kill", in_vain)
     run = Case([None, OK]).make(tmp_path / "run")
-    told = Told.__new__(Told)  # which signals none
+    told = StopSignals.__new__(StopSignals)  # which signals none
     told.end, told.save = None, False
     agent = NodeAgent(
         run=run,

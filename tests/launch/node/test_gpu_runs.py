@@ -10,9 +10,10 @@ import pytest
 from conf.run_folder.gpu_lines import GpuReading, GpuTrouble, entries
 from conf.run_folder.rundir import RunDir
 from launch.control.stop import stop
-from launch.judge.observe import observe
-from launch.judge.verdict import State, decide, judge
+from launch.judge.state import State
+from launch.judge.verdict import decide, judge
 from launch.machine import processes
+from launch.observe.look import observe
 from tests.support.launch import live
 from tests.support.launch.live import FOREVER, ranks, token, wait_for, wait_until_running
 from tests.support.launch.machines import Machine, nvml_gpu

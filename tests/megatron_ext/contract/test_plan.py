@@ -14,7 +14,7 @@ from conf.compose import compose
 from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
-from launch.files.run_files import glance
+from launch.files.run_files import read_run_files
 from launch.judge.plan_line import plan_line
 from megatron_ext import worker
 from megatron_ext.contract.errors import EngineError
@@ -191,7 +191,7 @@ def readers(tmp_path: Path) -> dict[str, tuple[Callable[[], object], type[Except
     run = RunDir(tmp_path)
     run.write_json(run.jobs, {"token": "t", "executor": "local", "submission": 0, "jobs": []})
     return {
-        "launch": (lambda: plan_line(glance(run).plan), RunFolderError),
+        "launch": (lambda: plan_line(read_run_files(run).plan), RunFolderError),
         "reports": (lambda: read(run), RunFolderError),
     }
 

@@ -26,7 +26,7 @@ from fasop.tables.plans import plan_yaml
 from launch.control.plan import make_plan
 from launch.control.rehearsal import doubts
 from launch.files.faults import Faults
-from launch.judge.observe import read_log
+from launch.observe.look import read_log
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedules import as_json, schedule

@@ -13,7 +13,8 @@ import pytest
 
 from conf.run_folder.rundir import RunDir
 from launch.commands.launch import main
-from launch.judge.verdict import State, Verdict, judge
+from launch.judge.state import State
+from launch.judge.verdict import Verdict, judge
 from launch.machine.slurm_commands import comment_of
 from launch.machine.slurm_commands import submitted as submitted_jobs
 from tests.support import PATIENCE_S

@@ -1,5 +1,4 @@
-"""What can be seen of a run: on disk, among the processes of this machine, and by Slurm; judged in
-`launch.judge.verdict`."""
+"""Looks at a run: on disk, among the processes of this machine, and by Slurm."""
 
 from __future__ import annotations
 
@@ -7,8 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from conf.run_folder.gpu_lines import entries as gpu_entries
@@ -16,18 +14,18 @@ from conf.run_folder.run_files import entries, read_text
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.files.attempt import Start
-from launch.files.faults import Fault, Faults
+from launch.files.faults import Faults
 from launch.files.owner import has_rights_of, owner_of
 from launch.files.records import JobRecord, NodeRecord, Origin, StopRecord, Submitted
-from launch.files.run_files import Glance, glance, states_of
-from launch.judge.gpu_health import READINGS, NodeGpus
-from launch.judge.iterations import Iteration, read_log, read_text_log
+from launch.files.run_files import RunFiles, read_run_files, states_of
 from launch.machine import processes, slurm_commands
 from launch.machine.memory_signs import memory_sign
 from launch.machine.slurm_commands import JobState
 from launch.node.peers import SILENCE_S
-from launch.node.stalled_rank import STILL_S, Doing, read_doings
+from launch.node.stalled_rank import STILL_S, read_doings
 from launch.node.unseen import Unseen, not_started, unlaunched
+from launch.observe.iterations import read_log, read_text_log
+from launch.observe.observation import READINGS, Job, Kind, Node, NodeGpus, Observation
 from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.run_files import checkpoint_iteration
@@ -48,157 +46,24 @@ Answers = Mapping[str, JobState] | LaunchError
 tell them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """A node as its agent last told. `state` is `absent` before it has told anything."""
-
-    name: str
-    state: str = "absent"
-    alive: bool
-    """Whether its agent lives, or, while absent, may still come."""
-    pid: int | None = None
-    exit_code: int | None = None
-    """Of the worker; negative for a signal."""
-    stopped: str | None = None
-    """Name of the signal by which it was told to end."""
-    stopped_unix: float | None = None
-    """When it was."""
-    doing: str | None = None
-    """What its container waits for, while its agent makes that ready."""
-    halted: str | None = None
-    """Which of its processes somebody has stopped, so that nobody looks after its ranks."""
-    reason: str | None = None
-    """Why it ended, in its agent's words, where its exit code does not say it."""
-    withdrew: tuple[str, ...] = ()
-    """Ids of the run's other jobs that its agent took out of the queue at its end."""
-    job: str | None = None
-    """Of Slurm."""
-    unseen: Unseen | None = None
-    """That it does not see the run's folder."""
-    started_unix: float | None = None
-    """When its agent began."""
-    seen_unix: float = 0.0
-    """Its end, or its last sign of life."""
-    out_begin: int = 0
-    err_begin: int = 0
-    """Where in nodes/<node>.out and .err this start begins, in bytes."""
-    no_memory: str | None = None
-    """Where a process of it died: the line on its stderr that says that no memory was left."""
-
-    @property
-    def ended(self) -> bool:
-        return self.state == "ended"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A Slurm job of the run."""
-
-    id: str
-    nodes: tuple[str, ...]
-    state: JobState | None
-    """None if Slurm has forgotten it, or does not show it to this user; of a Slurm that does not answer a state that
-    neither waits nor is over."""
-    withdrawn: bool = False
-    """Whether one of the run's own nodes took it out of the queue."""
-
-    @property
-    def over(self) -> bool:
-        return self.state is None or self.state.over
-
-    def __str__(self) -> str:
-        return f"job {self.id} is unknown to Slurm" if self.state is None else str(self.state)
-
-
-class Kind(StrEnum):
-    """What a run is: training, here or on a cluster, or no more than the times that it would take."""
-
-    local = "local"
-    slurm = "slurm"
-    rehearsal = "rehearsal"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """A run at one moment."""
-
-    kind: Kind
-    launched_unix: float
-    """For the first time."""
-    plan: Plan
-    runs_dir: str
-    now_unix: float
-    stop_unix: float | None
-    """When it was asked to stop."""
-    free_bytes: int
-    """On the disk of the run folder, for this user."""
-    jobs: tuple[Job, ...]
-    """Slurm's, where it was asked."""
-    silence: str | None
-    """Why Slurm, which was asked, told nothing."""
-    cut_off: bool
-    """Whether its launch ended before all of it was submitted."""
-    start: Start
-    """The newest one, or the one that is waited for."""
-    saved: int | None
-    """Iteration of the newest checkpoint, where the run was started more than once or is to be."""
-    nodes: tuple[Node, ...]
-    errors: tuple[RankFailure, ...]
-    """By time."""
-    log: tuple[Iteration, ...]
-    """The last logged iterations."""
-    doings: tuple[Doing, ...]
-    """Where ranks lost others, or have logged nothing for a while: what they were doing, of those that stood still and
-    of those that waited for them."""
-    gpus: tuple[NodeGpus, ...]
-    """Of the nodes at work; none in a run on CPUs."""
-    faults: tuple[Fault, ...]
-    """What of the run's files cannot be read."""
-
-    def job_of(self, node: Node) -> Job | None:
-        return next((job for job in self.jobs if node.name in job.nodes), None)
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more will come: every node has ended or is lost.
-
-        What was ended from outside may be started again by Slurm; that is not known before its job has ended.
-        """
-        undecided = any(node.stopped and not node.reason and _lives(self.job_of(node)) for node in self.nodes)
-        return all(node.ended or not node.alive for node in self.nodes) and not undecided
-
-    @property
-    def took_s(self) -> float | None:
-        """From the begin of its newest start to its end, or until now; None before that."""
-        began = [node for node in self.nodes if node.started_unix is not None]
-        if not began:
-            return None
-        end = max(node.seen_unix for node in began) if self.over else self.now_unix
-        return max(0.0, end - min(node.started_unix or 0.0 for node in began))
-
-    @property
-    def iterations(self) -> int:
-        return self.plan.train.iterations
-
-
 def observe(run: RunDir, now: float | None = None) -> Observation:
     """Looks at everything once. `now` is in seconds since 1970.
 
     Raises:
         RunFolderError: plan.json or jobs.json is not what it should be.
     """
-    before = glance(run)
+    before = read_run_files(run)
     return complete(before, answers_to([before]), now)
 
 
 def observe_all(runs: Iterable[RunDir]) -> list[Observation]:
     """Looks at several runs, and asks Slurm once about all of them; raises as `observe` does."""
-    before = [glance(run) for run in runs]
+    before = [read_run_files(run) for run in runs]
     answers = answers_to(before)
     return [complete(one, answers) for one in before]
 
 
-def answers_to(looks: Iterable[Glance]) -> Answers:
+def answers_to(looks: Iterable[RunFiles]) -> Answers:
     """What Slurm says of the jobs that runs have to ask about."""
     looks = list(looks)
     try:
@@ -209,7 +74,7 @@ def answers_to(looks: Iterable[Glance]) -> Answers:
     return states | {comment: states[job] for comment, job in unrecorded.items() if job in states}
 
 
-def _unrecorded(looks: Sequence[Glance]) -> dict[str, str]:
+def _unrecorded(looks: Sequence[RunFiles]) -> dict[str, str]:
     """Jobs in the queue whose ids nobody wrote down, by their comments; a run has at most one.
 
     Without a file of submitit's a job's agents have nothing to do, and end: its launch was killed before it made that.
@@ -224,7 +89,7 @@ def _unrecorded(looks: Sequence[Glance]) -> dict[str, str]:
     return found
 
 
-def complete(before: Glance, answers: Answers, now: float | None = None) -> Observation:
+def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Observation:
     """Looks at everything else, now that Slurm has told what `before` asks; raises as `observe` does."""
     run, plan, submitted, names = before.run, before.plan, before.submitted, before.names
     now = time.time() if now is None else now
@@ -373,10 +238,10 @@ def _withdrawn(job: Job, node: str) -> Job:
     return replace(job, withdrawn=True, state=replace(job.state, detail=detail))
 
 
-def _newest(before: Glance, states: States, jobs: tuple[Job, ...]) -> Start:
+def _newest(before: RunFiles, states: States, jobs: tuple[Job, ...]) -> Start:
     """The newest start that a node has told of; the one after it, if a job waits to be started again."""
-    told = _starts(states)
-    newest = max([before.submitted.first, *told.values()])
+    starts = _starts(states)
+    newest = max([before.submitted.first, *starts.values()])
     requeued = any(state is not None and state.of == newest and state.state == "requeued" for state in states.values())
     # What was told only after Slurm had called the job pending does not mean that it waits for yet another start.
     earlier = _starts(before.states)
@@ -427,13 +292,9 @@ def _node(
     if state is None:
         return Node(name=name, alive=starting, seen_unix=submitted_unix)
     alive = state.pid in living if living is not None else now - state.beat_unix < SILENCE_S
-    node = _told(name, state, alive)
+    node = _from_record(name, state, alive)
     halted = living is not None and node.alive and processes.is_stopped(state.pid)
     return replace(node, halted=f"the agent (process {node.pid})") if halted else node
-
-
-def _lives(job: Job | None) -> bool:
-    return job is not None and not job.over
 
 
 def _slurm_node(name: str, state: NodeRecord | None, job: Job | None, submitting: bool, now: float) -> Node:
@@ -447,25 +308,15 @@ def _slurm_node(name: str, state: NodeRecord | None, job: Job | None, submitting
         alive = now - state.beat_unix < SILENCE_S
     if state is None:
         return Node(name=name, alive=alive, seen_unix=now, job=job.id if job else None)
-    return _told(name, state, alive)
+    return _from_record(name, state, alive)
 
 
-def _told(name: str, state: NodeRecord, alive: bool) -> Node:
+def _from_record(name: str, record: NodeRecord, alive: bool) -> Node:
+    same = Node.__dataclass_fields__.keys() & NodeRecord.__dataclass_fields__.keys()
     return Node(
         name=name,
-        state=state.state,
-        alive=alive and state.state != "ended",
-        pid=state.pid,
-        exit_code=state.exit_code,
-        stopped=state.stopped,
-        stopped_unix=state.stopped_unix,
-        doing=state.doing,
-        halted="the worker" if state.worker_stopped else None,
-        reason=state.reason,
-        withdrew=state.withdrew,
-        job=state.job,
-        started_unix=state.started_unix,
-        seen_unix=state.ended_unix or state.beat_unix,
-        out_begin=state.out_begin,
-        err_begin=state.err_begin,
+        alive=alive and record.state != "ended",
+        halted="the worker" if record.worker_stopped else None,
+        seen_unix=record.ended_unix or record.beat_unix,
+        **{field: getattr(record, field) for field in same},
     )

@@ -1,0 +1,76 @@
+"""What keeps an experiment from being started, as far as Slurm need not be asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
+from launch.control import local, megatron_lm, profilers, slurm
+from launch.errors import LaunchError
+from launch.machine.container_commands import found_image
+from launch.node.container_setup import check_program
+from launch.node.image_file import check_found
+
+_SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
+
+
+def check(experiment: Experiment) -> None:
+    """Raises a TdppError for what keeps the experiment from being started, as far as Slurm need not be asked."""
+    check_supported(experiment)
+    require_exported(experiment, os.environ)
+    check_image(experiment)
+    if experiment.executor.kind is ExecutorKind.local:
+        local.check_port(experiment.executor.master_port)
+        profilers.check(experiment)
+        if experiment.container.kind is not ContainerKind.none:
+            check_program(experiment.container.kind)
+    if experiment.engine.kind is EngineKind.megatron_lm:
+        megatron_lm.check(experiment)
+
+
+def check_image(experiment: Experiment) -> None:
+    """Raises LaunchError for an image that was fetched, and must not be used."""
+    if (image := found_image(experiment.container)) is not None:
+        check_found(image)
+
+
+def check_supported(experiment: Experiment) -> None:
+    """Raises LaunchError for what this version cannot start."""
+    if experiment.executor.kind is ExecutorKind.slurm:
+        slurm.check(experiment, os.environ)
+    else:
+        _check_local(experiment)
+    path = str(Path(experiment.runs_dir).absolute() / experiment.name)
+    for tag in _SUBMITIT_TAGS:
+        if tag in path:
+            raise LaunchError(
+                f"runs_dir={experiment.runs_dir}, name={experiment.name}: {path} holds {tag!r}, which submitit "
+                "replaces in paths; choose a path without it"
+            )
+
+
+def _check_local(experiment: Experiment) -> None:
+    if experiment.container.kind is ContainerKind.pyxis:
+        raise LaunchError(
+            "container.kind=pyxis: pyxis is a part of Slurm's srun, but executor.kind=local starts runs on this "
+            "machine without it; use container=enroot, or executor=slurm"
+        )
+    partitions = {name: experiment.cluster.groups[name].partition for name in experiment.node_order.groups}
+    elsewhere = [f"cluster.groups.{name}.partition={partition}" for name, partition in partitions.items() if partition]
+    if elsewhere and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run:
+        raise LaunchError(
+            f"{', '.join(elsewhere)}: these are Slurm's nodes, but executor.kind=local starts runs on this machine; "
+            "use executor=slurm; executor.rehearse=virtual goes through the plan without them"
+        )
+
+
+def require_exported(experiment: Experiment, shell: Mapping[str, str]) -> None:
+    """Raises LaunchError where this shell lacks a variable that the ranks are to have of it."""
+    if lacking := [name for name in experiment.cluster.environment_from if name not in shell]:
+        names = ", ".join(lacking)
+        raise LaunchError(
+            f"cluster.environment_from: this shell has no variable {names}; export it before the launch (export "
+            f"{lacking[0]}=…), or leave it out"
+        )

@@ -1,0 +1,263 @@
+"""The rules by which a run is judged. They look at an `Observation` only.
+
+In this order: a file that would tell how the run is and cannot be read; a cause of failure (`launch.judge.causes`), the
+earliest first; stopped by request; saved because time ran out; ended from outside; a rank that stood still; a node that
+gave up; errors whose cause nobody recorded; a loss that is not finite; success, which takes both the exit codes and the
+last iteration in the log; a Slurm that does not answer where only it could tell; a worker or agent that was stopped; a
+failure whose cause is not known yet; GPUs that tell of a hang; pace; a rank that was stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+
+from launch.judge import gpu_health
+from launch.judge.causes import JOB_RULES, LOST, causes, undecided, what
+from launch.judge.evidence import saved
+from launch.judge.pace import began_unix, held_up_by, held_up_words, is_late, lost_unix, usual_s
+from launch.judge.state import State
+from launch.node.peers import SILENCE_S
+from launch.observe.observation import Node, Observation
+from launch.screen.text import ago, plural
+from megatron_ext.contract.worker import SAVED
+
+Finding = tuple[State, str, str]
+
+
+def _unreadable(seen: Observation) -> Finding | None:
+    fault = next((fault for fault in seen.faults if fault.decisive), None)
+    return None if fault is None else (State.unknown, "unreadable", fault.text)
+
+
+def _failure(seen: Observation) -> Finding | None:
+    """Not while a rank's death may turn out to be the end of its node, and came before the other causes."""
+    found = causes(seen)
+    if not found or any(error.unix < found[0].unix for error in undecided(seen)):
+        return None
+    first = found[0]
+    return State.lost if first.rule in LOST else State.failed, first.rule, first.reason
+
+
+def _stop(seen: Observation) -> Finding | None:
+    if seen.stop_unix is None or _has_finished(seen):
+        return None
+    if not seen.over:
+        return State.running, "stopping", "asked to stop, and on its way out"
+    return State.stopped, "stopped", "ended on request"
+
+
+def _interrupted(seen: Observation) -> Finding | None:
+    """The ranks saved because a signal told that time was running out, and nobody starts them again."""
+    ended = [node for node in seen.nodes if node.ended and node.exit_code == SAVED]
+    if not ended or not seen.over:
+        return None
+    why = next((f", and {node.reason}" for node in ended if node.reason), "")
+    reason = f"time ran out{why}; {saved(seen)}; 'tdpp launch resume={_name(seen)}' goes on from there"
+    return State.interrupted, "time-limit", reason
+
+
+def _gave_up(seen: Observation) -> Finding | None:
+    """Nodes that ended because of others; those have no cause to show, or they would have been told of before."""
+    reasons = [node for node in seen.nodes if node.ended and node.exit_code and node.reason]
+    if not reasons or not seen.over or seen.stop_unix is not None:
+        return None
+    first = min(reasons, key=lambda node: node.seen_unix)
+    return State.failed, "node-gave-up", f"node {first.name} {first.reason}"
+
+
+def _stood_still(seen: Observation) -> Finding | None:
+    """Ranks lost others, and one of those had stopped, or did not come back from work of its own."""
+    if lost_unix(seen) is None or not seen.over or seen.stop_unix is not None:
+        return None
+    held = held_up_by(seen)
+    return (State.failed, "rank-stood-still", ": ".join(held_up_words(seen, held))) if held else None
+
+
+def _ended_from_outside(seen: Observation) -> Finding | None:
+    """Every node that ended badly was told to; were one not, the others would only have followed it.
+
+    While others still end this is known as soon as Slurm tells what became of the job.
+    """
+    bad = _ended_badly(seen)
+    leading = [node for node in bad if node.reason is None]  # the others followed these
+    if not leading or not all(node.stopped for node in bad):
+        return None
+    first = min(leading, key=lambda node: node.seen_unix)
+    job = seen.job_of(first)
+    if not seen.over and (job is None or job.state is None or not job.over):
+        return None
+    if first.stopped == signal.SIGUSR2.name:
+        key = "cluster.groups.<group>.time_min" if seen.jobs else "executor.time_min"
+        return State.failed, "time-limit", f"the time limit was reached before anything was saved; give {key} more"
+    if job is not None and job.over:
+        rule = JOB_RULES.get(job.state.state, "ended-from-outside") if job.state else "ended-from-outside"
+        return State.failed, rule, f"node {first.name} was ended by {first.stopped} from outside: {job}"
+    reason = (
+        f"node {first.name} was ended by {first.stopped} from outside: by somebody, or because its parent process died"
+    )
+    return State.failed, "ended-from-outside", reason
+
+
+def _ended_badly(seen: Observation) -> list[Node]:
+    return [node for node in seen.nodes if node.ended and node.exit_code not in (0, SAVED)]
+
+
+def _symptoms(seen: Observation) -> Finding | None:
+    """Ranks that lost others, and nobody has told why."""
+    if not seen.errors or not seen.over or seen.stop_unix is not None:
+        return None
+    first = seen.errors[0]
+    return State.failed, "rank-lost-another", f"{first.place} {what(first)}; no rank recorded the cause"
+
+
+def _not_finite(seen: Observation) -> Finding | None:
+    if not seen.log:
+        return None
+    last = seen.log[-1]
+    if (last.loss is None or math.isfinite(last.loss)) and not last.nan:
+        return None
+    return State.not_finite, "loss-not-finite", f"the loss of iteration {last.iteration} is {last.loss}"
+
+
+def _success(seen: Observation) -> Finding | None:
+    if not all(node.ended and node.exit_code == 0 for node in seen.nodes):
+        return None
+    if _has_finished(seen):
+        reason = f"{_ranks(seen)} ended well, and iteration {seen.iterations} of {seen.iterations} is in the log"
+        return State.succeeded, "finished", reason
+    last = seen.log[-1].iteration if seen.log else 0
+    reason = f"all ranks ended with 0, but the log ends at iteration {last} of {seen.iterations}"
+    return State.incomplete, "iterations-missing", reason
+
+
+def _has_finished(seen: Observation) -> bool:
+    well = all(node.ended and node.exit_code == 0 for node in seen.nodes)
+    return well and bool(seen.log) and seen.log[-1].iteration == seen.iterations
+
+
+def _unknown(seen: Observation) -> Finding | None:
+    """Slurm does not answer, and a node's own file does not tell how it is."""
+    if seen.silence is None:
+        return None
+    for node in seen.nodes:
+        silent_s = seen.now_unix - node.seen_unix
+        if node.state == "absent":
+            how = "has not told anything yet"
+        elif node.ended and node.stopped and not node.reason:
+            how = f"was ended by {node.stopped} from outside, and may be started again"
+        elif not node.ended and silent_s > SILENCE_S:
+            how = f"gave its last sign of life {ago(silent_s)}"
+        else:
+            continue
+        return State.unknown, "slurm-silent", f"node {node.name} {how}, and Slurm does not answer: {seen.silence}"
+    return None
+
+
+def _unwatched(seen: Observation) -> Finding | None:
+    node = next((node for node in seen.nodes if node.alive and node.halted), None)
+    if node is None:
+        return None
+    reason = f"{node.halted} of node {node.name} was stopped by SIGSTOP or Ctrl-Z, and nobody looks after its ranks"
+    return State.stalled, "process-stopped", reason
+
+
+def _failing(seen: Observation) -> Finding | None:
+    """Something went wrong, and what did so first is not known before more nodes, or Slurm, have told."""
+    if seen.over or seen.stop_unix is not None:
+        return None
+    if killed := undecided(seen):
+        first = killed[0]
+        reason = f"{first.place} {what(first)}; whether its whole node was ended is not known yet"
+        return State.failing, "rank-or-node", reason
+    if symptoms := [error for error in seen.errors if error.symptom]:
+        if held := held_up_by(seen):
+            reason = f"{': '.join(held_up_words(seen, held))}; not all nodes have told yet"
+            return State.failing, "rank-stood-still", reason
+        reason = f"{symptoms[0].place} {what(symptoms[0])}; the cause is not known yet"
+        return State.failing, "rank-lost-another", reason
+    bad = _ended_badly(seen)
+    if not bad:
+        return None
+    node = min(bad, key=lambda node: node.seen_unix)
+    if node.reason is not None:
+        return State.failing, "node-gave-up", f"node {node.name} {node.reason}"
+    reason = f"node {node.name} was ended by {node.stopped} from outside; whether it is started again is not known yet"
+    return State.failing, "ended-from-outside", reason
+
+
+def _hung(seen: Observation) -> Finding | None:
+    """Only of a run all of whose nodes are at work: ranks that wait for others to start do not hang."""
+    if (seen.log and not is_late(seen)) or len(seen.gpus) < len(seen.nodes):
+        return None
+    found = gpu_health.hang(seen.gpus, seen.now_unix, seen.log[-1].unix if seen.log else None)
+    return None if found is None else (State.hung, found[0], found[1] + _by_whom(seen))
+
+
+def _pace(seen: Observation) -> Finding | None:
+    if not is_late(seen):
+        return None
+    age = seen.now_unix - max(seen.log[-1].unix, began_unix(seen))
+    since = " since the run was started again" if began_unix(seen) > seen.log[-1].unix else ""
+    reason = f"no iteration was logged for {age:.0f} s{since}; usually one line takes {usual_s(seen):.1f} s"
+    return State.stalled, "no-progress", reason + _by_whom(seen)
+
+
+def _by_whom(seen: Observation) -> str:
+    held = held_up_by(seen)
+    return f"; {': '.join(held_up_words(seen, held))}" if held else ""
+
+
+def _halted(seen: Observation) -> Finding | None:
+    """Somebody has stopped a rank: also before the log is late, or has begun."""
+    held = held_up_by(seen)
+    if seen.over or not held or not held[0].stopped:
+        return None
+    return State.stalled, "process-stopped", ": ".join(held_up_words(seen, held))
+
+
+def _progress(seen: Observation) -> Finding:
+    at_work = sum(node.state == "running" for node in seen.nodes)
+    if at_work and all(node.ended or node.state == "running" for node in seen.nodes):
+        return State.running, "running", f"{_ranks(seen)} at work"
+    waiting = ", ".join(str(job) for job in seen.jobs if job.state and job.state.pending)
+    if seen.start.restarts:
+        where = f": {waiting}" if waiting else ""
+        reason = f"to be started again (restart {seen.start.restarts}){where}; {saved(seen)}"
+        return State.starting, "restarting", reason
+    preparing = next((node for node in seen.nodes if node.alive and node.doing), None)
+    if preparing is not None:
+        reason = f"node {preparing.name} makes its container ready, waiting for {preparing.doing}"
+        return State.starting, "preparing", reason
+    there = f"{at_work} of {len(seen.nodes)} nodes at work, " if at_work else ""
+    return State.starting, "starting", there + (waiting or "waiting for its nodes to start")
+
+
+def _name(seen: Observation) -> str:
+    return seen.plan.run
+
+
+def _ranks(seen: Observation) -> str:
+    return plural(len(seen.plan.ranks), "rank")
+
+
+RULES = (
+    _unreadable,
+    _failure,
+    _stop,
+    _interrupted,
+    _ended_from_outside,
+    _stood_still,
+    _gave_up,
+    _symptoms,
+    _not_finite,
+    _success,
+    _unknown,
+    _unwatched,
+    _failing,
+    _hung,
+    _pace,
+    _halted,
+    _progress,
+)
+"""The first that finds something decides; the last one always does."""

@@ -1,0 +1,184 @@
+"""What can be seen of a run at one moment; judged in `launch.judge.verdict`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuTrouble
+from launch.files.attempt import Start
+from launch.files.faults import Fault
+from launch.machine.slurm_commands import JobState
+from launch.node.stalled_rank import Doing
+from launch.node.unseen import Unseen
+from launch.observe.iterations import Iteration
+from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.plan import Plan
+
+READINGS = 3
+"""So many in a row must agree."""
+SILENT_S = 60
+"""A reading is old after this time, and three intervals: the driver does not answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node as its agent last told. `state` is `absent` before it has told anything."""
+
+    name: str
+    state: str = "absent"
+    alive: bool
+    """Whether its agent lives, or, while absent, may still come."""
+    pid: int | None = None
+    exit_code: int | None = None
+    """Of the worker; negative for a signal."""
+    stopped: str | None = None
+    """Name of the signal by which it was told to end."""
+    stopped_unix: float | None = None
+    """When it was."""
+    doing: str | None = None
+    """What its container waits for, while its agent makes that ready."""
+    halted: str | None = None
+    """Which of its processes somebody has stopped, so that nobody looks after its ranks."""
+    reason: str | None = None
+    """Why it ended, in its agent's words, where its exit code does not say it."""
+    withdrew: tuple[str, ...] = ()
+    """Ids of the run's other jobs that its agent took out of the queue at its end."""
+    job: str | None = None
+    """Of Slurm."""
+    unseen: Unseen | None = None
+    """That it does not see the run's folder."""
+    started_unix: float | None = None
+    """When its agent began."""
+    seen_unix: float = 0.0
+    """Its end, or its last sign of life."""
+    out_begin: int = 0
+    err_begin: int = 0
+    """Where in nodes/<node>.out and .err this start begins, in bytes."""
+    no_memory: str | None = None
+    """Where a process of it died: the line on its stderr that says that no memory was left."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state == "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A Slurm job of the run."""
+
+    id: str
+    nodes: tuple[str, ...]
+    state: JobState | None
+    """None if Slurm has forgotten it, or does not show it to this user; of a Slurm that does not answer a state that
+    neither waits nor is over."""
+    withdrawn: bool = False
+    """Whether one of the run's own nodes took it out of the queue."""
+
+    @property
+    def over(self) -> bool:
+        return self.state is None or self.state.over
+
+    def __str__(self) -> str:
+        return f"job {self.id} is unknown to Slurm" if self.state is None else str(self.state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGpus:
+    """What nodes/<node>.gpu told last."""
+
+    node: str
+    ranks: int
+    """So many of the GPUs does the plan use: the first ones."""
+    entries: tuple[GpuEntry, ...]
+
+    @property
+    def readings(self) -> tuple[GpuReading, ...]:
+        """The newest, last, and those before it, up to a trouble or an earlier start of the run."""
+        found: list[GpuReading] = []
+        for entry in reversed(self.entries):
+            if isinstance(entry, GpuTrouble) or (found and entry.number >= found[-1].number):
+                break
+            found.append(entry)
+        return tuple(reversed(found))
+
+    def age_s(self, now: float) -> float | None:
+        """Of the newest reading, if that is too old to tell of now."""
+        last = self.readings[-1]
+        age = now - last.unix
+        return age if age > SILENT_S + 3 * last.interval_s else None
+
+
+class Kind(StrEnum):
+    """What a run is: training, here or on a cluster, or no more than the times that it would take."""
+
+    local = "local"
+    slurm = "slurm"
+    rehearsal = "rehearsal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A run at one moment."""
+
+    kind: Kind
+    launched_unix: float
+    """For the first time."""
+    plan: Plan
+    runs_dir: str
+    now_unix: float
+    stop_unix: float | None
+    """When it was asked to stop."""
+    free_bytes: int
+    """On the disk of the run folder, for this user."""
+    jobs: tuple[Job, ...]
+    """Slurm's, where it was asked."""
+    silence: str | None
+    """Why Slurm, which was asked, told nothing."""
+    cut_off: bool
+    """Whether its launch ended before all of it was submitted."""
+    start: Start
+    """The newest one, or the one that is waited for."""
+    saved: int | None
+    """Iteration of the newest checkpoint, where the run was started more than once or is to be."""
+    nodes: tuple[Node, ...]
+    errors: tuple[RankFailure, ...]
+    """By time."""
+    log: tuple[Iteration, ...]
+    """The last logged iterations."""
+    doings: tuple[Doing, ...]
+    """Where ranks lost others, or have logged nothing for a while: what they were doing, of those that stood still and
+    of those that waited for them."""
+    gpus: tuple[NodeGpus, ...]
+    """Of the nodes at work; none in a run on CPUs."""
+    faults: tuple[Fault, ...]
+    """What of the run's files cannot be read."""
+
+    def job_of(self, node: Node) -> Job | None:
+        return next((job for job in self.jobs if node.name in job.nodes), None)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come: every node has ended or is lost.
+
+        What was ended from outside may be started again by Slurm; that is not known before its job has ended.
+        """
+        undecided = any(node.stopped and not node.reason and _lives(self.job_of(node)) for node in self.nodes)
+        return all(node.ended or not node.alive for node in self.nodes) and not undecided
+
+    @property
+    def took_s(self) -> float | None:
+        """From the begin of its newest start to its end, or until now; None before that."""
+        began = [node for node in self.nodes if node.started_unix is not None]
+        if not began:
+            return None
+        end = max(node.seen_unix for node in began) if self.over else self.now_unix
+        return max(0.0, end - min(node.started_unix or 0.0 for node in began))
+
+    @property
+    def iterations(self) -> int:
+        return self.plan.train.iterations
+
+
+def _lives(job: Job | None) -> bool:
+    return job is not None and not job.over
