@@ -144,7 +144,7 @@ def _examining(seen: Observation) -> str:
 
 
 def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
-    """By group and node, why nodes told nothing, or ended before they had told all."""
+    """By group and node, why nodes wrote nothing, or ended before they had written all."""
     logs = agent_logs(run, seen.plan, read_submitted(run, len(seen.nodes)).by_id)
     lost: dict[str, dict[str, str]] = {}
     for place, node in zip(seen.plan.nodes, seen.nodes, strict=True):
@@ -160,7 +160,7 @@ def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
 def _why_lost(
     node: Node, job: Job | None, wrote: bool, given_up: bool, of_worker: list[Path], of_agent: list[Path]
 ) -> str | None:
-    """None for a node that told all, or ended early only because of others. The last two are what was printed."""
+    """None for a node that wrote all, or ended early only because of others. The last two are what was printed."""
     if node.ended and node.exit_code == 0:
         return None
     if node.unseen is not None:

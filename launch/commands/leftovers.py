@@ -48,7 +48,7 @@ class Leftover:
     where: str
     """Its path, or the name of a container on this machine."""
     unused_s: float
-    """Since it was last used, as far as its files tell."""
+    """Since it was last used, as far as its files show."""
     size: int | None
     """Bytes; None where that is not known."""
     remove: Callable[[], None]

@@ -143,7 +143,7 @@ def prepare(arguments: Arguments) -> Job:
 
 
 def _name(wanted: str | None, gpu: str, *, alone: bool) -> str:
-    """Of the profile of a GPU; of several the name that is asked for tells them apart at its end."""
+    """Of the profile of a GPU; of several the name that is asked for ends with the GPU's."""
     if wanted is None:
         return gpu
     if alone:
@@ -187,7 +187,7 @@ def _tensor_sizes(arguments: Arguments, cluster: Cluster, model: Model) -> tuple
 
 
 def _measure(job: Job, arguments: Arguments, worker: str) -> Found:
-    """Submits the job, waits for its end and reads what its ranks tell."""
+    """Submits the job, waits for its end and reads what its ranks wrote."""
     run = submit(job.experiment, arguments.overrides, worker)
     with stopped_if_interrupted(run):
         given_up = wait(run, arguments.wait_min, job.run_min, "wait_min=N", lambda _: _doing(run))

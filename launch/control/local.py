@@ -53,7 +53,7 @@ def start(agent: NodeAgent, token: str, executor: Executor) -> None:
 
     def submit() -> None:
         os.environ[TOKEN] = token
-        for name in SCRUBBED:  # agents are told apart from their workers by NODE_RANK
+        for name in SCRUBBED:  # agents differ from their workers by NODE_RANK
             os.environ.pop(name, None)
         controller = submitit.LocalExecutor(run.submitit)
         controller.update_parameters(
@@ -116,7 +116,7 @@ def _act(action: Callable[[], None], log: str) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
         action()
         code = 0
-    except BaseException:  # noqa: BLE001  (the parent reads it from the log and tells)
+    except BaseException:  # noqa: BLE001  (the parent reads it from the log and reports it)
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)

@@ -27,7 +27,7 @@ from megatron_ext.contract.rank_order import stage_dp_tp
 def make_plan(experiment: Experiment, run_name: str) -> Plan:
     """The plan of a run. A relative `data.prefix` or `train.load` is taken from the current folder.
 
-    A rehearsal runs on one node whatever the cluster; its ranks tell which node they stand for.
+    A rehearsal runs on one node whatever the cluster; its ranks say which node they stand for.
 
     Ranks lie in Megatron's order, tensor fastest, then data, then pipeline, and fill the nodes one after another.
     """

@@ -52,7 +52,7 @@ def short_job(experiment: Experiment, folder: str, wait_min: float, run_min: int
 def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callable[[Observation], str]) -> str | None:
     """Waits until all nodes are done, telling on stderr for what; returns why it gave up, if it did.
 
-    `longer` is the option for a longer wait. `doing` tells what goes on once all nodes have started.
+    `longer` is the option for a longer wait. `doing` says what goes on once all nodes have started.
     """
     kind = ExecutorKind.slurm if _on_slurm(run) else ExecutorKind.local
     begun = time.monotonic()

@@ -114,7 +114,7 @@ def _submit_all(run: RunDir, requests: Sequence[JobRequest], submission: Submiss
         text = sbatch_text(submission, request, after=jobs[0]["id"] if jobs else None)
         write_atomic(run.sbatch / f"{request.role}.sh", text)
         entry = {"role": request.role, "nodes": list(request.nodes)}
-        write(*jobs, {"id": None, **entry})  # first: if this process is killed now, the job's comment tells its id
+        write(*jobs, {"id": None, **entry})  # first: if this process is killed now, the job's comment leads to its id
         jobs.append({"id": _submit(run, text, make_agent(request)), **entry})
         write(*jobs)
     for submitted in jobs:  # now that none of them can be refused: links to a run that is taken back would stay

@@ -73,7 +73,7 @@ def _stop_jobs(comment: str, owner: int, known: Set[str | None]) -> str:
         time.sleep(slurm_commands.QUEUE_S)
     slurm_commands.cancel(ids, only_pending=True)  # what waits for a running one must not start now
     until = time.monotonic() + STOP_S
-    # Agents see the request, end their workers and tell; only what is still there after a while is cancelled.
+    # Agents see the request, end their workers and record it; only what is still there after a while is cancelled.
     while slurm_commands.submitted(comment, owner) and time.monotonic() < until:
         time.sleep(slurm_commands.QUEUE_S)
     slurm_commands.end(comment, owner)

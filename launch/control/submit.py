@@ -262,7 +262,7 @@ def run_environment(experiment: Experiment, plan: Plan, token: str, inherited: M
         given["OMP_NUM_THREADS"] = "1"
     if plan.engine == MEGATRON_LM:
         given |= megatron_lm.ENVIRONMENT
-    # On Slurm a job's GPUs are told on its nodes, not by this shell.
+    # On Slurm a job's GPUs are known on its nodes, not by this shell.
     if experiment.executor.kind is ExecutorKind.local and "CUDA_VISIBLE_DEVICES" in inherited:
         given["CUDA_VISIBLE_DEVICES"] = inherited["CUDA_VISIBLE_DEVICES"]
     return given | dict(experiment.cluster.environment) | {TOKEN: token}

@@ -33,7 +33,7 @@ class RankFindings:
     stage: str
     """alone, meeting, all-reduce, clocks, links, done."""
     exit_code: int | None
-    """Negative for a signal; None where its node did not tell."""
+    """Negative for a signal; None where its node did not write it."""
     torch: str | None = None
     nccl: str | None = None
     gpus: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class NodeFindings:
 
 
 def read_findings(run: RunDir) -> tuple[NodeFindings, ...]:
-    """Of the nodes that have told anything, by node rank.
+    """Of the nodes that have written anything, by node rank.
 
     Raises:
         RunFolderError: a file is not what it should be.

@@ -1,6 +1,6 @@
 """From what was found on the nodes to what `tdpp doctor` says of it: a line for each check of each node group.
 
-Only `Case` is looked at. Nodes that told nothing are named; what the others found is judged all the same.
+Only `Case` is looked at. Nodes that wrote nothing are named; what the others found is judged all the same.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Case:
     """By node rank."""
     cuda: bool
     nodes: tuple[NodeFindings, ...]
-    """That have told anything, by node rank."""
+    """That have written anything, by node rank."""
     lost: Mapping[str, Mapping[str, str]]
-    """By group and node: why a node told nothing, or not all."""
+    """By group and node: why a node wrote nothing, or not all."""
     unseen: tuple[tuple[str, str, Unseen], ...] = ()
     """Group and node of those that do not see `runs_dir`."""
 
@@ -71,7 +71,7 @@ def _nodes(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
 
 
 def _runs_dir(case: Case, group: str) -> Iterator[Check]:
-    """Only of what is wrong: what a node tells is in that folder, and `disk` says how much room it has there."""
+    """Only of what is wrong: what a node writes is in that folder, and `disk` says how much room it has there."""
     faults = [
         Fault(level=Level.error, node=node, text=unseen.message(case.experiment.runs_dir))
         for of, node, unseen in case.unseen
@@ -217,7 +217,7 @@ def _all_reduce(case: Case) -> Check:
 def _causes(ranks: Sequence[tuple[NodeFindings, RankFindings]]) -> str:
     """What ended it: failures of ranks, ranks that hung, why it was not tried; only then those that lost others.
 
-    What a rank failed at alone is told elsewhere, and is why the others did not try.
+    What a rank failed at alone is reported elsewhere, and is why the others did not try.
     """
     met = [(node, rank) for node, rank in ranks if rank.stage != ALONE]
     failed = [f"rank {r.rank} ({node.name}), {r.stage}: {r.failed}" for node, r in met if r.failed and not r.symptom]

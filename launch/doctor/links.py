@@ -53,7 +53,7 @@ def measured(nodes: Sequence[NodeFindings]) -> list[Path]:
     of = {rank.rank: node.name for node in nodes for rank in node.ranks}
     shared: dict[tuple[str, str, int | None], list[Link]] = {}
     for link in (link for node in nodes for rank in node.ranks for link in rank.links):
-        if link.second not in of:  # its node is lost: told elsewhere
+        if link.second not in of:  # its node is lost: reported elsewhere
             continue
         ends = of[link.first], of[link.second]
         shared.setdefault((*ends, link.first if ends[0] == ends[1] else None), []).append(link)

@@ -68,7 +68,7 @@ def _python() -> Check:
 
 
 def _runs(experiment: Experiment) -> Check:
-    """The folder, or the one in which it is to be made, takes files; the nodes' own checks tell whether they see it."""
+    """The folder, or the one in which it is to be made, takes files; the nodes' own checks say whether they see it."""
     folder = Path(experiment.runs_dir).absolute()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free

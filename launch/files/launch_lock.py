@@ -49,7 +49,7 @@ def launching(run: RunDir) -> Iterator[None]:
 
 
 def is_launching(run: RunDir) -> bool | None:
-    """Whether another process launches the run; None where that cannot be told from here."""
+    """Whether another process launches the run; None where that cannot be known from here."""
     try:
         handle = os.open(run.launch_lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

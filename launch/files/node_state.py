@@ -1,4 +1,4 @@
-"""nodes/<node>.json, by which a node agent tells the other nodes, and whoever watches, how its node is."""
+"""nodes/<node>.json, by which the other nodes, and whoever watches, know how a node is."""
 
 from __future__ import annotations
 

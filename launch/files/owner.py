@@ -52,7 +52,7 @@ def other_writers(mode: int) -> str | None:
 
 
 def name_of(user: int) -> str:
-    """A user id that has no name, as in some containers, is told as a number."""
+    """A user id that has no name, as in some containers, is given as a number."""
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:

@@ -32,14 +32,14 @@ class RunFiles:
 
     @property
     def settled(self) -> bool:
-        """Whether every node's agent has told its end, all in the same start; nothing more is to be seen then."""
+        """Whether every node's agent has written its end, all in the same start; nothing more is to be seen then."""
         states = [state for state in self.states.values() if state is not None and state.state == "ended"]
         starts = {state.of for state in states}
         return len(states) == len(self.states) and len(starts) == 1 and starts.pop() >= self.submitted.first
 
     @property
     def asks(self) -> tuple[str, ...]:
-        """Ids of the jobs that Slurm has to be asked about; none once the files tell all."""
+        """Ids of the jobs that Slurm has to be asked about; none once the files say all."""
         # Where nodes were ended from outside, Slurm may know by whom, and start them again.
         cut = any(state and state.stopped for state in self.states.values()) and not self.run.stop_request.exists()
         if not self.submitted.on_slurm or (self.settled and not cut):

@@ -97,7 +97,7 @@ def undecided(seen: Observation) -> list[RankFailure]:
 
 
 def _ended_with_its_node(error: RankFailure, seen: Observation) -> bool | None:
-    """Whether what ended a rank's whole node killed the rank; None as long as its agent may still tell."""
+    """Whether what ended a rank's whole node killed the rank; None as long as its agent may still say."""
     if error.type != "Killed" or not error.message.startswith(_ENDING):
         return False
     node = next(node for node in seen.nodes if node.name == error.node)
@@ -105,12 +105,12 @@ def _ended_with_its_node(error: RankFailure, seen: Observation) -> bool | None:
         return None if node.alive else True
     if node.stopped not in _ENDED_BY:
         return False
-    spread = _SPREAD_S if node.reason is None else 0.0  # with a reason its agent alone told it to end
+    spread = _SPREAD_S if node.reason is None else 0.0  # with a reason its agent alone asked it to end
     return node.stopped_unix is None or error.unix >= node.stopped_unix - spread
 
 
 def _node_failure(node: Node, seen: Observation, ranks_told: bool) -> tuple[str, str] | None:
-    """What went wrong with a node itself. If its ranks told of errors, a plain exit code follows from them."""
+    """What went wrong with a node itself. If its ranks reported errors, a plain exit code follows from them."""
     if node.ended:
         if node.stopped or node.reason or not node.exit_code:
             return None

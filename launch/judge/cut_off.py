@@ -13,7 +13,7 @@ from launch.judge.state import State
 from launch.judge.verdict import Verdict, judge
 
 PLANNING_S = 10.0
-"""A launch has written its plan by then, where nothing tells whether it goes on."""
+"""A launch has written its plan by then, where nothing shows whether it goes on."""
 
 
 def verdict_without_plan(run: RunDir) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""All that `tdpp status` tells of a run: the verdict, and what else its nodes' files say."""
+"""All that `tdpp status` says of a run: the verdict, and what else its nodes' files say."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def by_failure(seen: Observation) -> list[Node]:
 
 
 def _messages(seen: Observation) -> tuple[list[str], list[str]]:
-    """First lines of what ranks told: causes, and symptoms."""
+    """First lines of what ranks reported: causes, and symptoms."""
 
     def first_lines(symptom: bool) -> list[str]:
         return [error.message.strip().split("\n")[0] for error in seen.errors if error.symptom is symptom]

@@ -56,7 +56,7 @@ def _waits(nodes: Sequence[NodeGpus]) -> tuple[str, str] | None:
 
 
 def summary(node: NodeGpus, now: float) -> str | None:
-    """A node's GPUs in a few words; None where nothing was told of them."""
+    """A node's GPUs in a few words; None where nothing was read of them."""
     if not node.entries:
         return None
     last = node.entries[-1]

@@ -21,7 +21,7 @@ _HEAD_BYTES = 64 * 1024
 """Of a start's part of nodes/<node>.out: a container may print something before the job's own lines."""
 _MEMORY = re.compile(r"(\d+)GB$", re.IGNORECASE)
 _MEMORY_TOLERANCE = 0.1
-"""Between the GB in a GPU's name and what its driver tells of."""
+"""Between the GB in a GPU's name and what its driver reports."""
 _NAMED = 3
 """So many nodes are named; of more, their number is given."""
 
@@ -78,7 +78,7 @@ def other_gpus(planned: str, gpus: Iterable[GpuSample]) -> Iterator[str]:
 def is_a(planned: str, gpu: GpuSample) -> bool:
     """Whether the words of the planned name are in the driver's, such as RTX3090 in `NVIDIA GeForce RTX 3090`.
 
-    Memory is compared as the driver tells it: not every name has it.
+    Memory is compared as the driver reports it: not every name has it.
     """
     memory = _MEMORY.search(planned)
     kind = "".join(_words(planned[: memory.start()] if memory else planned))

@@ -33,7 +33,7 @@ def began_unix(seen: Observation) -> float:
 def is_late(seen: Observation) -> bool:
     """Whether the next line of the log has not come for far longer than usual.
 
-    The lines of an earlier start tell nothing of how long a run is silent that was started again; and before its
+    The lines of an earlier start say nothing of how long a run is silent that was started again; and before its
     first own line it imports torch, reads the checkpoint, and its ranks meet.
     """
     if not seen.log or seen.log[-1].iteration == seen.iterations:

@@ -1,10 +1,10 @@
 """The rules by which a run is judged. They look at an `Observation` only.
 
-In this order: a file that would tell how the run is and cannot be read; a cause of failure (`launch.judge.causes`), the
+In this order: a file that would show how the run is and cannot be read; a cause of failure (`launch.judge.causes`), the
 earliest first; stopped by request; saved because time ran out; ended from outside; a rank that stood still; a node that
 gave up; errors whose cause nobody recorded; a loss that is not finite; success, which takes both the exit codes and the
-last iteration in the log; a Slurm that does not answer where only it could tell; a worker or agent that was stopped; a
-failure whose cause is not known yet; GPUs that tell of a hang; pace; a rank that was stopped.
+last iteration in the log; a Slurm that does not answer where only it could know; a worker or agent that was stopped; a
+failure whose cause is not known yet; GPUs that show a hang; pace; a rank that was stopped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _stop(seen: Observation) -> Finding | None:
 
 
 def _interrupted(seen: Observation) -> Finding | None:
-    """The ranks saved because a signal told that time was running out, and nobody starts them again."""
+    """The ranks saved because a signal said that time was running out, and nobody starts them again."""
     ended = [node for node in seen.nodes if node.ended and node.exit_code == SAVED]
     if not ended or not seen.over:
         return None
@@ -58,7 +58,7 @@ def _interrupted(seen: Observation) -> Finding | None:
 
 
 def _gave_up(seen: Observation) -> Finding | None:
-    """Nodes that ended because of others; those have no cause to show, or they would have been told of before."""
+    """Nodes that ended because of others; those have no cause to show, or they would have been reported before."""
     reasons = [node for node in seen.nodes if node.ended and node.exit_code and node.reason]
     if not reasons or not seen.over or seen.stop_unix is not None:
         return None
@@ -77,7 +77,7 @@ def _stood_still(seen: Observation) -> Finding | None:
 def _ended_from_outside(seen: Observation) -> Finding | None:
     """Every node that ended badly was told to; were one not, the others would only have followed it.
 
-    While others still end this is known as soon as Slurm tells what became of the job.
+    While others still end this is known as soon as Slurm says what became of the job.
     """
     bad = _ended_badly(seen)
     leading = [node for node in bad if node.reason is None]  # the others followed these
@@ -104,7 +104,7 @@ def _ended_badly(seen: Observation) -> list[Node]:
 
 
 def _symptoms(seen: Observation) -> Finding | None:
-    """Ranks that lost others, and nobody has told why."""
+    """Ranks that lost others, and nobody has said why."""
     if not seen.errors or not seen.over or seen.stop_unix is not None:
         return None
     first = seen.errors[0]
@@ -137,7 +137,7 @@ def _has_finished(seen: Observation) -> bool:
 
 
 def _unknown(seen: Observation) -> Finding | None:
-    """Slurm does not answer, and a node's own file does not tell how it is."""
+    """Slurm does not answer, and a node's own file does not say how it is."""
     if seen.silence is None:
         return None
     for node in seen.nodes:
@@ -163,7 +163,7 @@ def _unwatched(seen: Observation) -> Finding | None:
 
 
 def _failing(seen: Observation) -> Finding | None:
-    """Something went wrong, and what did so first is not known before more nodes, or Slurm, have told."""
+    """Something went wrong, and what did so first is not known before more nodes, or Slurm, have reported."""
     if seen.over or seen.stop_unix is not None:
         return None
     if killed := undecided(seen):

@@ -20,7 +20,7 @@ _SYMPTOM = re.compile(
     r"[Cc]onnection (reset|closed|refused)|[Bb]roken pipe|remote process exit|[Ww]atchdog|communicator was aborted|"
     r"SignalException|SIGTERM"
 )
-"""How gloo, NCCL and torchrun tell that another process went first."""
+"""How gloo, NCCL and torchrun say that another process went first."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class LineGroup:
 def grouped_lines(
     stderr: Mapping[str, bytes], causes: Sequence[str] = (), symptoms: Sequence[str] = ()
 ) -> list[LineGroup]:
-    """Groups the lines of each node's stderr. `causes` and `symptoms` are what ranks told of their ends, by time.
+    """Groups the lines of each node's stderr. `causes` and `symptoms` are what ranks reported of their ends, by time.
 
-    First come lines that tell a cause, last those of ranks that only lost another one; otherwise they are in the order
+    First come lines that name a cause, last those of ranks that only lost another one; otherwise they are in the order
     of their first appearance, in that of the nodes: let the one that failed first be the first. Left out are warnings,
     the source line Python shows under one, and the indented part of a traceback.
     """
@@ -89,7 +89,7 @@ def _telling(line: bytes) -> str | None:
 
 
 def _warning(line: bytes) -> str | None:
-    """A warning without the blanks around it, None for any other line; Python's source line under one tells nothing."""
+    """A warning without the blanks around it, None for any other line; Python's source line under one says nothing."""
     text = line.decode(errors="replace").strip()
     return text if _WARNING.search(text) and not text.startswith("warnings.warn(") else None
 

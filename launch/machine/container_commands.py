@@ -62,7 +62,7 @@ class Command:
     environment: Mapping[str, str]
     """Of the runtime itself, over what it inherits."""
     by_srun: bool = False
-    """Whether the worker is no child of this command, which ends it by force when it is told to end."""
+    """Whether the worker is no child of this command, which ends it by force when it has to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def found_image(config: Container) -> Path | None:
 
 
 def container_name(label: str, *told_apart_by: object) -> str:
-    """A name that any runtime and file system takes: what is told apart gets different ones."""
+    """A name that any runtime and file system takes: what differs in the rest gets different ones."""
     label = re.sub(r"[^A-Za-z0-9._+-]", "-", label)[:80]
     digest = hashlib.sha256(repr(told_apart_by).encode()).hexdigest()[:12]
     return f"tdpp-{label}-{digest}"
@@ -195,7 +195,7 @@ def _enroot_start(
 
 
 def _fstab(mount: Mount) -> str:
-    """Every field is told: enroot would take a last one that holds a comma for options."""
+    """Every field is given: enroot would take a last one that holds a comma for options."""
     options = "x-create=auto,rbind,ro" if mount.read_only else "x-create=auto,rbind"
     return f"{mount.source}:{mount.target}:none:{options}"
 

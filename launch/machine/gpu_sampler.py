@@ -2,7 +2,7 @@
 
 A process of its own, one for each node of a run: a driver that is sick may hold whoever asks it for minutes, or for
 ever, and no signal helps then. Nobody waits for this process, and nothing but its file depends on it. It ends with
-its parent, or when there is no GPU. Its environment tells which GPUs are the run's (CUDA_VISIBLE_DEVICES) and which
+its parent, or when there is no GPU. Its environment says which GPUs are the run's (CUDA_VISIBLE_DEVICES) and which
 processes (TDPP_RUN_TOKEN).
 """
 
@@ -32,7 +32,7 @@ from megatron_ext.contract.worker import TOKEN
 MAX_BYTES = 32 * 2**20
 """A file that has grown to this, by 8 GPUs in three days, becomes <node>.gpu.1 and takes the place of an older one."""
 LATE_S = 60.0
-"""Until it is told that a driver does not even say which GPUs there are. Later, missing readings tell that."""
+"""Until it is reported that a driver does not even say which GPUs there are. Later, missing readings show that."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
 _REAP_S = 1.0
 

@@ -1,7 +1,7 @@
 """The GPUs of this machine, read through NVML, and which of them a run may use.
 
 NVML is the driver's own library; nvidia-ml-py, of pure Python, calls it in this process. The command nvidia-smi prints
-what NVML tells it, but starts two processes for a reading (values, processes), 7 ms of CPU time where these do nothing
+what NVML gives it, but starts two processes for a reading (values, processes), 7 ms of CPU time where these do nothing
 at all, and knows neither memory nor processes of the parts of a divided GPU (MIG), which
 CUDA_VISIBLE_DEVICES may name.
 """
@@ -26,7 +26,7 @@ UNTOLD = (
     "NO_DATA",
     "ARGUMENT_VERSION_MISMATCH",
 )
-"""NVML's errors that are no faults of a GPU: it only does not tell that value."""
+"""NVML's errors that are no faults of a GPU: it only does not give that value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Gpus:
     """
 
     def __init__(self) -> None:
-        """Raises LaunchError: nothing tells of a GPU, so that there is none which could be used."""
+        """Raises LaunchError: there is no GPU which could be used."""
         nowhere = f"no GPU on {socket.gethostname()}: "
         try:
             self._lib: Any = import_module("pynvml")
@@ -134,7 +134,7 @@ class Gpus:
         )
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What NVML answers, or None if this GPU does not tell it."""
+        """What NVML answers, or None if this GPU does not give it."""
         try:
             return function(*arguments)
         except self._lib.NVMLError as error:

@@ -43,7 +43,7 @@ _LAUNCH_FAILURE_CODE = "0:53"
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """A job, or a component of a heterogeneous one, as Slurm told."""
+    """A job, or a component of a heterogeneous one, as Slurm describes it."""
 
     id: str
     state: str
@@ -79,7 +79,7 @@ def environment(inherited: Mapping[str, str]) -> dict[str, str]:
 def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, JobState]:
     """The states of jobs, by id; of a heterogeneous one that of its components together.
 
-    squeue knows at once; what it no longer knows, and who cancelled a job, the accounting tells, where there is one.
+    squeue knows at once; what it no longer knows, and who cancelled a job, the accounting knows, where there is one.
     `timeout_s` is how long each of these two is waited for.
 
     Raises:

@@ -1,10 +1,9 @@
-"""The node agent: the process that prepares a node's container, runs its worker, tells how it goes, and leaves nothing
-running.
+"""The node agent: the process that prepares a node's container, runs its worker, reports how it goes, and leaves
+nothing running.
 
-submitit calls it, one task per node. Whatever happens, the worker and its ranks end with it: it ends them when
-it is told to, when another node failed or when the run is stopped; the kernel tells it when its own parent dies, and
-tells the worker when the agent does. When time is running out (SIGUSR2) it has the ranks save, and on Slurm its job
-started again.
+submitit calls it, one task per node. Whatever happens, the worker and its ranks end with it: it ends them when it has
+to, when another node failed or when the run is stopped; the kernel signals it when its own parent dies, and the worker
+when the agent does. When time is running out (SIGUSR2) it has the ranks save, and on Slurm its job started again.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class NodeAgent:
         """Runs this node's worker to its end.
 
         Raises:
-            LaunchError: the worker ended with another exit code than 0, so that the job's own state tells too.
+            LaunchError: the worker ended with another exit code than 0, so that the job's own state says it, too.
         """
         from submitit import JobEnvironment
 
@@ -99,7 +98,7 @@ class NodeAgent:
         signals = StopSignals()
         processes.die_with_parent()
         slurm = SlurmJob.here(self.run, self.nodes, job.global_rank) if job.cluster == "slurm" else None
-        # The parent may have died before the kernel was asked to tell; a local job's id is its parent's.
+        # The parent may have died before the kernel was asked to signal that; a local job's id is its parent's.
         if slurm is None and os.getppid() != int(job.raw_job_id):
             signals.note_end(signal.SIGTERM)
         node = _Node(self, job.global_rank, slurm, signals)
@@ -184,7 +183,7 @@ class _Node:
     def _given_environment(self) -> dict[str, str]:
         given = {name: os.environ[name] for name in self._agent.environment_from if name in os.environ}
         given |= given_environment(self._agent.environment, self._plan, self._node_rank, str(self._start))
-        if self._slurm is not None and "CUDA_VISIBLE_DEVICES" in os.environ:  # here it tells the job's GPUs
+        if self._slurm is not None and "CUDA_VISIBLE_DEVICES" in os.environ:  # here it names the job's GPUs
             given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
         return given
 
@@ -196,11 +195,11 @@ class _Node:
         return signal.SIGUSR2 if self._signals.save else None
 
     def _ending(self) -> bool:
-        """Whether the worker is not to go on: it is told to end, and killed if it does not."""
+        """Whether the worker is not to go on: it is asked to end, and killed if it does not."""
         return self._signals.end is not None or (self._finding is not None and not self._agent.for_itself)
 
     def _awaited(self, look: Callable[[], _Found]) -> _Found | None:
-        """What `look` gives once that is true; None when the node is told to end before."""
+        """What `look` gives once that is true; None when the node has to end before."""
         while not self._ending() and not self._signals.save:
             if found := look():
                 return found
@@ -294,7 +293,7 @@ class _Node:
                 self.reason = f"ended because {self._finding.reason}"
 
     def _only_lost_others(self) -> bool:
-        """Whether ranks of this node told of nothing but others that were gone, and none of them held those up."""
+        """Whether ranks of this node reported nothing but others that were gone, and none of them held those up."""
         ranks = self._plan.nodes[self._node_rank].ranks
         failures = [error for rank in ranks if (error := self._run.read(self._run.rank_error(rank), RankFailure))]
         now = [error for error in failures if error.start == str(self._start)]

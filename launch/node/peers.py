@@ -32,7 +32,7 @@ class Sign(StrEnum):
     """What a node's file says of it, to a node of a certain start."""
 
     absent = "absent"
-    """Has not told anything in this start yet."""
+    """Has not written anything in this start yet."""
     fine = "fine"
     failed = "failed"
     cut = "cut"
@@ -143,7 +143,7 @@ class Peers:
         for peer in self._peers:
             sign = peer.look()
             finding = None
-            if sign not in (Sign.cut, Sign.requeued):  # it is back, or has told more
+            if sign not in (Sign.cut, Sign.requeued):  # it is back, or has written more
                 self._cut_since.pop(peer.name, None)
             if sign is Sign.ahead:
                 finding = Finding(f"node {peer.name} was started again", again=True)

@@ -121,7 +121,7 @@ class SlurmJob:
         """Takes those that do out of the queue: what they wait for has failed."""
         try:
             slurm_commands.cancel(self.waiting(), only_pending=True)
-        except LaunchError as error:  # told, and the job that starts later finds the failure itself
+        except LaunchError as error:  # printed, and the job that starts later finds the failure itself
             print(f"could not take the run's other jobs out of the queue: {error}", flush=True)
 
     def _speaks(self) -> bool:

@@ -22,7 +22,7 @@ class Unseen:
     """A node that does not see the folder, or may not write there."""
 
     host: str
-    """Its name; empty if Slurm does not tell."""
+    """Its name; empty if Slurm does not say."""
     why: str
 
     def message(self, runs_dir: str) -> str:

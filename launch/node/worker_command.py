@@ -23,7 +23,7 @@ class Worker(Protocol):
     """What runs the ranks of a node: an engine as submission chose it. It is pickled, and travels with the agent."""
 
     def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
-        """None for as long as another node has to tell something first."""
+        """None for as long as another node has to write something first."""
 
     def shown(self, run: Path, node_rank: int) -> list[str]:
         """The command in a dry run, with words in the place of what only a run knows."""
@@ -54,7 +54,7 @@ def given_environment(given: Mapping[str, str], plan: Plan, node_rank: int, star
 
 
 def job_info(plan: Plan, model: str, node_rank: int) -> str:
-    """What the node was told to run, as the first lines of its log."""
+    """What the node is to run, as the first lines of its log."""
     values = {
         NODE_RANK: node_rank,
         "NNODES": len(plan.nodes),

@@ -35,7 +35,7 @@ ERR_TAIL_BYTES = 128 * 1024
 GPU_TAIL_BYTES = 16 * 1024
 """Of nodes/<node>.gpu: the last three readings of 16 GPUs, and more."""
 SUBMISSION_S = 120.0
-"""A launch is cut off if it has not told of its jobs after this time, where nothing tells whether it goes on."""
+"""A launch is cut off if it has not named its jobs after this time, where nothing shows whether it goes on."""
 START_S = 5.0
 """A run without a process counts as lost after this time; before, it is still being started."""
 
@@ -43,7 +43,7 @@ START_S = 5.0
 States = Mapping[str, NodeRecord | None]
 Answers = Mapping[str, JobState] | LaunchError
 """The states of jobs by their ids, and of those whose ids nobody wrote down by their comments; or why Slurm does not
-tell them."""
+say."""
 
 
 def observe(run: RunDir, now: float | None = None) -> Observation:
@@ -90,7 +90,7 @@ def _unrecorded(looks: Sequence[RunFiles]) -> dict[str, str]:
 
 
 def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Observation:
-    """Looks at everything else, now that Slurm has told what `before` asks; raises as `observe` does."""
+    """Looks at everything else, now that Slurm has answered what `before` asks; raises as `observe` does."""
     run, plan, submitted, names = before.run, before.plan, before.submitted, before.names
     now = time.time() if now is None else now
     submitted_unix = run.jobs.stat().st_mtime  # written without jobs first, and last when all are submitted
@@ -156,7 +156,7 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
 
 
 def _stop_unix(run: RunDir, faults: Faults) -> float | None:
-    """When the run was asked to stop; that it was, the file tells whatever is in it."""
+    """When the run was asked to stop; that it was, the file shows whatever is in it."""
     request = faults.tried(lambda: run.read(run.stop_request, StopRecord), None)
     if request is not None:
         return request.unix
@@ -201,7 +201,7 @@ def _gpus(run: RunDir, plan: Plan, nodes: tuple[Node, ...], faults: Faults) -> t
 
 
 def _jobs(submitted: Submitted, names: list[str], answers: Answers) -> Iterator[Job]:
-    """Those that were written down, and one of which only its comment tells."""
+    """Those that were written down, and one that only its comment shows."""
     for job in submitted.jobs:
         state: JobState | None
         if isinstance(answers, LaunchError):
@@ -239,11 +239,11 @@ def _withdrawn(job: Job, node: str) -> Job:
 
 
 def _newest(before: RunFiles, states: States, jobs: tuple[Job, ...]) -> Start:
-    """The newest start that a node has told of; the one after it, if a job waits to be started again."""
+    """The newest start that a node has written of; the one after it, if a job waits to be started again."""
     starts = _starts(states)
     newest = max([before.submitted.first, *starts.values()])
     requeued = any(state is not None and state.of == newest and state.state == "requeued" for state in states.values())
-    # What was told only after Slurm had called the job pending does not mean that it waits for yet another start.
+    # What was written only after Slurm had called the job pending does not mean that it waits for yet another start.
     earlier = _starts(before.states)
     waiting = any(job.state and job.state.pending and earlier.get(name) == newest for job in jobs for name in job.nodes)
     return Start(newest.submission, newest.restarts + 1) if requeued or waiting else newest

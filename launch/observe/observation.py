@@ -23,7 +23,7 @@ SILENT_S = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node as its agent last told. `state` is `absent` before it has told anything."""
+    """A node as its agent last described it. `state` is `absent` before it has written anything."""
 
     name: str
     state: str = "absent"
@@ -33,7 +33,7 @@ class Node:
     exit_code: int | None = None
     """Of the worker; negative for a signal."""
     stopped: str | None = None
-    """Name of the signal by which it was told to end."""
+    """Name of the signal by which it was asked to end."""
     stopped_unix: float | None = None
     """When it was."""
     doing: str | None = None
@@ -85,7 +85,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGpus:
-    """What nodes/<node>.gpu told last."""
+    """What nodes/<node>.gpu holds last."""
 
     node: str
     ranks: int
@@ -103,7 +103,7 @@ class NodeGpus:
         return tuple(reversed(found))
 
     def age_s(self, now: float) -> float | None:
-        """Of the newest reading, if that is too old to tell of now."""
+        """Of the newest reading, if that is too old to speak for now."""
         last = self.readings[-1]
         age = now - last.unix
         return age if age > SILENT_S + 3 * last.interval_s else None
@@ -134,7 +134,7 @@ class Observation:
     jobs: tuple[Job, ...]
     """Slurm's, where it was asked."""
     silence: str | None
-    """Why Slurm, which was asked, told nothing."""
+    """Why Slurm, which was asked, gave no answer."""
     cut_off: bool
     """Whether its launch ended before all of it was submitted."""
     start: Start

@@ -18,7 +18,7 @@ MICRO_BATCHES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Files `<files>_<tensor size>.npy` of the public layout, and what they do not tell."""
+    """Files `<files>_<tensor size>.npy` of the public layout, and what they do not say."""
 
     files: Path
     gpu: str

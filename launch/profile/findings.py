@@ -21,7 +21,7 @@ WAYS = ("forward", "backward")
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """All that the ranks of a finished job tell."""
+    """All that the ranks of a finished job wrote."""
 
     experiment: Experiment
     nodes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -37,7 +37,7 @@ class Found:
 
 
 def read_found(run: RunDir, experiment: Experiment) -> Found:
-    """Raises LaunchError for a rank that has not told all."""
+    """Raises LaunchError for a rank that has not written all."""
     plan = run.read_plan()
     ranks = {}
     for place in plan.ranks:

@@ -40,7 +40,7 @@ def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def narrow(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """The same in `width` characters: what takes most of them is told beneath each row, by the column's name."""
+    """The same in `width` characters: what takes most of them stands beneath each row, by the column's name."""
     whole = _whole(columns, rows)
     widths = _widths(whole)
     beside = list(range(len(columns)))

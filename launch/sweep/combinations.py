@@ -48,7 +48,7 @@ def counts_as_done(seen: Observation) -> bool:
     """Whether a run need not be started again: it has succeeded, or is still in the queue or running.
 
     Raises:
-        LaunchError: nobody tells.
+        LaunchError: nobody knows.
     """
     verdict = decide(seen)
     if verdict.state is State.unknown:

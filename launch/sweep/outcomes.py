@@ -1,4 +1,4 @@
-"""What `tdpp launch` tells at its end, and the exit code that goes with it."""
+"""What `tdpp launch` prints at its end, and the exit code that goes with it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def existing(experiment: Experiment) -> RunDir | None:
 
 
 def _observed(run: RunDir) -> Observation:
-    """Raises ClosedError if this user may not read what would tell how the run is, and RunFolderError as `observe`."""
+    """Raises ClosedError if this user may not read what would show how the run is, and RunFolderError as `observe`."""
     seen = observe(run)
     for fault in seen.faults:
         if fault.closed and fault.decisive:
