@@ -13,17 +13,13 @@ from pathlib import Path
 from conf.errors import TdppError
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
-from fasop.search.arguments import WORDS as OF_SEARCH
 from launch.commands import COMMANDS
 from launch.errors import LaunchError
-from launch.profile.arguments import WORDS as OF_PROFILE
 
 CONFIGURED = ("launch", "doctor", "search", "profile")
 """Commands that take groups and keys."""
 OF_RUNS = ("status", "logs", "stop", "report")
 """Commands that take a RUN."""
-OWN = {"search": (*OF_SEARCH, "runs_dir"), "profile": tuple(OF_PROFILE), "launch": ("resume",)}
-"""Words of a command that are no keys."""
 RUN_WORDS = ("resume", "validate")
 MOST_RUNS = 50
 """So many, the latest, are offered."""
@@ -117,7 +113,7 @@ def completed(line: str) -> list[str]:
     if (equals and key in RUN_WORDS) or command in OF_RUNS:
         start, what = (f"{key}=", value) if equals else ("", word)
         return [start + run for run in _runs(others) if run.startswith(what)]
-    own = OWN.get(command, ())
+    own = _own_words(command)
     found = [f"{name}=" for name in own if f"{name}=".startswith(word)]
     if command in CONFIGURED and not (equals and key in own):
         from conf.completions import candidates  # Hydra takes a while
@@ -127,6 +123,19 @@ def completed(line: str) -> list[str]:
         except TdppError:
             return found
     return found
+
+
+def _own_words(command: str) -> tuple[str, ...]:
+    """Words of a command that are no keys."""
+    if command == "search":
+        from fasop.search.arguments import WORDS as OF_SEARCH
+
+        return (*OF_SEARCH, "runs_dir")
+    if command == "profile":
+        from launch.profile.arguments import WORDS as OF_PROFILE
+
+        return tuple(OF_PROFILE)
+    return ("resume",) if command == "launch" else ()
 
 
 def _runs(words: Sequence[str]) -> list[str]:
