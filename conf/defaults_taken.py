@@ -48,8 +48,8 @@ def defaults_taken(words: Sequence[str], composed: object, keys: Sequence[str]) 
     left = [key for key in (*_SUBJECT, *keys) if key not in given and not _has(chosen, key.split("."))]
     if all(key in left for key in _SUBJECT):
         return None
-    told = [f"{key.removesuffix('.name')}={attrgetter(key)(composed)}" for key in keys if key in left]
-    return f"taken by default: {' '.join(told)}" if told else None
+    defaults = [f"{key.removesuffix('.name')}={attrgetter(key)(composed)}" for key in keys if key in left]
+    return f"taken by default: {' '.join(defaults)}" if defaults else None
 
 
 def _undecided(entry: Mapping[str, str | None]) -> dict[str, str | None]:

@@ -136,27 +136,27 @@ def _no_choice(error: MissingConfigException, words: Words) -> str:
     return f"{place}Could not find '{missing}'; {hint}{group} can be {', '.join(error.options)}"
 
 
-def _refused(said: str, cause: BaseException | None, words: Words) -> str:
+def _refused(reported: str, cause: BaseException | None, words: Words) -> str:
     """What Hydra says of a word, whose `cause` is OmegaConf's error, or of a file, in whose words that is quoted."""
-    if (several := _SEVERAL.match(said)) is not None:
+    if (several := _SEVERAL.match(reported)) is not None:
         word = several["word"] or several["sweep"]
         return f"{word}: several values are a sweep, which 'tdpp launch -m' starts; a list is written as [a,b]"
-    if (in_file := _IN_FILE.match(said)) is not None:
-        key, place = _FULL_KEY.search(said), _file(in_file["config"], words)
+    if (in_file := _IN_FILE.match(reported)) is not None:
+        key, place = _FULL_KEY.search(reported), _file(in_file["config"], words)
         if key is None or not key["key"]:
             return f"{place}: {in_file['fault'].splitlines()[0]}"
         if _NO_KEY.match(in_file["fault"]):
             return f"{place}: {unknown_key(key['key'])}"
         return f"{place}: {key['key']}: {in_file['fault'].splitlines()[0]}"
-    if (no_group := _NO_GROUP.match(said)) is not None:
+    if (no_group := _NO_GROUP.match(reported)) is not None:
         near = get_close_matches(no_group["group"], groups())
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         return f"{no_group['word']}: there is no group {no_group['group']}; {hint}{_every_group()}"
-    if (deleted := _DELETED.match(said)) is not None:
+    if (deleted := _DELETED.match(reported)) is not None:
         return f"~{deleted['key']}: {unknown_key(deleted['key'])}"
     if not isinstance(cause, OmegaConfBaseException):
-        return said
-    overridden = _OVERRIDDEN.match(said)
+        return reported
+    overridden = _OVERRIDDEN.match(reported)
     if overridden is None:
         return _message(cause, words)
     if overridden["key"] is None:
@@ -189,7 +189,7 @@ def _unreadable(words: Words, fault: str) -> str:
             faults.append(f"{_shown(file)}: {error}")
         except OSError as error:
             faults.append(f"{_shown(file)}: {error.strerror}")
-    return "; ".join(told for told in faults if fault in told)
+    return "; ".join(one for one in faults if fault in one)
 
 
 def _no_name(overrides: Sequence[str]) -> str:

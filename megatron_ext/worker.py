@@ -8,7 +8,6 @@ was asked to save and end (SIGUSR2) and its ranks have done so. No rank outlives
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import gc
 import json
@@ -30,7 +29,7 @@ from megatron_ext.contract.errors import EngineError, PeerLost, address_space_le
 from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Place, Plan
-from megatron_ext.contract.worker import SAVED, START
+from megatron_ext.contract.worker import SAVED, START, die_with_parent
 from megatron_ext.parallel import interface, interruption, local_store
 from megatron_ext.parallel.interruption import Interrupted
 from megatron_ext.parallel.local_store import LocalStore
@@ -48,7 +47,6 @@ STILL_S = 10.0
 """A rank that has done the same thing for this long may stand still."""
 MIN_ADDRESS_SPACE = 2**30
 """Some dozen threads of a rank reserve as much; the C++ library ends a rank that cannot have one, without a reason."""
-_PR_SET_PDEATHSIG = 1
 
 
 class Stopped(Exception):
@@ -398,12 +396,6 @@ def _blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-
-
-def die_with_parent(signum: signal.Signals) -> None:
-    """Asks the kernel to send this process a signal when its parent ends, however it ends."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 if __name__ == "__main__":

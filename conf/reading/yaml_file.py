@@ -121,8 +121,8 @@ def yaml_fault(error: YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())
-    said = ": ".join(filter(None, (error.context, error.problem)))
-    return f"{said} (line {mark.line + 1}, column {mark.column + 1})"
+    problem = ": ".join(filter(None, (error.context, error.problem)))
+    return f"{problem} (line {mark.line + 1}, column {mark.column + 1})"
 
 
 def fault(error: OmegaConfBaseException) -> str:

@@ -143,10 +143,10 @@ def _entries(lines: Iterable[str]) -> Iterator[GpuEntry]:
         timed = _timed(line)
         gpu = _gpu(line) if timed is None and head is not None else None
         if timed is not None:
-            unix, said = timed
-            head, gpus = _HEAD.fullmatch(said), []
+            unix, text = timed
+            head, gpus = _HEAD.fullmatch(text), []
             if head is None:
-                yield GpuTrouble(unix=unix, text=said)
+                yield GpuTrouble(unix=unix, text=text)
         elif head is not None and gpu is not None:
             gpus.append(gpu)
             if len(gpus) == int(head[2]):

@@ -27,7 +27,7 @@ from launch.errors import LaunchError
 from launch.machine import processes
 from launch.machine.gpus import Gpus, visible
 from launch.machine.provenance import PROJECT
-from megatron_ext.contract.worker import TOKEN
+from megatron_ext.contract.worker import TOKEN, die_with_parent
 
 MAX_BYTES = 32 * 2**20
 """A file that has grown to this, by 8 GPUs in three days, becomes <node>.gpu.1 and takes the place of an older one."""
@@ -70,7 +70,7 @@ def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[s
 
 
 def _prepare() -> None:
-    processes.die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # it announces a time limit, to every process of the job
 
 

@@ -6,7 +6,6 @@ other process has and which it cannot lose; a process id alone could by now be s
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -19,7 +18,6 @@ from megatron_ext.contract.worker import NODE_RANK, TOKEN
 
 _MARK = f"{TOKEN}=".encode()
 _KILL_ROUNDS = 10
-_PR_SET_PDEATHSIG = 1
 
 
 def find(token: str, node_rank: int | None = None) -> set[int]:
@@ -97,12 +95,6 @@ def catches(pid: int, signum: signal.Signals) -> bool:
         return False
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (signum - 1) & 1)
-
-
-def die_with_parent(signum: signal.Signals = signal.SIGTERM) -> None:
-    """Asks the kernel to send this process a signal when its parent ends, however it ends. It is kept across exec."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def wait_until_gone(token: str, seconds: float, node_rank: int | None = None) -> set[int]:

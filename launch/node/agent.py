@@ -23,7 +23,6 @@ from launch.files.attempt import Start
 from launch.files.faults import Faults
 from launch.files.node_state import BEAT_S, NodeState
 from launch.files.records import Submitted
-from launch.machine import processes
 from launch.machine.container_commands import Command, RunContainer
 from launch.machine.gpu_sampler import gpu_sampling
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
@@ -34,7 +33,7 @@ from launch.node.worker_command import GRACE_S, Worker, given_environment, job_i
 from launch.node.worker_process import WorkerProcess
 from launch.node.workplace import Workplace
 from megatron_ext.contract.failure import RankFailure
-from megatron_ext.contract.worker import SAVED
+from megatron_ext.contract.worker import SAVED, die_with_parent
 
 INTERRUPT_GRACE_S = 0.5
 """The same after SIGINT: submitit kills its tasks 1 s after that signal."""
@@ -96,7 +95,7 @@ class NodeAgent:
         if submitted is not None and submitted.submission > self.submission:  # its launch was killed, and resumed
             raise LaunchError(f"{self.run.name} was submitted again, and this job is of an earlier submission")
         signals = StopSignals()
-        processes.die_with_parent()
+        die_with_parent(signal.SIGTERM)
         slurm = SlurmJob.here(self.run, self.nodes, job.global_rank) if job.cluster == "slurm" else None
         # The parent may have died before the kernel was asked to signal that; a local job's id is its parent's.
         if slurm is None and os.getppid() != int(job.raw_job_id):

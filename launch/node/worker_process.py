@@ -9,7 +9,7 @@ from typing import IO
 
 from launch.machine import processes
 from launch.machine.container_commands import Command
-from megatron_ext.contract.worker import TOKEN
+from megatron_ext.contract.worker import TOKEN, die_with_parent
 
 
 class WorkerProcess:
@@ -82,7 +82,7 @@ class WorkerProcess:
 
 
 def _prepare() -> None:
-    processes.die_with_parent()  # kept across exec; not every worker asks for it itself
+    die_with_parent(signal.SIGTERM)  # kept across exec; not every worker asks for it itself
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to every process of a job
 
 

@@ -1,4 +1,4 @@
-"""What a rank tells in one message. This package imports nothing else of the project."""
+"""Errors that a rank reports in one message. This package imports nothing else of the project."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ def reason_of(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    told = "Last error:"
-    return f"NCCL: {lines[lines.index(told) + 1]}" if told in lines[:-1] else lines[0]
+    last = "Last error:"
+    return f"NCCL: {lines[lines.index(last) + 1]}" if last in lines[:-1] else lines[0]

@@ -46,7 +46,7 @@ def parsed(content: Any, stages: int, chunks: int, micro_batches: int) -> List[A
     """The schedule that a file with this content holds; raises as `read` does."""
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise EngineError(f"not a schedule of version {VERSION}")
-    for key, wanted, told in (
+    for key, wanted, meaning in (
         ("stages", stages, "parallel.pipeline"),
         ("chunks", chunks, "parallel.chunks"),
         (
@@ -56,7 +56,7 @@ def parsed(content: Any, stages: int, chunks: int, micro_batches: int) -> List[A
         ),
     ):
         if content.get(key) != wanted:
-            raise EngineError(f"{key}={content.get(key)}, but the plan has {wanted} ({told}); make them equal")
+            raise EngineError(f"{key}={content.get(key)}, but the plan has {wanted} ({meaning}); make them equal")
     try:
         lists = [[_action(*item) for item in actions] for actions in content["actions"]]
     except (KeyError, TypeError, ValueError) as error:

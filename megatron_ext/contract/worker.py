@@ -1,6 +1,10 @@
-"""What a node's agent and the worker that it starts agree on: environment variables and exit codes."""
+"""What a node's agent and the worker that it starts have in common: environment variables, exit codes, and that no
+process outlives the one that started it."""
 
 from __future__ import annotations
+
+import ctypes
+import signal
 
 TOKEN = "TDPP_RUN_TOKEN"
 """By which a run's processes are found."""
@@ -13,3 +17,11 @@ PROFILE = "TDPP_PROFILE"
 SAVED = 75
 """Exit code of a rank, and of its worker, that ended before the last iteration because it was asked to (SIGUSR2), and
 has saved. EX_TEMPFAIL of sysexits.h: try again."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(signum: signal.Signals) -> None:
+    """Asks the kernel to send this process a signal when its parent ends, however it ends. It is kept across exec."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
