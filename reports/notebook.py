@@ -17,11 +17,10 @@ from reports.facts.statistics import Statistics, statistics
 from reports.figures.chart import lines
 from reports.figures.timeline import timeline
 from reports.pages.comparison import outcome
-from reports.pages.several import all_of
 from reports.readers.gpus import USE
 from reports.readers.megatron_log import Sizes
 from reports.readers.record import rank_label
-from reports.sources import Found, Source
+from reports.sources import Found, Source, all_of
 
 
 class Run:

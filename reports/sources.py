@@ -117,6 +117,13 @@ class Source:
         )
 
 
+def all_of(wanted: str) -> list[str]:
+    """The runs in a folder of runs, such as `runs/tiny`, oldest first; else what was given."""
+    folder = Path(wanted)
+    inside = [] if RunDir.is_one(folder) else run_folders.entries(folder)
+    return [str(path) for path in sorted(inside) if RunDir.is_one(path)] or [wanted]
+
+
 def placed(sources: Sequence[Source], folder: Path) -> list[Source]:
     """The same with their pages in one folder; of several, each in a folder of its own there."""
     if len(sources) == 1:

@@ -25,10 +25,9 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     # What draws pages takes a while to import, which help does not wait for.
     from reports.exports.write import Export, write_exports
     from reports.figures import picture
-    from reports.pages.several import all_of
     from reports.pages.writing import compared, those_that_are, watch, write_all
     from reports.readers.megatron_log import Sizes
-    from reports.sources import Source, placed
+    from reports.sources import Source, all_of, placed
 
     sizes = Sizes(tensor=arguments.tensor, data=arguments.data, pipeline=arguments.pipeline)
     exports = [export for export in Export if getattr(arguments, export)]

@@ -6,10 +6,12 @@ from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 
+import pandas as pd
+
 from megatron_ext.contract.files import write_atomic
 from reports.errors import unwritable
-from reports.exports.tables import events_csv, metrics_csv
 from reports.exports.trace import chrome_trace
+from reports.facts.frames import events_frame
 from reports.figures import picture
 from reports.sources import Found
 
@@ -34,11 +36,16 @@ def write_exports(wanted: Collection[Export], found: Found, page: Path, browser:
     if Export.trace in wanted:
         written.append(_written(folder / "trace.json.gz", chrome_trace(record, timeline)))
     if Export.csv in wanted:
-        written.append(_written(folder / "events.csv", events_csv(record, timeline)))
-        written.append(_written(folder / "metrics.csv", metrics_csv(record)))
+        written.append(_written(folder / "events.csv", _csv(events_frame(record, timeline))))
+        written.append(_written(folder / "metrics.csv", _csv(record.metrics)))
     if Export.png in wanted and browser is not None:
         written.append(_written(folder / "timeline.png", picture.take(browser, page)))
     return written
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    """A line per row; empty for what there is not."""
+    return str(frame.to_csv(index=False, lineterminator="\n"))
 
 
 def _written(path: Path, content: str | bytes) -> Path:

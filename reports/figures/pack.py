@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+
+from fasop.simulation.predict import Prediction
 
 EXACT = 1 << 52
 """Zigzag-coded values below 2**53 are exact in JavaScript, so that plain ones must be nearer to 0 than this."""
@@ -72,3 +74,19 @@ def event_columns(events: pd.DataFrame, ranks: int, waiting_ns: NDArray[np.int64
         "duration": (end - start).to_numpy(),
         "waiting": waiting_ns,
     }
+
+
+def predicted_columns(predictions: Sequence[Prediction], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The events of an iteration as predicted, one prediction after the other; times in ns from its start."""
+    events = [event for one in predictions for event in one.events]
+    start, end = (np.rint([1e9 * getattr(event, key) for event in events]) for key in ("start", "end"))
+    columns = {
+        "stage": [event.stage for event in events],
+        "name": [names.index(event.kind) for event in events],
+        "chunk": [event.chunk for event in events],
+        "micro_batch": [event.micro_batch for event in events],
+        "start": start,
+        "duration": end - start,
+        "waiting": np.rint([1e9 * wait for one in predictions for wait in one.waiting]),
+    }
+    return {f"predicted_{key}": np.array(column, np.int64) for key, column in columns.items()}

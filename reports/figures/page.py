@@ -6,11 +6,12 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from megatron_ext.contract.plan import RehearsalConfig
 
@@ -64,18 +65,43 @@ class Names(tuple[str, ...]):
     """A cell of names, none of which is broken over two lines."""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str | Names]], *, numeric: bool = False) -> str:
-    """A table of plain text."""
+class Cell(NamedTuple):
+    """A cell of ready HTML."""
+
+    html: str
+    attributes: str = ""
+
+
+Row = Sequence[str | Names | Cell]
+
+
+def table(
+    head: Sequence[str],
+    rows: Iterable[Row],
+    *,
+    kind: str = "",
+    row_attributes: Iterable[str] = repeat(""),
+) -> str:
+    """A table; what is no Cell is plain text.
+
+    Args:
+        kind: classes of the style sheet.
+    """
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    kind = ' class="numeric"' if numeric else ""
-    return f'<div class="scroll"><table{kind}><thead><tr>{heads}</tr></thead><tbody>\n{body}</tbody></table></div>'
+    body = "".join(
+        f"<tr{attributes}>{''.join(map(_cell, row))}</tr>\n"
+        for row, attributes in zip(rows, row_attributes, strict=False)
+    )
+    named = f' class="{kind}"' if kind else ""
+    return f'<div class="scroll"><table{named}><thead><tr>{heads}</tr></thead><tbody>\n{body}</tbody></table></div>'
 
 
-def _cell(cell: str | Names) -> str:
-    if isinstance(cell, str):
-        return escape(cell)
-    return ", ".join(f'<span class="whole">{escape(name)}</span>' for name in cell)
+def _cell(cell: str | Names | Cell) -> str:
+    if isinstance(cell, Cell):
+        return f"<td{cell.attributes}>{cell.html}</td>"
+    if isinstance(cell, Names):
+        return "<td>" + ", ".join(f'<span class="whole">{escape(name)}</span>' for name in cell) + "</td>"
+    return f"<td>{escape(cell)}</td>"
 
 
 def number(value: float | None, form: str, unit: str = "") -> str:
@@ -110,3 +136,12 @@ def emulated(rehearsal: RehearsalConfig | None) -> str:
         f"in the configuration; clock <b>{escape(rehearsal.clock)}</b>{escape(means)}. No data were read, and there "
         "is no loss.</p></aside>"
     )
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested mappings."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from leaves(item, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from conf.identity import identity
+from conf.schema.experiment import Experiment
 from reports.facts.frames import PEAKS
+from reports.figures.page import leaves
 from reports.readers.hardware import price
 from reports.readers.judgement import Verdict
 from reports.readers.record import Record
@@ -60,7 +61,7 @@ def outcome(record: Record, verdict: Verdict | None, link: str) -> Outcome:
         name=record.name,
         link=link,
         verdict=verdict,
-        settings=dict(_flat(json.loads(identity(record.experiment)))) if record.experiment else {},
+        settings=_settings(record.experiment) if record.experiment else {},
         iteration_ms=_number(settled(record, "elapsed_ms")),
         tokens_per_s=tokens_per_s,
         utilisation=_number(utilisation(record)),
@@ -75,13 +76,9 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and values, as text, of nested mappings."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _flat(item, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value if isinstance(value, str) else json.dumps(value)
+def _settings(experiment: Experiment) -> dict[str, str]:
+    known = leaves(json.loads(identity(experiment)))
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in known}
 
 
 def swept(outcomes: Sequence[Outcome]) -> list[str]:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
-
 from fasop.costs.doubts import doubts
 from fasop.search.idle_gpus import marked
 from fasop.search.plan import Plan, Run, cost_of_step, price_per_hour
@@ -19,8 +17,8 @@ from reports.facts.frames import predicted_memory_frame
 from reports.facts.terms import TITLES, Terms
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import embedded, plotly_script, timeline_parts
-from reports.figures.pack import pack
-from reports.figures.page import data, page, static, table
+from reports.figures.pack import pack, predicted_columns
+from reports.figures.page import Cell, Row, data, number, page, static, table
 from reports.readers.events import legend_order
 from reports.sections.memory_section import memory_parts
 from reports.sections.plan_section import plural
@@ -41,7 +39,7 @@ def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str
     """
     shown = [predict_plan(plan) for plan in plans[:MOST]]
     names = legend_order({event.kind for one in shown for event in one.events})
-    packed = pack(_columns(shown, names))
+    packed = pack(predicted_columns(shown, names))
     facts = {
         "names": names,
         "layout": packed.layout,
@@ -129,43 +127,35 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
     idle = any(map(marked, plans))
     titles += ["idle GPUs"] * idle
     titles += ["$/1000 steps"] * priced + ["$"] * (priced and run.known) + ["all takes"] * run.known
-    rows = []
-    for number, plan in enumerate(plans):
-        one, tone = plan.parallel, _tone(number, ahead)
-        mark = {"best": "★", "front": "◆", "": ""}[tone]
-        name = f'<a href="{_link(number)}">{number + 1}</a>' if number < MOST else str(number + 1)
-        total = run.cost(plan)
-        cells = [
-            *map(str, (one.tensor, one.data, one.pipeline, one.micro_batch_size, one.partition, one.node_order)),
-            options(one),
-            f"{plan.total * 1e3:,.1f}",
-            f"{one.global_batch_size * plan.training.model.sequence_length / plan.total:,.0f}",
-            *([marked(plan)] if idle else []),
-            *([_dollars(_cost(plan))] if priced else []),
-            *([_dollars(math.nan if total is None else total)] if priced and run.known else []),
-            *([_span(run.days(plan))] if run.known else []),
-        ]
-        rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    marks = {"best": "★", "front": "◆", "": ""}
+    rows, attributes = list[Row](), []
+    for index, plan in enumerate(plans):
+        one, tone = plan.parallel, _tone(index, ahead)
+        name = f'<a href="{_link(index)}">{index + 1}</a>' if index < MOST else str(index + 1)
+        attributes.append(f' class="{tone}" data-plan="{index}"')
         rows.append(
-            f'<tr class="{tone}" data-plan="{number}"><td>{name} <span class="tag">{mark}</span></td>{rest}</tr>\n'
+            [
+                Cell(f'{name} <span class="tag">{marks[tone]}</span>'),
+                *map(str, (one.tensor, one.data, one.pipeline, one.micro_batch_size, one.partition, one.node_order)),
+                options(one),
+                f"{plan.total * 1e3:,.1f}",
+                f"{one.global_batch_size * plan.training.model.sequence_length / plan.total:,.0f}",
+                *([marked(plan)] if idle else []),
+                *([number(_cost(plan), ",.2f")] if priced else []),
+                *([number(run.cost(plan), ",.2f")] if priced and run.known else []),
+                *([_span(run.days(plan))] if run.known else []),
+            ]
         )
-    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
     note = f"★ {_virtue(plans)}" + (" · ◆ none of these is both faster and cheaper" if ahead else "")
     note += f" · the first {MOST} in detail below" if len(plans) > MOST else ""
-    return (
-        f'<section><h2>Plans</h2><div class="scroll"><table class="runs"><thead><tr>{head}</tr></thead><tbody>\n'
-        f'{"".join(rows)}</tbody></table></div><p class="note">{note}</p></section>'
-    )
+    drawn = table(titles, rows, kind="runs", row_attributes=attributes)
+    return f'<section><h2>Plans</h2>{drawn}<p class="note">{note}</p></section>'
 
 
 def _span(days: float) -> str:
     if days >= 2:
         return f"{days:,.1f} days"
     return f"{days * 24:.1f} h" if days * 24 >= 1 else f"{days * 1440:.1f} min"
-
-
-def _dollars(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:,.2f}"
 
 
 def _charts(plans: Sequence[Plan]) -> str:
@@ -210,7 +200,7 @@ def _detail(number: int, plan: Plan, prediction: Prediction) -> str:
     return (
         f'<section class="plan" id="plan-{number + 1}"><h2>Plan {number + 1}: {escape(_sizes(plan))}, '
         f'{plan.total * 1e3:,.1f} ms</h2><div class="iteration"></div><h3>Where the time goes</h3>'
-        f"{table(head, rows, numeric=True)}<h3>Where the memory goes</h3>"
+        f"{table(head, rows, kind='numeric')}<h3>Where the memory goes</h3>"
         f"{memory_parts(predicted_memory_frame(prediction))}</section>"
     )
 
@@ -225,19 +215,4 @@ def _facts(plan: Plan, prediction: Prediction) -> dict[str, Any]:
         "length_ns": max(ends) * 1e9,
         "micro_batches": plan.parallel.micro_batches,
         "chunks": plan.parallel.chunks,
-    }
-
-
-def _columns(predictions: Sequence[Prediction], names: Sequence[str]) -> dict[str, Any]:
-    """The events of all predictions, one after the other; times in ns."""
-    events = [event for one in predictions for event in one.events]
-    start = np.array([round(event.start * 1e9) for event in events], np.int64)
-    return {
-        "stage": np.array([event.stage for event in events], np.int64),
-        "name": np.array([names.index(event.kind) for event in events], np.int64),
-        "chunk": np.array([event.chunk for event in events], np.int64),
-        "micro_batch": np.array([event.micro_batch for event in events], np.int64),
-        "start": start,
-        "duration": np.array([round(event.end * 1e9) for event in events], np.int64) - start,
-        "waiting": np.array([round(1e9 * wait) for one in predictions for wait in one.waiting], np.int64),
     }

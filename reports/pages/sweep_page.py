@@ -9,6 +9,7 @@ from html import escape
 
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import embedded, page_with_figures
+from reports.figures.page import Cell, Row, number, table
 from reports.pages.comparison import Front, Outcome, best, front, rivals, speeds, swept
 from reports.sections.plan_section import plural
 
@@ -101,52 +102,46 @@ def _answer(compared: Comparison, failures: int) -> str:
     tokens = "" if math.isnan(first.tokens_per_s) else f"{first.tokens_per_s:,.0f} tokens/s, "
     return (
         f'<section class="verdict good"><h2>Best: {escape(settings)}</h2>'
-        f'<p class="reason"><a href="{escape(first.link)}">{escape(first.name)}</a>: {tokens}'
+        f'<p class="reason">{_link(first)}: {tokens}'
         f"{first.iteration_ms:,.1f} ms an iteration{gain}.</p>"
         f'<p class="note">{escape(counted + weighed)}</p></section>'
     )
 
 
 def _table(compared: Comparison) -> str:
-    keys, shown = compared.keys, compared.shown
-    head = "".join(
-        f'<th scope="col">{escape(title)}</th>'
-        for title in ("run", "state", *map(_short_key, keys), *(quantity.title for quantity in shown))
-    )
-    rows = []
-    for one in compared.sound:
-        tone = compared.tone(one)
-        mark = {"best": "★ best", "front": "◆ front", "": ""}[tone]
-        state = " · ".join([*([one.verdict.state] if one.verdict else []), *(["emulated"] if one.emulated else [])])
-        cells = [
-            f'<td><a href="{escape(one.link)}">{escape(one.name)}</a> <span class="tag">{mark}</span></td>',
-            f"<td>{escape(state)}</td>",
-            *(f"<td>{escape(one.settings.get(key, '–'))}</td>" for key in keys),
-            *(_bar(quantity.of(one), quantity, compared.sound) for quantity in shown),
-        ]
-        rows.append(f'<tr class="{tone}">{"".join(cells)}</tr>\n')
+    marks = {"best": "★ best", "front": "◆ front", "": ""}
+    head = ("run", "state", *map(_short_key, compared.keys), *(quantity.title for quantity in compared.shown))
+    rows: list[Row] = [
+        (
+            Cell(f'{_link(one)} <span class="tag">{marks[compared.tone(one)]}</span>'),
+            " · ".join([*([one.verdict.state] if one.verdict else []), *(["emulated"] if one.emulated else [])]),
+            *(one.settings.get(key, "–") for key in compared.keys),
+            *(_bar(quantity.of(one), quantity, compared.sound) for quantity in compared.shown),
+        )
+        for one in compared.sound
+    ]
+    tones = [f' class="{compared.tone(one)}"' for one in compared.sound]
     note = "★ highest throughput. Memory: the most that a rank took."
     if compared.pareto:
         note = f"◆ no run has both more throughput and less {AGAINST[compared.pareto.against]} · {note}"
-    return (
-        f'<section><h2>Runs</h2><div class="scroll"><table class="runs"><thead><tr>{head}</tr></thead><tbody>\n'
-        f'{"".join(rows)}</tbody></table></div><p class="note">{escape(note)}</p></section>'
-    )
+    drawn = table(head, rows, kind="runs", row_attributes=tones)
+    return f'<section><h2>Runs</h2>{drawn}<p class="note">{escape(note)}</p></section>'
+
+
+def _link(one: Outcome) -> str:
+    return f'<a href="{escape(one.link)}">{escape(one.name)}</a>'
 
 
 def _short_key(key: str) -> str:
     return key.removeprefix("parallel.").removeprefix("train.")
 
 
-def _bar(value: float, quantity: Quantity, sound: Sequence[Outcome]) -> str:
-    if math.isnan(value):
-        return '<td class="number">–</td>'
-    text = f"{value * quantity.scale:{quantity.form}}"
-    if not quantity.bar:
-        return f'<td class="number">{text}</td>'
+def _bar(value: float, quantity: Quantity, sound: Sequence[Outcome]) -> Cell:
+    if math.isnan(value) or not quantity.bar:
+        return Cell(number(value * quantity.scale, quantity.form), ' class="number"')
     most = max(quantity.of(one) for one in sound if not math.isnan(quantity.of(one)))
     share = value / most * 100 if most else 0
-    return f'<td class="number bar" style="--share: {share:.1f}%">{text}</td>'
+    return Cell(f"{value * quantity.scale:{quantity.form}}", f' class="number bar" style="--share: {share:.1f}%"')
 
 
 def _charts(compared: Comparison) -> str:
@@ -174,16 +169,14 @@ def _charts(compared: Comparison) -> str:
 def _failed(failed: Sequence[Outcome], keys: Sequence[str]) -> str:
     if not failed:
         return ""
-    titles = ("run", *map(_short_key, keys), "state", "reason")
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
-    rows = "".join(
-        f'<tr><td><a href="{escape(one.link)}">{escape(one.name)}</a></td>'
-        + "".join(f"<td>{escape(one.settings.get(key, '–'))}</td>" for key in keys)
-        + f"<td>{escape(one.verdict.state if one.verdict else 'no result')}</td>"
-        + f"<td>{escape(one.verdict.reason if one.verdict else 'no iteration was logged')}</td></tr>\n"
+    rows: list[Row] = [
+        (
+            Cell(_link(one)),
+            *(one.settings.get(key, "–") for key in keys),
+            one.verdict.state if one.verdict else "no result",
+            one.verdict.reason if one.verdict else "no iteration was logged",
+        )
         for one in failed
-    )
-    return (
-        '<section><h2>Without a result</h2><div class="scroll"><table><thead><tr>'
-        f"{head}</tr></thead><tbody>\n{rows}</tbody></table></div></section>"
-    )
+    ]
+    told = table(("run", *map(_short_key, keys), "state", "reason"), rows)
+    return f"<section><h2>Without a result</h2>{told}</section>"

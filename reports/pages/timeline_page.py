@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -13,7 +12,7 @@ from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.facts.statistics import Statistics, slowest_first
 from reports.facts.terms import measured
 from reports.figures.embed import plotly_script, timeline_parts
-from reports.figures.pack import event_columns, pack
+from reports.figures.pack import event_columns, pack, predicted_columns
 from reports.figures.page import data, emulated, missing, page, static
 from reports.readers.events import Timeline, legend_order
 from reports.readers.record import Record, rank_label
@@ -43,7 +42,7 @@ def render(record: Record, timeline: Timeline, figures: Statistics, prediction: 
         {
             **event_columns(timeline.events, len(record.plan.ranks), figures.waiting_ns),
             **iteration_columns(figures),
-            **predicted_columns(prediction, names),
+            **predicted_columns([prediction] if prediction else [], names),
         }
     )
     facts = {"layout": packed.layout, "names": names, "predicted_ns": prediction.iteration_s * 1e9 if prediction else 0}
@@ -113,21 +112,6 @@ def iteration_columns(figures: Statistics) -> dict[str, Any]:
             name: np.nan_to_num(np.rint(share * 1000), nan=-1).astype(np.int64).ravel()
             for name, share in shares.items()
         },
-    }
-
-
-def predicted_columns(prediction: Prediction | None, names: Sequence[str]) -> dict[str, Any]:
-    """Events of an iteration as predicted; times in ns from its start."""
-    events, waiting = (prediction.events, prediction.waiting) if prediction else ((), ())
-    start = [round(one.start * 1e9) for one in events]
-    return {
-        "predicted_stage": np.array([one.stage for one in events], np.int64),
-        "predicted_name": np.array([names.index(one.kind) for one in events], np.int64),
-        "predicted_chunk": np.array([one.chunk for one in events], np.int64),
-        "predicted_micro_batch": np.array([one.micro_batch for one in events], np.int64),
-        "predicted_start": np.array(start, np.int64),
-        "predicted_duration": np.array([round(one.end * 1e9) for one in events], np.int64) - np.array(start, np.int64),
-        "predicted_waiting": np.array([round(wait * 1e9) for wait in waiting], np.int64),
     }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
@@ -16,14 +18,15 @@ from megatron_ext.contract.files import write_atomic
 from reports.errors import NeitherError, unwritable
 from reports.facts import statistics
 from reports.figures.page import refreshing
-from reports.pages import run_page, timeline_page
-from reports.pages.several import Compared, compare
+from reports.pages import run_page, sweep_page, timeline_page
+from reports.pages.comparison import outcome
 from reports.readers.judgement import Findings, Verdict
 from reports.sources import Found, Source
 
 Judge = Callable[[RunDir], Findings]
 Given = TypeVar("Given")
 Made = TypeVar("Made")
+COMPARISON = "comparison.html"
 REFRESH_S = 5
 """Between two pages of a run that goes on; longer where writing them takes more than a tenth of it."""
 
@@ -76,12 +79,30 @@ def those_that_are(make: Callable[[Given], Made], given: Sequence[Given], told: 
     return made
 
 
-def compared(rounds: Sequence[Written], output: Path | None, refresh_s: int | None = None) -> list[Path]:
-    """Writes the comparison, if there are several to compare, into a folder or where the runs are; returns where."""
-    if len(rounds) == 1:
+def compared(runs: Sequence[Written], output: Path | None, refresh_s: int | None = None) -> list[Path]:
+    """Writes the comparison, if there are several to compare; returns where.
+
+    Args:
+        output: where to; None for the deepest folder that all the runs lie in.
+        refresh_s: after how many seconds the page loads itself anew.
+
+    Raises:
+        ReportError: it cannot be written there.
+    """
+    if len(runs) == 1:
         return []
-    runs = [Compared(record=one.found.record, verdict=one.verdict, page=one.pages[0]) for one in rounds]
-    return [compare(runs, output, refresh_s)]
+    folder = output or Path(os.path.commonpath([one.pages[0].absolute().parents[1] for one in runs]))
+    links = [quote(os.path.relpath(one.pages[0].absolute(), folder.absolute())) for one in runs]
+    outcomes = [outcome(one.found.record, one.verdict, link) for one, link in zip(runs, links, strict=True)]
+    try:
+        _write_page(folder / COMPARISON, sweep_page.render(outcomes), refresh_s)
+    except OSError as error:
+        raise unwritable(folder / COMPARISON, error) from error
+    return [folder / COMPARISON]
+
+
+def _write_page(path: Path, content: str, refresh_s: int | None) -> None:
+    write_atomic(path, content if refresh_s is None else refreshing(content, refresh_s))
 
 
 def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | None = None) -> Written:
@@ -113,7 +134,7 @@ def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | 
     try:
         source.make_folder()
         for path, content in contents:
-            write_atomic(path, content if refresh_s is None else refreshing(content, refresh_s))
+            _write_page(path, content, refresh_s)
     except OSError as error:
         raise unwritable(source.report, error) from error
     verdict = findings.verdict if findings else None

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, Rule, typed
+from conf.run_folder.rank_ranges import rank_ranges
 from conf.run_folder.run_files import parse_json, read_bytes
 from megatron_ext.contract.events import CLOCK, FIELDS, MAGIC, VERSION, header_of
 from reports.errors import ReportError
@@ -211,7 +212,7 @@ def read_run(paths: Mapping[int, Path]) -> Timeline:
             else:
                 notes.append(f"rank {rank}: {path} says that it is of rank {file.rank}; ignored")
     if absent:
-        notes.append(f"no event file of {_ranks(absent)}")
+        notes.append(f"no event file of rank{'s' if len(absent) > 1 else ''} {rank_ranges(absent)}")
     return merge(files, notes)
 
 
@@ -290,15 +291,3 @@ def aligned(records: NDArray[Any], clock: NDArray[Any]) -> NDArray[Any]:
         drift = np.interp(records[key] - base, clock["start_ns"] - base, offset - offset[0])
         moved[key] += offset[0] + np.rint(drift).astype(np.int64)
     return moved
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0, 2-5`."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from fasop.costs.layers import Basis
 from fasop.simulation.predict import Prediction
 from reports.facts.terms import MEANING, TITLES, Terms
+from reports.figures.page import Cell, Row, table
 
 COLUMNS = {"passes": "passes"} | {
     key: title for key, title in TITLES.items() if key not in ("forward", "backward", "tensor")
@@ -35,19 +36,17 @@ def expected_section(prediction: Prediction, measured: Mapping[int, Terms], iter
         iteration_ms: as measured.
     """
     foretold = [Terms.of_prediction(stage.terms) for stage in prediction.stages]
-    head = "".join(f'<th scope="col">{title}</th>' for title in ("stage", *COLUMNS.values(), "sum"))
     worst = _largest(measured, foretold)
-    rows = "".join(
-        f"<tr><td>{stage}</td>{_row(stage, measured.get(stage), one, worst)}</tr>\n"
-        for stage, one in enumerate(foretold)
-    )
+    rows: list[Row] = [
+        (str(stage), *_row(stage, measured.get(stage), one, worst)) for stage, one in enumerate(foretold)
+    ]
+    compared = table(("stage", *COLUMNS.values(), "sum"), rows, kind="numeric compared")
     basis = f'<p class="note open">{escape(BASIS[prediction.basis])}</p>' if prediction.basis in BASIS else ""
     return (
         '<section id="expected"><h2>Predicted and measured</h2>'
         f"<p>{escape(_answer(prediction, iteration_ms, worst, measured, foretold))} "
         '<a href="timeline.html#predicted">Its timeline under the measured one →</a></p>'
-        f'{basis}<div class="scroll"><table class="numeric compared"><thead><tr>{head}</tr></thead><tbody>\n{rows}'
-        f'</tbody></table></div><p class="note">{escape(NOTE)}</p></section>'
+        f'{basis}{compared}<p class="note">{escape(NOTE)}</p></section>'
     )
 
 
@@ -85,14 +84,12 @@ def _largest(measured: Mapping[int, Terms], foretold: Sequence[Terms]) -> tuple[
     return max(differences, key=lambda place: differences[place]) if differences else None
 
 
-def _row(stage: int, measured: Terms | None, foretold: Terms, worst: tuple[int, str] | None) -> str:
-    cells = []
+def _row(stage: int, measured: Terms | None, foretold: Terms, worst: tuple[int, str] | None) -> Iterator[Cell]:
     for key in [*COLUMNS, "total"]:
         expected = getattr(foretold, key)
         if measured is None:
-            cells.append(f"<td>–<small>predicted {expected:,.1f}</small></td>")
+            yield Cell(f"–<small>predicted {expected:,.1f}</small>")
             continue
         seen = getattr(measured, key)
         mark = ' class="worst"' if worst == (stage, key) else ""
-        cells.append(f"<td{mark}><b>{signed(seen - expected)}</b><small>{seen:,.1f} − {expected:,.1f}</small></td>")
-    return "".join(cells)
+        yield Cell(f"<b>{signed(seen - expected)}</b><small>{seen:,.1f} − {expected:,.1f}</small>", mark)

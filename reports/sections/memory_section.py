@@ -39,7 +39,7 @@ def memory_parts(memory: pd.DataFrame) -> str:
     head = ("stage", *MEMORY, *(f"{name} GiB" for name in columns[len(MEMORY) :]))
     rows = [(str(stage), *(number(row[name], ".2f") for name in columns)) for stage, row in memory.iterrows()]
     drawn = embedded(stage_memory(memory), "Memory of every stage, its predicted parts, its limit")
-    return drawn + table(head, rows, numeric=True)
+    return drawn + table(head, rows, kind="numeric")
 
 
 def _answer(memory: pd.DataFrame) -> str:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from html import escape
+from itertools import starmap
 from typing import Any
 
-from reports.figures.page import bullets, table
+from reports.figures.page import bullets, leaves, table
 from reports.readers.record import Record
 
 
 def reproduce_section(record: Record) -> str:
     """The section of a run's page, as HTML."""
     provenance = record.provenance
-    rows = list(_flat(provenance))
+    rows = list(starmap(_row, leaves(provenance)))
     steps = []
     if provenance.get("commit"):
         steps.append(shlex.join(["git", "checkout", str(provenance["commit"])]))
@@ -32,17 +32,12 @@ def reproduce_section(record: Record) -> str:
     )
 
 
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Leaves of nested mappings: dotted key and text."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _flat(item, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        yield key, ", ".join(map(str, value))
-    elif key == "unix":
-        yield "time", datetime.fromtimestamp(value, UTC).isoformat(" ", "seconds")
-    else:
-        yield key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _row(key: str, value: Any) -> tuple[str, str]:
+    if isinstance(value, list):
+        return key, ", ".join(map(str, value))
+    if key == "unix":
+        return "time", datetime.fromtimestamp(value, UTC).isoformat(" ", "seconds")
+    return key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def configuration_section(record: Record) -> str:

@@ -45,7 +45,7 @@ def stages_section(
     if kind:
         notes.append(f"Peak memory: of the stage's ranks the largest; {PEAKS[kind]}.")
     said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    return f"<section><h2>Stages</h2>{table(head, rows, numeric=True)}{said}</section>"
+    return f"<section><h2>Stages</h2>{table(head, rows, kind='numeric')}{said}</section>"
 
 
 def ideal(plan: Plan) -> IdealBubble | None:

@@ -59,7 +59,8 @@ function makeLegend() {
 }
 
 async function main() {
-  events = await unpack(element("columns").textContent, run.layout);
+  const columns = await unpack(element("columns").textContent, run.layout);
+  events = Object.fromEntries(Object.entries(columns).map(([name, column]) => [name.replace("predicted_", ""), column]));
   makeLegend();
   await draw();
   addEventListener("hashchange", () => {
