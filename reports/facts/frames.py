@@ -52,11 +52,14 @@ def events_frame(record: Record, timeline: Timeline) -> pd.DataFrame:
         events["start_ns"], events["end_ns"] = events["start_ns"] - origin, events["end_ns"] - origin
     for key in ("micro_batch", "chunk", "peer"):
         events[key] = events[key].astype("Int32").where(events[key] >= 0)
-    ranks = record.plan.ranks
-    for key, kind in (("stage", "int32"), ("dp", "int32"), ("tp", "int32"), ("node", "category")):
-        of_rank = pd.Series([getattr(rank, key) for rank in ranks], index=[rank.rank for rank in ranks], dtype=kind)
-        events[key] = of_rank.reindex(events["rank"]).array
-    return events[list(EVENTS)]
+    plan = record.plan
+    places = pd.DataFrame(
+        [(rank.stage, rank.dp, rank.tp, plan.node_of(rank.rank)) for rank in plan.ranks],
+        index=[rank.rank for rank in plan.ranks],
+        columns=["stage", "dp", "tp", "node"],
+    ).astype({"stage": "int32", "dp": "int32", "tp": "int32", "node": "category"})
+    here = places.reindex(events["rank"])
+    return events.assign(**{key: here[key].array for key in places})[list(EVENTS)]
 
 
 def waiting_frame(record: Record, timeline: Timeline, figures: Statistics) -> pd.DataFrame:
