@@ -6,8 +6,7 @@ A stage's memory is linear in its layers, so the GPUs of a stage allow it a larg
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, reduce
-from operator import add
+from functools import lru_cache
 from typing import Generic
 
 import numpy as np
@@ -53,11 +52,23 @@ class StageMemory(Generic[Number]):
 
     @property
     def layer(self) -> Number:
-        return reduce(add, (amount.layer for amount in self.by_term().values()))
+        return (
+            self.weights.layer
+            + self.gradients.layer
+            + self.optimizer.layer
+            + self.activations.layer
+            + self.buffers.layer
+        )
 
     @property
     def fixed(self) -> Number:
-        return reduce(add, (amount.fixed for amount in self.by_term().values()))
+        return (
+            self.weights.fixed
+            + self.gradients.fixed
+            + self.optimizer.fixed
+            + self.activations.fixed
+            + self.buffers.fixed
+        )
 
     def of(self, layers: int) -> Number:
         return self.fixed + layers * self.layer
