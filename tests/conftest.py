@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import settings
 
 from conf import compose
 from tests.support import composing
+from tests.support.slurm.cluster import OF_A_JOB
 
 # A machine that does other things, too, makes a test slow, not wrong. A random failure prints what reproduces it on any
 # machine: Hypothesis keeps its database only where it ran.
@@ -18,6 +20,10 @@ settings.load_profile("tests")
 # A shell without job control has what it starts in the background ignore Ctrl-C, and with it all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The tests may run in somebody's Slurm job, which is none of theirs.
+for variable in [name for name in os.environ if name.startswith(OF_A_JOB)]:
+    del os.environ[variable]
 
 compose._composed = composing.composed
 

@@ -103,9 +103,7 @@ class Cluster:
             self._boot(node)
         self._wait("munged", site.munge_socket.is_socket)
         self._wait("mariadbd", site.database_socket.is_socket)
-        # Only so does slurmdbd take the path of a socket.
-        self._daemon("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=str(site.database_socket))
-        self._wait("slurmdbd", lambda: _listens(site.head.address, site.head.dbd_port))
+        self._accounting(site)
         self._daemon("slurmctld", "slurmctld", "-D", "-c")
         self._wait("slurmctld", lambda: self.run("scontrol", "ping").returncode == 0)
         # A slurmd that finds no slurmctld tries again a second later.
@@ -279,8 +277,19 @@ class Cluster:
         log = self._site.logs / f"slurmd-{node.name}.out"
         self._machines[node.name].spawn(["slurmd", "-D", "-N", node.name], log, self.env)
 
-    def _daemon(self, name: str, *argv: str, **environment: str) -> None:
-        self._machines[HEAD].spawn(argv, self._site.logs / f"{name}.out", self.env | environment)
+    def _accounting(self, site: Site) -> None:
+        """Now and then slurmdbd gets no answer to its first question to a new database, and ends; the next one does."""
+        address = site.head.address, site.head.dbd_port
+        for _ in range(5):
+            # Only so does slurmdbd take the path of a socket.
+            daemon = self._daemon("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=str(site.database_socket))
+            self._wait("slurmdbd", lambda daemon=daemon: daemon.poll() is not None or _listens(*address))
+            if daemon.poll() is None:
+                return
+        raise ClusterError(f"slurmdbd ends as soon as it is started\n{self.log_tail()}")
+
+    def _daemon(self, name: str, *argv: str, **environment: str) -> subprocess.Popen[bytes]:
+        return self._machines[HEAD].spawn(argv, self._site.logs / f"{name}.out", self.env | environment)
 
     def _lines(self, *argv: str) -> list[str]:
         done = self.run(*argv)

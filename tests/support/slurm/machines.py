@@ -29,7 +29,7 @@ SETUP = 'hostname "$1"; mount --bind "$2" /etc/hosts; mount -t tmpfs tmpfs /dev/
 class Machine(Protocol):
     """Where daemons run."""
 
-    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Starts a daemon that stays in the foreground."""
 
     def guests(self) -> dict[int, str]:
@@ -71,8 +71,9 @@ class Isolated:
         """`ip -batch` on the machine's network; pids are those outside, so that links can lead to other machines."""
         subprocess.run([*self._enter, "--net", "ip", "-batch", "-"], input=commands, text=True, check=True)
 
-    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         self._daemons.append(_daemon([*self._enter, *ALL, *argv], log, env))
+        return self._daemons[-1]
 
     def guests(self) -> dict[int, str]:
         parents = reap.parents()
@@ -96,9 +97,10 @@ class Plain:
     def __init__(self) -> None:
         self._daemons: list[subprocess.Popen[bytes]] = []
 
-    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    def spawn(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         until_we_end = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-I", reap.__file__, *argv]
         self._daemons.append(_daemon(until_we_end, log, env))
+        return self._daemons[-1]
 
     def guests(self) -> dict[int, str]:
         parents = reap.parents()
