@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from conf.run_folder.rundir import RunDir
 from launch.files.launch_lock import launching
-from launch.machine import processes
+from megatron_ext.contract.worker import die_with_parent
 from tests.support.launch.live import wait_for
 
 
@@ -18,7 +18,7 @@ def launched_by_another(run: RunDir) -> Iterator[int]:
     """In the block another process launches the run; its id."""
     pid = os.fork()
     if pid == 0:
-        processes.die_with_parent(signal.SIGKILL)
+        die_with_parent(signal.SIGKILL)
         try:
             with launching(run):
                 signal.pause()
