@@ -20,7 +20,7 @@ from torch.distributed import Store, TCPStore
 
 from megatron_ext import worker
 from megatron_ext.contract.plan import Place, Plan
-from megatron_ext.contract.worker import SAVED
+from megatron_ext.contract.worker import SAVED, die_with_parent
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.engine.engine import Engine, StepResult
 from megatron_ext.parallel import interruption
@@ -282,7 +282,7 @@ def test_memory_that_is_not_there_is_told_with_rank_and_stage(engine_run: Callab
 def a_child_from_before(seconds: float, code: int) -> Iterator[None]:
     """What pyxis leaves to the process that it runs in a container: a child that ends before its exec or soon after."""
     if os.fork() == 0:
-        worker.die_with_parent(signal.SIGKILL)
+        die_with_parent(signal.SIGKILL)
         time.sleep(seconds)
         os._exit(code)
     yield

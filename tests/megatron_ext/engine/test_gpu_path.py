@@ -197,7 +197,7 @@ def test_a_profile_is_measured_on_gpus(
     monkeypatch.setenv(PROFILE, json.dumps(request))
     with pretended_gpus(tmp_path / "waits"):
         assert worker.main([str(run.run.plan), "0"], profile.measure) == 0
-    found = json.loads(profile.path_of(run.plan, 0).read_text())
+    found = json.loads(run.plan.files.profile_rank(0).read_text())
     assert (found["device"], found["versions"]["nccl"]) == (NAME, ".".join(map(str, NCCL)))
     (point,) = found["points"]
     assert point["too_large"] is None
