@@ -1,4 +1,4 @@
-"""Files as they were before they were compressed, streamed; what is wrong with one is told with file and line."""
+"""Files as they were before they were compressed, streamed; an error names file and line."""
 
 from __future__ import annotations
 

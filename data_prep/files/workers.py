@@ -25,7 +25,7 @@ _function: Callable[[Any], Any]
 def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Generator[R]:
     """`function` of each item, with at most `AHEAD` items a worker in memory.
 
-    Where reading the items fails, the results of those before come first, so that what is told does not depend on
+    Where reading the items fails, the results of those before come first, so that what is reported does not depend on
     the number of workers. With one worker all is done in this process. Closing it ends the workers.
 
     Args:

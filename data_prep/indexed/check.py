@@ -92,16 +92,16 @@ def _check_vocabulary(data: IndexedDataset, manifest: Manifest | None, given: st
     """Of data that others made the ids of some places tell the least that the vocabulary can be."""
     if manifest is not None:
         needed, other = manifest.vocab_size, f"model.vocab_size={manifest.vocab_size}"
-        told = f"was made with a vocabulary of {needed} ({manifest.tokenizer})"
+        fact = f"was made with a vocabulary of {needed} ({manifest.tokenizer})"
     else:
         needed, other = _highest(data) + 1, "model.vocab_size to that of the data's tokenizer"
-        told = f"has token ids up to {needed - 1}"
+        fact = f"has token ids up to {needed - 1}"
     if needed > allowed:
-        raise DataPrepError(f"{given} {told}, but model.vocab_size={allowed}; set {other}, or choose other data")
+        raise DataPrepError(f"{given} {fact}, but model.vocab_size={allowed}; set {other}, or choose other data")
     if 2 * needed > allowed:
         return []
     return [
-        f"{given} {told}, of model.vocab_size={allowed}: most of the embedding is never trained; set {other}, or "
+        f"{given} {fact}, of model.vocab_size={allowed}: most of the embedding is never trained; set {other}, or "
         "choose other data"
     ]
 

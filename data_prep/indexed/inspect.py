@@ -35,7 +35,7 @@ BINS = 60
 def described(data: IndexedDataset, prefix: Path) -> dict[str, str]:
     """Counts, and what the manifest tells, if there is one."""
     lengths = data.lengths
-    told = {
+    facts = {
         "documents": str(data.documents),
         "sequences": str(len(data)),
         "tokens": str(len(data.tokens)),
@@ -43,18 +43,18 @@ def described(data: IndexedDataset, prefix: Path) -> dict[str, str]:
     }
     if len(lengths):
         low, middle, high = np.percentile(lengths, [0, 50, 100], method="lower").tolist()
-        told["tokens of a sequence"] = f"{low} to {high}, median {middle}"
+        facts["tokens of a sequence"] = f"{low} to {high}, median {middle}"
     manifest = read_manifest(prefix)
     if manifest is not None:
         multiples = [VOCAB_MULTIPLE * tensor for tensor in (1, 2, 4, 8)]
         sizes = [-(-manifest.vocab_size // multiple) * multiple for multiple in multiples]
-        told |= {
+        facts |= {
             "source": manifest.source,
             "tokenizer": manifest.tokenizer,
             "vocabulary": str(manifest.vocab_size),
             "padded vocabulary": f"{', '.join(map(str, sizes))} for parallel.tensor=1, 2, 4, 8",
         }
-    return told
+    return facts
 
 
 def document_text(data: IndexedDataset, prefix: Path, document: int) -> str:

@@ -46,7 +46,7 @@ class _Part(NamedTuple):
         same_end = self.manifest.end_of_document == other.manifest.end_of_document
         return same_end and same_vocabulary(self.prefix, other.prefix)
 
-    def tokens_told(self) -> str:
+    def kind_of_tokens(self) -> str:
         if self.manifest is None:
             return f"{self.data.dtype.name}, no manifest"
         tokenizer = f"{self.manifest.tokenizer} tokenizer {self.manifest.sha256.get(TOKENIZER, '')[:12]}".rstrip()
@@ -65,8 +65,8 @@ def merge(prefixes: Sequence[Path], output: Path) -> Path:
     for part in parts:
         if not part.has_tokens_of(first):
             raise DataPrepError(
-                f"{part.prefix} has tokens of another kind than {first.prefix}: {part.tokens_told()} instead of "
-                f"{first.tokens_told()}"
+                f"{part.prefix} has tokens of another kind than {first.prefix}: {part.kind_of_tokens()} instead of "
+                f"{first.kind_of_tokens()}"
             )
     data = [part.data for part in parts]
     ends = np.cumsum([0, *map(len, data)])
@@ -166,5 +166,5 @@ def _describe(prefix: Path, origin: Path, manifest: Manifest) -> None:
         shutil.copyfile(data_file(origin, TOKENIZER), data_file(prefix, TOKENIZER))
         suffixes.append(TOKENIZER)
     found = hashes({suffix: data_file(prefix, suffix) for suffix in suffixes})
-    told = replace(manifest, documents=data.documents, tokens=len(data.tokens), left_out={}, sha256=found)
-    write_atomic(data_file(prefix, ".json"), told.to_json())
+    described = replace(manifest, documents=data.documents, tokens=len(data.tokens), left_out={}, sha256=found)
+    write_atomic(data_file(prefix, ".json"), described.to_json())

@@ -36,7 +36,7 @@ from megatron_ext.data.indexed_dataset import HEADER, LENGTH, data_file, sync
 LOCK = "lock"
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """What file systems say that are mounted without locks, as Lustre may be, or NFS whose servers run no daemon for them:
-two processes are then not told apart."""
+two processes cannot then see each other."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,12 +31,12 @@ def may_be_cut(content: str) -> bool:
     That is GPT-2's form: nothing but its pre-tokenizer sees more than one word. Whatever else a tokeniser may have,
     such as a token of several lines, may see a cut.
     """
-    told = json.loads(content)
-    splits = told.get("pre_tokenizer") or {}
+    settings = json.loads(content)
+    splits = settings.get("pre_tokenizer") or {}
     return (
-        told.get("normalizer") is None
+        settings.get("normalizer") is None
         and splits.get("type") == "ByteLevel"
         and splits.get("use_regex", True)
         and not splits.get("add_prefix_space", True)
-        and all(token["special"] for token in told.get("added_tokens", []))
+        and all(token["special"] for token in settings.get("added_tokens", []))
     )

@@ -25,7 +25,7 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     # What draws pages takes a while to import, which help does not wait for.
     from reports.exports.write import Export, write_exports
     from reports.figures import picture
-    from reports.pages.writing import compared, those_that_are, watch, write_all
+    from reports.pages.writing import compared, skip_unreadable, watch, write_all
     from reports.readers.megatron_log import Sizes
     from reports.sources import Source, all_of, placed
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     browser = picture.browser() if Export.png in exports else None
     wanted: list[str | None] = [one for given in arguments.runs for one in all_of(given)] or [None]
     notes = set[str]()
-    sources = those_that_are(lambda one: Source.find(arguments.runs_dir, one, sizes), wanted, notes)
+    sources = skip_unreadable(lambda one: Source.find(arguments.runs_dir, one, sizes), wanted, notes)
     if arguments.output is not None:
         sources = placed(sources, arguments.output)
     if arguments.watch:

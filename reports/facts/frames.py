@@ -130,12 +130,12 @@ def predicted_memory_frame(prediction: Prediction, peaks: list[float | None] | N
 
 
 def peak_kind(record: Record) -> str | None:
-    """That of PEAKS which the ranks told; None if none did."""
+    """That of PEAKS which the ranks reported; None if none did."""
     return next((kind for kind in PEAKS if any(kind in mib for mib in record.memory.values())), None)
 
 
 def peak_mib(record: Record, stage: int, kind: str) -> float | None:
-    """Of the stage's ranks the largest, of a kind of memory (docs/formats.md, memory); None if no rank told."""
+    """Of the stage's ranks the largest, of a kind of memory (docs/formats.md, memory); None if no rank reported it."""
     ranks = [rank.rank for rank in record.plan.ranks if rank.stage == stage]
-    told = [record.memory[rank][kind] for rank in ranks if kind in record.memory.get(rank, {})]
-    return max(told) if told else None
+    known = [record.memory[rank][kind] for rank in ranks if kind in record.memory.get(rank, {})]
+    return max(known) if known else None

@@ -109,8 +109,8 @@ def _upstream(log: UpstreamLog, plan: Plan) -> str:
         for name, (least, largest) in log.timers.items()
     ]
     memory = [
-        (str(rank), stages.get(rank, "–"), *(f"{mib:,.1f}" for mib in astuple(told)))
-        for rank, told in log.memory.items()
+        (str(rank), stages.get(rank, "–"), *(f"{mib:,.1f}" for mib in astuple(mib_of)))
+        for rank, mib_of in log.memory.items()
     ]
     return (
         "<section><h2>Times across ranks</h2>"

@@ -74,8 +74,8 @@ def _answer(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[st
     cost = run.cost(plan)
     paid = "" if cost is None else f" and ${cost:,.2f}"
     whole = f"; {run.iterations:,} iterations take {_span(run.days(plan))}{paid}" if run.known else ""
-    told = [*doubts(plan.training, plan.kinds, {plan.basis}), *searched]
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in told)
+    remarks = [*doubts(plan.training, plan.kinds, {plan.basis}), *searched]
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in remarks)
     return (
         f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'
         f'<p class="reason">{plan.total * 1e3:,.1f} ms an iteration, {tokens:,.0f} tokens/s{whole}.</p>'

@@ -42,7 +42,7 @@ AGAINST = {"dollars": "cost", "memory_gib": "memory"}
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The runs that have a result, and what is told of them."""
+    """The runs that have a result, and what is said of them."""
 
     sound: Sequence[Outcome]
     """The fastest first."""
@@ -178,5 +178,5 @@ def _failed(failed: Sequence[Outcome], keys: Sequence[str]) -> str:
         )
         for one in failed
     ]
-    told = table(("run", *map(_short_key, keys), "state", "reason"), rows)
-    return f"<section><h2>Without a result</h2>{told}</section>"
+    drawn = table(("run", *map(_short_key, keys), "state", "reason"), rows)
+    return f"<section><h2>Without a result</h2>{drawn}</section>"

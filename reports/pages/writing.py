@@ -40,12 +40,12 @@ class Written:
     """Whether nothing more will come."""
 
 
-def watch(sources: Sequence[Source], judge: Judge | None, told: set[str], output: Path | None) -> None:
+def watch(sources: Sequence[Source], judge: Judge | None, printed: set[str], output: Path | None) -> None:
     """Writes the pages, which then load themselves anew, again and again until nothing more will come."""
     waits, shown = REFRESH_S, False
     while True:
         began = time.monotonic()
-        rounds = write_all(sources, judge, told, refresh_s=waits)
+        rounds = write_all(sources, judge, printed, refresh_s=waits)
         pages = [*(path for written in rounds for path in written.pages), *compared(rounds, output, refresh_s=waits)]
         for path in pages if not shown else ():
             print(path, flush=True)
@@ -56,13 +56,13 @@ def watch(sources: Sequence[Source], judge: Judge | None, told: set[str], output
 
 
 def write_all(
-    sources: Sequence[Source], judge: Judge | None, told: set[str], refresh_s: int | None = None
+    sources: Sequence[Source], judge: Judge | None, printed: set[str], refresh_s: int | None = None
 ) -> list[Written]:
     """As `write`, of each; of several, a file that is no log is left out."""
-    return those_that_are(lambda source: write(source, judge, told, refresh_s), sources, told)
+    return skip_unreadable(lambda source: write(source, judge, printed, refresh_s), sources, printed)
 
 
-def those_that_are(make: Callable[[Given], Made], given: Sequence[Given], told: set[str]) -> list[Made]:
+def skip_unreadable(make: Callable[[Given], Made], given: Sequence[Given], printed: set[str]) -> list[Made]:
     """What `make` makes of each; where it raises NeitherError, not of all, that one is named on stderr."""
     made, errors = list[Made](), list[NeitherError]()
     for one in given:
@@ -73,9 +73,9 @@ def those_that_are(make: Callable[[Given], Made], given: Sequence[Given], told: 
     if errors and not made:
         raise errors[0]
     for note in (f"left out: {error.brief}" for error in errors):
-        if note not in told:
+        if note not in printed:
             print(visible(note), file=sys.stderr)
-            told.add(note)
+            printed.add(note)
     return made
 
 
@@ -105,11 +105,11 @@ def _write_page(path: Path, content: str, refresh_s: int | None) -> None:
     write_atomic(path, content if refresh_s is None else refreshing(content, refresh_s))
 
 
-def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | None = None) -> Written:
+def write(source: Source, judge: Judge | None, printed: set[str], refresh_s: int | None = None) -> Written:
     """Writes both pages; says on stderr what they lack.
 
     Args:
-        told: what was said before, and is not said again.
+        printed: what was said before, and is not said again.
         refresh_s: after how many seconds the pages load themselves anew.
     """
     found = source.read()
@@ -122,9 +122,9 @@ def write(source: Source, judge: Judge | None, told: set[str], refresh_s: int | 
         except RunFolderError as error:
             known = replace(known, notes=(*known.notes, f"no verdict: {error}"))
     for note in (f"{known.name}: {note}" for note in (*known.notes, *timeline.notes)):
-        if note not in told:
+        if note not in printed:
             print(visible(note), file=sys.stderr)
-            told.add(note)
+            printed.add(note)
     index, all_ranks = source.report / "index.html", source.report / "timeline.html"
     over = found.over if source.run is None else findings is None or findings.over
     contents = (

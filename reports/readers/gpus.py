@@ -30,7 +30,7 @@ class GpuReport:
     uses: pd.DataFrame
     """USE of a GPU a row, over the readings that were looked at. Utilisation, percent, and power are medians over the
     readings in which a process of the run computed on it, else over all; memory and temperature are the most. A figure
-    that it never told is missing."""
+    that it never reported is missing."""
     course: pd.DataFrame
     """By hours since the first reading that was looked at: `utilisation`, percent, the mean over all GPUs, and
     `power_w`, their sum. Empty where readings have no times."""

@@ -26,7 +26,7 @@ _NUMBERS = ("temperature_c", "utilisation", "power_w", "power_limit_w", "memory_
 def readings(text: str) -> tuple[GpuReading, ...]:
     """The readings in a part of the file, which may begin and end anywhere; the last one may lack GPUs.
 
-    Times are taken as this machine's local time, for gpustat writes no zone. Processes are not told apart: gpustat
+    Times are taken as this machine's local time, for gpustat writes no zone. Processes are not distinguished: gpustat
     names their users, not whose job they are. Without any line of a host and a time (`--no-header`) a reading begins
     where the numbers of GPUs do; its times are not known, and its interval is 0.
     """

@@ -10,7 +10,7 @@ The Megatron-LM that the FASOP authors modified adds when each call began and en
      forward-compute end time lst:  1686726492.31 1686726492.60 …
 
 It is printed at once but is long, so that lines of other ranks of the node can land inside one of its lines. A line
-that was cut so is put together again; what cannot be is left out and told.
+that was cut so is put together again; what cannot be is left out, with a note.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Blocks:
         block: _Block | None = None
         for line in source:
             self.lines = source.number
-            if (told := progress(line)) is not None:
-                iteration, block = told[0], None
+            if (reached := progress(line)) is not None:
+                iteration, block = reached[0], None
             elif line == HEAD:
                 if iteration is not None:
                     self.spent.append({})
@@ -97,7 +97,7 @@ class _Block:
         self._number = len(blocks.spent) - 1
         self._timer: str | None = None
         self._last = -1
-        """Rank that told last; of a timer they come in ascending order."""
+        """Rank of the last line; of a timer they come in ascending order."""
         self._spent = 0.0
         self._rank: int | None = None
         """That whose lists are awaited."""

@@ -76,8 +76,8 @@ class Facts:
         """Passes the lines on and takes from them what it knows."""
         for number, line in enumerate(lines, 1):
             known = True
-            if (told := progress(line)) is not None:
-                self.iterations = told[1]
+            if (reached := progress(line)) is not None:
+                self.iterations = reached[1]
                 if (batch := _ITERATION_BATCH.search(line)) is not None:
                     self._note("global_batch_size", batch[1])
             elif (said := _ECHO.fullmatch(line)) is not None:

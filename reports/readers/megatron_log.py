@@ -84,7 +84,7 @@ def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
     log = replace(
         main.log,
         timers=main.log.timers or _timers(main.blocks),
-        memory={rank: told for file in files for rank, told in file.log.memory.items()},
+        memory={rank: mib for file in files for rank, mib in file.log.memory.items()},
     )
     if plan.global_batch_size and plan.model.sequence_length:
         log = log.with_tokens(plan.global_batch_size * plan.model.sequence_length)
@@ -214,39 +214,39 @@ def _few(notes: Sequence[str]) -> tuple[str, ...]:
 
 def _timers(blocks: Blocks) -> dict[str, tuple[float | None, float]]:
     """Least and largest time of all ranks, ms: medians of the blocks after the first, which warms up."""
-    told: dict[str, list[list[float]]] = {}
+    times: dict[str, list[list[float]]] = {}
     for block in blocks.spent[1:] or blocks.spent:
         for timer, spent in block.items():
-            told.setdefault(timer, []).append(spent)
+            times.setdefault(timer, []).append(spent)
     return {
         timer: (median(min(spent) for spent in many if spent), median(max(spent) for spent in many if spent))
-        for timer, many in told.items()
+        for timer, many in times.items()
         if any(many)
     }
 
 
 def _plan(files: Sequence[_File], main: _File, facts: Facts, layout: Layout | None, seen: Timeline) -> Plan:
     """What is known of the plan; without ranks where it is not known how they lie, and 0 for numbers that are not."""
-    told = facts.numbers
-    nodes = _nodes(files, told, layout.ranks if layout else 0)
-    samples, data = told.get("global_batch_size", 0), layout.data if layout else 0
+    numbers = facts.numbers
+    nodes = _nodes(files, numbers, layout.ranks if layout else 0)
+    samples, data = numbers.get("global_batch_size", 0), layout.data if layout else 0
     micro_batches = int(max(seen.events["micro_batch"], default=-1)) + 1
-    size = told.get("micro_batch_size") or (samples // (data * micro_batches) if data * micro_batches else 0)
-    interleaved = any(name in seen.names for name in INTERLEAVED) or "chunks" in told
+    size = numbers.get("micro_batch_size") or (samples // (data * micro_batches) if data * micro_batches else 0)
+    interleaved = any(name in seen.names for name in INTERLEAVED) or "chunks" in numbers
     content = {
         "tensor": layout.tensor if layout else 0,
         "data": data,
         "pipeline": layout.pipeline if layout else 0,
-        "chunks": told.get("chunks", 1),
+        "chunks": numbers.get("chunks", 1),
         "partition": _partition(facts, layout) if layout else [],
         "engine": MEGATRON_LM,
-        "schedule": "one_f_one_b" if not interleaved else "interleaved" if "chunks" in told else UNKNOWN,
+        "schedule": "one_f_one_b" if not interleaved else "interleaved" if "chunks" in numbers else UNKNOWN,
         "micro_batch_size": size,
         "global_batch_size": samples,
         "train": {"iterations": facts.iterations, "precision": UNKNOWN},
         "timeline": len(seen.events) > 0,
         "device": "cuda",
-        "model": {key: told[key] for key in MODEL if key in told},
+        "model": {key: numbers[key] for key in MODEL if key in numbers},
     }
     return replace(Plan.of(content, main.path.parent), nodes=nodes, ranks=_ranks(layout, nodes) if layout else [])
 
@@ -261,24 +261,24 @@ def _ranks(layout: Layout, nodes: Sequence[RunNode]) -> list[Place]:
 
 def _partition(facts: Facts, layout: Layout) -> tuple[int, ...]:
     """Layers by virtual stage: as the log lists them, else Megatron-LM's share of all; empty where it is not known."""
-    told, stages = facts.numbers, layout.pipeline
+    numbers, stages = facts.numbers, layout.pipeline
     if len(facts.partition) == stages:
         return facts.partition
-    if "layers" not in told or facts.uneven or not facts.listed:
+    if "layers" not in numbers or facts.uneven or not facts.listed:
         return ()
-    parts = stages * told.get("chunks", 1)
-    ends = {0: told.get("first_layers"), parts - 1: told.get("last_layers")}
+    parts = stages * numbers.get("chunks", 1)
+    ends = {0: numbers.get("first_layers"), parts - 1: numbers.get("last_layers")}
     given = {part: layers for part, layers in ends.items() if layers is not None}
-    left, rest = divmod(told["layers"] - sum(given.values()), max(parts - len(given), 1))
+    left, rest = divmod(numbers["layers"] - sum(given.values()), max(parts - len(given), 1))
     if left < 0 or rest or (given and parts != stages) or (len(given) == parts and left):
         return ()
     return tuple(given.get(part, left) for part in range(parts))
 
 
-def _nodes(files: Sequence[_File], told: dict[str, int], ranks: int) -> list[RunNode]:
+def _nodes(files: Sequence[_File], numbers: dict[str, int], ranks: int) -> list[RunNode]:
     """The nodes in the order of their ranks; one of UNKNOWN name, which stands for any number, where the log does not
     say how many there are."""
-    count = told.get("nodes", 0)
+    count = numbers.get("nodes", 0)
     if not ranks or not count or ranks % count:
         return [RunNode(UNKNOWN, "", UNKNOWN, list(range(ranks)), environment={})] if ranks else []
     names = {file.facts.numbers["node_rank"]: file.path.stem for file in files if "node_rank" in file.facts.numbers}

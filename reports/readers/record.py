@@ -79,7 +79,7 @@ class Record:
     node_states: Mapping[str, Mapping[str, Any]]
     failures: tuple[RankFailure, ...]
     memory: Mapping[int, Mapping[str, float]]
-    """By rank that told: MiB by kind, as in `memory/rank-*.json`."""
+    """By rank that reported it: MiB by kind, as in `memory/rank-*.json`."""
     notes: tuple[str, ...]
     """What is missing, one sentence each."""
     log: Path | None = None
@@ -243,8 +243,8 @@ def _failures(run: RunDir, plan: Plan, notes: list[str]) -> list[RankFailure]:
 
 
 def _memory(run: RunDir, ranks: Sequence[Place], notes: list[str]) -> Mapping[int, Mapping[str, float]]:
-    told = {rank.rank: _typed(run, run.rank_memory(rank.rank), _Memory, notes) for rank in ranks}
-    return {rank: content.mib for rank, content in told.items() if content is not None}
+    read = {rank.rank: _typed(run, run.rank_memory(rank.rank), _Memory, notes) for rank in ranks}
+    return {rank: content.mib for rank, content in read.items() if content is not None}
 
 
 def _provenance(run: RunDir, notes: list[str]) -> Mapping[str, Any]:

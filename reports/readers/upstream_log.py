@@ -53,18 +53,18 @@ class UpstreamLog:
     """Least and largest time of all ranks in ms, medians of what was logged; the first block, which warms up, only
     if it is alone. The least is None where only the largest is logged."""
     memory: Mapping[int, Memory]
-    """By rank, what it told last; Megatron-LM asks one replica only."""
+    """By rank, what it reported last; Megatron-LM asks one replica only."""
     evaluations: tuple[Evaluation, ...] = ()
     """By iteration."""
 
     def with_tokens(self, tokens_per_iteration: int) -> UpstreamLog:
         """The same with `tokens_per_s`, which follows from the tokens of an iteration."""
 
-        def told(line: Mapping[str, Any]) -> Mapping[str, Any]:
+        def with_rate(line: Mapping[str, Any]) -> Mapping[str, Any]:
             elapsed_ms = line["elapsed_ms"]
             return {**line, "tokens_per_s": tokens_per_iteration / elapsed_ms * 1e3} if elapsed_ms > 0 else line
 
-        return replace(self, metrics=tuple(map(told, self.metrics)))
+        return replace(self, metrics=tuple(map(with_rate, self.metrics)))
 
 
 def parse(lines: Iterable[str]) -> UpstreamLog:
@@ -79,8 +79,8 @@ def parse(lines: Iterable[str]) -> UpstreamLog:
     timed = False
     """Whether the lines are those of timers: only then one with a single number is."""
     for line in lines:
-        if (told := iteration_line(line)) is not None:
-            metrics[told.iteration] = {key: value for key, value in asdict(told).items() if value is not None}
+        if (logged := iteration_line(line)) is not None:
+            metrics[logged.iteration] = {key: value for key, value in asdict(logged).items() if value is not None}
             timed = False
         elif _TIMERS.match(line):
             timed = True

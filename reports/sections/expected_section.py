@@ -35,16 +35,16 @@ def expected_section(prediction: Prediction, measured: Mapping[int, Terms], iter
         measured: by stage.
         iteration_ms: as measured.
     """
-    foretold = [Terms.of_prediction(stage.terms) for stage in prediction.stages]
-    worst = _largest(measured, foretold)
+    predicted = [Terms.of_prediction(stage.terms) for stage in prediction.stages]
+    worst = _largest(measured, predicted)
     rows: list[Row] = [
-        (str(stage), *_row(stage, measured.get(stage), one, worst)) for stage, one in enumerate(foretold)
+        (str(stage), *_row(stage, measured.get(stage), one, worst)) for stage, one in enumerate(predicted)
     ]
     compared = table(("stage", *COLUMNS.values(), "sum"), rows, kind="numeric compared")
     basis = f'<p class="note open">{escape(BASIS[prediction.basis])}</p>' if prediction.basis in BASIS else ""
     return (
         '<section id="expected"><h2>Predicted and measured</h2>'
-        f"<p>{escape(_answer(prediction, iteration_ms, worst, measured, foretold))} "
+        f"<p>{escape(_answer(prediction, iteration_ms, worst, measured, predicted))} "
         '<a href="timeline.html#predicted">Its timeline under the measured one →</a></p>'
         f'{basis}{compared}<p class="note">{escape(NOTE)}</p></section>'
     )
@@ -60,7 +60,7 @@ def _answer(
     iteration_ms: float,
     worst: tuple[int, str] | None,
     measured: Mapping[int, Terms],
-    foretold: Sequence[Terms],
+    predicted: Sequence[Terms],
 ) -> str:
     predicted_ms = prediction.iteration_s * 1e3
     share = iteration_ms / predicted_ms - 1
@@ -69,24 +69,24 @@ def _answer(
     if worst is None:
         return said
     stage, key = worst
-    difference = getattr(measured[stage], key) - getattr(foretold[stage], key)
+    difference = getattr(measured[stage], key) - getattr(predicted[stage], key)
     return f"{said} The largest part, but for the bubble: {COLUMNS[key]} of stage {stage}, {signed(difference)} ms."
 
 
-def _largest(measured: Mapping[int, Terms], foretold: Sequence[Terms]) -> tuple[int, str] | None:
+def _largest(measured: Mapping[int, Terms], predicted: Sequence[Terms]) -> tuple[int, str] | None:
     """Stage and term of the largest difference, if any can be seen; the bubble follows from the others."""
     differences = {
-        (stage, key): abs(getattr(one, key) - getattr(foretold[stage], key))
+        (stage, key): abs(getattr(one, key) - getattr(predicted[stage], key))
         for stage, one in measured.items()
         for key in COLUMNS
-        if key != "bubble" and signed(getattr(one, key) - getattr(foretold[stage], key)) != "0.0"
+        if key != "bubble" and signed(getattr(one, key) - getattr(predicted[stage], key)) != "0.0"
     }
     return max(differences, key=lambda place: differences[place]) if differences else None
 
 
-def _row(stage: int, measured: Terms | None, foretold: Terms, worst: tuple[int, str] | None) -> Iterator[Cell]:
+def _row(stage: int, measured: Terms | None, predicted: Terms, worst: tuple[int, str] | None) -> Iterator[Cell]:
     for key in [*COLUMNS, "total"]:
-        expected = getattr(foretold, key)
+        expected = getattr(predicted, key)
         if measured is None:
             yield Cell(f"–<small>predicted {expected:,.1f}</small>")
             continue

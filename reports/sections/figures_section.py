@@ -105,7 +105,7 @@ def _cost(record: Record, reached: int) -> list[Card]:
     if not known.per_hour:
         return []
     each, whole = known.of_ms(milliseconds), known.of_ms(milliseconds * reached)
-    told = [f"${each:,.4f} an iteration", f"${whole:,.2f} so far"]
-    told += [f"${known.per_hour / 3600 / tokens * 1e6:,.2f} per million tokens"] if tokens else []
-    told += [f"without {', '.join(known.unknown)}, whose price is not known"] if known.unknown else []
-    return [("Cost", f"{'≥ ' if known.unknown else ''}${known.per_hour:,.2f}/h", " · ".join(told))]
+    parts = [f"${each:,.4f} an iteration", f"${whole:,.2f} so far"]
+    parts += [f"${known.per_hour / 3600 / tokens * 1e6:,.2f} per million tokens"] if tokens else []
+    parts += [f"without {', '.join(known.unknown)}, whose price is not known"] if known.unknown else []
+    return [("Cost", f"{'≥ ' if known.unknown else ''}${known.per_hour:,.2f}/h", " · ".join(parts))]

@@ -10,7 +10,7 @@ from reports.readers.judgement import Complaint, Findings, Verdict
 from reports.sections.plan_section import plural
 
 NODES_NAMED = 3
-"""Of more, their number is told."""
+"""Of more nodes, their number is shown."""
 
 
 def verdict_section(verdict: Verdict) -> str:
@@ -25,10 +25,10 @@ def verdict_section(verdict: Verdict) -> str:
 def nodes_section(findings: Findings) -> str:
     """What nodes say they run, against what was submitted, and their stderr."""
     if findings.mismatches:
-        told = f'<div class="bad">{bullets(findings.mismatches)}</div>'
+        answer = f'<div class="bad">{bullets(findings.mismatches)}</div>'
     else:
-        told = "<p>No node says that it runs anything else than was submitted.</p>"
-    parts = [f"<h3>Submitted and run</h3>{told}"]
+        answer = "<p>No node says that it runs anything else than was submitted.</p>"
+    parts = [f"<h3>Submitted and run</h3>{answer}"]
     parts += [f"<h3>Errors</h3>{_grouped(findings.stderr)}"] if findings.stderr else []
     parts += [f"<h3>Agents that are gone</h3>{_grouped(findings.agents)}"] if findings.agents else []
     if findings.warnings:

@@ -19,11 +19,11 @@ MOST = 16
 def gpu_section(report: GpuReport) -> str:
     """The section of a run's page, as HTML."""
     uses, course = report.uses, report.course
-    told = uses["utilisation"].dropna()
-    if len(told):
-        lowest = uses.loc[told.idxmin()]
+    known = uses["utilisation"].dropna()
+    if len(known):
+        lowest = uses.loc[known.idxmin()]
         said = (
-            f"{plural(len(uses), 'GPU')}, {told.mean():.0f} % utilised on average; the least was GPU "
+            f"{plural(len(uses), 'GPU')}, {known.mean():.0f} % utilised on average; the least was GPU "
             f"{lowest['index']} of {lowest['node']} with {lowest['utilisation']:.0f} %."
         )
     else:
@@ -55,16 +55,16 @@ def _course(values: pd.Series) -> str:
 
 
 def _row(use: pd.Series) -> tuple[str, ...]:
-    def told(key: str) -> str:
+    def figure(key: str) -> str:
         return number(use[key], ",.0f")
 
     return (
         use["node"],
         str(use["index"]),
         use["name"],
-        told("utilisation"),
-        f"{told('power_w')} of {told('power_limit_w')}",
-        f"{told('memory_mib')} of {told('memory_total_mib')}",
-        told("temperature_c"),
+        figure("utilisation"),
+        f"{figure('power_w')} of {figure('power_limit_w')}",
+        f"{figure('memory_mib')} of {figure('memory_total_mib')}",
+        figure("temperature_c"),
         use["fault"] if pd.notna(use["fault"]) else "",
     )

@@ -97,7 +97,7 @@ def _nodes(plan: Plan) -> str:
         numbers = ", ".join(map(str, node.ranks))
         stages = ", ".join(map(str, sorted({plan.ranks[rank].stage for rank in node.ranks})))
         rows.append((node.name, node.gpu, numbers, stages))
-    told = table(("node it stands for" if plan.rehearsal else "node", "GPU", "ranks", "stages"), rows)
+    drawn = table(("node it stands for" if plan.rehearsal else "node", "GPU", "ranks", "stages"), rows)
     if len(rows) <= MOST_NODES:
-        return told
-    return f"<details><summary>Ranks and stages of {len(rows)} nodes</summary>{told}</details>"
+        return drawn
+    return f"<details><summary>Ranks and stages of {len(rows)} nodes</summary>{drawn}</details>"

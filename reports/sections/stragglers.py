@@ -13,7 +13,7 @@ from reports.figures.page import Names, table
 from reports.sections.plan_section import plural
 
 SLOW_ITERATION = 1.5
-"""Times the median length, from which an iteration is told."""
+"""Times the median length, from which an iteration is named."""
 MOST = 10
 
 
