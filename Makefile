@@ -1,5 +1,5 @@
 # make demo: train a small GPT over four ranks on this machine and write its report
-# make test: everything the project promises, in ten minutes on two cores; make test-fast: most of it, in two
+# make test: everything the project promises, in 10 to 12 minutes on two cores; make test-fast: most of it, in two
 # make lint: style and types
 PYTHON ?= python3
 BIN := .venv/bin

@@ -108,6 +108,7 @@ def test_twins_take_the_same_with_every_partition() -> None:
         assert {row.tobytes() for row in seconds[left]} == {row.tobytes() for row in seconds}
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions() -> None:
     """With all the ways in which it leaves out plans: bounds, options that are never worse, orders that are alike."""
     tried = 0

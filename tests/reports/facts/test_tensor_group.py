@@ -47,6 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> EngineRun:
     return made
 
 
+@pytest.mark.slow
 def test_only_the_slow_rank_computed_longer_and_the_others_waited_for_it(run: EngineRun):
     said = (run.run.path / "report/index.html").read_text()
     stragglers = said.split("<h2>Stragglers</h2>")[1].split("</section>")[0]

@@ -35,6 +35,7 @@ RECORD_OF_ANY = st.tuples(
 RECORDS = st.lists(RECORD_OF_ANY, max_size=20)
 
 
+@pytest.mark.slow
 @given(records=RECORDS, rest=st.binary(max_size=40), keep=st.booleans())
 @SOME
 def test_any_records_in_an_event_file_leave_pages(run: Path, records: list[tuple[int, ...]], rest: bytes, keep: bool):
@@ -61,6 +62,7 @@ LINES = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(lines=st.lists(st.one_of(VALUES, LINES), max_size=4))
 @SOME
 def test_any_metrics_leave_pages(run: Path, lines: list):

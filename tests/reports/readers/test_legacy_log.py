@@ -145,6 +145,7 @@ HOSTILE = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(damage=st.lists(st.tuples(st.integers(0, len(TEXT)), st.booleans(), HOSTILE), min_size=1, max_size=6))
 @DAMAGE
 def test_hostile_text_ends_in_a_page_without_it_or_in_one_message(
