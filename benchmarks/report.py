@@ -22,6 +22,7 @@ from playwright.sync_api import Browser, sync_playwright
 from plotly import graph_objects as go
 
 from reports.readers.megatron_log import Sizes
+from reports.readers.record import rank_label
 from reports.sources import Source
 from tests.support.reports import legacy
 from tests.support.reports.chromium import ARGUMENTS, CHROMIUM
@@ -51,7 +52,7 @@ def write_plain(source: Path, page: Path) -> None:
         figure.add_bar(
             orientation="h",
             name=str(name),
-            y=[ranks[rank].label for rank in rows["rank"]],
+            y=[rank_label(ranks[rank]) for rank in rows["rank"]],
             base=(rows["start_ns"] - origin) / 1e6,
             x=(rows["end_ns"] - rows["start_ns"]) / 1e6,
             customdata=rows[["iteration", "micro_batch"]],
@@ -104,9 +105,8 @@ def cost(browser: Browser, command: list[str], page: Path) -> Cost:
 
 def compare(browser: Browser, title: str, source: Path, report: Path, plain_page: Path | None) -> None:
     """Prints what both pages of a run folder or a log cost."""
-    page = cost(
-        browser, ["-c", f"from launch.commands.report import main; main([{str(source)!r}])"], report / "timeline.html"
-    )
+    code = f"from launch.commands.report import main; main([{str(source)!r}], None)"
+    page = cost(browser, ["-c", code], report / "timeline.html")
     plain = None
     if plain_page is not None:
         call = f"write_plain(Path({str(source)!r}), Path({str(plain_page)!r}))"
