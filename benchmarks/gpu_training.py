@@ -32,7 +32,7 @@ from benchmarks.textbook import Block
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
-from megatron_ext.contract.plan import ModelConfig
+from megatron_ext.contract.model import ModelConfig
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.timeline.memory import measure
 

@@ -24,6 +24,7 @@ from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_file, part_name
 from megatron_ext.checkpoints.tensors import WEIGHTS
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular
+from megatron_ext.contract.model import OPTIONS, ModelConfig
 from megatron_ext.contract.run_files import META
 from megatron_ext.data.indexed_dataset import replacing
 
@@ -90,7 +91,15 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
         EngineError: the checkpoint is damaged, or `out` cannot be written.
     """
     tensors: Dict[str, Tensor] = {}
-    for part in part_names(checkpoint.meta.model["layers"]):
+    model = checkpoint.meta.config()
+    other = sorted(set(model.identity()) & OPTIONS.keys())
+    if other:
+        raise EngineError(
+            f"{checkpoint.folder}: not a GPT-2: "
+            + ", ".join(f"model.{key}={getattr(model, key)}" for key in other)
+            + "; only models with GPT-2's options are exported"
+        )
+    for part in part_names(model.layers):
         content = safetensors.read(checkpoint.part(part))
         for name, twin in twins(part).items():
             tensor = _taken(checkpoint.part(part), content, f"{WEIGHTS}/{name}")
@@ -104,7 +113,7 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
     safetensors.write(out if as_file else out / "model.safetensors", tensors, {"format": "pt"})
     if not as_file:
         with replacing(out / "config.json") as file:
-            file.write((json.dumps(config_of(checkpoint.meta.model), indent=2) + "\n").encode())
+            file.write((json.dumps(config_of(model), indent=2) + "\n").encode())
 
 
 def import_(source: Path, folder: Path, heads: Optional[int]) -> Checkpoint:
@@ -126,7 +135,7 @@ def import_(source: Path, folder: Path, heads: Optional[int]) -> Checkpoint:
     if folder.exists():
         raise EngineError(f"{folder}: is there already; give a new folder")
     partial = folder.with_name(f".{folder.name}.partial")
-    meta = Meta(iteration=0, consumed_samples=0, updates=0, scaler=None, order=None, model=model)
+    meta = Meta(iteration=0, consumed_samples=0, updates=0, scaler=None, order=None, model={**model})
     try:
         try:
             partial.mkdir(parents=True)
@@ -171,18 +180,18 @@ def _model(path: Path, found: Dict[str, Tensor], config: Dict[str, Any], heads: 
     }
 
 
-def config_of(model: Dict[str, int]) -> Dict[str, Any]:
+def config_of(model: ModelConfig) -> Dict[str, Any]:
     """config.json of a model; no dropout, as it was trained."""
     # GPT-2's end of text is what a reader assumes, but a smaller vocabulary has no such token.
-    ends = {} if model["vocab_size"] > GPT2_END_OF_TEXT else {"bos_token_id": None, "eos_token_id": None}
+    ends = {} if model.vocab_size > GPT2_END_OF_TEXT else {"bos_token_id": None, "eos_token_id": None}
     return {
         "architectures": ["GPT2LMHeadModel"],
         **_FIXED,
-        "n_layer": model["layers"],
-        "n_embd": model["hidden"],
-        "n_head": model["heads"],
-        "n_positions": model["sequence_length"],
-        "vocab_size": model["vocab_size"],
+        "n_layer": model.layers,
+        "n_embd": model.hidden,
+        "n_head": model.heads,
+        "n_positions": model.sequence_length,
+        "vocab_size": model.vocab_size,
         **ends,
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,

@@ -271,7 +271,12 @@ def _sizes_that_fill(experiment: Experiment, ranks: int) -> list[tuple[str, int]
 
 def _check_tensor(experiment: Experiment) -> None:
     tensor = experiment.parallel.tensor
-    divides("parallel.tensor", tensor, "model.heads", experiment.model.heads)
+    model = experiment.model
+    divides("parallel.tensor", tensor, "model.heads", model.heads)
+    if model.num_query_groups is not None:
+        divides("parallel.tensor", tensor, "model.num_query_groups", model.num_query_groups)
+    if model.ffn_hidden is not None:
+        divides("parallel.tensor", tensor, "model.ffn_hidden", model.ffn_hidden)
     if experiment.parallel.sequence_parallel:
         divides("parallel.tensor", tensor, "model.sequence_length", experiment.model.sequence_length)
     for name in dict.fromkeys(experiment.node_order.groups):

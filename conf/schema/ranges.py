@@ -93,6 +93,11 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "sequence_length": Range(1, 2**24),
         "vocab_size": Range(1, 2**27),
         "vocab_multiple": Range(1, 2**20),
+        "ffn_hidden": Range(1, 2**22),
+        "num_query_groups": Range(1, 2**16),
+        "norm_epsilon": Positive(most=1.0),
+        "rotary_base": Positive(most=1e12),
+        "rope_scaling_factor": Positive(most=1e6),
     },
     "parallel": {
         "tensor": Range(1, 1024),

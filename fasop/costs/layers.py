@@ -178,8 +178,10 @@ def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> LayerTimes:
     def product(operations: float, weights: float) -> float:
         return max(operations / rate, width * weights / traffic)
 
-    matrices = product(tokens * (24 * h * h + 4 * model.sequence_length * h) / tensor, layer_parameters(model, tensor))
-    rest = 2 * width * tokens * h * (4 + 12 / tensor) / traffic  # what memory.py counts, written and read
+    sizes = model.sized(tensor)
+    matrices = product(tokens * sizes.layer_operations() / tensor, layer_parameters(model, tensor))
+    # What memory.py counts, written and read.
+    rest = 2 * width * tokens * (4 * h + sizes.inside_activations() / tensor) / traffic
     embedding = 3 * width * tokens * h / traffic
     vocabulary = model.padded_vocab(tensor) // tensor
     logits = product(2 * tokens * h * vocabulary, h * vocabulary) + 2 * width * tokens * vocabulary / traffic
@@ -193,7 +195,8 @@ def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> LayerTimes:
 
 def _core_share(model: Model) -> float:
     """The part of a layer's operations that is the attention's core: scores and their product with the values."""
-    return model.sequence_length / (6 * model.hidden + model.sequence_length)
+    sizes = model.sized(1)
+    return sizes.core_operations() / sizes.layer_operations()
 
 
 def gradients_summed(link: Link[Number], training: Training) -> Link[Number]:

@@ -114,8 +114,8 @@ def layer_activations(training: Training) -> float:
     """Of one layer and one micro-batch, kept from its forward to its backward pass, without recomputation.
 
     Counted in tensors of [micro-batch, sequence, hidden]. tdpp's engine: the inputs of both norms and of the linear
-    layers after them; and, shared by the tensor group, query, key, value, the attention's result and the MLP's inner
-    tensor before and after GELU. Its attention keeps no scores, so recomputing it saves nothing. Megatron-LM:
+    layers after them; and, shared by the tensor group, what attention and MLP keep inside
+    (`ModelConfig.inside_activations`). Its attention keeps no scores, so recomputing it saves nothing. Megatron-LM:
     Korthikanti et al. 2022, equations 2 and 4, where the scores are kept unless they are recomputed.
     """
     model, parallel = training.model, training.parallel
@@ -129,7 +129,7 @@ def layer_activations(training: Training) -> float:
         )
         return size * (5 / (tensor if parallel.sequence_parallel else 1) + (12 + scores) / tensor)
     outside = 2 / tensor + 2 if parallel.sequence_parallel else 4
-    return size * (outside + 12 / tensor)
+    return size * (outside + model.sized(tensor).inside_activations() / model.hidden / tensor)
 
 
 def in_flight(schedule: Schedule, stage: Number, stages: int, micro_batches: int) -> Number:

@@ -28,9 +28,8 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     doubts = check_for_training(experiment)
     model, parallel, train = experiment.model, experiment.parallel, experiment.train
     if train.load is not None:
-        sizes = {key: getattr(model, key) for key in meta.MODEL}
         try:
-            meta.to_load(Path(train.load), sizes, train.iterations)
+            meta.to_load(Path(train.load), model.sized(1).identity(), train.iterations)
         except EngineError as error:
             raise LaunchError(str(error)) from error
     if parallel.schedule_file is not None:

@@ -13,7 +13,6 @@ from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from launch.control.rehearsal import rehearsal_times
 from megatron_ext.contract.plan import (
     Corpus,
-    ModelConfig,
     Node,
     Place,
     Plan,
@@ -70,14 +69,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
             for node, (first, count) in enumerate(zip(first_ranks, counts, strict=False))
             for rank in range(first, first + count)
         ],
-        model=ModelConfig(
-            layers=model.layers,
-            hidden=model.hidden,
-            heads=model.heads,
-            sequence_length=model.sequence_length,
-            vocab_size=model.vocab_size,
-            padded_vocab_size=model.padded_vocab(parallel.tensor),
-        ),
+        model=model.sized(parallel.tensor),
         train=TrainConfig(
             **asdict(train)
             | {

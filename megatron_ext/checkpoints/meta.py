@@ -6,17 +6,16 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List, Mapping, Optional
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.plan_check import PlanFault, check_object, require
+from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.run_files import CHECKPOINTS, LATEST, META
 from megatron_ext.data.gpt_samples import Position
 
 VERSION = 2
-MODEL = ("layers", "hidden", "heads", "sequence_length", "vocab_size")
-"""What two runs must have in common to train the same model."""
 SCALER = ("scale", "good", "patience")
 
 
@@ -32,7 +31,22 @@ class Meta:
     """Of fp16's loss scale."""
     order: Optional[Dict[str, float]]
     """`Samples.order` of the run; None if no sample was consumed."""
-    model: Dict[str, int]
+    model: Dict[str, object]
+    """`ModelConfig.identity`."""
+
+    def config(self) -> ModelConfig:
+        """The model, without padding of its vocabulary.
+
+        Raises:
+            EngineError: `model` is not one that this engine knows.
+        """
+        content = {**self.model, "padded_vocab_size": self.model.get("vocab_size")}
+        try:
+            check_object(ModelConfig, content, "model", whole=True)
+        except PlanFault as error:
+            raise EngineError(f"meta.json of a model that this engine does not know: {error}") from error
+        config: ModelConfig = build(ModelConfig, content)
+        return config
 
     def as_json(self) -> str:
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
@@ -125,7 +139,7 @@ def part_names(layers: int) -> List[str]:
     return ["embedding", *(part_name(f"layers.{number}") for number in range(layers)), "head"]
 
 
-def require_model(found: Checkpoint, model: Dict[str, int]) -> None:
+def require_model(found: Checkpoint, model: Mapping[str, object]) -> None:
     """Raises EngineError if a checkpoint is of another model than this one, which has the keys of `Meta.model`."""
     other = found.meta.model
     keys = [key for key in dict.fromkeys([*model, *other]) if model.get(key) != other.get(key)]
@@ -141,7 +155,7 @@ def require_model(found: Checkpoint, model: Dict[str, int]) -> None:
         )
 
 
-def to_load(path: Path, model: Dict[str, int], iterations: int) -> Checkpoint:
+def to_load(path: Path, model: Mapping[str, object], iterations: int) -> Checkpoint:
     """The checkpoint that a new run of `iterations` in all goes on from, where `train.load` is `path`.
 
     Raises:

@@ -82,7 +82,7 @@ class Saver:
             updates=optimizer.updates,
             scaler=optimizer.scaler.state(),
             order=self._order,
-            model=checkpoint.model_of(self._plan.model),
+            model=self._plan.model.identity(),
         )
         if self._place.rank == 0:
             with _told(final):

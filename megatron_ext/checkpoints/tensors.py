@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.checkpoints import safetensors
-from megatron_ext.checkpoints.meta import MODEL, Checkpoint, Meta, part_name, require_model, to_load
+from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name, require_model, to_load
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.plan import ModelConfig, Place, Plan
+from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import all_gather, told
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -23,11 +23,6 @@ from megatron_ext.tasks.task import Task
 WEIGHTS = "weights"
 KINDS = (WEIGHTS, "adam_m", "adam_v")
 """What a part holds of each parameter: the tensor `<kind>/<parameter>`, whole and in fp32."""
-
-
-def model_of(config: ModelConfig) -> Dict[str, int]:
-    """As in `Meta.model`; the padded vocabulary follows from the tensor size."""
-    return {key: getattr(config, key) for key in MODEL}
 
 
 def parts(engine: Engine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
@@ -68,7 +63,7 @@ def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
 
 
 def _find(plan: Plan) -> Optional[Checkpoint]:
-    model = model_of(plan.model)
+    model = plan.model.identity()
     own = plan.files.checkpoints
     if plan.files.latest_checkpoint.is_file():
         found = Checkpoint.at(own)

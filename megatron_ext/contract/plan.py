@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.model import ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, check_rules, require
 from megatron_ext.contract.run_files import RunFiles
 
@@ -18,27 +19,6 @@ TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
 BUCKET_BYTES = 16 * 2**20
 """Of gradients, summed at least in one message: large enough for bandwidth, small enough to overlap. A larger matrix is
 a message of its own."""
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """A GPT-2 family model."""
-
-    layers: int
-    hidden: int
-    heads: int
-    sequence_length: int
-    vocab_size: int
-    padded_vocab_size: int
-
-    def flops_per_token(self) -> float:
-        """Floating-point operations of forward and backward pass for one token, without recomputation.
-
-        Narayanan et al. 2021, section 5.1, with 3 passes' worth of operations instead of 4.
-        """
-        hidden, sequence = self.hidden, self.sequence_length
-        layer = 72 * hidden**2 * (1 + sequence / (6 * hidden))
-        return self.layers * layer + 6 * hidden * self.vocab_size
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from typing import (
 )
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.model import LAYER_NORM, LEARNED, NO_POSITIONS, RMS_NORM, ROTARY
 from megatron_ext.contract.rank_order import stage_dp_tp
 
 _SHOWN = 80
@@ -70,7 +71,16 @@ _RANGES: Dict[str, Range] = {
     "nodes.ranks": _NOT_NEGATIVE,
     **{f"ranks.{key}": _NOT_NEGATIVE for key in ("rank", "node", "local_rank", "stage", "dp", "tp")},
     "model.layers": _NOT_NEGATIVE,
-    **{f"model.{key}": _COUNT for key in ("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size")},
+    **{
+        f"model.{key}": _COUNT
+        for key in (
+            *("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size"),
+            *("ffn_hidden", "num_query_groups"),
+        )
+    },
+    "model.normalization": _one_of(LAYER_NORM, RMS_NORM),
+    "model.position_embedding_type": _one_of(LEARNED, ROTARY, NO_POSITIONS),
+    **{f"model.{key}": _POSITIVE for key in ("norm_epsilon", "rotary_base", "rope_scaling_factor")},
     **{
         f"train.{key}": _COUNT
         for key in (
@@ -114,7 +124,7 @@ def check_object(kind: Any, value: Any, key: str, whole: bool) -> None:
             meant = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(hints)}"
             raise PlanFault(f"{_joined(key, name)}={_shown(value[name])} is not a key of a plan; {meant}")
     if whole:
-        require(value, hints, key)
+        require(value, (one.name for one in dataclasses.fields(kind) if one.default is dataclasses.MISSING), key)
     for name, hint in hints.items():
         if name in value:
             _check(hint, value[name], _joined(key, name), whole)
@@ -161,6 +171,7 @@ _SCALARS: Dict[Any, Range] = {
     int: Range("a whole number", lambda value: type(value) is int and abs(value) < 2**63),
     float: Range("a number", lambda value: type(value) in (int, float) and abs(value) < 1e300),  # nor is NaN
     str: Range("a text", lambda value: isinstance(value, str)),
+    object: Range("a number, a text, true or false", lambda value: isinstance(value, (bool, int, float, str))),
 }
 
 
@@ -274,6 +285,12 @@ def _model(plan: Values) -> Faults:
     if plan.get("sequence_parallel") and model.get("sequence_length", 0) % tensor:
         length = model["sequence_length"]
         yield "tensor", tensor, f"a divisor of model.sequence_length={length} with sequence_parallel"
+    groups = model.get("num_query_groups")
+    if groups and model.get("heads", 0) % groups:
+        yield "model.num_query_groups", groups, f"a divisor of model.heads={model['heads']}"
+    for key in ("num_query_groups", "ffn_hidden"):
+        if (model.get(key) or 0) % tensor:
+            yield "tensor", tensor, f"a divisor of model.{key}={model[key]}"
     padded = model.get("padded_vocab_size", 0)
     if padded and (padded < model.get("vocab_size", 0) or padded % tensor):
         yield "model.padded_vocab_size", padded, f"a multiple of tensor={tensor}, and no less than model.vocab_size"

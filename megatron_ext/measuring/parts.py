@@ -11,7 +11,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from megatron_ext.contract.plan import ModelConfig, Plan
+from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.precision import DTYPES

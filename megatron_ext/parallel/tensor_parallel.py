@@ -23,19 +23,27 @@ PART = 2**22
 
 
 class Shard(NamedTuple):
-    """How a parameter is cut: along `dim`, which consists of `blocks` equal blocks that are each cut."""
+    """How a parameter is cut: along `dim`, which consists of pieces that are each cut."""
 
     dim: int
-    blocks: int
+    pieces: Tuple[int, ...] = (1,)
+    """Their relative lengths."""
 
     def part(self, whole: Tensor, size: int, rank: int) -> Tensor:
         """The share of `rank` out of `size`."""
-        return torch.cat([block.chunk(size, self.dim)[rank] for block in whole.chunk(self.blocks, self.dim)], self.dim)
+        pieces = whole.split(self.lengths(whole.shape[self.dim]), self.dim)  # type: ignore[no-untyped-call]
+        return torch.cat([piece.chunk(size, self.dim)[rank] for piece in pieces], self.dim)
 
     def whole(self, parts: List[Tensor]) -> Tensor:
         """Puts the shares of all ranks together again."""
-        pieces = [part.chunk(self.blocks, self.dim) for part in parts]
-        return torch.cat([piece[block] for block in range(self.blocks) for piece in pieces], self.dim)
+        lengths = self.lengths(parts[0].shape[self.dim])
+        shares = [part.split(lengths, self.dim) for part in parts]  # type: ignore[no-untyped-call]
+        return torch.cat([share[piece] for piece in range(len(lengths)) for share in shares], self.dim)
+
+    def lengths(self, length: int) -> List[int]:
+        """Of the pieces that make up this length."""
+        unit = length // sum(self.pieces)
+        return [piece * unit for piece in self.pieces]
 
 
 class TensorGroup(NamedTuple):

@@ -81,7 +81,9 @@ def _rows(rows: int, shard: Optional[Shard], size: int, rank: int) -> List[Rows]
     """By place in the whole matrix."""
     if shard is None or shard.dim == 1:
         return [Rows(0, rows, 0)]
-    block = rows // shard.blocks
-    own = block // size
-    firsts = [number * block + rank * own for number in range(shard.blocks)]
-    return [Rows(first, first + own, number * own) for number, first in enumerate(firsts)]
+    found, first, begin = [], 0, 0
+    for length in shard.lengths(rows):
+        own = length // size
+        found.append(Rows(first + rank * own, first + (rank + 1) * own, begin))
+        first, begin = first + length, begin + own
+    return found

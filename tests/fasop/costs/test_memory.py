@@ -33,13 +33,14 @@ from fasop.costs.memory import (
 )
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
 from launch.control.plan import make_plan
-from megatron_ext.contract.plan import ModelConfig, Plan
+from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedules import Kind, schedule
 from megatron_ext.parallel import tensor_parallel
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
 from megatron_ext.tasks.families import stage_of
-from megatron_ext.tasks.gpt import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.tasks.transformer import TransformerLayer
 from tests.support.fasop.plans import MEGATRON, training
 
 
@@ -74,21 +75,32 @@ def test_parameters_are_those_of_the_engine(tmp_path: Path, tensor: int) -> None
     assert counts == [first + layer, last + 3 * layer]
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective"])
-def test_activations_are_what_a_layer_keeps_for_its_backward_pass(recompute: str) -> None:
+LLAMA = ("model.normalization=RMSNorm", "model.position_embedding_type=rope", "model.swiglu=true")
+
+
+@pytest.mark.parametrize(
+    ("options", "recompute"),
+    [
+        ((), "none"),
+        ((), "selective"),
+        ((*LLAMA, "model.add_bias_linear=false"), "none"),
+        ((*LLAMA, "model.num_query_groups=2", "model.ffn_hidden=344"), "none"),
+        (("model.num_query_groups=1",), "none"),
+        (("model.position_embedding_type=rope", "model.ffn_hidden=200"), "none"),
+    ],
+    ids=["gpt", "selective", "llama", "grouped-llama", "one-group", "rotary"],
+)
+def test_activations_are_what_a_layer_keeps_for_its_backward_pass(options: tuple[str, ...], recompute: str) -> None:
     """The tensors that autograd saves, each storage once, without the weights."""
     one = training(
         "model.hidden=128",
         "model.heads=4",
         "model.sequence_length=96",
         f"parallel.recompute={recompute}",
+        *options,
         micro_batch_size=4,
     )
-    model = one.model
-    config = ModelConfig(
-        layers=1, hidden=128, heads=4, sequence_length=96, vocab_size=model.vocab_size, padded_vocab_size=50304
-    )
-    layer = TransformerLayer(config, TensorGroup(1, 0, None, False), recompute)
+    layer = TransformerLayer(one.model.sized(1), TensorGroup(1, 0, None, False), recompute)
     weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
     saved: dict[int, torch.Tensor] = {}
 

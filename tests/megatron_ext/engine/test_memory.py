@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from megatron_ext.checkpoints.tensors import KINDS
-from megatron_ext.contract.plan import ModelConfig, Plan
+from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.plan import Plan
 from megatron_ext.data.gpt_samples import GptSamples, Samples
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.flat import FlatWeights
@@ -23,10 +24,10 @@ from megatron_ext.engine.reduce import GradientReducer
 from megatron_ext.parallel.grid import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
-from megatron_ext.tasks.gpt import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Tensors
+from megatron_ext.tasks.transformer import TransformerLayer
 from megatron_ext.timeline.recorder import Recorder
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun
 

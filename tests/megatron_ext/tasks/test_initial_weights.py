@@ -23,7 +23,7 @@ from megatron_ext.tasks.stage import Stage
 from tests.megatron_ext.test_worker import ended
 from tests.support.megatron_ext.engine_run import EngineRun
 
-SHARDS = (None, Shard(0, 1), Shard(0, 3), Shard(1, 1))
+SHARDS = (None, Shard(0), Shard(0, (1, 1, 1)), Shard(0, (4, 1, 1)), Shard(1))
 TWO = ("parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-2")
 
 
@@ -58,8 +58,8 @@ def test_a_share_is_what_torch_draws_there(
 ) -> None:
     """A share of rows may reach into padding, whose rows are not drawn."""
     if shard is not None:
-        rows, columns = (rows * shard.blocks * size, columns) if shard.dim == 0 else (rows, columns * size)
-    filled = max(1, int(rows * part)) if shard in (None, Shard(0, 1)) else rows
+        rows, columns = (rows * sum(shard.pieces) * size, columns) if shard.dim == 0 else (rows, columns * size)
+    filled = max(1, int(rows * part)) if shard in (None, Shard(0)) else rows
     whole = plain(rows, filled, columns)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(initial_weights, "PIECE", piece)
@@ -83,7 +83,7 @@ def test_what_comes_after_the_own_share_is_not_drawn(monkeypatch: pytest.MonkeyP
     own = rows // 4 * columns
     for rank in range(4):
         counts.clear()
-        share_of(torch.empty(rows, columns), rows, Shard(0, 1), 4, rank)
+        share_of(torch.empty(rows, columns), rows, Shard(0), 4, rank)
         assert (counts["normal_"], counts.get("uniform_", 0)) == (own, rank * own)
 
 

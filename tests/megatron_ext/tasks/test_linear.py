@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from megatron_ext.contract.plan import ModelConfig
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.gpt import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients, linear
+from megatron_ext.tasks.transformer import TransformerLayer
 
 CONFIG = ModelConfig(layers=1, hidden=8, heads=2, sequence_length=5, vocab_size=7, padded_vocab_size=7)
 

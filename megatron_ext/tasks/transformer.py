@@ -1,0 +1,190 @@
+"""The modules of a decoder, of which a tensor group shares the heads, the inner width and the vocabulary."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.nn.utils import skip_init
+from torch.utils.checkpoint import checkpoint
+
+from megatron_ext.contract.model import LEARNED, RMS_NORM, ROTARY, ModelConfig
+from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_embedding
+from megatron_ext.tasks.linear import WeightGradients, linear
+
+LOW_FREQUENCY, HIGH_FREQUENCY, TRAINED_WITH = 1.0, 4.0, 8192
+"""Of Llama 3's scaled rotary embedding: waves longer than `TRAINED_WITH / LOW_FREQUENCY` tokens are stretched, those
+shorter than `TRAINED_WITH / HIGH_FREQUENCY` are not, and between them by part (as in Megatron-LM)."""
+
+
+class Embedding(nn.Module):
+    """Token embedding and, where the model learns them, positions."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
+        super().__init__()
+        self.tensor = tensor
+        self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
+        self.position: Optional[nn.Parameter] = None
+        if config.position_embedding_type == LEARNED:
+            self.position = nn.Parameter(torch.empty(config.sequence_length, config.hidden))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [batch, sequence] -> [batch, sequence, hidden]."""
+        words = vocab_embedding(tokens, self.word, self.tensor)
+        return words if self.position is None else words + self.position[self.tensor.positions(tokens.shape[1])]
+
+
+class TransformerLayer(nn.Module):
+    """Pre-norm attention and MLP; no dropout, so that a run does not depend on its layout."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorGroup, recompute: str) -> None:
+        """`recompute` is "none", "selective" (the attention's core) or "full"."""
+        super().__init__()
+        self.config = config
+        self.tensor = tensor
+        self.recompute = recompute
+        self.later: Optional[WeightGradients] = None
+        """Where weight gradients are put off to, under a schedule that splits the backward pass."""
+        self.heads, self.groups = config.heads // tensor.size, config.query_groups // tensor.size
+        width, inner = self.heads * config.head_width, config.inner // tensor.size
+        bias = config.add_bias_linear
+        self.attention_norm = norm(config)
+        self.qkv = _linear(config.hidden, (self.heads + 2 * self.groups) * config.head_width, bias)
+        self.attention_out = _linear(width, config.hidden, bias)
+        self.mlp_norm = norm(config)
+        self.mlp_in = _linear(config.hidden, 2 * inner if config.swiglu else inner, bias)
+        self.mlp_out = _linear(inner, config.hidden, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, hidden] -> the same."""
+        return _again(self._forward, x) if self.recompute == "full" else self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        x = x + self._attention(self.tensor.enter(self.attention_norm(x)))
+        return x + self._mlp(self.tensor.enter(self.mlp_norm(x)))
+
+    def _attention(self, x: Tensor) -> Tensor:
+        qkv = linear(x, self.qkv.weight, self.qkv.bias, self.later)
+        attended = _again(self._core, qkv) if self.recompute == "selective" else self._core(qkv)
+        return self._joined(self.attention_out, attended)
+
+    def _core(self, qkv: Tensor) -> Tensor:
+        """[batch, sequence, queries, keys and values of the heads] -> [batch, sequence, heads x width]."""
+        batch, sequence, _ = qkv.shape
+        width = self.config.head_width
+        heads = qkv.view(batch, sequence, -1, width).transpose(1, 2)
+        query, key, value = torch.split(heads, [self.heads, self.groups, self.groups], 1)
+        if self.config.position_embedding_type == ROTARY:
+            cos, sin = rotary(self.config, sequence, qkv.device)
+            query, key = rotated(query, cos, sin), rotated(key, cos, sin)
+        if self.groups < self.heads:
+            key, value = (x.repeat_interleave(self.heads // self.groups, 1) for x in (key, value))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return attended.transpose(1, 2).reshape(batch, sequence, -1)
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        inner = linear(x, self.mlp_in.weight, self.mlp_in.bias, self.later)
+        if not self.config.swiglu:
+            return self._joined(self.mlp_out, F.gelu(inner, approximate="tanh"))
+        gate, up = inner.chunk(2, -1)
+        return self._joined(self.mlp_out, F.silu(gate) * up)
+
+    def _joined(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """A linear layer whose input is shared out: partial products are summed, then the bias added once."""
+        if self.tensor.size == 1:
+            return linear(x, layer.weight, layer.bias, self.later)
+        y = self.tensor.leave(linear(x, layer.weight, None, self.later))
+        return y if layer.bias is None else y + layer.bias
+
+
+class Head(nn.Module):
+    """Final norm and logits."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
+        super().__init__()
+        self.tensor = tensor
+        self.later: Optional[WeightGradients] = None
+        self.norm = norm(config)
+        self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, hidden] -> logits [batch, sequence, padded vocabulary / tensor size]."""
+        return linear(self.tensor.enter(self.norm(x)), self.word, None, self.later)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalization, computed in fp32 (Zhang and Sennrich 2019)."""
+
+    def __init__(self, hidden: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _RMSNorm.apply(x, self.weight, self.epsilon)  # type: ignore[no-untyped-call]
+        return y
+
+
+class _RMSNorm(Function):
+    """Keeps only what comes in and one number a token: autograd's own way would keep three tensors more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        wide = x.float()
+        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        ctx.save_for_backward(x, weight, inverse)
+        return (wide * inverse).to(x.dtype) * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, Tensor, None]:
+        x, weight, inverse = ctx.saved_tensors
+        normal = x.float() * inverse
+        of_weight = (gradient * normal.to(x.dtype)).flatten(0, -2).sum(0)
+        of_normal = (gradient * weight).float()
+        of_x = inverse * (of_normal - normal * (of_normal * normal).mean(-1, keepdim=True))
+        return of_x.to(x.dtype), of_weight, None
+
+
+def norm(config: ModelConfig) -> nn.Module:
+    """A normalization layer of the model's kind."""
+    if config.normalization == RMS_NORM:
+        return RMSNorm(config.hidden, config.norm_epsilon)
+    return nn.LayerNorm(config.hidden, config.norm_epsilon)
+
+
+@lru_cache(maxsize=8)
+def rotary(config: ModelConfig, sequence: int, device: torch.device) -> Tuple[Tensor, Tensor]:
+    """Cosines and sines [sequence, head width] by which queries and keys are rotated (Su et al. 2021), fp32."""
+    half = torch.arange(0, config.head_width, 2, dtype=torch.float32)
+    frequencies = 1.0 / config.rotary_base ** (half / config.head_width)
+    if config.rope_scaling_factor is not None:
+        waves = 2 * math.pi / frequencies
+        kept = (TRAINED_WITH / waves - LOW_FREQUENCY) / (HIGH_FREQUENCY - LOW_FREQUENCY)
+        kept = kept.clamp(0.0, 1.0)
+        frequencies = frequencies * (kept + (1 - kept) / config.rope_scaling_factor)
+    angles = torch.outer(torch.arange(sequence, dtype=torch.float32), frequencies)
+    angles = torch.cat([angles, angles], -1)
+    return angles.cos().to(device), angles.sin().to(device)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [batch, heads, sequence, width], each pair of numbers half a width apart turned by its angle."""
+    first, second = x.chunk(2, -1)
+    return x * cos.to(x.dtype) + torch.cat([-second, first], -1) * sin.to(x.dtype)
+
+
+def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    """Without weights: torch would draw some that are not used."""
+    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.empty(0).device)  # type: ignore[no-untyped-call]
+    return layer
+
+
+def _again(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`function(x)`, computed once more in the backward pass instead of kept."""
+    y: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+    return y
