@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -72,7 +73,8 @@ class Model:
 
     def sized(self, tensor: int) -> ModelConfig:
         """What the engine is given, with the vocabulary padded for this tensor size."""
-        options = {key: getattr(self, key) for key in OPTIONS}
+        options: dict[str, Any] = {key: getattr(self, key) for key in OPTIONS}
+        options.update({key: str(value) for key, value in options.items() if isinstance(value, StrEnum)})
         return ModelConfig(
             layers=self.layers,
             hidden=self.hidden,
@@ -80,7 +82,7 @@ class Model:
             sequence_length=self.sequence_length,
             vocab_size=self.vocab_size,
             padded_vocab_size=self.padded_vocab(tensor),
-            **{key: str(value) if isinstance(value, StrEnum) else value for key, value in options.items()},
+            **options,
         )
 
     def parameters(self) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import ContainerKind, Experiment, Precision, Recompute
+from conf.schema.experiment import ContainerKind, Experiment, Model, Precision, Recompute
 from launch.errors import LaunchError
 from megatron_ext.contract.plan import Plan
 
@@ -99,7 +99,7 @@ def check(experiment: Experiment) -> None:
 
 
 def pretrain_options(experiment: Experiment, data_path: list[str], checkpoints: Path) -> Options:
-    """The options of pretrain_gpt.py. The model is the one that tdpp's own engine trains: GPT-2, without dropout."""
+    """The options of pretrain_gpt.py. The model is the one that tdpp's own engine trains, without dropout."""
     return {
         **_model(experiment),
         **_layout(experiment),
@@ -134,6 +134,27 @@ def _model(experiment: Experiment) -> Options:
         "make-vocab-size-divisible-by": model.vocab_multiple,
         "attention-dropout": 0.0,
         "hidden-dropout": 0.0,
+        **_model_options(model),
+    }
+
+
+def _model_options(model: Model) -> Options:
+    """Those that are not GPT-2's, which are Megatron-LM's own defaults."""
+    own = model.sized(1).identity()
+    rotary = model.rotary_base  # a whole number there
+    return {
+        "ffn-hidden-size": model.ffn_hidden,
+        "group-query-attention": _flag(model.num_query_groups is not None),
+        "num-query-groups": model.num_query_groups,
+        "normalization": str(model.normalization) if "normalization" in own else None,
+        "norm-epsilon": model.norm_epsilon if "norm_epsilon" in own else None,
+        "position-embedding-type": str(model.position_embedding_type) if "position_embedding_type" in own else None,
+        "rotary-base": (int(rotary) if rotary == int(rotary) else rotary) if "rotary_base" in own else None,
+        "use-rope-scaling": _flag(model.rope_scaling_factor is not None),
+        "rope-scaling-factor": model.rope_scaling_factor,
+        "swiglu": _flag(model.swiglu),
+        "disable-bias-linear": _flag(not model.add_bias_linear),
+        "untie-embeddings-and-output-weights": _flag(model.untie_embeddings_and_output_weights),
     }
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.model import OPTIONS, ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, check_rules, require
 from megatron_ext.contract.run_files import RunFiles
 
@@ -200,8 +200,9 @@ class Plan(Content):
         return cls(**vars(build(Content, content)), folder=folder, engine=content.get("engine", TDPP))
 
     def as_json(self) -> Dict[str, Any]:
-        """The content of plan.json."""
+        """The content of plan.json; of the model's options, those that are not GPT-2's."""
         content = {"version": VERSION, **asdict(self)}
+        content["model"] = {key: value for key, value in content["model"].items() if value != OPTIONS.get(key, MISSING)}
         del content["folder"]
         if self.engine == TDPP:
             del content["engine"]

@@ -92,8 +92,14 @@ EVERYTHING = (
             "train.lr_decay_iterations=null",
             "train.lr_warmup_iterations=0",
         ],
+        [
+            *("model.normalization=RMSNorm", "model.norm_epsilon=1e-6", "model.position_embedding_type=rope"),
+            *("model.rotary_base=500000", "model.rope_scaling_factor=8", "model.swiglu=true", "model.ffn_hidden=4000"),
+            *("model.num_query_groups=8", "model.add_bias_linear=false"),
+            "model.untie_embeddings_and_output_weights=true",
+        ],
     ],
-    ids=["plain", "everything", "little", "no-tokenizer"],
+    ids=["plain", "everything", "little", "no-tokenizer", "llama"],
 )
 def test_megatron_lm_has_every_option_and_takes_as_many_values(overrides: list[str]) -> None:
     parsed = pretrain_gpt.parser().parse_args(options(*overrides))
@@ -114,6 +120,23 @@ def test_megatron_lm_has_every_option_and_takes_as_many_values(overrides: list[s
         (["train.save_interval=20", "train.save_async=true"], ["--save-interval 20", "--async-save"]),
         (["train.comm_timeout_s=61"], ["--distributed-timeout-minutes 2"]),
         (["engine.arguments=[--seed,'7']"], ["--seed 7"]),
+        (["model.ffn_hidden=4000", "model.swiglu=true"], ["--ffn-hidden-size 4000", "--swiglu"]),
+        (["model.num_query_groups=8"], ["--group-query-attention", "--num-query-groups 8"]),
+        (
+            ["model.normalization=RMSNorm", "model.norm_epsilon=1e-6"],
+            ["--normalization RMSNorm", "--norm-epsilon 1e-06"],
+        ),
+        (
+            ["model.position_embedding_type=rope", "model.rotary_base=500000", "model.rope_scaling_factor=8"],
+            [
+                *("--position-embedding-type rope", "--rotary-base 500000"),
+                *("--use-rope-scaling", "--rope-scaling-factor 8.0"),
+            ],
+        ),
+        (
+            ["model.add_bias_linear=false", "model.untie_embeddings_and_output_weights=true"],
+            ["--disable-bias-linear", "--untie-embeddings-and-output-weights"],
+        ),
         (["data.blend=[{prefix:/b,weight:3}]"], ["--data-path 1.0 /data/xl/my-gpt2_text_document 3.0 /b"]),
         (
             ["engine.vocab_file=null", "engine.merge_file=null"],
