@@ -176,17 +176,22 @@ _SCALARS: Dict[Any, Range] = {
 
 
 def build(hint: Any, value: Any) -> Any:
-    """What was checked, as the dataclasses that it describes; what a plan of another version lacks is empty."""
+    """What was checked, as the dataclasses that it describes; what a plan of another version lacks is empty,
+    or has its default."""
     origin, inner = get_origin(hint), get_args(hint)
     if value is not None and origin is Union:
         return build(inner[0], value)
     if origin is list:
         return [build(inner[0], item) for item in value]
     if dataclasses.is_dataclass(hint):
+        hints = _hints(hint)  # type: ignore[arg-type]
         return hint(  # type: ignore[operator]
             **{
-                name: build(of, value[name]) if name in value else _absent(name, of)
-                for name, of in _hints(hint).items()  # type: ignore[arg-type]
+                field.name: build(hints[field.name], value[field.name])
+                if field.name in value
+                else _absent(field.name, hints[field.name])
+                for field in dataclasses.fields(hint)
+                if field.name in value or field.default is dataclasses.MISSING
             }
         )
     return value
