@@ -28,7 +28,7 @@ from typing import (
 )
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.model import LAYER_NORM, LEARNED, NO_POSITIONS, RMS_NORM, ROTARY
+from megatron_ext.contract.model import LAYER_NORM, LEARNED, NO_POSITIONS, OPTIONS, RMS_NORM, ROTARY, ModelConfig
 from megatron_ext.contract.rank_order import stage_dp_tp
 
 _SHOWN = 80
@@ -124,7 +124,7 @@ def check_object(kind: Any, value: Any, key: str, whole: bool) -> None:
             meant = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(hints)}"
             raise PlanFault(f"{_joined(key, name)}={_shown(value[name])} is not a key of a plan; {meant}")
     if whole:
-        require(value, (one.name for one in dataclasses.fields(kind) if one.default is dataclasses.MISSING), key)
+        require(value, (name for name in hints if not _may_lack(kind, name)), key)
     for name, hint in hints.items():
         if name in value:
             _check(hint, value[name], _joined(key, name), whole)
@@ -191,10 +191,15 @@ def build(hint: Any, value: Any) -> Any:
                 if field.name in value
                 else _absent(field.name, hints[field.name])
                 for field in dataclasses.fields(hint)
-                if field.name in value or field.default is dataclasses.MISSING
+                if field.name in value or not _may_lack(hint, field.name)
             }
         )
     return value
+
+
+def _may_lack(kind: Any, name: str) -> bool:
+    """Whether a plan may lack a key: a model's options that are GPT-2's are not written."""
+    return kind is ModelConfig and name in OPTIONS
 
 
 _BEFORE = {"chunks": 1, "recompute": "none", "precision": "fp32"}
