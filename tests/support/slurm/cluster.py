@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -283,7 +284,7 @@ class Cluster:
         for _ in range(5):
             # Only so does slurmdbd take the path of a socket.
             daemon = self._daemon("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=str(site.database_socket))
-            self._wait("slurmdbd", lambda daemon=daemon: daemon.poll() is not None or _listens(*address))
+            self._wait("slurmdbd", partial(_listens_or_ended, address, daemon))
             if daemon.poll() is None:
                 return
         raise ClusterError(f"slurmdbd ends as soon as it is started\n{self.log_tail()}")
@@ -308,6 +309,10 @@ class Cluster:
 def _path() -> str:
     """Daemons lie where not every user looks."""
     return os.environ["PATH"] + ":/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def _listens_or_ended(address: tuple[str, int], daemon: subprocess.Popen[bytes]) -> bool:
+    return daemon.poll() is not None or _listens(*address)
 
 
 def _listens(address: str, port: int) -> bool:
