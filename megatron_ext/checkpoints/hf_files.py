@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
+import torch
 from torch import Tensor
 
 from megatron_ext.checkpoints import safetensors
@@ -93,3 +94,46 @@ def _object(index: Path, pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
             raise EngineError(f"{index}: {key} is there twice: {content[key]!r} and {value!r}")
         content[key] = value
     return content
+
+
+class Twin(NamedTuple):
+    """Where a parameter of ours is there: in one tensor, or in several that lie one after another here."""
+
+    names: Tuple[str, ...]
+    transposed: bool = False
+    """Whether it lies there as [inputs, outputs]."""
+
+    def within(self, prefix: str) -> Twin:
+        return self._replace(names=tuple(prefix + name for name in self.names))
+
+    def theirs(self, tensor: Tensor, pieces: Sequence[int]) -> Iterator[Tuple[str, Tensor]]:
+        """Their tensors from ours, whose rows consist of `pieces` of these relative lengths."""
+        lengths = self._lengths(len(tensor), pieces)
+        for name, part in zip(self.names, torch.split(tensor, lengths)):
+            yield name, part.t() if self.transposed else part
+
+    def ours(self, path: Path, found: Dict[str, Tensor], shape: Sequence[int], pieces: Sequence[int]) -> Tensor:
+        """Ours, of this shape and in fp32, from theirs in `path`.
+
+        Raises:
+            EngineError: one is missing, or has another shape.
+        """
+        parts = []
+        for name, length in zip(self.names, self._lengths(shape[0], pieces)):
+            wanted = [length, *shape[1:]]
+            tensor = taken(path, found, name)
+            there = wanted[::-1] if self.transposed else wanted
+            if list(tensor.shape) != there:
+                raise EngineError(f"{path}: expected {name} of shape {there}, found {list(tensor.shape)}")
+            parts.append((tensor.t() if self.transposed else tensor).float())
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _lengths(self, rows: int, pieces: Sequence[int]) -> List[int]:
+        return [rows] if len(self.names) == 1 else [rows * piece // sum(pieces) for piece in pieces]
+
+
+def taken(path: Path, tensors: Dict[str, Tensor], name: str) -> Tensor:
+    """The tensor of this name; raises EngineError if there is none."""
+    if name not in tensors:
+        raise EngineError(f"{path}: expected a tensor {name}, found {len(tensors)} others")
+    return tensors[name]

@@ -72,6 +72,14 @@ class ModelConfig:
             return {**self._norm("norm"), "word": word}
         return {**self._norm("attention_norm"), **self._attention(), **self._norm("mlp_norm"), **self._mlp()}
 
+    def parameter(self, part: str, name: str) -> Parameter:
+        """One of a part of a checkpoint: `embedding`, `head` or a layer's."""
+        return self.block(part if part in ("embedding", "head") else "layer")[name]
+
+    def pieces(self, part: str, name: str) -> Tuple[int, ...]:
+        """Relative lengths of what the rows of a parameter consist of."""
+        return self.parameter(part, name).pieces
+
     def parameters(self) -> int:
         """Of the whole model, without the vocabulary's padding; a tied embedding counts once."""
         unpadded = (self.padded_vocab_size - self.vocab_size) * self.hidden
@@ -88,6 +96,8 @@ class ModelConfig:
         """What two runs must have in common to train the same model: its sizes, and options other than GPT-2's."""
         sizes = {key: getattr(self, key) for key in ("layers", "hidden", "heads", "sequence_length", "vocab_size")}
         options = {key: getattr(self, key) for key in OPTIONS}
+        options["num_query_groups"] = self.query_groups if self.query_groups != self.heads else None
+        options["ffn_hidden"] = self.inner if self.inner != 4 * self.hidden else None
         return {**sizes, **{key: value for key, value in options.items() if value != OPTIONS[key]}}
 
     def flops_per_token(self) -> float:

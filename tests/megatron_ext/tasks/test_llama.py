@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from conf.compose import compose
@@ -56,7 +57,6 @@ LAYOUTS = {
 
 def theirs(config: ModelConfig) -> Any:
     """transformers' model of this size."""
-    transformers = pytest.importorskip("transformers")
     scaling = {
         "rope_type": "llama3",
         "factor": config.rope_scaling_factor,

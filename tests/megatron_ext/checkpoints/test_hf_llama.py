@@ -1,0 +1,122 @@
+"""Llamas cross to transformers and back: what it loads computes what the engine computes, in one file or in shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from megatron_ext import hf
+from megatron_ext.checkpoints import safetensors
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.families import stage_of
+from megatron_ext.tasks.stage import Stage
+from tests.support.megatron_ext.engine_run import VOCAB, EngineRun
+
+ONE = ("parallel.data=1", "parallel.pipeline=1", "parallel.partition=3", "parallel.micro_batch_size=4")
+LLAMA = (
+    *("model.num_query_groups=2", "model.ffn_hidden=44", "model.normalization=RMSNorm", "model.norm_epsilon=1e-6"),
+    *("model.swiglu=true", "model.position_embedding_type=rope"),
+)
+MODELS = {
+    "llama-2": (*LLAMA, "model.add_bias_linear=false", "model.untie_embeddings_and_output_weights=true"),
+    "llama-3": (
+        *(*LLAMA, "model.add_bias_linear=false"),
+        *("model.rotary_base=500000", "model.rope_scaling_factor=32"),
+    ),
+    "biases": (*LLAMA, "model.num_query_groups=4", "model.untie_embeddings_and_output_weights=true"),
+}
+TOKENS = torch.randint(VOCAB, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def trained(engine_run: Callable[..., EngineRun], model: str) -> tuple[EngineRun, Stage]:
+    """A run, and the engine's whole model with its last weights."""
+    run = engine_run(*ONE, *MODELS[model], "train.lr=0.05", "train.min_lr=0.05")
+    assert run.go() == 0, run.stderr()
+    stage = stage_of(run.plan, 0, TensorGroup())
+    weights = run.weights()
+    for name, parameter in stage.parameters_by_name():
+        block, inner = stage.places[name]
+        part = block if "." not in block else f"layer-{int(block.split('.')[1]):05d}"
+        parameter.data = weights[f"{part}.{inner}"]
+    return run, stage
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_exported_computes_the_same_in_transformers(
+    engine_run: Callable[..., EngineRun], tmp_path: Path, model: str
+) -> None:
+    run, stage = trained(engine_run, model)
+    assert hf.main(["export", str(run.run.path), str(tmp_path / "theirs")]) == 0
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "theirs")
+    assert sum(p.numel() for p in theirs.parameters()) == run.plan.model.parameters()
+    torch.testing.assert_close(stage({"tokens": TOKENS})["logits"], theirs(TOKENS).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shards", [False, True], ids=["whole", "shards"])
+@pytest.mark.parametrize("model", MODELS)
+def test_exported_saved_by_transformers_and_imported_again_it_is_the_same(
+    engine_run: Callable[..., EngineRun], tmp_path: Path, model: str, shards: bool
+) -> None:
+    run, _ = trained(engine_run, model)
+    assert hf.main(["export", str(run.run.path), str(tmp_path / "ours")]) == 0
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB" if shards else "5GB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists() == shards
+    assert hf.main(["import", str(tmp_path / "theirs"), str(tmp_path / "made")]) == 0
+    for part in hf.part_names(3):
+        found = safetensors.read(tmp_path / "made" / f"{part}.safetensors")
+        for name, tensor in found.items():
+            assert torch.equal(tensor, run.state()[name.replace("/", f"/{part}.")]), (part, name)
+    going_on = engine_run(*ONE, *MODELS[model], f"train.load={tmp_path / 'made'}", name="going-on")
+    assert going_on.go() == 0, going_on.stderr()
+
+
+def config_of(folder: Path, **changes: Any) -> Path:
+    """A tiny Llama as transformers saves it, with a changed config.json."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=44,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=24,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    content = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, "expected hidden_act='silu', found 'gelu'"),
+        ({"head_dim": 16}, "head_dim=16, but the engine's heads have hidden_size / num_attention_heads"),
+        ({"mlp_bias": True}, "expected mlp_bias=False, found True"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "expected rope_type='llama3', found 'yarn'"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4 must divide hidden_size=32, and be a multiple of"),
+        ({"vocab_size": None}, "not a Llama that the engine computes: model.vocab_size=null must be a whole number"),
+        ({"vocab_size": 7}, "expected model.embed_tokens.weight of shape [7, 32], found [61, 32]"),
+        ({"num_hidden_layers": 2}, "expected a tensor model.layers.1.input_layernorm.weight"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_llama_that_the_engine_does_not_compute_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
+) -> None:
+    assert hf.main(["import", str(config_of(tmp_path / "theirs", **changes)), str(tmp_path / "made")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_shorter_sequence_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = config_of(tmp_path / "theirs", max_position_embeddings=131072)
+    assert hf.main(["import", str(source), str(tmp_path / "made"), "--sequence-length", "24"]) == 0
+    assert "model.sequence_length=24" in capsys.readouterr().out
