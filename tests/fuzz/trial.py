@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import launch.control.submit
-from launch.cli import COMMANDS, main
+from launch.cli import main
+from launch.commands import COMMANDS
 from launch.errors import LaunchError
 
 CPU_S = 5
@@ -85,8 +86,8 @@ def scratch() -> Iterator[Path]:
 
 def ready() -> None:
     """Imports what trials would else import one by one."""
-    for module, _ in COMMANDS.values():
-        import_module(module)
+    for command in COMMANDS:
+        import_module(f"launch.commands.{command}")
     for name in (
         "fasop.search.search",
         "fasop.search.run",
