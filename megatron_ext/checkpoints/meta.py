@@ -81,6 +81,7 @@ class Checkpoint:
         try:
             meta = Meta(**content)
             check_object(Meta, content, "", whole=False)
+            check_object(ModelConfig, meta.model, "model", whole=False)
             require(meta.scaler or dict.fromkeys(SCALER), SCALER, "scaler")
         except (TypeError, PlanFault) as error:
             raise EngineError(f"{path}: damaged: expected the keys of version {VERSION}: {error}") from error

@@ -89,8 +89,8 @@ def test_receives_are_posted_ahead_as_far_as_memory_allows(
 
     monkeypatch.setattr(dist, "irecv", irecv)
     monkeypatch.setattr(comm, "AHEAD_BYTES", bytes_ahead)
-    inbox = Inbox(Peer(3, None), torch.empty(2), "activations", True)
-    inbox.expect(3)
+    inbox = Inbox(Peer(3, None), "activations", True)
+    inbox.expect([torch.empty(2)] * 3)
     found = [waiting]
     for number in range(3):
         assert inbox.take().tolist() == [number, number]

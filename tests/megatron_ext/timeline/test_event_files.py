@@ -166,7 +166,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], No
         backward = Executor._backward
 
         def last(self: Executor, kind: Kind, key: Key) -> None:
-            if self._recorder.iteration == LAST and self._stages[0].last and key == (MICRO_BATCH, 0):
+            if self._recorder.iteration == LAST and self._chunks[0].stage.last and key == (MICRO_BATCH, 0):
                 end()
             backward(self, kind, key)
 
