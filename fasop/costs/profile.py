@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
+from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -16,6 +17,7 @@ from conf.reading.yaml_file import fault, load_yaml
 from conf.schema.config_class import config
 from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.sizes import ADAM_BYTES
+from megatron_ext.contract.model import OPTIONS
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
 """Times of the one serve for the other, where nothing else tells them apart."""
@@ -64,6 +66,10 @@ class ModelCosts:
         )
 
 
+COST_NOTHING = ("norm_epsilon", "rotary_base", "rope_scaling_factor")
+"""Options of a model that change numbers and no times."""
+
+
 @config
 class Shape:
     """What of a model decides the costs of its parts, whatever it is called and however many layers it has."""
@@ -72,14 +78,18 @@ class Shape:
     heads: int = MISSING
     sequence_length: int = MISSING
     vocab_size: int = MISSING
+    options: dict[str, Any] = field(default_factory=dict)
+    """Those that are not GPT-2's and cost something, by their keys in `model`."""
 
     @classmethod
     def of(cls, model: Model) -> Shape:
+        own = model.sized(1).identity()
         return cls(
             hidden=model.hidden,
             heads=model.heads,
             sequence_length=model.sequence_length,
             vocab_size=model.vocab_size,
+            options={key: own[key] for key in OPTIONS if key in own and key not in COST_NOTHING},
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,8 @@ from fasop.costs.layers import (
     why_not_measured,
 )
 from fasop.costs.links import Link, between, within
-from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape, optimizer_s_per_parameter
+from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape, optimizer_s_per_parameter, read_profile
+from fasop.costs.profile_text import profile_text
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from tests.support.fasop.plans import MEGATRON, kinds, mixed, training
@@ -178,3 +180,20 @@ def test_the_other_16_bit_format_serves_where_the_gpu_is_as_fast_in_it_and_says_
     slower = replace(A10.gpu, bf16_tflops=60)
     found = layer_times(slower, A10.profile, training("train.precision=bf16"), within(A10.group))
     assert found.basis is Basis.NOT_MEASURED
+
+
+def test_a_profile_of_gpt2_has_no_times_of_a_llama_of_its_sizes(tmp_path: Path) -> None:
+    """And a Llama's is found again as it was written, whatever its rotary embedding turns by."""
+    llama = training("model.swiglu=true", "model.num_query_groups=4", "model.normalization=RMSNorm").model
+    measured = profile(m1=1.0)
+    assert measured.points(training().model, Precision.fp16)
+    assert not measured.points(llama, Precision.fp16)
+    own = replace(measured, source="a test", models={"xl": Shape.of(llama)})
+    path = tmp_path / "own.yaml"
+    path.write_text(profile_text(own, "of a test"))
+    found = read_profile(str(path))
+    assert found.models == own.models
+    other = training(
+        *("model.swiglu=true", "model.num_query_groups=4", "model.normalization=RMSNorm", "model.norm_epsilon=1e-6")
+    ).model
+    assert found.points(other, Precision.fp16)
