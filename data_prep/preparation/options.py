@@ -15,7 +15,14 @@ from data_prep.preparation.prepare import Request, is_prepared, prepare
 from data_prep.text.corpus import Corpus, corpus_of, stdlib_corpus
 from data_prep.text.encode import Options
 from data_prep.text.formats import Documents
-from data_prep.tokenizers.tokenizer import END_OF_TEXT, SMALLEST_BPE, ByteTokenizer, JsonTokenizer, Tokenizer
+from data_prep.tokenizers.tokenizer import (
+    END_OF_TEXT,
+    LARGEST_BPE,
+    SMALLEST_BPE,
+    ByteTokenizer,
+    JsonTokenizer,
+    Tokenizer,
+)
 from megatron_ext.data.indexed_dataset import data_file
 
 STDLIB = ["stdlib"]
@@ -136,6 +143,8 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | int:
     if train is not None:
         if train < SMALLEST_BPE:
             raise DataPrepError(f"--train-bpe {train}: the bytes and the end of a document take {SMALLEST_BPE} ids")
+        if train > LARGEST_BPE:
+            raise DataPrepError(f"--train-bpe {train}: must be at most {LARGEST_BPE} ids")
         return train
     if arguments.tokenizer == "byte":
         return ByteTokenizer()

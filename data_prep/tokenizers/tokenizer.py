@@ -24,6 +24,8 @@ END_OF_TEXT = "<|endoftext|>"
 """GPT-2's end of a document."""
 SMALLEST_BPE = 257
 """Ids of a byte-level BPE without any merge: the bytes and the end of a document."""
+LARGEST_BPE = 2**20
+"""Several times the largest in use; learning takes memory for each id before the first one is found."""
 
 
 class Tokenizer(Protocol):

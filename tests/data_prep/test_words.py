@@ -136,6 +136,7 @@ def test_a_learned_tokenizer_lies_beside_its_data(tmp_path: Path, capsys: pytest
     [
         (["--vocab-file", "v"], "--vocab-file and --merge-file belong together"),
         (["--train-bpe", "256"], "--train-bpe 256: the bytes and the end of a document take 257 ids"),
+        (["--train-bpe", "2147483648"], "--train-bpe 2147483648: must be at most 1048576 ids"),
         (["--end-of-document", "</s>"], "--end-of-document </s> is for a tokenizer that is given"),
         (["--max-mb", "1"], "--max-mb 1 is for --source stdlib alone"),
         ([], "--output is missing"),

@@ -99,11 +99,9 @@ class Cluster:
         munged = ["munged", "--foreground", "--force", "--num-threads=4", f"--key-file={base}/munge/key"]
         munged += [f"--{kind}-file={base}/munge/{kind}" for kind in ("pid", "log", "seed")]
         self._daemon("munged", *munged, f"--socket={site.munge_socket}")
-        self._daemon("mariadbd", "mariadbd", f"--defaults-file={base}/my.cnf")
         for node in site.nodes:
             self._boot(node)
         self._wait("munged", site.munge_socket.is_socket)
-        self._wait("mariadbd", site.database_socket.is_socket)
         self._accounting(site)
         self._daemon("slurmctld", "slurmctld", "-D", "-c")
         self._wait("slurmctld", lambda: self.run("scontrol", "ping").returncode == 0)
@@ -279,15 +277,25 @@ class Cluster:
         self._machines[node.name].spawn(["slurmd", "-D", "-N", node.name], log, self.env)
 
     def _accounting(self, site: Site) -> None:
-        """Now and then slurmdbd gets no answer to its first question to a new database, and ends; the next one does."""
+        """Starts the database and slurmdbd, again where one of them ends at once.
+
+        At times slurmdbd gets no answer to its first question to a new database, and ends; seldom the database ends.
+        """
         address = site.head.address, site.head.dbd_port
+        database: subprocess.Popen[bytes] | None = None
         for _ in range(5):
+            if database is None or database.poll() is not None:
+                site.database_socket.unlink(missing_ok=True)
+                database = self._daemon("mariadbd", "mariadbd", f"--defaults-file={site.base}/my.cnf")
+                self._wait("mariadbd", site.database_socket.is_socket)
             # Only so does slurmdbd take the path of a socket.
             daemon = self._daemon("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=str(site.database_socket))
-            self._wait("slurmdbd", partial(_listens_or_ended, address, daemon))
-            if daemon.poll() is None:
+            self._wait("slurmdbd", partial(_listens_or_ended, address, (database, daemon)))
+            if database.poll() is None and daemon.poll() is None:
                 return
-        raise ClusterError(f"slurmdbd ends as soon as it is started\n{self.log_tail()}")
+            daemon.kill()
+            daemon.wait()
+        raise ClusterError(f"slurmdbd or its database ends as soon as it is started\n{self.log_tail()}")
 
     def _daemon(self, name: str, *argv: str, **environment: str) -> subprocess.Popen[bytes]:
         return self._machines[HEAD].spawn(argv, self._site.logs / f"{name}.out", self.env | environment)
@@ -311,8 +319,8 @@ def _path() -> str:
     return os.environ["PATH"] + ":/usr/local/sbin:/usr/sbin:/sbin"
 
 
-def _listens_or_ended(address: tuple[str, int], daemon: subprocess.Popen[bytes]) -> bool:
-    return daemon.poll() is not None or _listens(*address)
+def _listens_or_ended(address: tuple[str, int], daemons: Sequence[subprocess.Popen[bytes]]) -> bool:
+    return any(daemon.poll() is not None for daemon in daemons) or _listens(*address)
 
 
 def _listens(address: str, port: int) -> bool:
