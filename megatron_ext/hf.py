@@ -50,7 +50,7 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
         for name, twin in family.twins(model, part).items():
             tensor = taken(checkpoint.part(part), content, f"{WEIGHTS}/{name}")
             tensors.update(
-                {f"{prefix}{theirs}": each for theirs, each in twin.theirs(tensor, model.pieces(part, name))}
+                {f"{prefix}{theirs}": each for theirs, each in twin.theirs(tensor, model.parameter(part, name))}
             )
     as_file = out.suffix == ".safetensors"
     if not as_file:
@@ -138,7 +138,7 @@ def _parts(
         yield (
             part,
             {
-                f"{WEIGHTS}/{name}": twin.ours(path, found, model.parameter(part, name).shape, model.pieces(part, name))
+                f"{WEIGHTS}/{name}": twin.ours(path, found, model.parameter(part, name))
                 for name, twin in family.twins(model, part).items()
             },
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular
+from megatron_ext.contract.model import Parameter
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -106,21 +107,21 @@ class Twin(NamedTuple):
     def within(self, prefix: str) -> Twin:
         return self._replace(names=tuple(prefix + name for name in self.names))
 
-    def theirs(self, tensor: Tensor, pieces: Sequence[int]) -> Iterator[Tuple[str, Tensor]]:
-        """Their tensors from ours, whose rows consist of `pieces` of these relative lengths."""
-        lengths = self._lengths(len(tensor), pieces)
+    def theirs(self, tensor: Tensor, parameter: Parameter) -> Iterator[Tuple[str, Tensor]]:
+        """Their tensors from ours."""
+        lengths = self._lengths(len(tensor), parameter)
         for name, part in zip(self.names, torch.split(tensor, lengths)):
             yield name, part.t() if self.transposed else part
 
-    def ours(self, path: Path, found: Dict[str, Tensor], shape: Sequence[int], pieces: Sequence[int]) -> Tensor:
-        """Ours, of this shape and in fp32, from theirs in `path`.
+    def ours(self, path: Path, found: Dict[str, Tensor], parameter: Parameter) -> Tensor:
+        """Ours, in fp32, from theirs in `path`.
 
         Raises:
             EngineError: one is missing, or has another shape.
         """
         parts = []
-        for name, length in zip(self.names, self._lengths(shape[0], pieces)):
-            wanted = [length, *shape[1:]]
+        for name, length in zip(self.names, self._lengths(parameter.shape[0], parameter)):
+            wanted = [length, *parameter.shape[1:]]
             tensor = taken(path, found, name)
             there = wanted[::-1] if self.transposed else wanted
             if list(tensor.shape) != there:
@@ -128,7 +129,9 @@ class Twin(NamedTuple):
             parts.append((tensor.t() if self.transposed else tensor).float())
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _lengths(self, rows: int, pieces: Sequence[int]) -> List[int]:
+    def _lengths(self, rows: int, parameter: Parameter) -> List[int]:
+        """Rows of each of theirs, of so many together."""
+        pieces = parameter.pieces
         return [rows] if len(self.names) == 1 else [rows * piece // sum(pieces) for piece in pieces]
 
 

@@ -76,10 +76,6 @@ class ModelConfig:
         """One of a part of a checkpoint: `embedding`, `head` or a layer's."""
         return self.block(part if part in ("embedding", "head") else "layer")[name]
 
-    def pieces(self, part: str, name: str) -> Tuple[int, ...]:
-        """Relative lengths of what the rows of a parameter consist of."""
-        return self.parameter(part, name).pieces
-
     def parameters(self) -> int:
         """Of the whole model, without the vocabulary's padding; a tied embedding counts once."""
         unpadded = (self.padded_vocab_size - self.vocab_size) * self.hidden

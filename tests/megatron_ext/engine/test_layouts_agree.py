@@ -15,14 +15,11 @@ import torch
 from _pytest.mark import ParameterSet
 
 from megatron_ext.contract.schedules import NAMES, as_json
-from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.engine import engine, flat
-from megatron_ext.engine.optimizer import learning_rate
 from megatron_ext.parallel import tensor_parallel
-from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
 from tests.megatron_ext.engine.test_executor_soak import random_schedule
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
+from tests.support.megatron_ext.textbook import textbook
 
 LAYERS = 3
 BATCH = 8
@@ -129,35 +126,7 @@ def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[n
     """Losses and, as a checkpoint has it, final state of a textbook loop: one module, torch's AdamW and clipping."""
     folder = tmp_path_factory.mktemp("reference") / "run"
     one = ["parallel.data=1", "parallel.pipeline=1", "parallel.partition=null", "parallel.micro_batch_size=8"]
-    plan = make_run(folder, corpus, *one).plan
-    train = plan.train
-    model = stage_of(plan, 0, TensorGroup())
-    named = model.parameters_by_name()
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": train.weight_decay},
-            {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},
-        ],
-        betas=(train.adam_beta1, train.adam_beta2),
-        eps=train.adam_eps,
-    )
-    samples = GptSamples(str(corpus), plan.data_split, "train", 4 * 8, plan.model.sequence_length, train.seed, VOCAB)
-    losses = []
-    for step in range(train.iterations):
-        tokens = torch.stack([torch.from_numpy(samples.tokens(step * 8 + i)) for i in range(8)])
-        optimizer.zero_grad()
-        logits = model({"tokens": tokens[:, :-1]})["logits"][..., :VOCAB]  # without the vocabulary's padding
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_grad)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, train)
-        optimizer.step()
-        losses.append(loss.item())
-    state = {f"weights/{_checkpoint_name(name)}": p.detach() for name, p in named}
-    for kind, moment in (("adam_m", "exp_avg"), ("adam_v", "exp_avg_sq")):
-        state.update({f"{kind}/{_checkpoint_name(name)}": optimizer.state[p][moment] for name, p in named})
-    return np.array(losses), state
+    return textbook(make_run(folder, corpus, *one).plan, corpus)
 
 
 @pytest.mark.parametrize("layout", GRID, ids=str)
@@ -240,10 +209,3 @@ def assert_equal(run: EngineRun, reference: tuple[np.ndarray, dict[str, torch.Te
         torch.testing.assert_close(
             found[name], expected, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
         )
-
-
-def _checkpoint_name(name: str) -> str:
-    if not name.startswith("layers."):
-        return name
-    _, number, rest = name.split(".", 2)
-    return f"layer-{int(number):05d}.{rest}"

@@ -15,12 +15,11 @@ from torch import nn
 
 from conf.compose import compose
 from megatron_ext.contract.model import ModelConfig
-from megatron_ext.data.gpt_samples import GptSamples
-from megatron_ext.engine.optimizer import learning_rate
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.transformer import rotary
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
+from tests.support.megatron_ext.textbook import textbook
 
 LLAMA = [
     *("model.heads=4", "model.num_query_groups=2", "model.ffn_hidden=44", "model.normalization=RMSNorm"),
@@ -164,38 +163,10 @@ def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     def losses(options: str) -> np.ndarray:
         if options not in found:
             run = make_run(tmp_path_factory.mktemp("reference") / "run", corpus, *ONE, *OPTIONS[options])
-            found[options] = textbook(run, corpus)
+            found[options], _ = textbook(run.plan, corpus)
         return found[options]
 
     return losses
-
-
-def textbook(run: EngineRun, corpus: Path) -> np.ndarray:
-    plan, train = run.plan, run.plan.train
-    model = stage_of(plan, 0, TensorGroup())
-    named = model.parameters_by_name()
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": train.weight_decay},
-            {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},
-        ],
-        betas=(train.adam_beta1, train.adam_beta2),
-        eps=train.adam_eps,
-    )
-    samples = GptSamples(str(corpus), plan.data_split, "train", 4 * 8, plan.model.sequence_length, train.seed, VOCAB)
-    losses = []
-    for step in range(train.iterations):
-        tokens = torch.stack([torch.from_numpy(samples.tokens(step * 8 + i)) for i in range(8)])
-        optimizer.zero_grad()
-        logits = model({"tokens": tokens[:, :-1]})["logits"][..., :VOCAB]
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), train.clip_grad)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, train)
-        optimizer.step()
-        losses.append(loss.item())
-    return np.array(losses)
 
 
 @pytest.mark.parametrize(

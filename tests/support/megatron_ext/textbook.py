@@ -1,0 +1,54 @@
+"""The oracle of every layout: one process that holds the whole model, with torch's own AdamW and clipping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from megatron_ext.contract.plan import Plan
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.engine.optimizer import learning_rate
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.families import stage_of
+from tests.support.megatron_ext.engine_run import VOCAB
+
+
+def textbook(plan: Plan, corpus: Path) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+    """Losses and, as a checkpoint has it, final state of a plan of one rank with global batches of 8."""
+    train = plan.train
+    model = stage_of(plan, 0, TensorGroup())
+    named = model.parameters_by_name()
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": train.weight_decay},
+            {"params": [p for _, p in named if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_eps,
+    )
+    samples = GptSamples(str(corpus), plan.data_split, "train", 4 * 8, plan.model.sequence_length, train.seed, VOCAB)
+    losses = []
+    for step in range(train.iterations):
+        tokens = torch.stack([torch.from_numpy(samples.tokens(step * 8 + i)) for i in range(8)])
+        optimizer.zero_grad()
+        logits = model({"tokens": tokens[:, :-1]})["logits"][..., :VOCAB]  # without the vocabulary's padding
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_grad)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, train)
+        optimizer.step()
+        losses.append(loss.item())
+    state = {f"weights/{_checkpoint_name(name)}": p.detach() for name, p in named}
+    for kind, moment in (("adam_m", "exp_avg"), ("adam_v", "exp_avg_sq")):
+        state.update({f"{kind}/{_checkpoint_name(name)}": optimizer.state[p][moment] for name, p in named})
+    return np.array(losses), state
+
+
+def _checkpoint_name(name: str) -> str:
+    if not name.startswith("layers."):
+        return name
+    _, number, rest = name.split(".", 2)
+    return f"layer-{int(number):05d}.{rest}"
