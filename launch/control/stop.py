@@ -9,10 +9,12 @@ import socket
 import sys
 import time
 from collections.abc import Set
+from contextlib import suppress
 
 from conf.errors import RunFolderError
 from conf.run_folder.run_files import entries, read_text
 from conf.run_folder.rundir import RunDir
+from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching
 from launch.files.owner import check_may_stop, owner_of
 from launch.files.records import Submitted
@@ -71,7 +73,8 @@ def _stop_jobs(comment: str, owner: int, known: Set[str | None]) -> str:
     until = time.monotonic() + (SUBMISSION_S if None in known else 0.0)
     while not set(ids := slurm_commands.submitted(comment, owner)) - known and time.monotonic() < until:
         time.sleep(slurm_commands.QUEUE_S)
-    slurm_commands.cancel(ids, only_pending=True)  # what waits for a running one must not start now
+    with suppress(LaunchError):  # one of them starts or ends at this moment: the end below takes all that are left
+        slurm_commands.cancel(ids, only_pending=True)  # what waits for a running one must not start now
     until = time.monotonic() + STOP_S
     # Agents see the request, end their workers and record it; only what is still there after a while is cancelled.
     while slurm_commands.submitted(comment, owner) and time.monotonic() < until:

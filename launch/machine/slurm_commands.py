@@ -190,10 +190,14 @@ def comment_of(token: str) -> str:
 
 
 def cancel(ids: Sequence[str], only_pending: bool = False) -> None:
-    """Ends jobs, or takes them out of the queue. Those that have ended already are left alone."""
+    """Ends jobs, or takes them out of the queue. Those that have ended already are left alone.
+
+    Raises:
+        LaunchError: Slurm does not do so for one of them; also where that one starts or ends at this moment.
+    """
     if ids:
         states = ["--state=PENDING"] if only_pending else []
-        _ask(["scancel", "--quiet", *states, *ids])
+        _ask(["scancel", *states, *ids])
 
 
 def end(comment: str, owner: int) -> None:
@@ -204,10 +208,18 @@ def end(comment: str, owner: int) -> None:
         LaunchError: Slurm does not end them, or does not answer.
     """
     until = time.monotonic() + CANCEL_S
-    cancel(submitted(comment, owner))
+    cancelled, refusal = False, ""
     while left := submitted(comment, owner):
         if time.monotonic() > until:
-            raise LaunchError(f"jobs {', '.join(left)} were cancelled, but Slurm has not ended them in {CANCEL_S:g} s")
+            raise LaunchError(
+                f"jobs {', '.join(left)} were cancelled, but Slurm has not ended them in {CANCEL_S:g} s{refusal}"
+            )
+        if not cancelled:
+            try:
+                cancel(left)
+                cancelled = True
+            except LaunchError as error:  # one that starts or ends meanwhile; the queue shows whether any is left
+                refusal = f": {error}"
         time.sleep(QUEUE_S)
 
 

@@ -142,7 +142,7 @@ def test_only_the_jobs_of_its_own_submission_are_taken_out_of_the_queue(run: Run
     says(squeue.with_name("scancel"), f'echo "$@" >> {squeue.parent}/cancelled')
     SlurmJob(run, "0", 0, (0,), task=0).cancel_waiting()
     SlurmJob(run, "1", 0, (0,), task=0).cancel_waiting()
-    assert (squeue.parent / "cancelled").read_text() == "--quiet --state=PENDING 2\n"
+    assert (squeue.parent / "cancelled").read_text() == "--state=PENDING 2\n"
 
 
 def test_the_next_task_speaks_for_a_job_whose_first_one_has_ended_well(run: RunDir, squeue: Path) -> None:
@@ -156,3 +156,22 @@ def test_the_next_task_speaks_for_a_job_whose_first_one_has_ended_well(run: RunD
     run.write_json(run.node_state("a-0"), STATE | {"start": "0.1", "job": "1", "state": "ended", "exit_code": 0})
     second.requeue()
     assert (squeue.parent / "requeued").read_text() == "requeue 1\n"
+
+
+def test_a_job_that_starts_while_it_is_cancelled_is_cancelled_again(squeue: Path) -> None:
+    folder = squeue.parent
+    says(squeue, f"test -e {folder}/gone || printf '7|tdpp 0\\n'")
+    says(
+        squeue.with_name("scancel"),
+        f"if test -e {folder}/once; then touch {folder}/gone; else touch {folder}/once; exit 1; fi",
+    )
+    slurm_commands.end("tdpp 0", os.getuid())
+    assert (folder / "gone").exists()
+
+
+def test_what_slurm_does_not_cancel_is_named_with_what_it_says(squeue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_commands, "CANCEL_S", 0.8)
+    says(squeue, "printf '7|tdpp 0\\n'")
+    says(squeue.with_name("scancel"), "echo 'scancel: error: Kill job error on job id 7: Access denied' >&2; exit 1")
+    with pytest.raises(LaunchError, match=r"jobs 7 were cancelled, but .* in 0.8 s: scancel 7 failed .*Access denied"):
+        slurm_commands.end("tdpp 0", os.getuid())
