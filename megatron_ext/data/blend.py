@@ -133,7 +133,7 @@ class BlendedSamples(Samples):
         start: Position = BEGINNING,
         cache: Optional[str] = None,
     ) -> None:
-        super().__init__(samples, sequence_length, start)
+        super().__init__(name, samples, sequence_length, start)
         shares = normalized(weights)
         self._corpora = [
             GptSamples(prefix, split, name, samples_of(share, samples), sequence_length, seed, vocab_size, cache=cache)

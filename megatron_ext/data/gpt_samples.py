@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPLITS = ("train", "valid", "test")
+NUMBERS_OF_A_SPLIT = 1 << 40
+"""Samples are numbered over all splits: those of the n-th from n times this on."""
 
 
 class Position(NamedTuple):
@@ -38,7 +40,8 @@ class Samples:
     order: Dict[str, float]
     """What the order of the samples follows from: if equal, two runs have the same samples in the same order."""
 
-    def __init__(self, samples: int, sequence_length: int, start: Position) -> None:
+    def __init__(self, name: str, samples: int, sequence_length: int, start: Position) -> None:
+        self._first_number = SPLITS.index(name) * NUMBERS_OF_A_SPLIT
         self._samples = samples
         self._sequence_length = sequence_length
         self._start = start
@@ -63,14 +66,18 @@ class Samples:
     ) -> Dict[str, NDArray[np.int64]]:
         """`tokens` [micro-batches, micro_batch_size, sequence_length + 1]: the share of replica `dp` of `data`.
 
-        It belongs to the global batch of `iteration` (from 1), the samples that follow those of the one before.
+        `number` [micro-batches, micro_batch_size] says which samples these are: no two of a run have the same.
+        The share belongs to the global batch of `iteration` (from 1), the samples that follow those of the one before.
         Replicas take micro-batches in turn, as in Megatron: together they have the same global batch whatever `data`
         and `micro_batch_size` are; their product divides `global_batch_size`.
         """
         first = self._start.consumed(iteration - 1, global_batch_size)
         own = np.arange(first, first + global_batch_size).reshape(-1, data, micro_batch_size)[:, dp]
         samples = np.stack([self.tokens(sample) for sample in own.ravel().tolist()])
-        return {"tokens": samples.reshape(own.shape + (self._sequence_length + 1,))}
+        return {
+            "tokens": samples.reshape(own.shape + (self._sequence_length + 1,)),
+            "number": own + self._first_number,
+        }
 
 
 class GptSamples(Samples):
@@ -95,7 +102,7 @@ class GptSamples(Samples):
         start: Position = BEGINNING,
         cache: Optional[str] = None,
     ) -> None:
-        super().__init__(samples, sequence_length, start)
+        super().__init__(name, samples, sequence_length, start)
         self._data = IndexedDataset(prefix)
         documents = split_documents(split, len(self._data))[SPLITS.index(name)]
         self._maps = build_or_load(prefix, self._data, documents, name, samples, sequence_length, seed, cache)

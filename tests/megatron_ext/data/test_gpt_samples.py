@@ -55,10 +55,19 @@ def test_every_layout_trains_on_the_same_global_batch(
     samples: GptSamples, data: int, micro: int, turns: int, step: int
 ) -> None:
     size = data * micro * turns
-    shares = [samples.batch(step, dp, data, micro, size)["tokens"] for dp in range(data)]
-    assert {share.shape for share in shares} == {(turns, micro, SEQUENCE + 1)}
-    together = np.stack(shares, axis=1).reshape(size, SEQUENCE + 1)
+    shares = [samples.batch(step, dp, data, micro, size) for dp in range(data)]
+    assert {share["tokens"].shape for share in shares} == {(turns, micro, SEQUENCE + 1)}
+    together = np.stack([share["tokens"] for share in shares], axis=1).reshape(size, SEQUENCE + 1)
     np.testing.assert_array_equal(together, [samples.tokens((step - 1) * size + i) for i in range(size)])
+    numbers = np.stack([share["number"] for share in shares], axis=1)
+    assert numbers.dtype == np.int64
+    assert numbers.ravel().tolist() == list(range((step - 1) * size, step * size))
+
+
+def test_no_two_samples_of_a_run_have_the_same_number(prefix: Path) -> None:
+    splits = [GptSamples(prefix, [5, 3, 2], name, 30, 5, SEED, VOCAB) for name in ("train", "valid", "test")]
+    numbers = [split.batch(step, 0, 1, 5, 10)["number"] for split in splits for step in (1, 2, 3)]
+    assert len(np.unique(numbers)) == 90
 
 
 def test_a_replica_takes_megatrons_slices(samples: GptSamples) -> None:
