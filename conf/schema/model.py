@@ -59,6 +59,10 @@ class Model:
     add_bias_linear: bool = True
     untie_embeddings_and_output_weights: bool = False
     """The head has a matrix of its own instead of the word embedding."""
+    hidden_dropout: float = 0.0
+    """The part of an embedding's, an attention's and an MLP's results that training drops."""
+    attention_dropout: float = 0.0
+    """The part of the attention's weights that training drops."""
 
     def __post_init__(self) -> None:
         ranges.check("model", self)

@@ -44,6 +44,18 @@ class Between(Range):
 
 
 @dataclass(frozen=True)
+class Fraction(Range):
+    """0 or any number above it that is below 1."""
+
+    least: float = 0.0
+    most: float = 1.0
+
+    def check(self, key: str, value: float) -> None:
+        if not 0 <= value < 1:
+            raise ConfigError(f"{key}={value} must be at least 0 and less than 1")
+
+
+@dataclass(frozen=True)
 class Positive(Range):
     """Any number above 0, up to `most`."""
 
@@ -98,6 +110,8 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "norm_epsilon": Positive(most=1.0),
         "rotary_base": Positive(most=1e12),
         "rope_scaling_factor": Positive(most=1e6),
+        "hidden_dropout": Fraction(),
+        "attention_dropout": Fraction(),
     },
     "parallel": {
         "tensor": Range(1, 1024),
@@ -122,6 +136,8 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "lr_warmup_iterations": Range(0, 10**9),
         "lr_decay_iterations": _COUNT,
         "weight_decay": NotNegative(most=1e6),
+        "adam_beta1": Fraction(),
+        "adam_beta2": Fraction(),
         "adam_eps": Positive(most=1.0),
         "clip_grad": NotNegative(),
         "log_interval": _COUNT,

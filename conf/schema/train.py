@@ -60,7 +60,6 @@ class Train:
         ranges.check("train", self)
         _check_saving(self)
         _check_learning_rate(self)
-        _check_optimizer(self)
 
 
 def _check_saving(train: Train) -> None:
@@ -83,9 +82,3 @@ def _check_learning_rate(train: Train) -> None:
             f"train.lr_warmup_iterations={train.lr_warmup_iterations} must be at least 0 and less than "
             f"train.{key}={decay}"
         )
-
-
-def _check_optimizer(train: Train) -> None:
-    for key in ("adam_beta1", "adam_beta2"):
-        if not 0 <= (beta := getattr(train, key)) < 1:
-            raise ConfigError(f"train.{key}={beta} must be at least 0 and less than 1")

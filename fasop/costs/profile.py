@@ -17,7 +17,6 @@ from conf.reading.yaml_file import fault, load_yaml
 from conf.schema.config_class import config
 from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.sizes import ADAM_BYTES
-from megatron_ext.contract.model import OPTIONS
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
 """Times of the one serve for the other, where nothing else tells them apart."""
@@ -83,13 +82,13 @@ class Shape:
 
     @classmethod
     def of(cls, model: Model) -> Shape:
-        own = model.sized(1).identity()
+        own = model.sized(1).own_options()
         return cls(
             hidden=model.hidden,
             heads=model.heads,
             sequence_length=model.sequence_length,
             vocab_size=model.vocab_size,
-            options={key: own[key] for key in OPTIONS if key in own and key not in COST_NOTHING},
+            options={key: value for key, value in own.items() if key not in COST_NOTHING},
         )
 
 

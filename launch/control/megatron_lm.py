@@ -99,7 +99,7 @@ def check(experiment: Experiment) -> None:
 
 
 def pretrain_options(experiment: Experiment, data_path: list[str], checkpoints: Path) -> Options:
-    """The options of pretrain_gpt.py. The model is the one that tdpp's own engine trains, without dropout."""
+    """The options of pretrain_gpt.py. The model is the one that tdpp's own engine trains."""
     return {
         **_model(experiment),
         **_layout(experiment),
@@ -132,15 +132,15 @@ def _model(experiment: Experiment) -> Options:
         "seq-length": model.sequence_length,
         "max-position-embeddings": model.sequence_length,
         "make-vocab-size-divisible-by": model.vocab_multiple,
-        "attention-dropout": 0.0,
-        "hidden-dropout": 0.0,
+        "attention-dropout": model.attention_dropout,
+        "hidden-dropout": model.hidden_dropout,
         **_model_options(model),
     }
 
 
 def _model_options(model: Model) -> Options:
     """Those that are not GPT-2's, which are Megatron-LM's own defaults."""
-    own = model.sized(1).identity()
+    own = model.sized(1).own_options()
     rotary = model.rotary_base  # a whole number there
     return {
         "ffn-hidden-size": model.ffn_hidden,

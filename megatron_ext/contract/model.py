@@ -48,6 +48,10 @@ class ModelConfig:
     """An MLP with a gate (Shazeer 2020) instead of GELU."""
     add_bias_linear: bool = True
     untie_embeddings_and_output_weights: bool = False
+    hidden_dropout: float = 0.0
+    """The part of an embedding's, an attention's and an MLP's results that training drops."""
+    attention_dropout: float = 0.0
+    """The part of the attention's weights that training drops."""
 
     @property
     def head_width(self) -> int:
@@ -89,12 +93,19 @@ class ModelConfig:
         return sum(parameter.numel(tensor) for parameter in self.block(kind).values())
 
     def identity(self) -> Dict[str, object]:
-        """What two runs must have in common to train the same model: its sizes, and options other than GPT-2's."""
+        """What two runs must have in common to train the same model: its sizes, and options other than GPT-2's.
+
+        Not its dropout: training may go on with another one.
+        """
         sizes = {key: getattr(self, key) for key in ("layers", "hidden", "heads", "sequence_length", "vocab_size")}
+        return {**sizes, **{key: value for key, value in self.own_options().items() if not key.endswith("_dropout")}}
+
+    def own_options(self) -> Dict[str, object]:
+        """Options other than GPT-2's."""
         options = {key: getattr(self, key) for key in OPTIONS}
         options["num_query_groups"] = self.query_groups if self.query_groups != self.heads else None
         options["ffn_hidden"] = self.inner if self.inner != 4 * self.hidden else None
-        return {**sizes, **{key: value for key, value in options.items() if value != OPTIONS[key]}}
+        return {key: value for key, value in options.items() if value != OPTIONS[key]}
 
     def flops_per_token(self) -> float:
         """Floating-point operations of forward and backward pass for one token, without recomputation.

@@ -81,6 +81,7 @@ _RANGES: Dict[str, Range] = {
     "model.normalization": _one_of(LAYER_NORM, RMS_NORM),
     "model.position_embedding_type": _one_of(LEARNED, ROTARY, NO_POSITIONS),
     **{f"model.{key}": _POSITIVE for key in ("norm_epsilon", "rotary_base", "rope_scaling_factor")},
+    **{f"model.{key}": _FRACTION for key in ("hidden_dropout", "attention_dropout")},
     **{
         f"train.{key}": _COUNT
         for key in (

@@ -75,6 +75,11 @@ class TensorGroup(NamedTuple):
         share = sequence // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
 
+    def places(self, share: int, device: torch.device) -> Tensor:
+        """[share]: where a tensor outside parallel regions, of so many tokens here, has them in the sequence."""
+        first = self.rank * share if self.sequence_parallel else 0
+        return torch.arange(first, first + share, device=device)
+
 
 class _Copy(Function):
     """Identity; sums the gradients."""

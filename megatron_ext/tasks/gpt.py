@@ -22,26 +22,35 @@ class GptTask(Task):
     """Predicts the next token. Unless untied, the head's matrix is the word embedding."""
 
     def __init__(self, plan: Plan) -> None:
-        self.inputs = ("tokens",)
+        self.inputs = ("tokens", "number")
         self.outputs = ("logits",)
         self.tied = {} if plan.model.untie_embeddings_and_output_weights else {"head.word": "embedding.word"}
         self._model = plan.model
         self._seed = plan.train.seed
         model, layers = plan.model, plan.model.layers
+        number = ("number",) if model.hidden_dropout or model.attention_dropout else ()
+        seed = self._seed
         names = [f"hidden.{number}" for number in range(layers + 1)]
         self.wires = {name: Wire(name, ("batch", SEQUENCE, model.hidden)) for name in names}
         self.wires["logits"] = Wire("logits", ("batch", model.sequence_length, model.padded_vocab_size))
         self.blocks = [
-            Block("embedding", "embedding", ("tokens",), (names[0],), partial(Embedding, model), Held.FIRST),
+            Block(
+                "embedding",
+                "embedding",
+                ("tokens", *number),
+                (names[0],),
+                partial(Embedding, model, seed=seed),
+                Held.FIRST,
+            ),
             *(
                 Block(
-                    f"layers.{number}",
+                    f"layers.{at}",
                     "layer",
-                    (names[number],),
-                    (names[number + 1],),
-                    partial(TransformerLayer, model, recompute=plan.recompute),
+                    (names[at], *number),
+                    (names[at + 1],),
+                    partial(TransformerLayer, model, recompute=plan.recompute, name=f"layers.{at}", seed=seed),
                 )
-                for number in range(layers)
+                for at in range(layers)
             ),
             Block("head", "head", (names[-1],), ("logits",), partial(Head, model), Held.LAST),
         ]
@@ -50,13 +59,14 @@ class GptTask(Task):
         return {"batch": micro_batch_size, SEQUENCE: self._model.sequence_length}
 
     def micro(self, sample: Tensors) -> Micro:
-        """`tokens` [micro-batch size, sequence + 1]: inputs and, shifted, labels."""
+        """`tokens` [micro-batch size, sequence + 1]: inputs and, shifted, labels; and the samples' `number`."""
         tokens = sample["tokens"]
-        return Micro({"tokens": tokens[:, :-1]}, {"labels": tokens[:, 1:]})
+        return Micro({"tokens": tokens[:, :-1], "number": sample["number"]}, {"labels": tokens[:, 1:]})
 
     def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
         shape = (micro_batch_size, self._model.sequence_length + 1)
-        return self.micro({"tokens": torch.randint(self._model.vocab_size, shape, generator=source)})
+        tokens = torch.randint(self._model.vocab_size, shape, generator=source)
+        return self.micro({"tokens": tokens, "number": torch.arange(micro_batch_size)})
 
     def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
         """The mean over the tokens; every micro-batch has as many."""

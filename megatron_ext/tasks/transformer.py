@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from megatron_ext.contract.model import LEARNED, RMS_NORM, ROTARY, ModelConfig
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_embedding
+from megatron_ext.tasks.dropout import dropout, key_of, rows_of
 from megatron_ext.tasks.linear import WeightGradients, linear
 
 LOW_FREQUENCY, HIGH_FREQUENCY, TRAINED_WITH = 1.0, 4.0, 8192
@@ -22,28 +23,49 @@ LOW_FREQUENCY, HIGH_FREQUENCY, TRAINED_WITH = 1.0, 4.0, 8192
 shorter than `TRAINED_WITH / HIGH_FREQUENCY` are not, and between them by part (as in Megatron-LM)."""
 
 
+class Dropout(nn.Module):
+    """Of a tensor [batch, sequence, hidden], of which a rank may hold its share of the sequence."""
+
+    def __init__(self, rate: float, key: int, tensor: TensorGroup) -> None:
+        super().__init__()
+        self.rate = rate
+        self.key = key
+        self.tensor = tensor
+
+    def forward(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
+        """`number` [batch] are the samples' numbers in the run."""
+        if number is None or not (self.training and self.rate):
+            return x
+        positions = self.tensor.places(x.shape[1], x.device)
+        return dropout(x, self.rate, rows_of(self.key, number, positions))
+
+
 class Embedding(nn.Module):
     """Token embedding and, where the model learns them, positions."""
 
-    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
+    def __init__(self, config: ModelConfig, tensor: TensorGroup, seed: int) -> None:
         super().__init__()
         self.tensor = tensor
+        self.dropout = Dropout(config.hidden_dropout, key_of(seed, "embedding"), tensor)
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
         self.position: Optional[nn.Parameter] = None
         if config.position_embedding_type == LEARNED:
             self.position = nn.Parameter(torch.empty(config.sequence_length, config.hidden))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [batch, sequence] -> [batch, sequence, hidden]."""
-        words = vocab_embedding(tokens, self.word, self.tensor)
-        return words if self.position is None else words + self.position[self.tensor.positions(tokens.shape[1])]
+    def forward(self, tokens: Tensor, number: Optional[Tensor] = None) -> Tensor:
+        """tokens [batch, sequence] -> [batch, sequence, hidden]; `number` [batch] is of the samples, for dropout."""
+        x = vocab_embedding(tokens, self.word, self.tensor)
+        if self.position is not None:
+            x = x + self.position[self.tensor.positions(tokens.shape[1])]
+        dropped: Tensor = self.dropout(x, number)
+        return dropped
 
 
 class TransformerLayer(nn.Module):
-    """Pre-norm attention and MLP; no dropout, so that a run does not depend on its layout."""
+    """Pre-norm attention and MLP."""
 
-    def __init__(self, config: ModelConfig, tensor: TensorGroup, recompute: str) -> None:
-        """`recompute` is "none", "selective" (the attention's core) or "full"."""
+    def __init__(self, config: ModelConfig, tensor: TensorGroup, recompute: str, name: str, seed: int) -> None:
+        """`recompute` is "none", "selective" (the attention's core) or "full"; masks follow from name and seed."""
         super().__init__()
         self.config = config
         self.tensor = tensor
@@ -53,6 +75,9 @@ class TransformerLayer(nn.Module):
         self.heads, self.groups = config.heads // tensor.size, config.query_groups // tensor.size
         width, inner = self.heads * config.head_width, config.inner // tensor.size
         bias = config.add_bias_linear
+        self.core_key = key_of(seed, f"{name}.core")
+        self.attention_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.attention"), tensor)
+        self.mlp_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.mlp"), tensor)
         self.attention_norm = norm(config)
         self.qkv = _linear(config.hidden, (self.heads + 2 * self.groups) * config.head_width, bias)
         self.attention_out = _linear(width, config.hidden, bias)
@@ -60,20 +85,27 @@ class TransformerLayer(nn.Module):
         self.mlp_in = _linear(config.hidden, 2 * inner if config.swiglu else inner, bias)
         self.mlp_out = _linear(inner, config.hidden, bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, hidden] -> the same."""
-        return _again(self._forward, x) if self.recompute == "full" else self._forward(x)
+    def forward(self, x: Tensor, number: Optional[Tensor] = None) -> Tensor:
+        """[batch, sequence, hidden] -> the same; `number` [batch] is of the samples, for dropout."""
+        return _again(self._forward, x, number) if self.recompute == "full" else self._forward(x, number)
 
-    def _forward(self, x: Tensor) -> Tensor:
-        x = x + self._attention(self.tensor.enter(self.attention_norm(x)))
-        return x + self._mlp(self.tensor.enter(self.mlp_norm(x)))
+    def _forward(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
+        x = x + self.attention_dropout(self._attention(self.tensor.enter(self.attention_norm(x)), number), number)
+        y: Tensor = x + self.mlp_dropout(self._mlp(self.tensor.enter(self.mlp_norm(x))), number)
+        return y
 
-    def _attention(self, x: Tensor) -> Tensor:
+    def _attention(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
         qkv = linear(x, self.qkv.weight, self.qkv.bias, self.later)
-        attended = _again(self._core, qkv) if self.recompute == "selective" else self._core(qkv)
+        # With dropout there are scores, too large to be kept.
+        again = self.recompute == "selective" or self._drops
+        attended = _again(self._core, qkv, number) if again else self._core(qkv, number)
         return self._joined(self.attention_out, attended)
 
-    def _core(self, qkv: Tensor) -> Tensor:
+    @property
+    def _drops(self) -> bool:
+        return self.training and self.config.attention_dropout > 0
+
+    def _core(self, qkv: Tensor, number: Optional[Tensor]) -> Tensor:
         """[batch, sequence, queries, keys and values of the heads] -> [batch, sequence, heads x width]."""
         batch, sequence, _ = qkv.shape
         width = self.config.head_width
@@ -84,8 +116,21 @@ class TransformerLayer(nn.Module):
             query, key = rotated(query, cos, sin), rotated(key, cos, sin)
         if self.groups < self.heads:
             key, value = (x.repeat_interleave(self.heads // self.groups, 1) for x in (key, value))
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        if number is not None and self._drops:
+            attended = self._dropped(query, key, number) @ value
+        else:
+            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return attended.transpose(1, 2).reshape(batch, sequence, -1)
+
+    def _dropped(self, query: Tensor, key: Tensor, number: Tensor) -> Tensor:
+        """The weights of attention [batch, heads, sequence, sequence], some of them dropped."""
+        sequence, width = query.shape[-2:]
+        places = torch.arange(sequence, device=query.device)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(width)
+        scores = scores.masked_fill(places > places.unsqueeze(-1), -math.inf)
+        heads = torch.arange(self.heads, device=query.device) + self.tensor.rank * self.heads
+        rows = rows_of(self.core_key, number, heads, places)
+        return dropout(F.softmax(scores, -1, dtype=torch.float32).to(query.dtype), self.config.attention_dropout, rows)
 
     def _mlp(self, x: Tensor) -> Tensor:
         inner = linear(x, self.mlp_in.weight, self.mlp_in.bias, self.later)
@@ -184,7 +229,7 @@ def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     return layer
 
 
-def _again(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`function(x)`, computed once more in the backward pass instead of kept."""
-    y: Tensor = checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+def _again(function: Callable[[Tensor, Optional[Tensor]], Tensor], x: Tensor, number: Optional[Tensor]) -> Tensor:
+    """`function(x, number)`, computed once more in the backward pass instead of kept."""
+    y: Tensor = checkpoint(function, x, number, use_reentrant=False, preserve_rng_state=False)
     return y

@@ -100,7 +100,7 @@ def test_activations_are_what_a_layer_keeps_for_its_backward_pass(options: tuple
         *options,
         micro_batch_size=4,
     )
-    layer = TransformerLayer(one.model.sized(1), TensorGroup(1, 0, None, False), recompute)
+    layer = TransformerLayer(one.model.sized(1), TensorGroup(1, 0, None, False), recompute, "layer", seed=0)
     weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
     saved: dict[int, torch.Tensor] = {}
 
@@ -241,7 +241,7 @@ def test_zb_h1_keeps_what_it_computes_again_until_the_weights_have_their_gradien
     small = ("model.hidden=128", "model.heads=4", "model.sequence_length=96")
     one = training("parallel.schedule=zb_h1", "parallel.recompute=full", *small)
     config = ModelConfig(layers=1, hidden=128, heads=4, sequence_length=96, vocab_size=1, padded_vocab_size=1)
-    layer = TransformerLayer(config, TensorGroup(1, 0, None, False), "full")
+    layer = TransformerLayer(config, TensorGroup(1, 0, None, False), "full", "layer", seed=0)
     layer.later = WeightGradients(lambda weight, left, right: None)
     entered = torch.randn(1, 96, 128, requires_grad=True)
     with Live() as live:

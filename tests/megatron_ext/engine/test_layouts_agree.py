@@ -24,6 +24,7 @@ from tests.support.megatron_ext.textbook import textbook
 LAYERS = 3
 BATCH = 8
 MOST_RANKS = 8
+DROPOUT = ["model.hidden_dropout=0.3", "model.attention_dropout=0.2"]
 
 
 def partitions(layers: int, stages: int) -> list[tuple[int, ...]]:
@@ -121,12 +122,19 @@ def first(number: int, layouts: list[Layout]) -> list[ParameterSet]:
     return [pytest.param(layout, marks=[pytest.mark.fast] * (at < number)) for at, layout in enumerate(layouts)]
 
 
+ONE = ["parallel.data=1", "parallel.pipeline=1", "parallel.partition=null", "parallel.micro_batch_size=8"]
+
+
 @pytest.fixture(scope="module")
 def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
     """Losses and, as a checkpoint has it, final state of a textbook loop: one module, torch's AdamW and clipping."""
-    folder = tmp_path_factory.mktemp("reference") / "run"
-    one = ["parallel.data=1", "parallel.pipeline=1", "parallel.partition=null", "parallel.micro_batch_size=8"]
-    return textbook(make_run(folder, corpus, *one).plan, corpus)
+    return textbook(make_run(tmp_path_factory.mktemp("reference") / "run", corpus, *ONE).plan, corpus)
+
+
+@pytest.fixture(scope="module")
+def with_dropout(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+    """The same with dropout."""
+    return textbook(make_run(tmp_path_factory.mktemp("dropout") / "run", corpus, *ONE, *DROPOUT).plan, corpus)
 
 
 @pytest.mark.parametrize("layout", GRID, ids=str)
@@ -141,14 +149,16 @@ def test_losses_and_weights_equal_the_single_process(
 
 
 @pytest.mark.parametrize("layout", first(12, all_pairs()), ids=str)
-def test_every_two_options_agree_while_gradients_are_summed_in_buckets_during_the_backward_pass(
+def test_every_two_options_agree_with_dropout_and_gradients_summed_in_buckets_during_the_backward_pass(
     engine_run: Callable[..., EngineRun],
-    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+    with_dropout: tuple[np.ndarray, dict[str, torch.Tensor]],
     monkeypatch: pytest.MonkeyPatch,
     layout: Layout,
 ) -> None:
     monkeypatch.setattr(engine, "BUCKET_BYTES", 4096)  # the ranks are forked from this process
-    test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
+    run = engine_run(*DROPOUT, *(f"parallel.{key}={value}" for key, value in layout._asdict().items()))
+    assert run.go() == 0, run.stderr()
+    assert_equal(run, with_dropout)
 
 
 @pytest.mark.parametrize("layout", [Layout(1, 1, 2, "1-2", 2), Layout(2, 1, 2, "1-2", 2)], ids=str)

@@ -22,7 +22,7 @@ def accumulate(weight: nn.Parameter, left: Tensor, right: Tensor) -> None:
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_split_backward_pass_gives_what_a_whole_one_gives(recompute: str) -> None:
     torch.manual_seed(0)
-    layer = TransformerLayer(CONFIG, TensorGroup(), recompute).double()
+    layer = TransformerLayer(CONFIG, TensorGroup(), recompute, "layer", seed=0).double()
     for parameter in layer.parameters():  # a layer is made without values: the engine draws them
         nn.init.normal_(parameter)
     inputs = [torch.randn(2, 5, 8, dtype=torch.float64) for _ in range(3)]

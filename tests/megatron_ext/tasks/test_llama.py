@@ -31,7 +31,10 @@ OPTIONS = {
     "llama": LLAMA,
     "tied": [*LLAMA, "model.untie_embeddings_and_output_weights=false", "model.rope_scaling_factor=8"],
     "one-group": ["model.num_query_groups=1", "model.position_embedding_type=none"],
-    "rms-with-bias": ["model.normalization=RMSNorm", "model.swiglu=true", "model.ffn_hidden=40"],
+    "rms-with-bias": [
+        *("model.normalization=RMSNorm", "model.swiglu=true", "model.ffn_hidden=40"),
+        *("model.hidden_dropout=0.1", "model.attention_dropout=0.1"),
+    ],
 }
 LAYOUTS = {
     "llama": [

@@ -31,9 +31,12 @@ def textbook(plan: Plan, corpus: Path) -> tuple[np.ndarray, dict[str, torch.Tens
     samples = GptSamples(str(corpus), plan.data_split, "train", 4 * 8, plan.model.sequence_length, train.seed, VOCAB)
     losses = []
     for step in range(train.iterations):
-        tokens = torch.stack([torch.from_numpy(samples.tokens(step * 8 + i)) for i in range(8)])
+        number = torch.arange(step * 8, (step + 1) * 8)
+        tokens = torch.stack([torch.from_numpy(samples.tokens(sample)) for sample in number.tolist()])
         optimizer.zero_grad()
-        logits = model({"tokens": tokens[:, :-1]})["logits"][..., :VOCAB]  # without the vocabulary's padding
+        logits = model({"tokens": tokens[:, :-1], "number": number})["logits"][
+            ..., :VOCAB
+        ]  # without the vocabulary's padding
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_grad)
