@@ -129,7 +129,7 @@ class Experiment:
     def partition(self) -> Partition:
         """Layers per virtual stage, as asked for or even."""
         if self.parallel.partition is None:
-            return Partition.even(self.model.layers, self.parallel.virtual_stages)
+            return Partition.even(self.model.counted, self.parallel.virtual_stages)
         return Partition.parse(self.parallel.partition)
 
     @property
@@ -193,7 +193,7 @@ def _check_sweep(experiment: Experiment) -> None:
 
 
 def _check_partition(experiment: Experiment) -> None:
-    parallel, layers = experiment.parallel, experiment.model.layers
+    parallel, layers = experiment.parallel, experiment.model.counted
     partition = experiment.partition
     stages, total = len(partition.layers), sum(partition.layers)
     if parallel.chunks > 1 and stages != parallel.virtual_stages:
@@ -211,7 +211,7 @@ def _check_partition(experiment: Experiment) -> None:
     if total != layers:
         raise ConfigError(
             f"parallel.partition={partition} has {' + '.join(map(str, partition.layers))} = {total} layers, "
-            f"but model.layers={layers}; nearest that fits: {partition.fitted(layers)}"
+            f"but {experiment.model.blocks}; nearest that fits: {partition.fitted(layers)}"
         )
 
 
@@ -278,7 +278,9 @@ def _check_tensor(experiment: Experiment) -> None:
     if model.ffn_hidden is not None:
         divides("parallel.tensor", tensor, "model.ffn_hidden", model.ffn_hidden)
     if experiment.parallel.sequence_parallel:
-        divides("parallel.tensor", tensor, "model.sequence_length", experiment.model.sequence_length)
+        divides("parallel.tensor", tensor, "model.sequence_length", model.sequence_length)
+        if model.decoder_sequence_length is not None:
+            divides("parallel.tensor", tensor, "model.decoder_sequence_length", model.decoder_sequence_length)
     for name in dict.fromkeys(experiment.node_order.groups):
         per_node = experiment.cluster.groups[name].gpus_per_node
         if per_node is not None and per_node % tensor:

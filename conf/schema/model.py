@@ -11,7 +11,30 @@ from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
 from conf.schema.divisors import divides
-from megatron_ext.contract.model import LAYER_NORM, LEARNED, NO_POSITIONS, OPTIONS, RMS_NORM, ROTARY, ModelConfig
+from megatron_ext.contract.model import (
+    BERT,
+    GPT,
+    LAYER_NORM,
+    LEARNED,
+    NO_POSITIONS,
+    ONLY_OF,
+    OPTIONS,
+    RMS_NORM,
+    ROTARY,
+    T5,
+    ModelConfig,
+)
+
+
+class Family(StrEnum):
+    """What a model is made of, and what it learns (docs/models.md)."""
+
+    gpt = GPT
+    """A decoder that predicts the next token; with Llama's options, a Llama."""
+    bert = BERT
+    """An encoder that predicts masked tokens, and whether two sentences follow each other."""
+    t5 = T5
+    """An encoder and a decoder, which predicts the spans that were cut out of the encoder's tokens."""
 
 
 class Normalization(StrEnum):
@@ -32,14 +55,16 @@ class PositionEmbedding(StrEnum):
 
 @config
 class Model:
-    """A decoder that predicts the next token. Its options have Megatron-LM's names, and begin as GPT-2's."""
+    """A transformer. Its options have Megatron-LM's names, and begin as GPT-2's."""
 
     name: str = MISSING
+    family: Family = Family.gpt
     layers: int = MISSING
+    """Of t5, the encoder's."""
     hidden: int = MISSING
     heads: int = MISSING
     sequence_length: int = MISSING
-    """Tokens a sample has, and positions the model knows."""
+    """Tokens a sample has, and positions the model knows; of t5, the encoder's."""
     vocab_size: int = MISSING
     """Tokens of the tokenizer, before padding."""
     vocab_multiple: int = 128
@@ -48,6 +73,8 @@ class Model:
     """Inner width of the MLP; null: 4 times hidden."""
     num_query_groups: int | None = None
     """Heads of keys and values, each shared by several query heads; null: one for each query head."""
+    kv_channels: int | None = None
+    """Width of a head; null: hidden / heads."""
     normalization: Normalization = Normalization.LayerNorm
     norm_epsilon: float = 1e-5
     position_embedding_type: PositionEmbedding = PositionEmbedding.learned_absolute
@@ -63,10 +90,18 @@ class Model:
     """The part of an embedding's, an attention's and an MLP's results that training drops."""
     attention_dropout: float = 0.0
     """The part of the attention's weights that training drops."""
+    bert_binary_head: bool = True
+    """Of bert: token types, and a head that says whether the second sentence follows the first."""
+    decoder_layers: int | None = None
+    """Of t5; null: as many as the encoder has."""
+    decoder_sequence_length: int | None = None
+    """Of t5; null: the encoder's."""
 
     def __post_init__(self) -> None:
         ranges.check("model", self)
-        divides("model.heads", self.heads, "model.hidden", self.hidden)
+        _check_family(self)
+        if self.kv_channels is None:
+            divides("model.heads", self.heads, "model.hidden", self.hidden)
         if self.num_query_groups is not None:
             divides("model.num_query_groups", self.num_query_groups, "model.heads", self.heads)
         _check_positions(self)
@@ -89,15 +124,44 @@ class Model:
             **options,
         )
 
+    @property
+    def counted(self) -> int:
+        """Blocks that a partition counts: the layers, of t5 the encoder's and the decoder's."""
+        return self.sized(1).counted
+
+    @property
+    def blocks(self) -> str:
+        """The keys whose values add up to `counted`, in words."""
+        if self.family is not Family.t5:
+            return f"model.layers={self.layers}"
+        decoder = self.counted - self.layers
+        return f"model.layers={self.layers} + model.decoder_layers={decoder} = {self.counted}"
+
     def parameters(self) -> int:
         """Weights of the model without vocabulary padding; a tied embedding counts once."""
         return self.sized(1).parameters()
 
 
+def _check_family(model: Model) -> None:
+    for key, families in ONLY_OF.items():
+        if model.family not in families and getattr(model, key) != OPTIONS[key]:
+            whose = " or ".join(f"model.family={family}" for family in families)
+            value = "null" if OPTIONS[key] is None else str(OPTIONS[key]).lower()
+            raise ConfigError(
+                f"model.{key}={str(getattr(model, key)).lower()} is only for {whose}, not for "
+                f"model.family={model.family}; leave it out, or use model.{key}={value}"
+            )
+
+
 def _check_positions(model: Model) -> None:
     rotary = model.position_embedding_type is PositionEmbedding.rope
+    if rotary and model.kv_channels is not None and model.kv_channels % 2:
+        raise ConfigError(
+            f"model.kv_channels={model.kv_channels} is odd, but model.position_embedding_type=rope turns pairs of "
+            f"numbers; use {model.kv_channels + 1}, or another even number"
+        )
     width = model.hidden // model.heads
-    if rotary and width % 2:
+    if rotary and model.kv_channels is None and width % 2:
         raise ConfigError(
             f"model.hidden={model.hidden} and model.heads={model.heads} give heads of width {width}, but "
             "model.position_embedding_type=rope turns pairs of numbers; choose sizes whose ratio is even"

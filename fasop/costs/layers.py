@@ -179,9 +179,10 @@ def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> LayerTimes:
         return max(operations / rate, width * weights / traffic)
 
     sizes = model.sized(tensor)
-    matrices = product(tokens * sizes.layer_operations() / tensor, layer_parameters(model, tensor))
+    matrices = product(parallel.micro_batch_size * sizes.operations("layer") / tensor, layer_parameters(model, tensor))
     # What memory.py counts, written and read.
-    rest = 2 * width * tokens * (4 * h + sizes.inside_activations() / tensor) / traffic
+    kept = sizes.outside_activations("layer") + sizes.inside_activations("layer") / tensor
+    rest = 2 * width * parallel.micro_batch_size * kept / traffic
     embedding = 3 * width * tokens * h / traffic
     vocabulary = model.padded_vocab(tensor) // tensor
     logits = product(2 * tokens * h * vocabulary, h * vocabulary) + 2 * width * tokens * vocabulary / traffic
@@ -196,7 +197,7 @@ def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> LayerTimes:
 def _core_share(model: Model) -> float:
     """The part of a layer's operations that is the attention's core: scores and their product with the values."""
     sizes = model.sized(1)
-    return sizes.core_operations() / sizes.layer_operations()
+    return sizes.core_operations("layer") / sizes.operations("layer")
 
 
 def gradients_summed(link: Link[Number], training: Training) -> Link[Number]:

@@ -129,7 +129,8 @@ def layer_activations(training: Training) -> float:
         )
         return size * (5 / (tensor if parallel.sequence_parallel else 1) + (12 + scores) / tensor)
     outside = 2 / tensor + 2 if parallel.sequence_parallel else 4
-    return size * (outside + model.sized(tensor).inside_activations() / model.hidden / tensor)
+    inside = model.sized(tensor).inside_activations("layer") / (model.sequence_length * model.hidden)
+    return size * (outside + inside / tensor)
 
 
 def in_flight(schedule: Schedule, stage: Number, stages: int, micro_batches: int) -> Number:

@@ -28,7 +28,19 @@ from typing import (
 )
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.model import LAYER_NORM, LEARNED, NO_POSITIONS, OPTIONS, RMS_NORM, ROTARY, ModelConfig
+from megatron_ext.contract.model import (
+    BERT,
+    GPT,
+    LAYER_NORM,
+    LEARNED,
+    NO_POSITIONS,
+    ONLY_OF,
+    OPTIONS,
+    RMS_NORM,
+    ROTARY,
+    T5,
+    ModelConfig,
+)
 from megatron_ext.contract.rank_order import stage_dp_tp
 
 _SHOWN = 80
@@ -75,9 +87,10 @@ _RANGES: Dict[str, Range] = {
         f"model.{key}": _COUNT
         for key in (
             *("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size"),
-            *("ffn_hidden", "num_query_groups"),
+            *("ffn_hidden", "num_query_groups", "kv_channels", "decoder_layers", "decoder_sequence_length"),
         )
     },
+    "model.family": _one_of(GPT, BERT, T5),
     "model.normalization": _one_of(LAYER_NORM, RMS_NORM),
     "model.position_embedding_type": _one_of(LEARNED, ROTARY, NO_POSITIONS),
     **{f"model.{key}": _POSITIVE for key in ("norm_epsilon", "rotary_base", "rope_scaling_factor")},
@@ -236,9 +249,15 @@ def _partition(plan: Values) -> Faults:
     parts, pipeline, chunks = plan["partition"], plan["pipeline"], plan["chunks"]
     if len(parts) != pipeline * chunks:
         yield "partition", parts, f"of pipeline * chunks = {pipeline} * {chunks} = {pipeline * chunks} numbers"
-    layers = plan["model"].get("layers", sum(parts))
+    model = plan["model"]
+    layers = model.get("layers", sum(parts))
+    words = f"model.layers={layers}"
+    if model.get("family", GPT) == T5 and "layers" in model:
+        decoder = layers if model.get("decoder_layers") is None else model["decoder_layers"]
+        words = f"{words} + model.decoder_layers={decoder} = {layers + decoder}"
+        layers += decoder
     if sum(parts) != layers:
-        yield "partition", parts, f"of numbers that add up to model.layers={layers}, not to {sum(parts)}"
+        yield "partition", parts, f"of numbers that add up to {words}, not to {sum(parts)}"
 
 
 def _schedule(plan: Values) -> Faults:
@@ -289,13 +308,17 @@ def _nodes(plan: Values) -> Faults:
 
 def _model(plan: Values) -> Faults:
     model, tensor = plan["model"], plan["tensor"]
-    if "heads" in model and model.get("hidden", 0) % model["heads"]:
+    family = model.get("family", GPT)
+    for key, families in ONLY_OF.items():
+        if family not in families and model.get(key, OPTIONS[key]) != OPTIONS[key]:
+            yield f"model.{key}", model[key], f"{json.dumps(OPTIONS[key])} with model.family={family}"
+    if "heads" in model and model.get("kv_channels") is None and model.get("hidden", 0) % model["heads"]:
         yield "model.heads", model["heads"], f"a divisor of model.hidden={model['hidden']}"
     if model.get("heads", 0) % tensor:
         yield "tensor", tensor, f"a divisor of model.heads={model['heads']}"
-    if plan.get("sequence_parallel") and model.get("sequence_length", 0) % tensor:
-        length = model["sequence_length"]
-        yield "tensor", tensor, f"a divisor of model.sequence_length={length} with sequence_parallel"
+    for key in ("sequence_length", "decoder_sequence_length"):
+        if plan.get("sequence_parallel") and (model.get(key) or 0) % tensor:
+            yield "tensor", tensor, f"a divisor of model.{key}={model[key]} with sequence_parallel"
     groups = model.get("num_query_groups")
     if groups and model.get("heads", 0) % groups:
         yield "model.num_query_groups", groups, f"a divisor of model.heads={model['heads']}"

@@ -25,6 +25,36 @@ BROKEN = {
         [SEED, "parallel.partition=0-11-8-8-8-8-4-0"],
         "0 + 11 + 8 + 8 + 8 + 8 + 4 + 0 = 47 layers, but model.layers=48; nearest that fits: 0-12-8-8-8-8-4-0",
     ),
+    "both rows of layers of a T5 are counted": (
+        ["model=t5-tiny", "parallel.partition=1-4"],
+        "parallel.partition=1-4 has 1 + 4 = 5 layers, but model.layers=2 + model.decoder_layers=2 = 4; nearest that "
+        "fits: 1-3",
+    ),
+    "a decoder that the family does not have": (
+        ["model=bert-tiny", "model.decoder_layers=2"],
+        "model.decoder_layers=2 is only for model.family=t5, not for model.family=bert; leave it out, or use "
+        "model.decoder_layers=null",
+    ),
+    "a decoder's sequence that the family does not have": (
+        ["model.decoder_sequence_length=2"],
+        "model.decoder_sequence_length=2 is only for model.family=t5, not for model.family=gpt; leave it out",
+    ),
+    "a binary head that the family does not have": (
+        ["model=t5-tiny", "model.bert_binary_head=false"],
+        "model.bert_binary_head=false is only for model.family=bert, not for model.family=t5; leave it out, or use "
+        "model.bert_binary_head=true",
+    ),
+    "a head's width that cannot be turned": (
+        ["model.kv_channels=7", "model.position_embedding_type=rope"],
+        "model.kv_channels=7 is odd, but model.position_embedding_type=rope turns pairs of numbers; use 8, or another",
+    ),
+    "a tensor group shares the decoder's sequence, too": (
+        [
+            *("model=t5-tiny", "model.decoder_sequence_length=63", "parallel=single", "parallel.tensor=2"),
+            *("parallel.sequence_parallel=true", "parallel.partition=null"),
+        ],
+        "model.decoder_sequence_length=63 is not divisible by parallel.tensor=2",
+    ),
     "stages are not the pipeline size": (
         ["parallel.partition=1-2-1"],
         "parallel.partition=1-2-1 has 3 stages, but parallel.pipeline=2; "

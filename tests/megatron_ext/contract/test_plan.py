@@ -119,6 +119,13 @@ RULES: dict[str, tuple[Steps, Any, str]] = {
     "partition-parts": (("partition",), [1, 1, 2], "partition=[1, 1, 2] must be of pipeline * chunks = 2 * 1 = 2 num"),
     "partition-below-0": (("partition",), [5, -1], "partition[1]=-1 must be at least 0"),
     "layers": (("model", "layers"), 5, "partition=[1, 3] must be of numbers that add up to model.layers=5, not to 4"),
+    "family": (("model", "family"), "bart", 'model.family="bart" must be one of gpt, bert, t5'),
+    "both-rows": (
+        ("model", "family"),
+        "t5",
+        "partition=[1, 3] must be of numbers that add up to model.layers=4 + model.decoder",
+    ),
+    "not-its-option": (("model", "decoder_layers"), 2, "model.decoder_layers=2 must be null with model.family=gpt"),
     "pipeline": (("pipeline",), 4, "partition=[1, 3] must be of pipeline * chunks = 4 * 1 = 4 numbers"),
     "data": (("data",), 1, "ranks=[0, 1, 2, 3] must be tensor * data * pipeline = 1 * 1 * 2 = 2, 0 to 1"),
     "tensor-0": (("tensor",), 0, "tensor=0 must be at least 1"),
