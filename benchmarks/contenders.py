@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron_ext.contract.plan import Place, Plan
-from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
@@ -51,7 +51,7 @@ class Switch(Recorder):
 class Tdpp:
     """Our engine."""
 
-    def __init__(self, plan: Plan, place: Place, groups: Groups, samples: GptSamples, recorder: Switch) -> None:
+    def __init__(self, plan: Plan, place: Place, groups: Groups, samples: Samples, recorder: Switch) -> None:
         self.recorder = recorder
         self._engine = Engine(plan, place, groups, samples, recorder)
 
@@ -64,7 +64,7 @@ class Tdpp:
 class Yardstick(ABC):
     """A run whose pipeline somebody else runs."""
 
-    def __init__(self, plan: Plan, place: Place, groups: Groups, samples: GptSamples, recorder: Switch) -> None:
+    def __init__(self, plan: Plan, place: Place, groups: Groups, samples: Samples, recorder: Switch) -> None:
         self.recorder = recorder
         self.plan = plan
         self.place = place
@@ -108,9 +108,8 @@ class Yardstick(ABC):
 
     def _batch(self, iteration: int) -> Tensor:
         plan = self.plan
-        samples = self._samples.batch(
-            iteration, self.place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size
-        )
+        own = BEGINNING.share(iteration, self.place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size)
+        samples = self._samples.batch(own)
         return torch.from_numpy(samples["tokens"])
 
 

@@ -48,7 +48,6 @@ from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
 from megatron_ext.contract.events import RECORD
 from megatron_ext.contract.plan import Place, Plan
-from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.parallel.grid import Grid, Groups
 from megatron_ext.tasks.cut import ties
@@ -164,10 +163,7 @@ def _rank(kind: Callable[..., Contender], plan: Plan, place: Place, orders: Conn
     tied = [stages for _, stages in ties(task_of(plan), plan.partition, plan.pipeline)]
     groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, tied, timeout)
     count = plan.train.iterations * plan.global_batch_size
-    model, train = plan.model, plan.train
-    samples = GptSamples(
-        plan.data_prefix, plan.data_split, "train", count, model.sequence_length, train.seed, model.vocab_size
-    )
+    samples = task_of(plan).samples("train", count)
     events = plan.folder / "events" / f"{kind.__name__}-{place.rank}.bin"
     begin_events(events, plan, place)
     buffer = EventBuffer()

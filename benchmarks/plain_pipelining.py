@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.contenders import Switch
 from benchmarks.textbook import Block
 from megatron_ext.contract.plan import Place, Plan
-from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.optimizer import learning_rate
 from megatron_ext.parallel.grid import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -52,7 +52,7 @@ class PlainStage(nn.Module):
 class PlainPipelining:
     """One rank of it."""
 
-    def __init__(self, plan: Plan, place: Place, groups: Groups, samples: GptSamples, recorder: Switch) -> None:
+    def __init__(self, plan: Plan, place: Place, groups: Groups, samples: Samples, recorder: Switch) -> None:
         self.recorder = recorder
         self._plan, self._place, self._groups, self._samples = plan, place, groups, samples
         module = PlainStage(plan, place.stage)
@@ -110,7 +110,6 @@ class PlainPipelining:
     def _batch(self, iteration: int) -> Tensor:
         """[samples of this replica, sequence + 1]."""
         plan = self._plan
-        samples = self._samples.batch(
-            iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size
-        )
+        own = BEGINNING.share(iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size)
+        samples = self._samples.batch(own)
         return torch.from_numpy(samples["tokens"]).flatten(0, 1)

@@ -13,8 +13,7 @@ from megatron_ext.checkpoints import tensors
 from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Place, Plan
-from megatron_ext.data.blend import BlendedSamples
-from megatron_ext.data.gpt_samples import BEGINNING, GptSamples, Position, Samples
+from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.log import TrainingLog
 from megatron_ext.engine.pace import messages_timeout
@@ -70,7 +69,7 @@ def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device:
     found = tensors.find(plan, place, store)
     start = BEGINNING if found is None else found.position
     samples = _samples(plan, place, start, gate)
-    engine = Engine(plan, place, groups, samples, recorder)
+    engine = Engine(plan, place, groups, samples, recorder, start)
     gate.wait("model", "waiting for the models of all ranks")
     engine.pass_once()
     if found is not None:
@@ -134,19 +133,8 @@ def _recorder(plan: Plan, place: Place, buffers: Mapping[int, EventBuffer]) -> R
 
 
 def _samples(plan: Plan, place: Place, start: Position, gate: Gate) -> Samples:
-    """Rank 0 builds the index maps if they are not there; the others read them afterwards."""
-
-    samples = start.consumed(plan.train.iterations, plan.global_batch_size)
-    model = plan.model
-    common = ("train", samples, model.sequence_length, plan.train.seed, model.vocab_size, start, plan.data_cache)
-
-    def load() -> Samples:
-        if not plan.data_blend:
-            return GptSamples(plan.data_prefix, plan.data_split, *common)
-        prefixes = [corpus.prefix for corpus in plan.data_blend]
-        weights = [corpus.weight for corpus in plan.data_blend]
-        return BlendedSamples(prefixes, weights, plan.data_split, *common)
-
-    own = load() if place.rank == 0 else None
+    """Rank 0 builds the maps of samples if they are not there; the others read them afterwards."""
+    task, count = task_of(plan), start.consumed(plan.train.iterations, plan.global_batch_size)
+    own = task.samples("train", count) if place.rank == 0 else None
     gate.wait("index maps", "waiting for the index maps")
-    return own if own is not None else load()
+    return own if own is not None else task.samples("train", count)

@@ -13,7 +13,7 @@ from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.model import ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.run_files import CHECKPOINTS, LATEST, META
-from megatron_ext.data.gpt_samples import Position
+from megatron_ext.data.samples import Position
 
 VERSION = 2
 SCALER = ("scale", "good", "patience")

@@ -18,7 +18,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.contract.run_files import LATEST, META, checkpoint_name
-from megatron_ext.data.gpt_samples import Position
+from megatron_ext.data.samples import Position
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import Gate
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.data.gpt_samples import BEGINNING, GptSamples, Position, Samples
+from megatron_ext.contract.plan import Plan
 from megatron_ext.data.index_maps import load_map, save_map
 from megatron_ext.data.indexed_dataset import data_file
 from megatron_ext.data.map_places import first_there, make_folder, place_to_write, places
+from megatron_ext.data.samples import Samples, Split
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SURPLUS = 0.005
 """More samples than its share that are laid out of each corpus: Megatron's own margin, which the maps' names show."""
 BLOCK = 1 << 16
+Make = Callable[[Union[str, Path], Split], Samples]
+"""From a corpus's prefix and a split to its samples."""
 
 
 class BlendMaps(NamedTuple):
@@ -114,37 +117,39 @@ def _misfit(file: Path, expected: str) -> DataError:
 
 
 class BlendedSamples(Samples):
-    """`samples` samples of several corpora, in proportion to `weights`; the rest as in `GptSamples`.
+    """Samples of several corpora, in proportion to `weights`; `make` gives those of one.
 
     Raises:
         DataError: a corpus or its maps cannot be used.
     """
 
     def __init__(
-        self,
-        prefixes: Sequence[Union[str, Path]],
-        weights: Sequence[float],
-        split: Sequence[float],
-        name: str,
-        samples: int,
-        sequence_length: int,
-        seed: int,
-        vocab_size: int,
-        start: Position = BEGINNING,
-        cache: Optional[str] = None,
+        self, prefixes: Sequence[Union[str, Path]], weights: Sequence[float], split: Split, make: Make
     ) -> None:
-        super().__init__(name, samples, sequence_length, start)
+        super().__init__(split.samples, split.name)
         shares = normalized(weights)
         self._corpora = [
-            GptSamples(prefix, split, name, samples_of(share, samples), sequence_length, seed, vocab_size, cache=cache)
+            make(prefix, split._replace(samples=samples_of(share, split.samples)))
             for prefix, share in zip(prefixes, shares)
         ]
-        self._maps = build_or_load(prefixes[0], name, shares, samples, cache)
+        self._maps = build_or_load(prefixes[0], split.name, shares, split.samples, split.cache)
         self.order: Dict[str, float] = {"corpora": len(shares)}
         for number, (corpus, share) in enumerate(zip(self._corpora, shares)):
             self.order[f"{number}.share"] = share
             self.order.update({f"{number}.{key}": value for key, value in corpus.order.items()})
 
-    def tokens(self, sample: int) -> NDArray[np.int64]:
-        self._require(sample)
-        return self._corpora[int(self._maps.dataset_idx[sample])].tokens(int(self._maps.sample_idx[sample]))
+    def sample(self, number: int) -> Dict[str, NDArray[Any]]:
+        return self._corpora[int(self._maps.dataset_idx[number])].sample(int(self._maps.sample_idx[number]))
+
+
+def samples_of_plan(plan: Plan, split: str, samples: int, make: Make) -> Samples:
+    """`samples` samples of a split of all that a plan trains on; `make` gives those of one corpus.
+
+    Raises:
+        DataError: a corpus or its maps cannot be used.
+    """
+    whole = Split(samples, plan.train.seed, tuple(plan.data_split), split, plan.data_cache)
+    if not plan.data_blend:
+        return make(plan.data_prefix, whole)
+    prefixes: List[Union[str, Path]] = [corpus.prefix for corpus in plan.data_blend]
+    return BlendedSamples(prefixes, [corpus.weight for corpus in plan.data_blend], whole, make)

@@ -14,7 +14,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import BUCKET_BYTES, Place, Plan
 from megatron_ext.contract.schedule_check import actions_of
 from megatron_ext.contract.schedules import Kind
-from megatron_ext.data.gpt_samples import Samples
+from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.executor import LOSS, Chunk, Executor, neighbours, warm_up
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.messages import Message, message_of
@@ -49,12 +49,22 @@ class StepResult(NamedTuple):
 class Engine:
     """One rank's stage, optimizer and place in the pipeline."""
 
-    def __init__(self, plan: Plan, place: Place, groups: Groups, samples: Samples, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place,
+        groups: Groups,
+        samples: Samples,
+        recorder: Recorder,
+        start: Position = BEGINNING,
+    ) -> None:
+        """The iterations after `start` go on with its samples."""
         task = task_of(plan)
         self._plan = plan
         self._place = place
         self._groups = groups
         self._samples = samples
+        self._start = start
         self._recorder = recorder
         self._device = torch.device(plan.device)
         pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
@@ -183,9 +193,8 @@ class Engine:
         if not any(stage.inputs or stage.last for stage in self._stages):
             return [None] * plan.micro_batches
         with self._recorder.span("batch-generator"):
-            samples = self._samples.batch(
-                iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size
-            )
+            own = self._start.share(iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size)
+            samples = self._samples.batch(own)
             tensors = {name: self._moved(torch.from_numpy(array)) for name, array in samples.items()}
             return [
                 self.task.micro({name: tensor[m] for name, tensor in tensors.items()})

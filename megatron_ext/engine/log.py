@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List
 
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
-from megatron_ext.data.gpt_samples import BEGINNING, Position
+from megatron_ext.data.samples import BEGINNING, Position
 from megatron_ext.engine.engine import StepResult
 from megatron_ext.engine.optimizer import learning_rate
 

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
+from megatron_ext.data.blend import samples_of_plan
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup, vocab_cross_entropy
 from megatron_ext.tasks.cut import block_of
 from megatron_ext.tasks.initial_weights import draw
@@ -25,6 +28,7 @@ class GptTask(Task):
         self.inputs = ("tokens", "number")
         self.outputs = ("logits",)
         self.tied = {} if plan.model.untie_embeddings_and_output_weights else {"head.word": "embedding.word"}
+        self._plan = plan
         self._model = plan.model
         self._seed = plan.train.seed
         model, layers = plan.model, plan.model.layers
@@ -54,6 +58,10 @@ class GptTask(Task):
             ),
             Block("head", "head", (names[-1],), ("logits",), partial(Head, model), Held.LAST),
         ]
+
+    def samples(self, split: str, count: int) -> Samples:
+        make = partial(GptSamples, sequence_length=self._model.sequence_length, vocab_size=self._model.vocab_size)
+        return samples_of_plan(self._plan, split, count, make)
 
     def sizes(self, micro_batch_size: int) -> Dict[str, int]:
         return {"batch": micro_batch_size, SEQUENCE: self._model.sequence_length}

@@ -13,6 +13,7 @@ from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tupl
 import torch
 from torch import Tensor, nn
 
+from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 
 Tensors = Dict[str, Tensor]
@@ -82,6 +83,16 @@ class Task(ABC):
     """The wires that the loss takes."""
     tied: Mapping[str, str]
     """Parameters that are equal to others: by the copy's name, that of the owner, whose block comes first."""
+
+    @abstractmethod
+    def samples(self, split: str, count: int) -> Samples:
+        """At least so many samples of `train`, `valid` or `test`; what `micro` takes is under its names there.
+
+        Rank 0 calls it before the others, so that work whose result lies in files is done once.
+
+        Raises:
+            DataError: the data cannot be used.
+        """
 
     @abstractmethod
     def sizes(self, micro_batch_size: int) -> Mapping[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from megatron_ext.data.blend import BlendedSamples
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.index_maps import saved_maps
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, write_indexed
+from megatron_ext.data.samples import Split
 
 
 @pytest.fixture
@@ -85,14 +87,12 @@ def test_damaged_index_maps_are_refused_before_anything_is_submitted(prefix: Pat
     write_indexed(other, [np.arange(200)] * 50, np.dtype("<u2"))
     blend = [f"data.blend=[{{prefix:{other},weight:0.3}}]", "data.weight=0.7"] if blended else []
     one = compose([f"data.prefix={prefix}", "data.split='1,0,0'", "model.vocab_size=257", *blend])
-    common = (
-        *([float(weight) for weight in one.data.split.split(",")], "train"),
-        *(one.parallel.global_batch_size * one.train.iterations, one.model.sequence_length, one.train.seed, 257),
-    )
+    whole = Split(one.parallel.global_batch_size * one.train.iterations, one.train.seed)
+    make = partial(GptSamples, sequence_length=one.model.sequence_length, vocab_size=257)
     if blended:
-        BlendedSamples([prefix, other], [0.7, 0.3], *common)
+        BlendedSamples([prefix, other], [0.7, 0.3], whole, make)
     else:
-        GptSamples(prefix, *common)
+        make(prefix, whole)
     check_for_training(one)
     changed = other if blended else prefix
     for file in saved_maps(changed):

@@ -15,6 +15,7 @@ from data_prep.tokenizers.tokenizer import ByteTokenizer
 from launch.commands.data import main
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.indexed_dataset import CODES, IndexedDataset, data_file, write_indexed
+from megatron_ext.data.samples import Split
 from tests.data_prep.conftest import TEXTS
 
 
@@ -93,7 +94,7 @@ def test_inspect_turns_no_tokens_into_text_without_their_tokenizer(prefix: Path)
 
 def test_inspect_prints_a_sample_as_a_run_is_given_it(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--samples", "100", "--sequence-length", "64", "--seed", "7", "--split", "1,0,0"]
-    run = GptSamples(prefix, [1, 0, 0], "train", 100, 64, 7, 257)
+    run = GptSamples(prefix, Split(100, 7), 64, 257)
     for number in (0, 99):
         assert main(["inspect", str(prefix), "--sample", str(number), *options]) == 0
         assert capsys.readouterr().out == ByteTokenizer().decode(run.tokens(number)) + "\n"

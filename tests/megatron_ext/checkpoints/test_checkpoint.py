@@ -14,12 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_ext import train
 from megatron_ext.checkpoints import safetensors, saving
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.engine.engine import Engine, StepResult
+from megatron_ext.tasks import gpt
 from tests.support.full_disk import largest_file
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
@@ -112,15 +112,15 @@ def test_indexing_and_saving_may_take_longer_than_any_message(
     write = safetensors.write
 
     class SlowSamples(GptSamples):
-        def __init__(self, *given: Any) -> None:
+        def __init__(self, *given: Any, **named: Any) -> None:
             time.sleep(5 if dist.get_rank() == 0 else 0)
-            super().__init__(*given)
+            super().__init__(*given, **named)
 
     def slowly(path: Path, *content: dict) -> None:
         time.sleep(5 if path.stem == "head" else 0)
         write(path, *content)
 
-    monkeypatch.setattr(train, "GptSamples", SlowSamples)
+    monkeypatch.setattr(gpt, "GptSamples", SlowSamples)
     monkeypatch.setattr(safetensors, "write", slowly)
     run = engine_run(*TWO_STAGES, "train.save_interval=null", "train.comm_timeout_s=3")
     assert run.go() == 0, run.stderr()

@@ -17,7 +17,7 @@ from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.meta import Checkpoint, part_names
 from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.plan import Plan
-from megatron_ext.data.gpt_samples import BEGINNING, Samples
+from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import Gate
 from megatron_ext.parallel.grid import Groups

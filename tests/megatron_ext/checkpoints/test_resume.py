@@ -22,7 +22,8 @@ from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.worker import SAVED
-from megatron_ext.data.gpt_samples import BEGINNING, GptSamples, Position
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.samples import Position, Split
 from megatron_ext.engine.engine import Engine, StepResult
 from megatron_ext.engine.log import keep_lines
 from megatron_ext.parallel import interruption
@@ -244,14 +245,11 @@ def test_another_run_goes_on_from_a_checkpoint_at_the_exact_sample_whatever_its_
 def test_batches_after_a_start_are_the_samples_that_were_not_consumed(
     corpus: Path, start: int, samples: int, batch: int
 ) -> None:
-    def made(position: Position) -> GptSamples:
-        return GptSamples(corpus, (1, 0, 0), "train", 80, 24, 1, VOCAB, position)
-
-    position, every = Position(start, samples), made(BEGINNING)
+    position, every = Position(start, samples), GptSamples(corpus, Split(80, 1), 24, VOCAB)
     for iteration in (start + 1, start + 2):
         first = position.consumed(iteration - 1, batch)
         wanted = [every.tokens(sample) for sample in range(first, first + batch)]
-        found = made(position).batch(iteration, 0, 1, 2, batch)["tokens"].reshape(batch, -1)
+        found = every.batch(position.share(iteration, 0, 1, 2, batch))["tokens"].reshape(batch, -1)
         np.testing.assert_array_equal(found, wanted)
 
 

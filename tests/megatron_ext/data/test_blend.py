@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data import blend
 from megatron_ext.data.blend import BlendedSamples, build_or_load, compute, map_files, normalized, samples_of
-from megatron_ext.data.gpt_samples import GptSamples, Position
+from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.indexed_dataset import write_indexed
+from megatron_ext.data.samples import BEGINNING, Position, Split
 from tests.support.megatron_ext.engine_run import VOCAB as MODEL_VOCAB
 from tests.support.megatron_ext.engine_run import make_corpus, make_run
 from tests.support.megatron_ext.golden import PREFIX
@@ -22,7 +24,8 @@ from tests.support.megatron_ext.golden import PREFIX
 WEIGHTS = [0.7, 0.2, 0.1]
 SAMPLES, SEQUENCE, SEED, VOCAB = 60, 7, 3, 1000
 ONE = ["parallel.data=1", "parallel.pipeline=1"]
-WITH = ([8, 1, 1], "train", SAMPLES, SEQUENCE, SEED, VOCAB)
+MAKE = partial(GptSamples, sequence_length=SEQUENCE, vocab_size=VOCAB)
+WITH = (Split(SAMPLES, SEED, (8, 1, 1)), MAKE)
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +81,21 @@ def test_samples_are_those_of_the_corpora(prefixes: Sequence[Path]) -> None:
     maps = compute(shares, SAMPLES)
     for sample, (corpus, number) in enumerate(zip(*(found.tolist() for found in maps), strict=True)):
         count = samples_of(shares[corpus], SAMPLES)
-        own = GptSamples(prefixes[corpus], WITH[0], "train", count, SEQUENCE, SEED, VOCAB)
-        np.testing.assert_array_equal(blended.tokens(sample), own.tokens(number))
-    assert np.bincount([int(blended.tokens(sample)[0]) // 100 for sample in range(SAMPLES)]).tolist() == [42, 12, 6]
+        own = MAKE(prefixes[corpus], WITH[0]._replace(samples=count))
+        np.testing.assert_array_equal(blended.sample(sample)["tokens"], own.tokens(number))
+    first = blended.batch(np.arange(SAMPLES))["tokens"][:, 0]
+    assert np.bincount(first // 100).tolist() == [42, 12, 6]
     with pytest.raises(IndexError, match=f"sample {SAMPLES} of {SAMPLES}"):
-        blended.tokens(SAMPLES)
+        blended.batch(np.array([SAMPLES]))
 
 
 def test_a_resumed_run_goes_on_at_the_exact_sample(prefixes: Sequence[Path]) -> None:
     whole = BlendedSamples(prefixes, WEIGHTS, *WITH)
-    resumed = BlendedSamples(prefixes, WEIGHTS, *WITH, Position(iteration=3, samples=24))
+    resumed = BlendedSamples(prefixes, WEIGHTS, WITH[0], MAKE)
     assert resumed.order == whole.order
-    np.testing.assert_array_equal(resumed.batch(4, 1, 2, 2, 8)["tokens"], whole.batch(4, 1, 2, 2, 8)["tokens"])
+    own = Position(iteration=3, samples=24).share(4, 1, 2, 2, 8)
+    expected = whole.batch(BEGINNING.share(4, 1, 2, 2, 8))
+    np.testing.assert_array_equal(resumed.batch(own)["tokens"], expected["tokens"])
 
 
 def test_other_weights_are_another_order(prefixes: Sequence[Path]) -> None:

@@ -13,6 +13,7 @@ from megatron_ext.contract.errors import DataError
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.index_maps import compute
 from megatron_ext.data.indexed_dataset import write_indexed
+from megatron_ext.data.samples import BEGINNING, SPLITS, Split
 
 VOCAB = 1000
 LENGTHS = [5, 0, 1, 40, 3, 2, 17, 1, 1, 8]
@@ -30,7 +31,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def samples(prefix: Path) -> GptSamples:
-    return GptSamples(prefix, [8, 1, 1], "train", SAMPLES, SEQUENCE, SEED, VOCAB)
+    return GptSamples(prefix, Split(SAMPLES, SEED, (8, 1, 1)), SEQUENCE, VOCAB)
 
 
 def test_a_sample_is_cut_from_the_shuffled_documents_laid_end_to_end(samples: GptSamples) -> None:
@@ -55,7 +56,7 @@ def test_every_layout_trains_on_the_same_global_batch(
     samples: GptSamples, data: int, micro: int, turns: int, step: int
 ) -> None:
     size = data * micro * turns
-    shares = [samples.batch(step, dp, data, micro, size) for dp in range(data)]
+    shares = [samples.batch(BEGINNING.share(step, dp, data, micro, size)) for dp in range(data)]
     assert {share["tokens"].shape for share in shares} == {(turns, micro, SEQUENCE + 1)}
     together = np.stack([share["tokens"] for share in shares], axis=1).reshape(size, SEQUENCE + 1)
     np.testing.assert_array_equal(together, [samples.tokens((step - 1) * size + i) for i in range(size)])
@@ -65,21 +66,20 @@ def test_every_layout_trains_on_the_same_global_batch(
 
 
 def test_no_two_samples_of_a_run_have_the_same_number(prefix: Path) -> None:
-    splits = [GptSamples(prefix, [5, 3, 2], name, 30, 5, SEED, VOCAB) for name in ("train", "valid", "test")]
-    numbers = [split.batch(step, 0, 1, 5, 10)["number"] for split in splits for step in (1, 2, 3)]
+    splits = [GptSamples(prefix, Split(30, SEED, (5, 3, 2), name), 5, VOCAB) for name in SPLITS]
+    numbers = [split.batch(np.arange(30))["number"] for split in splits]
     assert len(np.unique(numbers)) == 90
 
 
 def test_a_replica_takes_megatrons_slices(samples: GptSamples) -> None:
-    batch = samples.batch(iteration=3, dp=1, data=2, micro_batch_size=3, global_batch_size=12)["tokens"]
+    own = BEGINNING.share(iteration=3, dp=1, data=2, micro_batch_size=3, global_batch_size=12)
+    batch = samples.batch(own)["tokens"]
     taken = [[24 + 3, 24 + 4, 24 + 5], [24 + 9, 24 + 10, 24 + 11]]
     np.testing.assert_array_equal(batch, [[samples.tokens(i) for i in micro_batch] for micro_batch in taken])
 
 
 def test_splits_have_no_token_in_common(prefix: Path) -> None:
-    train, valid, test = (
-        GptSamples(prefix, [5, 3, 2], name, 30, 5, SEED, VOCAB) for name in ("train", "valid", "test")
-    )
+    train, valid, test = (GptSamples(prefix, Split(30, SEED, (5, 3, 2), name), 5, VOCAB) for name in SPLITS)
     bounds = np.cumsum([0, sum(LENGTHS[:5]), sum(LENGTHS[5:8]), sum(LENGTHS[8:])])
     for part, low, high in zip((train, valid, test), bounds, bounds[1:], strict=False):
         ids = {int(token) for i in range(30) for token in part.tokens(i)}
@@ -89,13 +89,13 @@ def test_splits_have_no_token_in_common(prefix: Path) -> None:
 @pytest.mark.parametrize("sample", [-1, SAMPLES], ids=str)
 def test_only_samples_that_were_asked_for_exist(samples: GptSamples, sample: int) -> None:
     with pytest.raises(IndexError, match=f"sample {sample} of {SAMPLES}"):
-        samples.tokens(sample)
+        samples.batch(np.array([0, sample]))
 
 
 @pytest.mark.parametrize("wrong", [300, -2], ids=["too large", "negative"])
 def test_a_token_outside_the_vocabulary_names_itself_and_the_file(tmp_path: Path, wrong: int) -> None:
     write_indexed(tmp_path / "text", [np.array([1, 2, wrong, 3, 299])], np.dtype("<i4"))
-    samples = GptSamples(tmp_path / "text", [1, 0, 0], "train", 1, 4, SEED, 300)
+    samples = GptSamples(tmp_path / "text", Split(1, SEED), 4, 300)
     message = rf"text\.bin: sample 0 has token id {wrong}, but model\.vocab_size=300 allows 0 to 299; .*tokenizer"
     with pytest.raises(DataError, match=message):
         samples.tokens(0)
@@ -113,4 +113,4 @@ def test_a_training_split_without_a_sample_is_refused(
     prefix: Path, split: list[float], sequence: int, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        GptSamples(prefix, split, "train", 1, sequence, SEED, VOCAB)
+        GptSamples(prefix, Split(1, SEED, tuple(split)), sequence, VOCAB)

@@ -32,6 +32,7 @@ from megatron_ext.data.index_maps import (
     split_documents,
 )
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, write_indexed
+from megatron_ext.data.samples import Split
 from tests.support.full_disk import largest_file
 from tests.support.megatron_ext.golden import DOCUMENTS, PREFIX, SEED, SEQUENCE_LENGTH
 
@@ -394,7 +395,7 @@ def test_a_file_system_that_is_read_only_trains(tmp_path: Path, cache: Path) -> 
     if subprocess.run(["mount", "--bind", "-o", "ro", source, mounted], check=False).returncode:
         pytest.skip("this machine lets nobody mount")
     try:
-        samples = GptSamples(mounted / "text", [8, 1, 1], "train", 3, 4, 1, 100)
+        samples = GptSamples(mounted / "text", Split(3, 1, (8, 1, 1)), 4, 100)
         assert len(samples.tokens(2)) == 5
         assert sorted(path.name for path in source.iterdir()) == ["text.bin", "text.idx"]
     finally:

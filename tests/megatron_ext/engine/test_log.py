@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from conf.run_folder.log_lines import iteration_line
-from megatron_ext.data.gpt_samples import Position
+from megatron_ext.data.samples import Position
 from megatron_ext.engine.engine import StepResult
 from megatron_ext.engine.log import TrainingLog
 from tests.support.megatron_ext.engine_run import EngineRun

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from megatron_ext.checkpoints.tensors import KINDS
 from megatron_ext.contract.model import ModelConfig
 from megatron_ext.contract.plan import Plan
-from megatron_ext.data.gpt_samples import GptSamples, Samples
+from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.samples import Samples, Split
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.reduce import GradientReducer
@@ -155,7 +156,7 @@ def test_a_split_backward_pass_leaves_the_weights_of_all_layers_to_its_second_pa
 
     monkeypatch.setattr(WeightGradients, "run", watched)
     plan = engine_run(*ONE_STAGE, "parallel.schedule=zb_h1").plan
-    samples = GptSamples(corpus, plan.data_split, "train", 8, plan.model.sequence_length, 1, VOCAB)
+    samples = GptSamples(corpus, Split(8, 1, tuple(plan.data_split)), plan.model.sequence_length, VOCAB)
     first_rank(plan, samples).step(1)
     assert left == [((m, 0), 4 * plan.model.layers) for m in range(4)]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import SEQUENCE, Block, Micro, Task, Tensors, Wire
 
@@ -30,6 +31,9 @@ class GraphTask(Task):
         self.tied = {} if tied is None else tied
         given = [Wire(name, ("batch", WIDTH)) for block in blocks for name in block.gives] if wires is None else wires
         self.wires = {wire.name: wire for wire in given}
+
+    def samples(self, split: str, count: int) -> Samples:
+        raise NotImplementedError  # it trains on what a test makes
 
     def sizes(self, micro_batch_size: int) -> dict[str, int]:
         return {"batch": micro_batch_size, SEQUENCE: 8}

@@ -9,6 +9,7 @@ import torch
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.samples import Split
 from megatron_ext.engine.optimizer import learning_rate
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
@@ -28,7 +29,7 @@ def textbook(plan: Plan, corpus: Path) -> tuple[np.ndarray, dict[str, torch.Tens
         betas=(train.adam_beta1, train.adam_beta2),
         eps=train.adam_eps,
     )
-    samples = GptSamples(str(corpus), plan.data_split, "train", 4 * 8, plan.model.sequence_length, train.seed, VOCAB)
+    samples = GptSamples(corpus, Split(4 * 8, train.seed, tuple(plan.data_split)), plan.model.sequence_length, VOCAB)
     losses = []
     for step in range(train.iterations):
         number = torch.arange(step * 8, (step + 1) * 8)

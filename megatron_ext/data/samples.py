@@ -1,0 +1,90 @@
+"""Samples by number, whatever they hold: every task gives its own, and every layout takes the same of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SPLITS = ("train", "valid", "test")
+NUMBERS_OF_A_SPLIT = 1 << 40
+"""Samples are numbered over all splits: those of the n-th from n times this on."""
+
+
+class Position(NamedTuple):
+    """How far a run was in its data when it was started or resumed."""
+
+    iteration: int = 0
+    samples: int = 0
+    """Consumed up to the end of that iteration, whatever the global batch sizes were."""
+
+    def consumed(self, iteration: int, global_batch_size: int) -> int:
+        """Samples consumed up to the end of an `iteration` that is not before this one."""
+        return self.samples + (iteration - self.iteration) * global_batch_size
+
+    def share(
+        self, iteration: int, dp: int, data: int, micro_batch_size: int, global_batch_size: int
+    ) -> NDArray[np.int64]:
+        """[micro-batches, micro_batch_size]: the samples that replica `dp` of `data` takes in an `iteration` after it.
+
+        They belong to the global batch of that iteration, the samples that follow those of the one before. Replicas
+        take micro-batches in turn, as in Megatron: together they have the same global batch whatever `data` and
+        `micro_batch_size` are; their product divides `global_batch_size`.
+        """
+        first = self.consumed(iteration - 1, global_batch_size)
+        return np.arange(first, first + global_batch_size).reshape(-1, data, micro_batch_size)[:, dp]
+
+
+BEGINNING = Position()
+
+
+class Split(NamedTuple):
+    """How much of which part of a corpus is gone through, and in which order."""
+
+    samples: int
+    seed: int
+    weights: Tuple[float, ...] = (1.0, 0.0, 0.0)
+    """Of the documents of `SPLITS`."""
+    name: str = "train"
+    """One of `SPLITS`."""
+    cache: Optional[str] = None
+    """Where maps of samples lie (see `megatron_ext.data.map_places`)."""
+
+
+class Samples(ABC):
+    """The samples of a split, numbered from 0; the same on every rank."""
+
+    order: Dict[str, float]
+    """What the order of the samples follows from: if equal, two runs have the same samples in the same order."""
+
+    def __init__(self, samples: int, split: str = "train") -> None:
+        self._samples = samples
+        self._first_number = SPLITS.index(split) * NUMBERS_OF_A_SPLIT
+
+    def __len__(self) -> int:
+        return self._samples
+
+    @abstractmethod
+    def sample(self, number: int) -> Dict[str, NDArray[Any]]:
+        """What one sample holds, by name; a name's arrays have the same shape in all samples.
+
+        Raises:
+            DataError: the sample cannot be used.
+        """
+
+    def batch(self, numbers: NDArray[np.int64]) -> Dict[str, NDArray[Any]]:
+        """Samples of these numbers, by name: each of `numbers`' shape and its own after it.
+
+        `number`, of `numbers`' shape, says which samples these are: no two of a run have the same, of any split.
+        """
+        outside = numbers[(numbers < 0) | (numbers >= self._samples)]
+        if len(outside):
+            raise IndexError(f"sample {outside[0]} of {self._samples}")
+        found = [self.sample(number) for number in numbers.ravel().tolist()]
+        stacked = {name: np.stack([sample[name] for sample in found]) for name in found[0]}
+        batch = {name: content.reshape(numbers.shape + content.shape[1:]) for name, content in stacked.items()}
+        return {**batch, "number": numbers + self._first_number}
