@@ -26,17 +26,23 @@ def minmax(pipelines: Pipelines, layers: int) -> Integers:
     active = np.arange(len(pipelines)) if pipelines.parts_count > 1 else np.arange(0)
     while len(active):
         lines, here = pipelines.take(active), found[:, active]
-        parts = lines.forward.of(here) + lines.backward.of(here)
+        parts = _both(lines, here)
         every = np.arange(len(active))
         source, target = np.argmax(parts, axis=0), np.argmin(parts, axis=0)
-        moved = here.copy()
-        moved[source, every] -= 1
-        moved[target, every] += 1
-        largest = (lines.forward.of(moved) + lines.backward.of(moved)).max(axis=0)
+        moved, some = here.copy(), here[source, every] > 0
+        moved[source, every] -= some
+        moved[target, every] += some
+        largest = _both(lines, moved).max(axis=0)
         gained = (here[source, every] > 1) & (largest < parts.max(axis=0))
         active = active[gained]
         found[:, active] = moved[:, gained]
     return found
+
+
+def _both(lines: Pipelines, partitions: Integers) -> Floats:
+    """[parts, pipelines]: seconds of forward and backward pass."""
+    counted = lines.counted(partitions)
+    return lines.forward.of(counted) + lines.backward.of(counted)
 
 
 def amp(pipelines: Pipelines, layers: int) -> Integers:
@@ -79,7 +85,8 @@ def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
 
     So the partition that is found is never worse than theirs.
     """
-    ways = (balanced, minmax(pipelines, layers), even(pipelines, layers), amp(pipelines, layers))
+    ways = [balanced, minmax(pipelines, layers), even(pipelines, layers)]
+    ways += [amp(pipelines, layers)] if pipelines.order is None else []  # it takes all layers for alike
     every, together = np.arange(len(pipelines)), np.tile(np.arange(len(pipelines)), len(ways))
     partitions, lines = np.concatenate(ways, axis=1), pipelines.take(together)
     seconds = np.where(lines.fits(partitions), lines.iteration(partitions), np.inf).reshape(len(ways), -1)

@@ -14,6 +14,7 @@ import numpy as np
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.local_search import both_passes, by_stage, largest_stage, least_largest
+from fasop.partition.unlike_layers import CLOSE, in_units
 from fasop.simulation.pipelines import Linear, Pipelines
 
 LEVELS = 200
@@ -96,13 +97,36 @@ def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats
     stage has passes left (`_trip_bound`).
 
     For the mean over the stages: see `_mean_bound`.
+
+    Layers that differ are taken for amounts of work (`fasop.partition.unlike_layers.in_units`).
     """
+    if pipelines.order is not None:
+        return _bound_in_units(pipelines, balanced)
     chains, stepped = _chains(pipelines), pipelines.optimizer.fixed
     first_sums = pipelines.least_exposed[0] + pipelines.embedding
     back = pipelines.micro_batches * largest_stage(pipelines, balanced) + stepped.min(axis=0) + _freed(pipelines)
     busiest = np.maximum(back, _summing_bound(pipelines, layers))
     longest = np.maximum(_mean_bound(chains, pipelines.hop, layers), _trip_bound(chains, pipelines.capacity, layers))
     least: Floats = np.maximum(busiest, longest + stepped[0] + first_sums)
+    return least
+
+
+def _bound_in_units(pipelines: Pipelines, balanced: Integers) -> Floats:
+    """`quick_bound` of layers that differ. The smallest largest stage is known where each has one chunk."""
+    plain, units = in_units(pipelines)
+    chains, stepped = _chains(plain), plain.optimizer.fixed
+    first_sums = plain.least_exposed[0] + plain.embedding
+    trip = chains.hops + chains.trip.fixed.sum(axis=0) + _mean_of(chains.trip.layer, chains.left, units)
+    if (of_part := chains.of_part) is not None:
+        trips = np.tile(chains.trip.layer, (len(of_part.layer) // plain.stages, 1))
+        in_parts = _mean_of(trips, of_part, units)
+        trip = np.maximum(trip, chains.hops + chains.trip.fixed.sum(axis=0) + in_parts)
+    longest = np.maximum(_mean_bound(chains, plain.hop, units), trip) + stepped[0] + first_sums
+    if pipelines.parts_count > pipelines.stages:
+        return np.asarray(longest)
+    largest = (1 - CLOSE) * largest_stage(pipelines, balanced)
+    back = pipelines.micro_batches * largest + stepped.min(axis=0) + _freed(pipelines)
+    least: Floats = np.maximum(longest, back)
     return least
 
 
@@ -211,7 +235,7 @@ def _whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Fl
     return least
 
 
-def _mean_of(trip: Floats, left: Linear, layers: int) -> Floats:
+def _mean_of(trip: Floats, left: Linear, layers: int | Floats) -> Floats:
     """[pipelines]: what the trip's passes of layers take at least, and the largest stage's passes left.
 
     The largest is at least the mean with any weights, and that is a constant and a price for each stage's layers. No
@@ -235,7 +259,7 @@ def level(trip: Floats, left: Floats) -> Floats:
     return least
 
 
-def _mean_bound(chains: _Chains, hop: Floats, layers: int) -> Floats:
+def _mean_bound(chains: _Chains, hop: Floats, layers: int | Floats) -> Floats:
     """[pipelines]: what the pipeline takes at least, by a mean over its stages.
 
     For every stage s: the way through those before it, and its own passes. The largest of these is at least their mean

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.experiment import Schedule
-from fasop.costs.arrays import Integers
+from fasop.costs.arrays import Floats, Integers
 from fasop.simulation.pipelines import Linear, Pipelines
 
 ROUNDING = 1e-9
@@ -24,13 +24,28 @@ def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.boo
     room = np.minimum(one.capacity, layers) >= np.minimum(other.capacity, layers)
     better: NDArray[np.bool_] = room.all(axis=0) & (one.embedding <= other.embedding)
     if one.shares is not None and other.shares is not None:
-        better &= (one.shares <= other.shares).all(axis=(0, 1)) | (one.shares * layers <= 1).all(axis=(0, 1))
+        every = tuple(range(one.shares.ndim - 1))
+        better &= (one.shares <= other.shares).all(axis=every) | (_all_of(one, layers) <= 1).all(axis=(0, 1))
+    if one.s_per_byte is not None and other.s_per_byte is not None:
+        better &= (one.s_per_byte <= other.s_per_byte).all(axis=0)
     better &= (one.hop <= other.hop).all(axis=0)
     better &= (one.occupied <= other.occupied).all(axis=0)
     for mine, theirs in zip(_stage_times(one), _stage_times(other), strict=True):
         better &= (mine.fixed <= theirs.fixed).all(axis=0)
-        better &= (mine.of(np.array(layers)) <= theirs.of(np.array(layers))).all(axis=0)
+        if one.order is None:
+            better &= (mine.of(np.array(layers)) <= theirs.of(np.array(layers))).all(axis=0)
+        else:  # of any kind
+            better &= (mine.layer <= theirs.layer).all(axis=(0, 1))
     return better if one.hidden is None or other.hidden is None else better & _hides_enough(one, other, layers)
+
+
+def _all_of(one: Pipelines, layers: int) -> Floats:
+    """[moments, parts, pipelines]: the part of a stage's memory that all layers would take in one of its parts."""
+    assert one.shares is not None
+    if one.order is None:
+        return one.shares * layers
+    whole: Floats = np.einsum("mkpc,k->mpc", one.shares, one.order.counts[:, -1])
+    return whole
 
 
 def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:
@@ -42,6 +57,8 @@ def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.b
     """
     assert one.hidden is not None
     assert other.hidden is not None
+    if one.order is not None:
+        return _hides_enough_of_each(one, other)
     if one.schedule in (Schedule.gpipe, Schedule.one_f_one_b):
         enough: NDArray[np.bool_] = np.all(one.hidden.last <= other.hidden.last, axis=0)
         for held in map(np.array, (0, layers)):
@@ -52,6 +69,21 @@ def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.b
     amount = np.arange(layers + 1).reshape(-1, 1, 1)
     left: NDArray[np.bool_] = np.all(one.exposed(amount) <= other.exposed(amount), axis=(0, 1))
     return left
+
+
+def _hides_enough_of_each(one: Pipelines, other: Pipelines) -> NDArray[np.bool_]:
+    """[pipelines]: as `_hides_enough`, if it holds without layers and for those of each kind by themselves."""
+    assert one.hidden is not None
+    assert other.hidden is not None
+    halved = one.schedule not in (Schedule.gpipe, Schedule.one_f_one_b)
+    enough: NDArray[np.bool_] = np.all(one.hidden.last <= other.hidden.last, axis=0)
+    stages = one.stages
+    for name, axes in (("fixed", (0,)), ("layer", (0, 1))):
+        hidden = getattr(other.hidden.time, name) - getattr(one.hidden.time, name)
+        theirs = getattr(other.backward, name)[..., :stages, :]
+        longer = 0 * hidden if halved else theirs - getattr(one.backward, name)[..., :stages, :]
+        enough &= (hidden <= longer + ROUNDING * theirs).all(axis=axes)
+    return enough
 
 
 def _stage_times(lines: Pipelines) -> tuple[Linear, ...]:
@@ -68,6 +100,9 @@ def distinct(lines: Pipelines) -> Integers:
     if lines.hidden is not None:
         rows += [lines.hidden.time.fixed, lines.hidden.time.layer, lines.hidden.last]
     rows += [lines.busy] if lines.busy is not None else []
+    rows += [lines.s_per_byte] if lines.s_per_byte is not None else []
+    if lines.order is not None:
+        rows = [row.reshape(-1, len(lines)) for row in rows]
     numbers = np.concatenate([*rows, lines.embedding[np.newaxis], lines.basis[np.newaxis]])
     first = {column.tobytes(): number for number, column in reversed([*enumerate(numbers.T)])}
     return np.sort([*first.values()])

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
+from fasop.partition.unlike_layers import cut_elsewhere, fitting, gains, least_largest_part
 from fasop.simulation.pipelines import Linear, Pipelines
 
 FEW = 2000
@@ -23,6 +24,8 @@ CELLS = 2**22
 
 def feasible(pipelines: Pipelines, layers: int) -> NDArray[np.bool_]:
     """[pipelines]: whether any partition of so many layers fits."""
+    if pipelines.order is not None:
+        return fitting(pipelines)
     fits: NDArray[np.bool_] = np.all(pipelines.capacity >= 0, axis=0)
     fits &= np.minimum(pipelines.capacity, layers).sum(axis=0) >= layers
     return fits
@@ -31,8 +34,11 @@ def feasible(pipelines: Pipelines, layers: int) -> NDArray[np.bool_]:
 def bottleneck(pipelines: Pipelines, layers: int) -> Integers:
     """The partitions whose largest stage time, forward and backward, is least; see `least_largest`.
 
-    Chunks of a stage share its layers as evenly as possible, the first ones getting one more.
+    Chunks of a stage share its layers as evenly as possible, the first ones getting one more. Where layers differ:
+    `least_largest_part`.
     """
+    if pipelines.order is not None:
+        return least_largest_part(pipelines)
     held = least_largest(both_passes(pipelines), pipelines.capacity, layers)
     chunks = pipelines.parts_count // pipelines.stages
     return np.concatenate([(held + chunks - 1 - chunk) // chunks for chunk in range(chunks)])
@@ -70,7 +76,7 @@ def both_passes(pipelines: Pipelines) -> Linear:
 def by_stage(passes: Linear, stages: int) -> Linear:
     """[stages, pipelines], from [parts, pipelines]: of all chunks, whose layers take the same."""
     fixed: Floats = passes.fixed.reshape(-1, stages, passes.fixed.shape[1]).sum(axis=0)
-    return Linear(fixed=fixed, layer=passes.layer[:stages])
+    return Linear(fixed=fixed, layer=passes.layer[..., :stages, :])
 
 
 def _below_level(costs: Linear, capacity: Integers, layers: int) -> Integers:
@@ -92,7 +98,30 @@ def shortest(pipelines: Pipelines, layers: int, begin: Integers) -> tuple[Intege
     parts = pipelines.parts_count
     if math.comb(layers + parts - 1, layers) <= FEW:
         return exhaustive(pipelines, layers)
-    return improved(pipelines, begin)
+    return improved(pipelines, begin) if pipelines.order is None else improved_by_cuts(pipelines, begin)
+
+
+def improved_by_cuts(pipelines: Pipelines, begin: Integers) -> tuple[Integers, Floats]:
+    """As `improved`, and then by moving single cuts further, for as long as one of the two gains.
+
+    Where layers differ, so do messages: what a cut gains a few layers further need not be gained on the way.
+    """
+    found, times = improved(pipelines, begin)
+    active = np.arange(len(pipelines) if pipelines.parts_count > 1 else 0)
+    while len(active):
+        gained = np.zeros(len(active), bool)
+        for place, column in enumerate(active):
+            near = cut_elsewhere(pipelines, found[:, column])
+            lines = pipelines.take(np.full(near.shape[1], column))
+            limits = np.full(near.shape[1], times[column])
+            seconds = np.where(lines.fits(near), lines.iteration(near, limits), np.inf)
+            best = int(np.argmin(seconds))
+            if seconds[best] < times[column]:
+                found[:, column], times[column], gained[place] = near[:, best], seconds[best], True
+        active = active[gained]
+        if len(active):
+            found[:, active], times[active] = improved(pipelines.take(active), found[:, active])
+    return found, times
 
 
 def exhaustive(pipelines: Pipelines, layers: int) -> tuple[Integers, Floats]:
@@ -168,8 +197,13 @@ def _ranked(
 
     `seconds` are what the partitions take.
     """
-    slopes = pipelines.slopes(partitions, seconds).T
     source, target = pairs.T
+    if pipelines.order is not None:
+        gain = gains(pipelines, partitions, pipelines.slopes(partitions, seconds), pairs)
+        gain = np.where(partitions[source].T > 0, gain, -1.0)
+        order = np.argsort(-gain, axis=1, kind="stable")
+        return order, np.take_along_axis(gain, order, axis=1) > 0
+    slopes = pipelines.slopes(partitions, seconds).T
     gain = slopes[:, source] - slopes[:, target]
     there, stages = target % pipelines.stages, pipelines.stages
     room = (pipelines.held(partitions) < pipelines.capacity)[there] | (source % stages == there).reshape(-1, 1)

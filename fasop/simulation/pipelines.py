@@ -1,8 +1,10 @@
 """Pipelines as numbers: what every stage of many plans takes, as a linear function of its layers.
 
-All transformer layers of a model are alike, so a stage is its number of layers, and all its times and its memory are
-linear in it. Arrays are [stages, pipelines], times seconds. With several chunks to a stage, its parts of the model have
-rows of their own: [parts, pipelines], where part c * stages + s is chunk c of stage s.
+A layer is a block of the model that a partition counts. Where all are alike, a stage is its number of layers, and all
+its times and its memory are linear in it. Where they differ, they are linear in the numbers of each kind of layer,
+which follow from a partition and the `LayerOrder`. Arrays are [stages, pipelines], times seconds. With
+several chunks to a stage, its parts of the model have rows of their own: [parts, pipelines], where part c * stages + s
+is chunk c of stage s.
 """
 
 from __future__ import annotations
@@ -28,16 +30,43 @@ Layers = Integers | Floats
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """What a stage, or a part, takes, [stages, pipelines] each: `fixed + layers * layer`."""
+    """What a stage, or a part, takes, [stages, pipelines] each: `fixed + layers * layer`.
+
+    Of layers of several kinds `layer` is [kinds, stages, pipelines], and so are `layers`.
+    """
 
     fixed: Floats
     layer: Floats
 
     def of(self, layers: Layers) -> Floats:
+        if self.layer.ndim > self.fixed.ndim:
+            whole: Floats = self.fixed + (layers * self.layer).sum(axis=0)
+            return whole
         return self.fixed + layers * self.layer
 
     def take(self, columns: Integers) -> Linear:
-        return Linear(fixed=self.fixed[:, columns], layer=self.layer[:, columns])
+        return Linear(fixed=self.fixed[:, columns], layer=self.layer[..., columns])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOrder:
+    """The layers of a model, in their order, where they are of several kinds."""
+
+    counts: Integers
+    """[kinds, layers + 1]: how many of each kind are among so many first ones."""
+    extra: Floats
+    """[layers + 1]: bytes by which the messages across a cut behind so many layers are longer than the shortest."""
+
+    @property
+    def layers(self) -> int:
+        return int(self.counts.shape[1]) - 1
+
+    def by_kind(self, partitions: Integers) -> Integers:
+        """[kinds, parts, partitions], of partitions [parts, partitions]."""
+        behind = self.counts[:, np.cumsum(partitions, axis=0)]
+        behind[:, 1:] -= behind[:, :-1].copy()
+        found: Integers = behind
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +139,11 @@ class Pipelines:
     """[stages]: whether messages to both neighbours leave by one link; None: only of two stages."""
     blocking: bool = False
     """Whether stages wait until what they send has arrived."""
+    order: LayerOrder | None = None
+    """None: all layers are alike. Else `capacity` is of the smallest kind, `shares` are [moments, kinds, parts,
+    pipelines], and `hop` and `busy` are of the shortest messages."""
+    s_per_byte: Floats | None = None
+    """[stages, pipelines]: with an `order`, of what messages are longer."""
 
     def __len__(self) -> int:
         return len(self.basis)
@@ -138,6 +172,7 @@ class Pipelines:
             basis=self.basis[columns],
             hidden=None if self.hidden is None else self.hidden.take(columns),
             busy=None if self.busy is None else self.busy[:, columns],
+            s_per_byte=None if self.s_per_byte is None else self.s_per_byte[:, columns],
         )
 
     @property
@@ -145,15 +180,27 @@ class Pipelines:
         """[stages, pipelines]: for how long a message occupies its link."""
         return self.hop if self.busy is None else np.minimum(self.busy, self.hop)
 
+    def counted(self, layers: Layers) -> Layers:
+        """What times are linear in: the layers of each part and, where they differ, [kinds, parts, pipelines]."""
+        return layers if self.order is None else self.order.by_kind(np.asarray(layers, np.int64))
+
     def held(self, layers: Layers) -> Layers:
-        """[stages, pipelines]: the layers of each stage, in all its chunks."""
+        """The same of each stage, in all its chunks: [stages, pipelines] or [kinds, stages, pipelines]."""
+        return self._of_stages(self.counted(layers))
+
+    def _of_stages(self, counted: Layers) -> Layers:
         if self.parts_count == self.stages:
-            return layers
-        held: Layers = layers.reshape(-1, self.stages, layers.shape[1]).sum(axis=0)
+            return counted
+        held: Layers = counted.reshape(*counted.shape[:-2], -1, self.stages, counted.shape[-1]).sum(axis=-3)
         return held
 
     def fits(self, layers: Integers) -> NDArray[np.bool_]:
         """[pipelines]: whether every stage has the memory for its layers."""
+        if self.order is not None:
+            assert self.shares is not None
+            of_parts = (self.shares * self.counted(layers)).sum(axis=1)
+            of_stages = of_parts.reshape(len(of_parts), -1, self.stages, layers.shape[1]).sum(axis=1)
+            return np.asarray(np.all(of_stages <= FULL, axis=(0, 1)))
         fitting: NDArray[np.bool_] = np.all(self.held(layers) <= self.capacity, axis=0)
         if self.shares is not None:
             taken = (self.shares * layers).reshape(len(self.shares), -1, self.stages, layers.shape[1]).sum(axis=1)
@@ -165,19 +212,23 @@ class Pipelines:
 
         What is not below its `limit` may come out too low, but not below the limit.
         """
-        times, exposed = self._times(layers), self.exposed(self.held(layers))
+        counted = self.counted(layers)
+        held = self._of_stages(counted)
+        times, exposed = self._times(layers, counted, held), self.exposed(held)
         matters = None if limit is None else lambda done: self._summed(done + exposed)[1] < limit
-        return self._summed(self._done(times, matters) + exposed)[1]
+        return self._summed(self._done(times, layers, matters) + exposed)[1]
 
     def parts(self, layers: Layers) -> Parts:
         """An iteration, from the moment at which all ranks know the norm of the gradient, where they wait for each
         other, to the same moment of the next one: each stage steps its optimizer, goes through the schedule, sums
         its gradients; then first and last stage sum the embedding's.
         """
-        times = self._times(layers)
-        done = self._done(times)
+        counted = self.counted(layers)
+        held = self._of_stages(counted)
+        times = self._times(layers, counted, held)
+        done = self._done(times, layers)
         last = done.max(axis=0)
-        all_summed, total = self._summed(done + self.exposed(self.held(layers)))
+        all_summed, total = self._summed(done + self.exposed(held))
         return Parts(
             total=total,
             pipeline=last,
@@ -192,11 +243,13 @@ class Pipelines:
         all_summed = own.max(axis=0)
         return all_summed, np.maximum(all_summed, np.maximum(own[0], own[-1]) + self.embedding)
 
-    def _done(self, times: Times, matters: Callable[[Floats], NDArray[np.bool_]] | None = None) -> Floats:
+    def _done(
+        self, times: Times, layers: Layers, matters: Callable[[Floats], NDArray[np.bool_]] | None = None
+    ) -> Floats:
         """[stages, pipelines]: when the schedule is over, as `fasop.simulation.vectorised.ends` says."""
         if self.blocking:
             return blocking.ends(self.micro_batches, times)
-        return ends(self.schedule, self.micro_batches, times, self._traffic(times), matters)
+        return ends(self.schedule, self.micro_batches, times, self._traffic(times, layers), matters)
 
     def exposed(self, held: Layers) -> Floats:
         """[stages, pipelines]: seconds from a stage's last backward pass until its gradients are summed."""
@@ -221,7 +274,8 @@ class Pipelines:
         return slopes
 
     def slopes(self, layers: Layers, known: Floats | None = None) -> Floats:
-        """[parts, pipelines]: seconds that the longest path of the iteration gains with a layer of each part."""
+        """[parts, pipelines]: seconds that the longest path of the iteration gains with a layer of each part; where
+        layers differ [kinds, parts, pipelines], without what longer messages take."""
         return self.longest(layers, known)[0]
 
     def longest(self, layers: Layers, known: Floats | None = None) -> tuple[Floats, Floats]:
@@ -231,15 +285,16 @@ class Pipelines:
         partition it takes at least its time with this one, plus these slopes times the difference. That holds where
         no backward pass hides anything of the sums; see `unhidden`.
         """
-        held = self.held(layers)
+        counted = self.counted(layers)
+        held = self._of_stages(counted)
         after = self.exposed(held)
         after[0] += self.embedding
         after[-1] += self.embedding if self.stages > 1 else 0
-        times = self._times(layers)
+        times = self._times(layers, counted, held)
         if self.blocking:
             path = blocking.longest(self.micro_batches, times, after)
         else:
-            path = longest(self.schedule, self.micro_batches, times, after, self._traffic(times), known)
+            path = longest(self.schedule, self.micro_batches, times, after, self._traffic(times, layers), known)
         by_stage = path.start * self.optimizer.layer + path.end * self._exposed_slopes(held)
         slopes: Floats = (
             path.forward * self.forward.layer
@@ -252,30 +307,48 @@ class Pipelines:
         """The same without anything hidden, where no stage sums for longer, however many of the layers it has."""
         if self.hidden is None:
             return self
+        if self.order is not None:
+            return replace(self, sums=Linear(fixed=self.least_exposed, layer=0 * self.sums.layer), hidden=None)
         amount = np.arange(layers + 1).reshape(-1, 1, 1)
         exposed = self.exposed(amount)
         slopes = (exposed[1:] - exposed[0]) / amount[1:]
         return replace(self, sums=Linear(fixed=exposed[0], layer=slopes.min(axis=0)), hidden=None)
 
-    def _traffic(self, times: Times) -> Traffic:
+    def messages(self, layers: Layers) -> tuple[Floats, Floats]:
+        """[stages, pipelines] each: `hop` and `occupied` with a partition.
+
+        Of several chunks' messages of a stage the longest one counts.
+        """
+        if self.order is None:
+            return self.hop, self.occupied
+        assert self.s_per_byte is not None
+        behind = np.cumsum(np.asarray(layers, np.int64), axis=0)
+        extra = self.order.extra[behind]
+        extra[-1] = 0  # nothing leaves the end of the model
+        longer = extra.reshape(-1, self.stages, behind.shape[1]).max(axis=0) * self.s_per_byte
+        hop = self.hop + longer
+        return hop, hop if self.busy is None else np.minimum(self.busy + longer, hop)
+
+    def _traffic(self, times: Times, layers: Layers) -> Traffic:
         whole = Traffic.whole(times)
         out = whole.one_way_out if self.one_way_out is None else self.one_way_out
-        busy = self.occupied
+        busy = self.messages(layers)[1]
         return Traffic(forward=busy, backward=np.roll(busy, 1, axis=0), one_way_out=out)
 
-    def _times(self, layers: Layers) -> Times:
+    def _times(self, layers: Layers, counted: Layers, held: Layers) -> Times:
+        hop = self.messages(layers)[0]
         return Times(
-            forward=self.forward.of(layers),
-            backward=self.backward.of(layers),
-            send_forward=self.hop,
-            send_backward=np.roll(self.hop, 1, axis=0),
-            start=self.optimizer.of(self.held(layers)),
+            forward=self.forward.of(counted),
+            backward=self.backward.of(counted),
+            send_forward=hop,
+            send_backward=np.roll(hop, 1, axis=0),
+            start=self.optimizer.of(held),
         )
 
 
 def joined(several: Sequence[Pipelines]) -> Pipelines:
     """One after another; of the same sizes and schedule, on nodes with the same numbers of GPUs."""
-    by_column = [field.name for field in fields(Pipelines) if field.name != "one_way_out"]
+    by_column = [field.name for field in fields(Pipelines) if field.name not in ("one_way_out", "order")]
     return replace(several[0], **{name: _joined([getattr(one, name) for one in several]) for name in by_column})
 
 

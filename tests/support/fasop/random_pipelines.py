@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from conf.schema.experiment import Schedule
-from fasop.simulation.pipelines import Hidden, Linear, Pipelines
+from fasop.simulation.pipelines import Hidden, LayerOrder, Linear, Pipelines
 
 Numbers = Callable[[int], np.ndarray]
 
@@ -15,8 +15,10 @@ MANY = 40
 """Pipelines of the same sizes that a seed makes at once."""
 
 
-def random_pipelines(rng: np.random.Generator, schedule: Schedule | None = None) -> tuple[Pipelines, int]:
-    """`MANY` pipelines of the same sizes, and the layers that they share.
+def random_pipelines(
+    rng: np.random.Generator, schedule: Schedule | None = None, kinds: int | None = None
+) -> tuple[Pipelines, int]:
+    """`MANY` pipelines of the same sizes, and the layers that they share; with `kinds` these are of so many.
 
     Times may be equal, none, or differ a thousandfold, each kind of time in its own way; the memory may be short.
     """
@@ -38,14 +40,30 @@ def random_pipelines(rng: np.random.Generator, schedule: Schedule | None = None)
         )
         return np.maximum(ways[rng.integers(len(ways))](), least)
 
+    def layer(rows: int, least: float) -> np.ndarray:
+        """[rows, MANY] or [kinds, rows, MANY]: often as much longer everywhere for one kind as for the other."""
+        if kinds is None:
+            return times(rows, least=least)
+        if rng.random() < 0.5:
+            return rng.uniform(0.2, 3, (kinds, 1, 1)) * times(rows, least=least)
+        return np.stack([times(rows, least=least) for _ in range(kinds)])
+
     def linear(rows: int, *, least: float = 0.0) -> Linear:
-        return Linear(fixed=times(rows), layer=times(rows, least=least))
+        return Linear(fixed=times(rows), layer=layer(rows, least))
 
     def passes() -> Linear:
-        return Linear(fixed=times(parts), layer=np.tile(times(stages, least=1e-3), (chunks, 1)))
+        return Linear(fixed=times(parts), layer=np.concatenate([layer(stages, 1e-3)] * chunks, axis=-2))
 
     short, hop = rng.random() < 0.5, times(stages)
     capacity = rng.integers(-1 if rng.random() < 0.1 else 0, layers + 1, (stages, MANY)) if short else None
+    order = None if kinds is None else _order(rng, layers, kinds)
+    of_order = {}
+    if order is not None:
+        shares = rng.uniform(0.1, 0.5, (1 if chunks == 1 else 2, len(order.counts), parts, MANY))
+        empty = rng.random((stages, MANY)) < (0.1 if rng.random() < 0.2 else 0)
+        shares[..., np.tile(empty, (chunks, 1))] = np.nan
+        capacity = np.where(empty, -1, layers)
+        of_order = {"shares": shares if short else 1e-6 * shares, "order": order, "s_per_byte": times(stages)}
     return (
         Pipelines(
             schedule=schedule,
@@ -61,14 +79,23 @@ def random_pipelines(rng: np.random.Generator, schedule: Schedule | None = None)
             embedding=times(1)[0] if stages > 1 else np.zeros(MANY),
             capacity=np.full((stages, MANY), layers) if capacity is None else capacity,
             basis=np.zeros(MANY, int),
-            hidden=_hidden(times, stages) if rng.random() < 0.5 else None,
+            hidden=_hidden(times, stages, layer) if rng.random() < 0.5 else None,
+            **of_order,
         ),
         layers,
     )
 
 
-def _hidden(times: Callable[..., np.ndarray], stages: int) -> Hidden:
-    return Hidden(time=Linear(fixed=-times(stages), layer=times(stages, least=1e-3)), last=times(stages))
+def _hidden(times: Callable[..., np.ndarray], stages: int, layer: Callable[[int, float], np.ndarray]) -> Hidden:
+    return Hidden(time=Linear(fixed=-times(stages), layer=layer(stages, 1e-3)), last=times(stages))
+
+
+def _order(rng: np.random.Generator, layers: int, kinds: int) -> LayerOrder:
+    """In runs, or in any order; some cuts are longer."""
+    kind = rng.integers(0, kinds, layers)
+    counts = np.zeros((kinds, layers + 1), int)
+    counts[np.sort(kind) if rng.random() < 0.5 else kind, np.arange(1, layers + 1)] = 1
+    return LayerOrder(counts=np.cumsum(counts, axis=1), extra=rng.integers(0, 2, layers + 1).astype(float))
 
 
 def all_partitions(layers: int, parts: int) -> np.ndarray:

@@ -1,0 +1,228 @@
+"""Partitions of layers that differ: which fit, the smallest largest part, and what moving a layer may gain.
+
+Parts take neighbouring layers, in the model's order, so that a part which begins where another one ends takes the most
+layers that it has the time and the memory for: no partition goes further with as many parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasop.costs.arrays import Floats, Integers
+from fasop.simulation.pipelines import FULL, Linear, Pipelines
+
+STEPS = 40
+"""Halvings of the interval in which the smallest largest part lies, at most."""
+CLOSE = 1e-7
+"""The part of it that need not be halved."""
+MOST_BORDERS = 16
+"""Between kinds of layers, to which cuts are moved."""
+TINY = 1e-30
+"""Seconds that are none, but may divide."""
+ROUNDING = 1e-12
+"""The part of a time by which sums of the same times may differ."""
+
+
+def fitting(pipelines: Pipelines) -> NDArray[np.bool_]:
+    """[pipelines]: whether any partition fits; of several chunks, whether one fits whose chunks share the memory."""
+    return _filled([_memory(pipelines)], _memory_limits(pipelines)[np.newaxis]).possible
+
+
+def least_largest_part(pipelines: Pipelines) -> Integers:
+    """The partitions whose largest part, forward and backward, takes least, but for `CLOSE`. All must be `fitting`."""
+    both = _both(pipelines)
+    memory, room = _memory(pipelines), _memory_limits(pipelines)
+    costs, fixed = _sums(pipelines, both.layer), both.fixed
+    found = _filled([memory], room[np.newaxis]).partitions
+    most = both.of(pipelines.counted(found)).max(axis=0)
+    least = np.maximum(fixed.max(axis=0), _level(both, pipelines))
+    for _ in range(STEPS):
+        open_ = most - least > CLOSE * most
+        if not open_.any():
+            break
+        middle = np.where(open_, (least + most) / 2, most)
+        tried = _filled([memory, costs], np.stack([room, middle - fixed]))
+        taken = both.of(pipelines.counted(tried.partitions)).max(axis=0)
+        better = tried.possible & (taken < most)
+        found[:, better], most[better] = tried.partitions[:, better], taken[better]
+        least = np.where(tried.possible, least, np.maximum(least, middle))
+    return found
+
+
+def gains(pipelines: Pipelines, partitions: Integers, slopes: Floats, pairs: Integers) -> Floats:
+    """[pipelines, pairs]: seconds that an iteration may become shorter by, at most, if a layer leaves one part for
+    another. `slopes` are [kinds, parts, pipelines] at the partitions.
+
+    All cuts between the two parts move by one layer, so parts between them hand one on. As long as nothing of the sums
+    is hidden, times are no shorter than the slopes say, but for messages: every one of the longest path may be shorter.
+    """
+    assert pipelines.order is not None
+    assert pipelines.s_per_byte is not None
+    order, parts, every = pipelines.order, len(partitions), np.arange(partitions.shape[1])
+    behind = np.cumsum(partitions, axis=0)[:-1]
+    kind = np.argmax(np.diff(order.counts, axis=1), axis=0)
+    chunks = parts // pipelines.stages
+    links = chunks * np.tile(pipelines.s_per_byte, (chunks, 1))[:-1]
+    cuts = np.arange(parts - 1)[:, np.newaxis]
+    found = []
+    for step in (-1, 1):  # a cut moves towards the beginning, or the end
+        moved = kind[np.clip(behind + min(step, 0), 0, order.layers - 1)]
+        change = slopes[moved, cuts + 1, every] - slopes[moved, cuts, every]
+        shorter = order.extra[behind] - order.extra[np.clip(behind + step, 0, order.layers)]
+        message = 2 * pipelines.micro_batches * np.maximum(0.0, shorter) * links
+        gained = step * change + message
+        found.append(np.concatenate([np.zeros((1, len(every))), np.cumsum(gained, axis=0)]))
+    source, target = pairs.T
+    towards_end, towards_begin = found
+    to_later, to_earlier = towards_end[target] - towards_end[source], towards_begin[source] - towards_begin[target]
+    whole: Floats = np.where((source < target)[:, np.newaxis], to_later, to_earlier)
+    return np.ascontiguousarray(whole.T)
+
+
+def cut_elsewhere(pipelines: Pipelines, partition: Integers) -> Integers:
+    """[parts, partitions]: one of the cuts somewhere else, and those that it passes with it.
+
+    By 1, 2, 4 layers and so on, and to where another kind begins or messages become longer or shorter.
+    """
+    assert pipelines.order is not None
+    order, cuts = pipelines.order, np.cumsum(partition)[:-1]
+    steps = 2 ** np.arange(order.layers.bit_length())
+    kind = np.argmax(np.diff(order.counts, axis=1), axis=0)
+    borders = 1 + np.nonzero((np.diff(kind) != 0) | (np.diff(order.extra[:-1]) != 0))[0]
+    places = np.concatenate([*(cuts + step for step in steps), *(cuts - step for step in steps)])
+    number = np.tile(np.arange(len(cuts)), 2 * len(steps))
+    borders = borders[:MOST_BORDERS]
+    places = np.concatenate([places, np.tile(borders, len(cuts))])
+    number = np.concatenate([number, np.repeat(np.arange(len(cuts)), len(borders))])
+    inside = (places >= 0) & (places <= order.layers)
+    places, number = places[inside], number[inside]
+    every = np.arange(len(cuts))[:, np.newaxis]
+    moved = np.repeat(cuts[:, np.newaxis], len(places), axis=1)
+    moved = np.where(every < number, np.minimum(moved, places), np.maximum(moved, places))
+    moved = np.where(every == number, places, moved)
+    whole = np.pad(moved, ((1, 1), (0, 0)))
+    whole[-1] = order.layers
+    return np.unique(np.diff(whole, axis=0), axis=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Filled:
+    partitions: Integers
+    """[parts, pipelines]; what is left over has the last part."""
+    possible: NDArray[np.bool_]
+
+
+def _filled(sums: list[Floats], limits: Floats) -> _Filled:
+    """Parts that take as many layers as all limits allow, one after another.
+
+    `sums` are [layers + 1, parts, pipelines]: what the first layers take, on each part; `limits` [sums, parts,
+    pipelines] what a part may take.
+    """
+    layers, parts, columns = sums[0].shape[0] - 1, *sums[0].shape[1:]
+    every = np.arange(columns)
+    at, possible = np.zeros(columns, np.int64), np.ones(columns, bool)
+    found = np.zeros((parts, columns), np.int64)
+    for part in range(parts):
+        reach = np.full(columns, layers)
+        for of, limit in zip(sums, limits, strict=True):
+            taken = of[:, part]
+            allowed = taken[at, every] + limit[part]
+            reach = np.minimum(reach, (taken <= allowed + ROUNDING * np.abs(allowed)).sum(axis=0) - 1)
+            possible &= limit[part] >= 0
+        reach = np.maximum(reach, at)
+        found[part], at = reach - at, reach
+    possible &= at == layers
+    found[-1] += layers - at
+    return _Filled(partitions=found, possible=possible)
+
+
+def _both(pipelines: Pipelines) -> Linear:
+    """Forward and backward pass of each part."""
+    return Linear(
+        fixed=pipelines.forward.fixed + pipelines.backward.fixed,
+        layer=pipelines.forward.layer + pipelines.backward.layer,
+    )
+
+
+def _sums(pipelines: Pipelines, layer: Floats) -> Floats:
+    """[layers + 1, parts, pipelines], of [kinds, parts, pipelines]."""
+    assert pipelines.order is not None
+    whole: Floats = np.tensordot(pipelines.order.counts.T.astype(float), layer, axes=1)
+    return whole
+
+
+def _memory(pipelines: Pipelines) -> Floats:
+    """As `_sums`, of the part of a stage's free memory; of several chunks at their fullest moments."""
+    assert pipelines.shares is not None
+    shares = pipelines.shares.max(axis=0)
+    return _sums(pipelines, np.where(np.isnan(shares), 1.0, shares))
+
+
+def _memory_limits(pipelines: Pipelines) -> Floats:
+    """[parts, pipelines]; of a stage on which not even no layer fits below 0."""
+    chunks = pipelines.parts_count // pipelines.stages
+    room = np.where(pipelines.capacity >= 0, FULL / chunks, -1.0)
+    return np.tile(room, (chunks, 1))
+
+
+def _level(both: Linear, pipelines: Pipelines) -> Floats:
+    """[pipelines]: what the largest part takes at least, if layers have parts and go where they take least time.
+
+    Only parts below the level take any: of all that are the first ones by what they take without layers, those are
+    right for which it is lowest.
+    """
+    units = Units.of(both.layer, pipelines)
+    order = np.argsort(both.fixed, axis=0)
+    fixed = np.take_along_axis(both.fixed, order, axis=0)
+    layer = np.maximum(np.take_along_axis(units.least(both.layer), order, axis=0), TINY)
+    least: Floats = ((units.whole + np.cumsum(fixed / layer, axis=0)) / np.cumsum(1 / layer, axis=0)).min(axis=0)
+    return least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """Layers that differ, as amounts of work: a stage takes for any of them at least as long as for its units."""
+
+    of_kind: Floats
+    """[kinds, pipelines]: units of a layer of each kind."""
+    whole: Floats
+    """[pipelines]: of all layers."""
+
+    @classmethod
+    def of(cls, layer: Floats, pipelines: Pipelines) -> Units:
+        """As many units to a layer as the parts take seconds for it in the mean, [kinds, parts, pipelines]."""
+        assert pipelines.order is not None
+        of_kind = layer.mean(axis=1)
+        return cls(of_kind=of_kind, whole=np.einsum("kc,k->c", of_kind, pipelines.order.counts[:, -1].astype(float)))
+
+    def least(self, layer: Floats) -> Floats:
+        """[parts, pipelines]: what a unit takes at least, of [kinds, parts, pipelines]."""
+        units = self.of_kind[:, np.newaxis]
+        none = np.where(layer < 0, -np.inf, np.inf)  # of layers without units
+        return np.asarray(np.where(units > 0, layer / np.where(units > 0, units, 1.0), none).min(axis=0))
+
+
+def in_units(pipelines: Pipelines) -> tuple[Pipelines, Floats]:
+    """Pipelines of alike layers that no partition of these ones beats, and [pipelines] how many they have, which is no
+    whole number. Every one has its own memory left out.
+    """
+    units = Units.of(_both(pipelines).layer, pipelines)
+
+    def alike(times: Linear) -> Linear:
+        return Linear(fixed=times.fixed, layer=units.least(times.layer))
+
+    plain = replace(
+        pipelines,
+        forward=alike(pipelines.forward),
+        backward=alike(pipelines.backward),
+        sums=alike(pipelines.unhidden(0).sums),
+        optimizer=alike(pipelines.optimizer),
+        hidden=None,
+        shares=None,
+        order=None,
+        s_per_byte=None,
+    )
+    return plain, units.whole
