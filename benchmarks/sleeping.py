@@ -46,8 +46,8 @@ class Pass:
 class SleptGradients(WeightGradients):
     """Where a schedule splits the backward pass, half of a layer's sleep is put off, as its weight gradients are."""
 
-    def __init__(self, add: Callable[[nn.Parameter, Tensor, Tensor], None]) -> None:
-        super().__init__(add)
+    def __init__(self, *adds: Callable[[nn.Parameter, Tensor, Tensor], None]) -> None:
+        super().__init__(*adds)
         self._owed: dict[Hashable, float] = {}
 
     def sleep(self, seconds: float) -> None:
@@ -89,9 +89,14 @@ def sleeping_stage(times: Sequence[Pass]) -> type[Stage]:
             self._times = times[part.number]
             self._later: SleptGradients | None = None
 
-        def put_off(self, later: WeightGradients, shared: Sequence[nn.Parameter] = ()) -> None:
+        def put_off(
+            self,
+            later: WeightGradients,
+            shared: Sequence[nn.Parameter] = (),
+            where: Callable[[nn.Parameter], bool] = lambda _: True,
+        ) -> None:
             assert isinstance(later, SleptGradients)
-            super().put_off(later, shared)
+            super().put_off(later, shared, where)
             self._later = later
 
         def forward(self, entered: Tensors) -> Tensors:
@@ -135,7 +140,7 @@ def _child(found: RunDir, times: Sequence[Pass] | None) -> None:
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # sleeps end when they should, and not 50 us later
     if times is not None:
         engine.Stage = sleeping_stage(times)  # type: ignore[attr-defined]
-        engine.WeightGradients = SleptGradients  # type: ignore[attr-defined]
+        engine.WeightGradients = SleptGradients  # type: ignore[attr-defined, assignment]
     code = 1
     try:
         code = worker.main([str(found.plan), "0"])

@@ -110,12 +110,12 @@ class Engine:
             copies + (self._common if place.tp > 0 else []),
         )
         self._actions = actions_of(plan)[place.stage]
-        later = WeightGradients(self.flat.add)
+        later = WeightGradients(self.flat.add, self.flat.add_rows)
         splits = any(action.kind is Kind.BACKWARD_WEIGHT for action in self._actions)
-        if splits or (self.flat.fused and not plan.train.compile):
+        if splits or not plan.train.compile:
             shared = [parameter for stage in self._stages for parameter in stage.shared]
             for stage in self._stages:
-                stage.put_off(later, shared)
+                stage.put_off(later, shared, lambda parameter: splits or self.flat.adds(parameter))
 
         def message(wires: Sequence[str]) -> Message:
             return message_of(task, wires, plan.micro_batch_size, self.tensor, dtype, self._device)

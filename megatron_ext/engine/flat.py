@@ -8,6 +8,10 @@ from typing import Callable, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+LARGE = 2**20
+"""Numbers of a weight from which on it pays on a CPU to call Python from autograd, and to have no gradient of its own
+that is added to the sum."""
+
 
 class FlatWeights:
     """Lays all parameters of a rank out in one tensor, last layer first.
@@ -37,8 +41,7 @@ class FlatWeights:
         same = (dtype, device) == (torch.float32, before)
         self.initial = self.weight if same else torch.zeros(length, device=before)
         self.grad = torch.zeros(length, device=device)
-        self.fused = fuses(dtype, device)
-        """Whether `add` is the better way for a weight's gradient than autograd's own."""
+        self._fused = fuses(dtype, device)
         self._names = {id(parameter): name for name, parameter in ordered}
         self._arrived: Optional[Callable[[str], None]] = None
         self._hooked: List[object] = []
@@ -60,15 +63,31 @@ class FlatWeights:
         """The sum of a parameter's gradients so far, fp32."""
         return self.view(self._names[id(parameter)], self.grad)
 
+    def adds(self, parameter: nn.Parameter) -> bool:
+        """Whether `add` and `add_rows` are the better way for a weight's gradient than autograd's own."""
+        return self._fused or (not self.weight.is_cuda and parameter.numel() >= LARGE)
+
     def add(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Adds the gradient `left @ right`, which does not come through autograd's own accumulation."""
         total = self.gradient(parameter)
         if left.dtype == total.dtype:
             total.addmm_(left, right)
-        elif self.fused:
+        elif self._fused:
             torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
         else:
             total.add_(left @ right)
+        self._came(parameter)
+
+    def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradients: Tensor) -> None:
+        """Adds the gradients [n, width] of rows [n] of a table, summed where a row came several times."""
+        distinct, places = torch.unique(rows, return_inverse=True)
+        # What F.embedding has for all rows of its table, and so equal to it to the last bit.
+        sums = torch.ops.aten.embedding_dense_backward(gradients, places, len(distinct), -1, False)
+        total = self.gradient(parameter)
+        total.index_add_(0, distinct, sums.to(total.dtype))
+        self._came(parameter)
+
+    def _came(self, parameter: nn.Parameter) -> None:
         if self._arrived is not None:
             self._arrived(self._names[id(parameter)])
 
@@ -98,8 +117,8 @@ def fuses(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a gradient, a product of matrices in `dtype`, is best added to its sum in fp32 by the product itself.
 
     On a GPU that saves a gradient of its own and two passes over it, which for small micro-batches take as long as the
-    product; on a CPU they take less than calling Python from autograd does. With 16-bit matrices torch can do so since
-    2.8, on most GPUs: it is tried, for there is nothing that tells.
+    product. With 16-bit matrices torch can do so since 2.8, on most GPUs: it is tried, for there is nothing that tells.
+    On a CPU it depends on the weight (`LARGE`).
     """
     if device.type != "cuda" or dtype == torch.float32:
         return device.type == "cuda"

@@ -61,10 +61,10 @@ class Parts:
             DTYPES[plan.train.precision],
             device,
         )
-        if self._flat.fused and not plan.train.compile:  # as in the engine
+        if not plan.train.compile:  # as in the engine
             shared = [parameter for stage in self._stages for parameter in stage.shared]
             for stage in self._stages:
-                stage.put_off(WeightGradients(self._flat.add), shared)
+                stage.put_off(WeightGradients(self._flat.add, self._flat.add_rows), shared, self._flat.adds)
         source = torch.Generator().manual_seed(plan.train.seed)
         self._micro = task.example(micro_batch_size, source).to(device)
         self._marks = Marks(device)

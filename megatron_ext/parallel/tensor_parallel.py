@@ -6,7 +6,7 @@ sequence parallelism, its share of the sequence. `enter` and `leave` are the two
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,9 @@ from megatron_ext.timeline.recorder import Recorder
 
 _REDUCE_SCATTER = "tensor-reduce-scatter"
 PART = 2**22
-"""Logits in fp32 at once: few enough to stay in memory just used, and many enough to keep a GPU busy."""
+"""Logits in fp32 at once: few enough to need little memory, and many enough to keep a GPU busy."""
+CPU_PART = 2**18
+"""The same on a CPU: few enough to stay in its cache."""
 
 
 class Shard(NamedTuple):
@@ -158,13 +160,15 @@ def _sum_scatter(x: Tensor, tensor: TensorGroup) -> Tensor:
     return total.chunk(tensor.size, 1)[tensor.rank].contiguous()
 
 
-def vocab_embedding(tokens: Tensor, word: Tensor, tensor: TensorGroup) -> Tensor:
+def vocab_embedding(
+    tokens: Tensor, word: Tensor, tensor: TensorGroup, look_up: Callable[[Tensor, Tensor], Tensor] = F.embedding
+) -> Tensor:
     """tokens [batch, sequence], word [padded vocabulary / size, hidden] -> embeddings as outside parallel regions."""
     if tensor.size == 1:
-        return F.embedding(tokens, word)
+        return look_up(tokens, word)
     first = tensor.rank * word.shape[0]
     elsewhere = (tokens < first) | (tokens >= first + word.shape[0])
-    own = F.embedding((tokens - first).masked_fill(elsewhere, 0), word)
+    own = look_up((tokens - first).masked_fill(elsewhere, 0), word)
     return tensor.leave(own.masked_fill(elsewhere.unsqueeze(-1), 0.0))
 
 
@@ -223,6 +227,6 @@ class _VocabCrossEntropy(Function):
 
 
 def _parts(logits: Tensor) -> Iterator[slice]:
-    """Rows that make up about `PART` together."""
-    rows = max(1, PART // logits.shape[-1])
+    """Rows whose logits are taken at once."""
+    rows = max(1, (PART if logits.is_cuda else min(PART, CPU_PART)) // logits.shape[-1])
     return (slice(start, start + rows) for start in range(0, len(logits), rows))

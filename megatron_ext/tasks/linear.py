@@ -1,4 +1,4 @@
-"""A linear layer whose weight gradient is not autograd's: it can be computed later, and is added where it belongs.
+"""Layers whose weight gradient is not autograd's: it is added where it belongs, and can be computed later.
 
 Zero-bubble schedules split the backward pass: the part that the previous stage waits for comes first, and the
 weight gradients fill time in which the rank would wait (Qi et al. 2023).
@@ -19,9 +19,18 @@ from torch.nn import functional as F
 class WeightGradients:
     """Keeps the weight gradients' computations of one rank until they are asked for."""
 
-    def __init__(self, add: Callable[[nn.Parameter, Tensor, Tensor], None]) -> None:
-        """`add` takes a parameter and two matrices, of which the product is one micro-batch's gradient of it."""
+    def __init__(
+        self,
+        add: Callable[[nn.Parameter, Tensor, Tensor], None],
+        add_rows: Optional[Callable[[nn.Parameter, Tensor, Tensor], None]] = None,
+    ) -> None:
+        """`add` takes a parameter and two matrices, of which the product is one micro-batch's gradient of it.
+
+        `add_rows` takes a table, the numbers of rows [n] that were looked up in it, and their gradients [n, width];
+        without it, autograd adds them.
+        """
         self._add = add
+        self.add_rows = add_rows
         self._waiting: Dict[Hashable, List[Tuple[nn.Parameter, Tensor, Tensor]]] = {}
         self._key: Optional[Hashable] = None
 
@@ -60,6 +69,16 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], later: Optional[We
     return y
 
 
+def embedding(rows: Tensor, table: Tensor, later: Optional[WeightGradients]) -> Tensor:
+    """The rows of a table with these numbers; with `later`, only their gradients are added, never one of all rows."""
+    if later is None or later.add_rows is None or table.is_cuda or not torch.is_grad_enabled():
+        return F.embedding(rows, table)  # on a GPU, to find out which rows are distinct would make the host wait
+    assert isinstance(table, nn.Parameter)
+    followed = torch.empty(0, requires_grad=True)  # autograd would keep nothing, for it does not see the table
+    y: Tensor = _Embedding.apply(followed, rows, table.detach(), partial(later.add_rows, table))  # type: ignore[no-untyped-call]
+    return y
+
+
 class _Linear(Function):
     """Autograd sees the weight only detached: a gradient of None would still count as one that has arrived."""
 
@@ -78,3 +97,18 @@ class _Linear(Function):
         rows = gradient.flatten(0, -2)
         ctx.take(x.flatten(0, -2), rows)
         return gradient @ weight, None, rows.sum(0) if ctx.has_bias else None, None
+
+
+class _Embedding(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, followed: Tensor, rows: Tensor, table: Tensor, add: Callable[[Tensor, Tensor], None]
+    ) -> Tensor:
+        ctx.rows = rows
+        ctx.add = add
+        return F.embedding(rows, table)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[None, None, None, None]:
+        ctx.add(ctx.rows.flatten(), gradient.flatten(0, -2))
+        return None, None, None, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -93,14 +93,22 @@ class Stage(nn.Module):
         """
         return list(self._named)
 
-    def put_off(self, later: WeightGradients, shared: Sequence[nn.Parameter] = ()) -> None:
-        """Lets a backward pass leave weight gradients to `later`, in modules that can.
+    def put_off(
+        self,
+        later: WeightGradients,
+        shared: Sequence[nn.Parameter] = (),
+        where: Callable[[nn.Parameter], bool] = lambda _: True,
+    ) -> None:
+        """Lets a backward pass leave weight gradients to `later`, in modules that can and have a parameter `where` so.
 
         Not where a parameter is among the `shared` of this rank: it gets the gradients of both blocks as one.
         """
         apart = {id(parameter) for parameter in (*self.shared, *shared)}
         for module in self.blocks:
-            if hasattr(module, "later") and not any(id(parameter) in apart for parameter in module.parameters()):
+            parameters = list(module.parameters())
+            if not hasattr(module, "later") or any(id(parameter) in apart for parameter in parameters):
+                continue
+            if any(map(where, parameters)):
                 setattr(module, "later", later)  # noqa: B010  (a type checker knows no attribute of all modules)
 
     def compile_blocks(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Callable, Optional, Tuple
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from megatron_ext.contract.model import LEARNED, RMS_NORM, ROTARY, ModelConfig
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_embedding
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
-from megatron_ext.tasks.linear import WeightGradients, linear
+from megatron_ext.tasks.linear import WeightGradients, embedding, linear
 
 LOW_FREQUENCY, HIGH_FREQUENCY, TRAINED_WITH = 1.0, 4.0, 8192
 """Of Llama 3's scaled rotary embedding: waves longer than `TRAINED_WITH / LOW_FREQUENCY` tokens are stretched, those
@@ -46,6 +46,7 @@ class Embedding(nn.Module):
     def __init__(self, config: ModelConfig, tensor: TensorGroup, seed: int) -> None:
         super().__init__()
         self.tensor = tensor
+        self.later: Optional[WeightGradients] = None
         self.dropout = Dropout(config.hidden_dropout, key_of(seed, "embedding"), tensor)
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
         self.position: Optional[nn.Parameter] = None
@@ -54,7 +55,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor, number: Optional[Tensor] = None) -> Tensor:
         """tokens [batch, sequence] -> [batch, sequence, hidden]; `number` [batch] is of the samples, for dropout."""
-        x = vocab_embedding(tokens, self.word, self.tensor)
+        x = vocab_embedding(tokens, self.word, self.tensor, partial(embedding, later=self.later))
         if self.position is not None:
             x = x + self.position[self.tensor.positions(tokens.shape[1])]
         dropped: Tensor = self.dropout(x, number)

@@ -192,6 +192,22 @@ def test_gradients_that_their_matrix_product_adds_as_on_a_gpu_are_the_same(
     test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(1, 2, 2, "1-2", 1), Layout(2, 1, 2, "1-2", 2, True, "full"), Layout(1, 1, 3, "1-1-1", 2, schedule="zb_h1")],
+    ids=str,
+)
+def test_gradients_of_large_weights_that_a_cpu_adds_in_place_are_the_same(
+    engine_run: Callable[..., EngineRun],
+    reference: tuple[np.ndarray, dict[str, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout,
+) -> None:
+    monkeypatch.setattr(flat, "LARGE", 1)
+    monkeypatch.setattr(engine, "BUCKET_BYTES", 4096)
+    test_losses_and_weights_equal_the_single_process(engine_run, reference, layout)
+
+
 def test_a_schedule_from_a_file_trains_the_same_model(
     engine_run: Callable[..., EngineRun],
     reference: tuple[np.ndarray, dict[str, torch.Tensor]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -19,6 +20,7 @@ from megatron_ext.contract.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.samples import Samples, Split
+from megatron_ext.engine import flat
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.reduce import GradientReducer
@@ -159,6 +161,36 @@ def test_a_split_backward_pass_leaves_the_weights_of_all_layers_to_its_second_pa
     samples = GptSamples(corpus, Split(8, 1, tuple(plan.data_split)), plan.model.sequence_length, VOCAB)
     first_rank(plan, samples).step(1)
     assert left == [((m, 0), 4 * plan.model.layers) for m in range(4)]
+
+
+@pytest.mark.usefixtures("alone")
+def test_on_a_cpu_the_gradients_of_large_weights_are_added_where_their_sum_lies(
+    engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch, corpus: Path
+) -> None:
+    added: Counter[torch.Size] = Counter()
+    add, rows = FlatWeights.add, FlatWeights.add_rows
+
+    def watched(self: FlatWeights, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
+        added[parameter.shape] += 1
+        (rows if left.dim() == 1 else add)(self, parameter, left, right)
+
+    monkeypatch.setattr(FlatWeights, "add", watched)
+    monkeypatch.setattr(FlatWeights, "add_rows", watched)
+    plan = engine_run(*ONE_STAGE, "model.untie_embeddings_and_output_weights=true").plan
+    model = plan.model
+    samples = GptSamples(corpus, Split(8, 1, tuple(plan.data_split)), model.sequence_length, VOCAB)
+    largest, micro_batches = 4 * model.hidden**2, 4
+
+    def gradients(large: int) -> int:
+        monkeypatch.setattr(flat, "LARGE", large)
+        added.clear()
+        first_rank(plan, samples).step(1)
+        return added.total()
+
+    assert gradients(largest + 1) == 0
+    assert gradients(largest) == micro_batches * model.layers * 4
+    assert gradients(1) == micro_batches * (model.layers * 4 + 2)
+    assert added[torch.Size([model.padded_vocab_size, model.hidden])] == micro_batches * 2
 
 
 def test_a_last_stage_leaves_its_heads_weight_too(engine_run: Callable[..., EngineRun]) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from megatron_ext.contract.plan import ModelConfig
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.precision import DTYPES
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.linear import WeightGradients, linear
+from megatron_ext.tasks.linear import WeightGradients, embedding, linear
 from megatron_ext.tasks.transformer import TransformerLayer
 
 CONFIG = ModelConfig(layers=1, hidden=8, heads=2, sequence_length=5, vocab_size=7, padded_vocab_size=7)
@@ -71,3 +77,65 @@ def test_weight_gradients_that_waited_leave_no_graph_behind() -> None:
         later.run(key)
     assert torch.equal(total, torch.full((2, 3), 12.0))
     assert not total.requires_grad
+
+
+class Shapes(TorchDispatchMode):
+    """The shapes of all tensors that operations made, but for views of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[torch.Size] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        new = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in given]
+        self.made += [x.shape for x in new]
+        return result
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_tables_gradient_is_added_in_the_rows_that_were_looked_up_and_is_autograds_to_the_last_bit(
+    precision: str,
+) -> None:
+    dtype = DTYPES[precision]
+    torch.manual_seed(0)
+    whole = torch.randn(50, 3)
+    batches = [torch.randint(20, (2, 40)) for _ in range(3)]  # rows come several times, and some never
+    gradients = [torch.randn(2, 40, 3).to(dtype) for _ in batches]
+
+    def total(later: bool) -> tuple[Tensor, int, list[torch.Size]]:
+        table = nn.Parameter(whole.clone())
+        flat = FlatWeights([("table", table)], dtype, torch.device("cpu"))
+        told: list[str] = []
+        flat.tell(told.append)
+        where = WeightGradients(flat.add, flat.add_rows) if later else None
+        with Shapes() as shapes:
+            for rows, gradient in zip(batches, gradients, strict=True):
+                y = embedding(rows, table, where)
+                assert torch.equal(y, table[rows])
+                y.backward(gradient)
+        return flat.gradient(table), len(told), shapes.made
+
+    expected, given, made = total(later=False)
+    assert (50, 3) in made
+    found, told, made = total(later=True)
+    assert torch.equal(found, expected)
+    assert found[:20].any() and not found[20:].any()
+    assert told == given == 3
+    assert (50, 3) not in made
+
+
+def test_the_ranks_of_a_tensor_group_that_look_up_none_of_their_rows_have_a_gradient_of_zero() -> None:
+    table = nn.Parameter(torch.randn(5, 3))
+    flat = FlatWeights([("table", table)], torch.float32, torch.device("cpu"))
+    later = WeightGradients(flat.add, flat.add_rows)
+    elsewhere = torch.ones(1, 4, 1, dtype=torch.bool)
+    embedding(torch.zeros(1, 4, dtype=torch.int64), table, later).masked_fill(elsewhere, 0.0).sum().backward()
+    assert not flat.grad.any()
+
+
+def test_a_table_that_is_only_read_has_no_graph() -> None:
+    later = WeightGradients(lambda *_: None, lambda *_: None)
+    with torch.no_grad():
+        assert not embedding(torch.zeros(1, dtype=torch.int64), nn.Parameter(torch.ones(2, 2)), later).requires_grad
