@@ -22,7 +22,16 @@ from conf.reading.user_files import SUFFIX, Words, groups
 from conf.reading.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, load_yaml, yaml_fault
 from conf.schema import experiment
 
-COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, TypeError, AssertionError)
+COMPOSING = (
+    HydraException,
+    OmegaConfBaseException,
+    YAMLError,
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+)
 """What words and files raise that Hydra cannot compose."""
 EVERY_KEY = "'tdpp launch --cfg job' prints every key"
 _IN_FILE = re.compile(r"In '(?P<config>[^']+)': (?:\w+ raised while composing config:\n)?(?P<fault>.*)", re.DOTALL)
@@ -67,6 +76,8 @@ def _message(error: Exception, words: Words) -> str:
             return f"{error.filename}: {error.strerror}"
         case ValueError() if files := _unreadable(words, NO_VALUE):
             return files
+        case AttributeError() if _raised_by_hydra(error):
+            return f"{' '.join(words.overrides)}: Hydra cannot apply all of these; leave out what contradicts another"
         case ValueError() | TypeError() | AssertionError() if _raised_by_hydra(error):
             return _no_name(words.overrides) or f"{' '.join(words.overrides)}: Hydra cannot read this: {error}"
         case _:
@@ -211,7 +222,7 @@ def _every_group() -> str:
 def _raised_by_hydra(error: Exception) -> bool:
     """Of options that do not go together, for example."""
     *_, (frame, _) = walk_tb(error.__traceback__)
-    return str(frame.f_globals["__name__"]).startswith("hydra.")
+    return str(frame.f_globals["__name__"]).startswith(("hydra.", "omegaconf."))
 
 
 def _file(config: str, words: Words) -> str:

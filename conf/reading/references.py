@@ -14,6 +14,8 @@ def require_shapes(node: Any, kind: Any, key: str = "") -> None:
     """Raises ConfigError where what stands at `key` is no group of keys, no list, or one of another kind."""
     origin = get_origin(kind)
     if not (is_dataclass(kind) or origin in (dict, list)):
+        if isinstance(node, DictConfig | ListConfig) and kind is not Any:
+            raise ConfigError(f"{key}={node} must be one value, not several")
         return
     what = "a list" if origin is list else "a group of keys"
     if not isinstance(node, ListConfig if origin is list else DictConfig):

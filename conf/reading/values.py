@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from conf.errors import TdppError
 from conf.reading.user_files import is_file
+from conf.reading.word_rules import MOST_DIGITS
 from conf.visible import shortened, visible
 
 if TYPE_CHECKING:
@@ -113,7 +114,10 @@ def not_negative(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
+    digits = text.isascii() and text.isdecimal()
+    if digits and len(text) > MOST_DIGITS:
+        raise NoValue(f"must have at most {MOST_DIGITS} digits")
+    if not (digits and int(text)):
         raise NoValue("must be a whole number, 1 or more")
     return int(text)
 

@@ -15,6 +15,7 @@ MOST_DEEP = 50
 """Lists and dictionaries within each other: Hydra's grammar calls itself for each."""
 MOST_VALUES = 10_000
 """Of a range in a sweep."""
+_PACKAGE, _PRINTED = re.compile(r"-p|--p"), re.compile(r"(-c|--cfg)(=|$)")
 _OF_HYDRA = re.compile(r"(?:[+~]*hydra(?:[./@][^=]*)?=|~hydra(?:[./@]|$))")
 _OF_SWEEPER = re.compile(r"[+~]*hydra\.sweeper\.max_batch_size=")
 _NUMBER = r"\s*(?:start\s*=|stop\s*=|step\s*=)?\s*(?P<{}>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)\s*"
@@ -26,7 +27,10 @@ _OPENED = dict.fromkeys("[{(", 1) | dict.fromkeys("]})", -1)
 
 def check_words(words: Sequence[str]) -> None:
     """Raises ConfigError for the first one that cannot be."""
+    printed = any(_PRINTED.match(word) for word in words)
     for word in words:
+        if _PACKAGE.match(word) and not printed:  # it would take the word behind it, and no notice of that
+            raise ConfigError(f"{word}: only '--cfg job' takes a package to print; leave it out")
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             raise ConfigError(
                 f"{word.encode(errors='backslashreplace').decode()}: this is not UTF-8; write it in UTF-8"

@@ -25,6 +25,7 @@ MOST_VALUES = 200_000
 """Of a file whose aliases (`*name`) are written out: a few lines of them may stand for more than a machine holds."""
 MOST_DEEP = 50
 """Mappings and lists within each other."""
+TOO_DEEP = f"more than {MOST_DEEP} mappings and lists lie within each other"
 
 
 def load_yaml(path: Path) -> DictConfig:
@@ -43,6 +44,8 @@ def load_yaml(path: Path) -> DictConfig:
         raise ConfigError(f"not YAML: {yaml_fault(error)}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(fault(error)) from error
+    except RecursionError as error:  # behind what libyaml calls a fault, and PyYAML does not
+        raise ConfigError(TOO_DEEP) from error
     except ValueError as error:  # a number of too many digits
         raise ConfigError(f"{NO_VALUE}: {error}") from error
     except OSError as error:
@@ -100,7 +103,7 @@ def _require_few(events: Iterable[yaml.Event]) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             begun.append((event.anchor, 1))
             if len(begun) > MOST_DEEP:
-                raise ConfigError(f"more than {MOST_DEEP} mappings and lists lie within each other")
+                raise ConfigError(TOO_DEEP)
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, values = begun.pop()

@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from conf.errors import RunFolderError
+from conf.run_folder.json_values import Count, typed
 from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import TOKENIZER, Manifest, hashes
 from data_prep.text.encode import Encoded
@@ -43,11 +45,11 @@ two processes cannot then see each other."""
 class Progress:
     """How far a preparation is: the next raw document, and what has been written for those before."""
 
-    file: int = 0
-    number: int = 0
+    file: Count = 0
+    number: Count = 0
     """In its file."""
-    documents: int = 0
-    tokens: int = 0
+    documents: Count = 0
+    tokens: Count = 0
     left_out: dict[str, int] = field(default_factory=dict)
 
     def after(self, chunk: Encoded, documents: int, tokens: int) -> Progress:
@@ -110,12 +112,13 @@ class Partial:
             yield progress, files
 
     def _progress(self) -> Progress:
+        way_out = f"delete {self.folder} and run the same command again"
         try:
-            return Progress(**json.loads(read_regular(self._journal)))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise DataPrepError(
-                f"{self._journal}: damaged ({why(error)}); delete {self.folder} and run the same command again"
-            ) from error
+            return typed(Progress, json.loads(read_regular(self._journal)), str(self._journal))
+        except RunFolderError as error:
+            raise DataPrepError(f"{error}; {way_out}") from error
+        except (ValueError, RecursionError) as error:
+            raise DataPrepError(f"{self._journal}: damaged ({why(error)}); {way_out}") from error
 
     def save(self, progress: Progress, files: Files) -> None:
         """Notes `progress`, once all that it tells of is on the disk."""

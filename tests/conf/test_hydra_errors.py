@@ -95,6 +95,8 @@ def test_a_word_that_cannot_be_is_one_line(word: str, told: str) -> None:
         ("train.lr=range(0,1,0)", "a sweep over inf values"),
         (f"train.seed={'9' * 4400}", "a number of 4400 digits, but one has at most 4000"),
         (f"+data.x=[-{'1' + '0' * 100_000}]", "a number of 100001 digits"),
+        ("-p", "-p: only '--cfg job' takes a package to print; leave it out"),
+        ("--package=model", "only '--cfg job' takes a package to print"),
         (f"name={'[' * 3000}", "more than 50 lists and dictionaries within each other"),
         (f"name={'{a:' * 60}{'}' * 60}", "more than 50 lists and dictionaries within each other"),
         ("name=\udcff", "name=\\udcff: this is not UTF-8"),
@@ -181,6 +183,16 @@ def test_a_file_that_would_fill_the_memory_is_not_given_to_hydra(tmp_path: Path,
         file.write(text) if text is not None else file.truncate(2**40)
     with pytest.raises(ConfigError, match=f"^{path}: {told}"):
         compose([f"model={path}"])
+
+
+def test_words_that_contradict_each_other_are_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^\+model\.layers=7 ~model: Hydra cannot apply all of these; leave out"):
+        compose(["+model.layers=7", "~model"])
+
+
+def test_several_values_in_the_place_of_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^container\.mounts\.0=\[0\.5, 1\] must be one value, not several$"):
+        compose(["container.mounts=[[.5,1]]"])
 
 
 def test_a_file_that_cannot_be_and_is_not_used_is_in_nobodys_way(tmp_path: Path) -> None:

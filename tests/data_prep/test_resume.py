@@ -173,11 +173,16 @@ def test_a_killed_preparation_leaves_no_process_and_goes_on(tmp_path: Path) -> N
     assert (found == [*text.encode(), 256]).all()
 
 
-@pytest.mark.parametrize("journal", ["{}x", "[1]", '{"file": ', "[" * 100_000, '{"a": 1}'], ids=lambda text: text[:9])
+JOURNALS = ["{}x", "[1]", '{"file": ', "[" * 100_000, '{"a": 1}', '{"documents": null', '{"tokens": -1']
+
+
+@pytest.mark.parametrize("journal", JOURNALS, ids=lambda text: text[:14])
 def test_a_damaged_journal_names_the_folder_to_delete(corpus: Corpus, tmp_path: Path, journal: str) -> None:
     prefix = tmp_path / "out/text"
     with pytest.raises(PowerCut):
         prepare(Request(corpus=corpus, tokenizer=CutOff(3)), prefix)
-    (tmp_path / "out/.text.partial/journal.json").write_text(journal)
-    with pytest.raises(DataPrepError, match=r"journal\.json: damaged \(.*\); delete .*\.partial and run the same"):
+    (tmp_path / "out/.text.partial/journal.json").write_text(
+        f'{journal}, "left_out": {{}}}}' if journal[-4:] in ("null", ": -1") else journal
+    )
+    with pytest.raises(DataPrepError, match=r"journal\.json.* damaged.*; delete .*\.partial and run the same"):
         prepare(Request(corpus=corpus, tokenizer=ByteTokenizer()), prefix)

@@ -37,6 +37,7 @@ def _indexed(random: Random, folder: Path) -> list[str]:
             path.write_text(_manifest(random, path.read_text(errors="replace")))
         elif path.is_file():
             hurt(random, path)
+    _short(folder / f"{PREFIX}.json")
     write_corpus(folder / "data/b_text_document")
     return [
         *random.choice(
@@ -54,6 +55,12 @@ def _indexed(random: Random, folder: Path) -> list[str]:
             )
         )
     ]
+
+
+def _short(source: Path) -> None:
+    """What is prepared is read to its end, which of the largest files may well take long."""
+    if source.is_file() and source.stat().st_size > 2**30:
+        source.write_bytes(bytes(2**16))
 
 
 def _header(random: Random, content: bytes) -> bytes:
@@ -132,8 +139,7 @@ def _text(random: Random, folder: Path) -> list[str]:
     source.write_bytes(damaged(random, content) if random.random() < 0.6 else content)
     if random.random() < 0.1:
         hurt(random, source)
-        if source.is_file() and source.stat().st_size > 2**30:  # it is read to its end, which may well take long
-            source.write_bytes(bytes(2**16))
+        _short(source)
     (folder / "tokenizer.json").write_bytes(
         damaged(random, b'{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
     )

@@ -22,6 +22,9 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         pytest.param(BOMB, "with its aliases .* written out it has more than 200000 values", id="alias-bomb"),
         pytest.param("a: " + "[" * 60 + "]" * 60, "more than 50 mappings and lists", id="deep"),
         pytest.param("a: " + "[" * 100_000 + "]" * 100_000, "more than 50 mappings and lists", id="very-deep"),
+        pytest.param(
+            "a: [?]\nb: " + "[" * 9000, "more than 50 mappings and lists", id="deep-behind-a-fault-of-libyaml"
+        ),
         pytest.param("a: &a [*a]\n", "more than 200000 values", id="within-itself"),
         pytest.param("a: " + "9" * 5000, "a value cannot be read: Exceeds the limit", id="digits"),
         pytest.param("a: " + "x" * 2**24, "bytes, more than", id="long"),
