@@ -128,6 +128,8 @@ class OneTensor(nn.Module):
 
 def shared_word(named: list[tuple[str, nn.Parameter]], plan: Plan) -> nn.Parameter | None:
     """The word embedding, where another stage has it, too."""
+    if plan.model.untie_embeddings_and_output_weights:
+        return None
     words = [parameter for name, parameter in named if name.endswith(".word")]
     return words[0] if words and plan.pipeline > 1 else None
 

@@ -1,17 +1,17 @@
 """python -m benchmarks.engine [--results FILE]: our engine beside torch.distributed.pipelining and Megatron-Core.
 
-All train the same GPT-2 on the same data over four ranks of this machine's CPU, one thread each, forked from this
-process, gloo between them; each contender has four ranks of its own. They take turns in blocks of iterations, in an
-order that changes from round to round, so that whatever else the machine does hits all of them alike; a ratio is of
-the same statistic over the rounds. CPU time, of all ranks together, depends less on the load than wall time. Our
-engine takes two turns in a round, in the same processes: recording, as it normally runs, and not recording.
+All train the same GPT-2, or the same Llama, on the same data over four ranks of this machine's CPU, one thread each,
+forked from this process, gloo between them; each contender has four ranks of its own. They take turns in blocks of
+iterations, in an order that changes from round to round, so that whatever else the machine does hits all of them alike;
+a ratio is of the same statistic over the rounds. CPU time, of all ranks together, depends less on the load than wall
+time. Our engine takes two turns in a round, in the same processes: recording, as it normally runs, and not recording.
 
 torch.distributed.pipelining is there twice: in a plain program with ordinary modules and torch's own optimizer, which
 is what a user would write, and with our stages and optimizer, which leaves nothing but who runs the schedule.
 
 Before anything is timed the losses of the first iterations must agree, also with those of one process that holds the
 whole model: its CPU time is what the work costs without any pipeline. Megatron-Core is left out where it cannot be
-imported. benchmarks/README.md tells how to install it, and what was measured.
+imported, and trains no Llama here. benchmarks/README.md tells how to install it, and what was measured.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
 from megatron_ext.contract.events import RECORD
+from megatron_ext.contract.model import LAYER_NORM
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.parallel.grid import Grid, Groups
@@ -63,16 +64,20 @@ class Case(NamedTuple):
     block: int = 8
 
 
-UNEVEN = (
-    "model.layers=8 model.heads=4 parallel.data=1 parallel.pipeline=4 parallel.partition=1-3-3-1 "
-    "parallel.micro_batch_size=1 parallel.global_batch_size=8"
+LAYOUT = (
+    "parallel.data=1 parallel.pipeline=4 parallel.partition=1-3-3-1 parallel.micro_batch_size=1 "
+    "parallel.global_batch_size=8"
 )
+UNEVEN = f"model.layers=8 model.heads=4 {LAYOUT}"
 SMALL, LARGER = "model.hidden=64 model.sequence_length=32", "model.hidden=128 model.sequence_length=128"
+LLAMA = f"model=llama-tiny model.layers=8 model.ffn_hidden=344 {LARGER} {LAYOUT}"
 CASES = {
     "1-3-3-1 layers, hidden 64, 32 tokens": Case(f"{UNEVEN} {SMALL} model.vocab_size=512"),
     "1-3-3-1 layers, hidden 128, 128 tokens": Case(f"{UNEVEN} {LARGER} model.vocab_size=512"),
     "the same with GPT-2's vocabulary": Case(f"{UNEVEN} {LARGER} model.vocab_size=50257", block=2),
     "the demo: 1-3 layers, hidden 64, 128 tokens, two replicas": Case("experiment=demo"),
+    "a Llama: 1-3-3-1 layers, hidden 128, 128 tokens": Case(f"{LLAMA} model.vocab_size=512"),
+    "the same Llama with GPT-2's vocabulary": Case(f"{LLAMA} model.vocab_size=50257", block=2),
 }
 PROOF = 10
 """First iterations, whose losses must agree."""
@@ -194,7 +199,7 @@ def race(plan: Plan, alone: Plan, block: int) -> dict[str, Any]:
     """One case: the statistics of every contender, how far losses differ, what recording costs."""
     crews = {OURS: Crew(Tdpp, plan), ALONE: Crew(Tdpp, alone)}
     crews |= {PIPELINING: Crew(PlainPipelining, plan), SAME_STAGES: Crew(Pipelining, plan)}
-    if megatron_core():
+    if megatron_core() and plan.model.normalization == LAYER_NORM:
         crews[MEGATRON] = Crew(MegatronCore, plan)
     proof = {name: crew.take(Turn(PROOF, recording=False))[-1].losses for name, crew in crews.items()}
     differences = {name: _difference(losses, proof[OURS]) for name, losses in proof.items() if name != OURS}

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.contenders import Switch
-from benchmarks.textbook import Block
+from benchmarks.textbook import Block, LlamaBlock
+from megatron_ext.contract.model import RMS_NORM
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.optimizer import learning_rate
@@ -33,17 +34,24 @@ class PlainStage(nn.Module):
         super().__init__()
         model = plan.model
         self.first, self.last = stage == 0, stage == plan.pipeline - 1
+        llama = model.normalization == RMS_NORM
+        self.position: nn.Embedding | None = None
         if self.first:
             self.word = nn.Embedding(model.vocab_size, model.hidden)
-            self.position = nn.Embedding(model.sequence_length, model.hidden)
-        self.layers = nn.ModuleDict({str(layer): Block(model) for layer in plan.layers_of(stage)})
+            if not llama:
+                self.position = nn.Embedding(model.sequence_length, model.hidden)
+        self.layers = nn.ModuleDict(
+            {str(layer): LlamaBlock(model) if llama else Block(model) for layer in plan.layers_of(stage)}
+        )
         if self.last:
-            self.norm = nn.LayerNorm(model.hidden)
+            self.norm = nn.RMSNorm(model.hidden, model.norm_epsilon) if llama else nn.LayerNorm(model.hidden)
             self.head = nn.Linear(model.hidden, model.vocab_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.first:
-            x = self.word(x) + self.position.weight
+            x = self.word(x)
+            if self.position is not None:
+                x = x + self.position.weight
         for layer in self.layers.values():
             x = layer(x)
         return self.head(self.norm(x)) if self.last else x
@@ -59,7 +67,8 @@ class PlainPipelining:
         ours = dict(stage_of(plan, place.stage, TensorGroup()).parameters_by_name())
         module.load_state_dict({NAMES.get(name, name).replace("head.norm", "norm"): w for name, w in ours.items()})
         self._first, self._last = module.first, module.last
-        self._word = module.word.weight if module.first else module.head.weight if module.last else None
+        word = module.word.weight if module.first else module.head.weight if module.last else None
+        self._word = None if plan.model.untie_embeddings_and_output_weights else word
         self._parameters = list(module.parameters())
         self._optimizer = torch.optim.AdamW(
             [

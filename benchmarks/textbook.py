@@ -1,4 +1,4 @@
-"""GPT-2 as in the textbooks: ordinary modules, nothing that knows of a pipeline."""
+"""GPT-2 and Llama as in the textbooks: ordinary modules, nothing that knows of a pipeline."""
 
 from __future__ import annotations
 
@@ -27,3 +27,38 @@ class Block(nn.Module):
         x = x + self.attention_out(attended.transpose(1, 2).reshape(b, s, h))
         y: torch.Tensor = x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
         return y
+
+
+class LlamaBlock(nn.Module):
+    """A layer of Llama; its parts are called as in `megatron_ext.tasks.transformer`."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        hidden, self.width = model.hidden, model.hidden // model.heads
+        self.heads = [model.heads, model.query_groups, model.query_groups]
+        self.attention_norm = nn.RMSNorm(hidden, model.norm_epsilon)
+        self.mlp_norm = nn.RMSNorm(hidden, model.norm_epsilon)
+        self.qkv = nn.Linear(hidden, sum(self.heads) * self.width, bias=False)
+        self.attention_out = nn.Linear(hidden, hidden, bias=False)
+        self.mlp_in, self.mlp_out = nn.Linear(hidden, 2 * model.inner, False), nn.Linear(model.inner, hidden, False)
+        frequencies = model.rotary_base ** -(torch.arange(0, self.width, 2) / self.width)
+        angles = torch.outer(torch.arange(model.sequence_length), frequencies).repeat(1, 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, h = x.shape
+        heads = self.qkv(self.attention_norm(x)).view(b, s, -1, self.width).transpose(1, 2)
+        q, k, v = heads.split(self.heads, 1)
+        attended = F.scaled_dot_product_attention(self._turn(q), self._turn(k), v, is_causal=True, enable_gqa=True)
+        x = x + self.attention_out(attended.transpose(1, 2).reshape(b, s, h))
+        gate, up = self.mlp_in(self.mlp_norm(x)).chunk(2, -1)
+        y: torch.Tensor = x + self.mlp_out(F.silu(gate) * up)
+        return y
+
+    def _turn(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return x * self.cos + torch.cat((-second, first), -1) * self.sin
