@@ -12,6 +12,8 @@ from omegaconf import MISSING
 from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
+from megatron_ext.contract.model import BERT, T5
+from megatron_ext.contract.plan import Masking
 
 
 @config
@@ -32,17 +34,44 @@ class Data:
     """Further indexed data, whose samples are mixed in: `[{prefix: data/b_text_document, weight: 0.3}]`."""
     split: str = "969,30,1"
     """Weights of the training, validation and test documents."""
+    mask_prob: float = 0.15
+    """Of bert and t5: the part of a sample's tokens that is to be found."""
+    short_seq_prob: float = 0.1
+    """Of bert and t5: how often a sample aims at fewer tokens than there is room for."""
+    masking_max_ngram: int | None = None
+    """Of bert and t5: words that are hidden in a row, at most; null: 3 for bert, 10 for t5."""
+    masking_do_full_word: bool = True
+    """Of bert and t5: whether all tokens of a word are hidden."""
+    masking_use_longer_ngrams: bool = False
+    """Of bert and t5: whether long runs of hidden words are more frequent than short ones."""
+    masking_use_geometric_distribution: bool | None = None
+    """Of bert and t5: whether the lengths of runs are distributed geometrically, as in SpanBERT; null: for t5."""
     cache: str | None = None
     """A folder, which all nodes share, for index maps; null: beside the data, or, where you may not write there, in
     your own cache ($XDG_CACHE_HOME/tdpp or ~/.cache/tdpp)."""
 
     def __post_init__(self) -> None:
+        ranges.check("data", self)
         check_split(self.split)
         _check_blend(self.corpora())
 
     def corpora(self) -> list[Corpus]:
         """All that is trained on, `prefix` first."""
         return [Corpus(prefix=self.prefix, weight=self.weight), *self.blend]
+
+    def masking(self, family: str) -> Masking | None:
+        """What a rank is given for a model of this family, with Megatron's defaults."""
+        if family not in (BERT, T5):
+            return None
+        ngram, geometric = self.masking_max_ngram, self.masking_use_geometric_distribution
+        return Masking(
+            mask_prob=self.mask_prob,
+            short_seq_prob=self.short_seq_prob,
+            max_ngram=ngram if ngram is not None else 3 if family == BERT else 10,
+            full_word=self.masking_do_full_word,
+            longer_ngrams=self.masking_use_longer_ngrams,
+            geometric=geometric if geometric is not None else family == T5,
+        )
 
 
 def check_split(text: str) -> None:
@@ -58,6 +87,7 @@ def _check_blend(corpora: Sequence[Corpus]) -> None:
     prefixes = [os.path.abspath(corpus.prefix) for corpus in corpora]  # noqa: PTH100  (takes '..' away, follows no link)
     for number, corpus in enumerate(corpora):
         key = f"data.blend[{number - 1}]" if number else "data"
-        ranges.check("data", corpus, key)
+        if number:
+            ranges.check("data.blend", corpus, key)
         if prefixes[number] in prefixes[:number]:
             raise ConfigError(f"{key}.prefix={corpus.prefix} is in the blend already; give it the weight of both there")

@@ -69,6 +69,18 @@ class Positive(Range):
 
 
 @dataclass(frozen=True)
+class Part(Range):
+    """Of something: neither nothing nor all of it."""
+
+    least: float = 0.0
+    most: float = 1.0
+
+    def check(self, key: str, value: float) -> None:
+        if not 0 < value < 1:
+            raise ConfigError(f"{key}={value} must be above 0 and below 1")
+
+
+@dataclass(frozen=True)
 class NotNegative(Range):
     """0 or any number above it, up to `most`."""
 
@@ -148,7 +160,13 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "keep_checkpoints": Range(1, 10**6),
         "comm_timeout_s": Range(1, 10**7),
     },
-    "data": {"weight": Positive()},
+    "data": {
+        "weight": Positive(),
+        "mask_prob": Part(),
+        "short_seq_prob": Between(0.0, 1.0),
+        "masking_max_ngram": Range(1, 10**4),
+    },
+    "data.blend": {"weight": Positive()},
     "profile": {"gpu_interval_s": Range(0, 10**6)},
     "": {"max_jobs": Range(1, 10**6), "confirm_gpu_hours": NotNegative(most=1e12)},
 }

@@ -30,6 +30,24 @@ class Corpus:
 
 
 @dataclass(frozen=True)
+class Masking:
+    """Which tokens of a sample BERT and T5 are to find, and how long samples are; as in Megatron."""
+
+    mask_prob: float
+    """The part of a sample's tokens."""
+    short_seq_prob: float
+    """How often a sample aims at fewer tokens than there is room for."""
+    max_ngram: int
+    """Words that are hidden in a row, at most."""
+    full_word: bool
+    """Whether all tokens of a word are hidden."""
+    longer_ngrams: bool
+    """Whether long runs are more frequent than short ones."""
+    geometric: bool
+    """Whether the lengths of runs are distributed geometrically (SpanBERT), which overrides `longer_ngrams`."""
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Optimizer, schedule and logging."""
 
@@ -150,6 +168,8 @@ class Content:
     data_split: List[float]
     data_cache: Optional[str]
     """The folder for index maps; null: beside the data, or in the user's cache."""
+    data_masking: Optional[Masking]
+    """Of bert and t5."""
     timeline: bool
     nsys: bool
     device: str
@@ -204,6 +224,8 @@ class Plan(Content):
         content = {"version": VERSION, **asdict(self)}
         content["model"] = {key: value for key, value in content["model"].items() if value != OPTIONS.get(key, MISSING)}
         del content["folder"]
+        if self.data_masking is None:
+            del content["data_masking"]
         if self.engine == TDPP:
             del content["engine"]
         return content

@@ -109,6 +109,9 @@ _RANGES: Dict[str, Range] = {
     "train.precision": _one_of("fp32", "fp16", "bf16"),
     "data_blend.weight": _POSITIVE,
     "data_split": _NOT_NEGATIVE,
+    "data_masking.mask_prob": Range("above 0 and below 1", lambda value: 0 < value < 1),
+    "data_masking.short_seq_prob": _from(0, 1),
+    "data_masking.max_ngram": _from(1, 10**4),
     "device": _one_of("cpu", "cuda"),
     "rehearsal.clock": _one_of("virtual", "anchored"),
     "rehearsal.nodes.ranks": _NOT_NEGATIVE,
@@ -205,14 +208,18 @@ def build(hint: Any, value: Any) -> Any:
                 if field.name in value
                 else _absent(field.name, hints[field.name])
                 for field in dataclasses.fields(hint)
-                if field.name in value or not _may_lack(hint, field.name)
+                if field.name in value or not _has_default(hint, field.name)
             }
         )
     return value
 
 
 def _may_lack(kind: Any, name: str) -> bool:
-    """Whether a plan may lack a key: a model's options that are GPT-2's are not written."""
+    """Whether a plan may lack a key: what is of other families than GPT-2, or of its options, is not written."""
+    return name == "data_masking" or _has_default(kind, name)
+
+
+def _has_default(kind: Any, name: str) -> bool:
     return kind is ModelConfig and name in OPTIONS
 
 
@@ -348,6 +355,12 @@ def _data(plan: Values) -> Faults:
         yield "data_blend", prefixes, f"empty, or two or more, data_prefix={prefix} first"
 
 
+def _masking(plan: Values) -> Faults:
+    family, masking = plan["model"].get("family", GPT), plan.get("data_masking")
+    if (family in (BERT, T5)) != (masking is not None):
+        yield "data_masking", masking, f"{'given' if masking is None else 'null'} with model.family={family}"
+
+
 def _rehearsal(plan: Values) -> Faults:
     rehearsal, ranks, chunks = plan["rehearsal"], plan["ranks"], plan["chunks"]
     times = (rehearsal or {}).get("ranks")
@@ -371,6 +384,7 @@ _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("model", "tensor"), _model),
     (("train",), _train),
     (("data_split", "data_blend", "data_prefix"), _data),
+    (("model", "data_prefix"), _masking),
     (("rehearsal", "ranks", "chunks"), _rehearsal),
 ]
 """By the keys that they need."""

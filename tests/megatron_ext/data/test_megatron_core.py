@@ -5,17 +5,28 @@ make .venv/dev,megatron.installed
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megatron_ext.data import blend
+from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.plan import Masking
+from megatron_ext.data import blend, sentence_maps
+from megatron_ext.data.bert_samples import BertSamples
 from megatron_ext.data.index_maps import compute, layout
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, indexed_writer
+from megatron_ext.data.samples import Samples, Split
+from megatron_ext.data.sentence_maps import _usable
+from megatron_ext.data.t5_samples import T5Samples
+from megatron_ext.data.vocabulary import Vocabulary
+from tests.support.megatron_ext.sentences import write_sentences
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -83,3 +94,104 @@ def test_its_builder_writes_the_same_bytes_and_its_reader_reads_ours(tmp_path: P
         assert ours == theirs
     read, own = Theirs(str(tmp_path / "ours")), IndexedDataset(tmp_path / "theirs")
     assert all(np.array_equal(read[i], texts[i]) and np.array_equal(own[i], texts[i]) for i in range(60))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=20),
+    longest=st.sampled_from((3, 40, 700)),
+    samples=st.integers(1, 300),
+    length=st.integers(2, 120),
+    short_seq_prob=st.one_of(st.just(0.1), st.floats(0, 1)),
+    seed=st.integers(1, 2**31 - 2),
+    least=st.sampled_from((1, 2)),
+)
+def test_the_sentence_map_is_that_of_its_compiled_helper(
+    counts: list[int], longest: int, samples: int, length: int, short_seq_prob: float, seed: int, least: int
+) -> None:
+    from megatron.core.datasets.helpers import build_mapping
+
+    assume(short_seq_prob == 0 or short_seq_prob > 1e-8)
+    boundaries = np.cumsum([0, *counts])
+    lengths = np.random.default_rng(seed).integers(0, longest, boundaries[-1]).astype(np.int32)
+    assume(len(_usable(lengths, boundaries, least)[0]))
+    many = np.iinfo(np.int32).max - 1
+    theirs = build_mapping(boundaries, lengths, many, samples, length, short_seq_prob, seed, False, least)
+    ours = sentence_maps.compute(lengths, boundaries, sentence_maps.Cut(samples, length, short_seq_prob, seed, least))
+    assert ours.dtype == theirs.dtype
+    np.testing.assert_array_equal(ours, theirs)
+
+
+class Words:
+    """A tokenizer as megatron-core wants one."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        goes_on = set(vocabulary.continues)
+        self.inv_vocab = {token: "##a" if token in goes_on else "a" for token in range(vocabulary.size)}
+        self.cls, self.sep, self.mask, self.pad = vocabulary.cls, vocabulary.sep, vocabulary.mask, vocabulary.pad
+        self.bos, self.eos, self.eod = vocabulary.bos, vocabulary.eos, vocabulary.eos
+        self.additional_special_tokens_ids = vocabulary.sentinels
+        self.unique_identifiers = {"size": vocabulary.size}
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("family", ["bert", "t5"])
+@pytest.mark.parametrize("trial", range(25))
+def test_masked_samples_are_its_own(tmp_path: Path, family: str, trial: int) -> None:
+    from megatron.core.datasets.bert_dataset import BERTMaskedWordPieceDataset, BERTMaskedWordPieceDatasetConfig
+    from megatron.core.datasets.indexed_dataset import IndexedDataset as Theirs
+    from megatron.core.datasets.t5_dataset import T5MaskedWordPieceDataset, T5MaskedWordPieceDatasetConfig
+    from megatron.core.datasets.utils import Split as TheirSplit
+
+    random = np.random.default_rng(trial)
+    prefix, seed, length = tmp_path / "text", int(random.integers(1, 2**31 - 500)), int(random.integers(8, 90))
+    vocabulary = write_sentences(prefix, trial, longest=int(random.choice([4, 20, 60])))
+    how = Masking(
+        float(random.choice([0.15, 0.05, 0.5, 0.9])),
+        float(random.choice([0.1, 0, 0.5])),
+        int(random.integers(1, 12)),
+        *(bool(random.integers(2)) for _ in range(3)),
+    )
+    common: dict[str, Any] = {
+        "random_seed": seed,
+        "sequence_length": length,
+        "split": "3,1,0",
+        "path_to_cache": str(tmp_path / "theirs"),
+        "tokenizer": Words(vocabulary),
+        "masking_probability": how.mask_prob,
+        "short_sequence_probability": how.short_seq_prob,
+        "masking_max_ngram": how.max_ngram,
+        "masking_do_full_word": how.full_word,
+        "masking_do_permutation": False,
+        "masking_use_longer_ngrams": how.longer_ngrams,
+        "masking_use_geometric_distribution": how.geometric,
+    }
+    split, pairs = Split(60, seed, (3, 1, 0)), bool(random.integers(2))
+    given = (Theirs(str(prefix)), str(prefix), np.arange(9, dtype=np.int32), split.samples, TheirSplit.train)
+    ours: Samples
+    if family == "bert":
+        config = BERTMaskedWordPieceDatasetConfig(**common, classification_head=pairs)
+        theirs = BERTMaskedWordPieceDataset(*given, config)
+        ours = BertSamples(prefix, split, length, vocabulary.size, how, pairs)
+    else:
+        config = T5MaskedWordPieceDatasetConfig(**common, sequence_length_decoder=2 * length)
+        theirs = T5MaskedWordPieceDataset(*given, config)
+        ours = T5Samples(prefix, split, length, 2 * length, vocabulary.size, how)
+    for number in range(split.samples):
+        try:
+            wanted = theirs[number]
+        except (IndexError, AssertionError):  # more spans than sentinels, or a decoder that is too short
+            with pytest.raises(DataError):
+                ours.sample(number)
+            continue
+        found = ours.sample(number)
+        assert found.keys() == wanted.keys()
+        for name in wanted:
+            np.testing.assert_array_equal(found[name], wanted[name], f"{name} of sample {number}")
