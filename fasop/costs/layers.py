@@ -8,16 +8,17 @@ never serve a run in fp32, for which a roofline takes their place.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from conf.schema.experiment import Gpu, Model, Recompute
+from fasop.costs.blocks import Kinds
 from fasop.costs.links import Link, Number
-from fasop.costs.profile import OTHER_16_BIT, Cost, LayerProfile, ModelCosts
-from fasop.costs.sizes import activation_bytes, layer_parameters
+from fasop.costs.profile import OTHER_16_BIT, LayerProfile, ModelCosts
 from fasop.costs.training import Training
 from fasop.errors import SearchError
+from megatron_ext.contract.model import Stack
 
 
 class Basis(IntEnum):
@@ -50,8 +51,11 @@ class LayerTimes:
     """Seconds that the parts of a model take on a GPU."""
 
     embedding: Time
-    layer: Time
+    """Of all that the first stage has beside its layers."""
+    layers: tuple[Time, ...]
+    """Of a layer of each kind (`fasop.costs.blocks.Blocks.kinds`)."""
     head: Time
+    """Of all that the last stage has beside its layers."""
     basis: Basis
 
     def multiplied(self, forward: float, backward: float) -> LayerTimes:
@@ -61,8 +65,16 @@ class LayerTimes:
             return Time(forward=forward * time.forward, backward=backward * time.backward)
 
         return LayerTimes(
-            embedding=longer(self.embedding), layer=longer(self.layer), head=longer(self.head), basis=self.basis
+            embedding=longer(self.embedding),
+            layers=tuple(map(longer, self.layers)),
+            head=longer(self.head),
+            basis=self.basis,
         )
+
+    @property
+    def layer(self) -> Time:
+        """Of the first kind."""
+        return self.layers[0]
 
 
 def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, within: Link[float]) -> LayerTimes:
@@ -74,12 +86,35 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
     Raises:
         SearchError: the profile knows the model in this number format, but not with this tensor size.
     """
-    model, parallel = training.model, training.parallel
-    points, basis = _known(gpu, profile, training)
-    times = _profiled(gpu, points, basis, training) if points else _roofline(gpu, training, within)
-    again = {Recompute.none: 0.0, Recompute.selective: _core_share(model), Recompute.full: 1.0}[parallel.recompute]
-    layer = Time(forward=times.layer.forward, backward=times.layer.backward + again * times.layer.forward)
-    return LayerTimes(embedding=times.embedding, layer=layer, head=times.head, basis=times.basis)
+    points, of_format = _known(gpu, profile, training)
+    if points:
+        times, of_sizes = _profiled(gpu, points, training)
+        basis = max(of_sizes, of_format)
+    else:
+        times, basis = _roofline(gpu, training, within), Basis.NOT_MEASURED
+    blocks = training.blocks
+    return LayerTimes(
+        embedding=_together(times, blocks.first),
+        layers=tuple(_together({**times, **_recomputed(training, times, kinds)}, kinds) for kinds in blocks.kinds),
+        head=_together(times, blocks.last),
+        basis=basis,
+    )
+
+
+def _together(times: Mapping[str, Time], kinds: Kinds) -> Time:
+    """Of blocks that lie together."""
+    return Time(
+        forward=sum(times[kind].forward for kind in kinds), backward=sum(times[kind].backward for kind in kinds)
+    )
+
+
+def _recomputed(training: Training, times: Mapping[str, Time], kinds: Kinds) -> Mapping[str, Time]:
+    """By kind of block of a layer: the last one's forward pass is repeated, or a part of it."""
+    time, recompute = times[kinds[-1]], training.parallel.recompute
+    if recompute is Recompute.none:
+        return {}
+    again = 1.0 if recompute is Recompute.full else _core_share(training.model, kinds[-1])
+    return {kinds[-1]: Time(forward=time.forward, backward=time.backward + again * time.forward)}
 
 
 def measured_tensor_sizes(gpu: Gpu, profile: LayerProfile | None, training: Training) -> set[int] | None:
@@ -117,7 +152,8 @@ def _known(gpu: Gpu, profile: LayerProfile | None, training: Training) -> tuple[
     return (), Basis.NOT_MEASURED
 
 
-def _profiled(gpu: Gpu, points: Sequence[ModelCosts], of_format: Basis, training: Training) -> LayerTimes:
+def _profiled(gpu: Gpu, points: Sequence[ModelCosts], training: Training) -> tuple[Mapping[str, Time], Basis]:
+    """By kind of block."""
     parallel = training.parallel
     known = {p.micro_batch_size: p for p in points if p.tensor == parallel.tensor}
     if not known:
@@ -130,16 +166,11 @@ def _profiled(gpu: Gpu, points: Sequence[ModelCosts], of_format: Basis, training
     sizes_known = sorted(known)
     basis, of = _between(sizes_known, parallel.micro_batch_size)
 
-    def time(part: Callable[[ModelCosts], Cost]) -> Time:
-        costs = [part(known[size]) for size in sizes_known]
+    def time(kind: str) -> Time:
+        costs = [known[size].parts[kind] for size in sizes_known]
         return Time(forward=of([c.forward for c in costs]) * 1e-3, backward=of([c.backward for c in costs]) * 1e-3)
 
-    return LayerTimes(
-        embedding=time(lambda p: p.embedding),
-        layer=time(lambda p: p.layer),
-        head=time(lambda p: p.head),
-        basis=max(basis, of_format),
-    )
+    return {kind: time(kind) for kind in training.blocks.every_kind}, basis
 
 
 def _between(sizes: Sequence[int], wanted: int) -> tuple[Basis, Callable[[Sequence[float]], float]]:
@@ -160,44 +191,61 @@ def _between(sizes: Sequence[int], wanted: int) -> tuple[Basis, Callable[[Sequen
     return Basis.INTERPOLATED, lambda values: values[right - 1] + share * (values[right] - values[right - 1])
 
 
-def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> LayerTimes:
-    """What peak rates allow (Williams et al. 2009): matrix products by the GPU's operations per second or the reading
-    of their weights, everything else by the memory traffic; a backward pass takes twice a forward pass.
+def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> Mapping[str, Time]:
+    """By kind of block, what peak rates allow (Williams et al. 2009): matrix products by the GPU's operations per
+    second or the reading of their weights, everything else by the memory traffic; a backward pass takes twice a forward
+    pass.
 
-    Operations: Narayanan et al. 2021, appendix. A tensor group all-reduces its activations twice in a layer's forward
-    pass and twice in its backward pass, once after the embedding and once before the head (Shoeybi et al. 2019).
+    Operations: Narayanan et al. 2021, appendix. A tensor group all-reduces the activations of attention and MLP in a
+    layer's forward pass and in its backward pass, once after an embedding and once before the head (Shoeybi et al.
+    2019).
     """
-    model, parallel = training.model, training.parallel
-    tensor, width, h = parallel.tensor, training.width, model.hidden
-    tokens = parallel.micro_batch_size * model.sequence_length
+    model, tensor, width = training.model, training.parallel.tensor, training.width
+    sizes, batch = model.sized(tensor), training.parallel.micro_batch_size
     rate = {"fp32": gpu.fp32_tflops, "fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops}[training.precision] * 1e12
     traffic = gpu.memory_gb_per_s * 1e9
-    size = activation_bytes(model, parallel.micro_batch_size, training.precision)
-    reduce = within.all_reduce(tensor).takes(float(size))
+    group = within.all_reduce(tensor)
 
     def product(operations: float, weights: float) -> float:
         return max(operations / rate, width * weights / traffic)
 
-    sizes = model.sized(tensor)
-    matrices = product(parallel.micro_batch_size * sizes.operations("layer") / tensor, layer_parameters(model, tensor))
-    # What memory.py counts, written and read.
-    kept = sizes.outside_activations("layer") + sizes.inside_activations("layer") / tensor
-    rest = 2 * width * parallel.micro_batch_size * kept / traffic
-    embedding = 3 * width * tokens * h / traffic
-    vocabulary = model.padded_vocab(tensor) // tensor
-    logits = product(2 * tokens * h * vocabulary, h * vocabulary) + 2 * width * tokens * vocabulary / traffic
-    return LayerTimes(
-        embedding=Time(forward=embedding + reduce, backward=2 * embedding),
-        layer=Time(forward=matrices + rest + 2 * reduce, backward=2 * (matrices + rest) + 2 * reduce),
-        head=Time(forward=logits, backward=2 * logits + reduce),
-        basis=Basis.NOT_MEASURED,
-    )
+    def layer(stack: Stack) -> Time:
+        matrices = product(batch * sizes.operations(stack.kind) / tensor, sizes.numel(stack.kind, tensor))
+        # What memory.py counts, written and read.
+        kept = sizes.outside_activations(stack.kind) + sizes.inside_activations(stack.kind) / tensor
+        rest = 2 * width * batch * kept / traffic
+        sums = 2 + (stack.context > 0)
+        reduce = group.takes(float(batch * stack.tokens * model.hidden * width))
+        return Time(forward=matrices + rest + sums * reduce, backward=2 * (matrices + rest) + sums * reduce)
+
+    def embedding(tokens: int) -> Time:
+        looked_up = 3 * width * batch * tokens * model.hidden / traffic
+        reduce = group.takes(float(batch * tokens * model.hidden * width))
+        return Time(forward=looked_up + reduce, backward=2 * looked_up)
+
+    def head() -> Time:
+        tokens, vocabulary = batch * sizes.predicting, model.padded_vocab(tensor) // tensor
+        logits = product(2 * tokens * model.hidden * vocabulary, model.hidden * vocabulary)
+        logits += 2 * width * tokens * vocabulary / traffic
+        if beside := sizes.operations("head") - 2 * sizes.predicting * model.hidden * model.vocab_size:
+            logits += batch * beside / rate
+        reduce = group.takes(float(tokens * model.hidden * width))
+        return Time(forward=logits, backward=2 * logits + reduce)
+
+    first, *others = sizes.stacks()
+    found = {stack.kind: layer(stack) for stack in sizes.stacks()}
+    found.update(embedding=embedding(first.tokens), head=head())
+    for stack in others:
+        normed = 2 * width * batch * stack.context * model.hidden / traffic
+        found["encoder_norm"] = Time(forward=normed, backward=2 * normed)
+        found["decoder_embedding"] = embedding(stack.tokens)
+    return found
 
 
-def _core_share(model: Model) -> float:
+def _core_share(model: Model, kind: str) -> float:
     """The part of a layer's operations that is the attention's core: scores and their product with the values."""
     sizes = model.sized(1)
-    return sizes.core_operations("layer") / sizes.operations("layer")
+    return sizes.core_operations(kind) / max(1, sizes.operations(kind))
 
 
 def gradients_summed(link: Link[Number], training: Training) -> Link[Number]:

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.experiment import Precision, Recompute, Schedule
+from conf.schema.model import Family
+from fasop.costs.blocks import blocks_of
 from fasop.costs.links import Number
-from fasop.costs.sizes import LOGITS_AT_ONCE, activation_bytes, embedding_parameters, head_parameters, layer_parameters
+from fasop.costs.sizes import LOGITS_AT_ONCE, activation_bytes, embedding_parameters, head_parameters, kind_parameters
 from fasop.costs.training import Training
 
 GIB = 2**30
@@ -110,8 +112,8 @@ def parameter_bytes(training: Training) -> ParameterBytes:
     return ParameterBytes(weight=float(training.width), gradient=gradient, optimizer=state / shares)
 
 
-def layer_activations(training: Training) -> float:
-    """Of one layer and one micro-batch, kept from its forward to its backward pass, without recomputation.
+def layer_activations(training: Training, kind: int = 0) -> float:
+    """Of one layer of a kind and one micro-batch, kept from its forward to its backward pass, without recomputation.
 
     Counted in tensors of [micro-batch, sequence, hidden]. tdpp's engine: the inputs of both norms and of the linear
     layers after them; and, shared by the tensor group, what attention and MLP keep inside
@@ -120,16 +122,19 @@ def layer_activations(training: Training) -> float:
     """
     model, parallel = training.model, training.parallel
     tensor = parallel.tensor
-    size = activation_bytes(model, parallel.micro_batch_size, training.precision)
-    if training.megatron_lm:
+    size = parallel.micro_batch_size * model.sequence_length * model.hidden * training.width
+    if training.megatron_lm and model.family is not Family.t5:
         scores = (
             0.0
             if parallel.recompute is Recompute.selective
             else 2.5 * model.heads * model.sequence_length / model.hidden
         )
         return size * (5 / (tensor if parallel.sequence_parallel else 1) + (12 + scores) / tensor)
-    outside = 2 / tensor + 2 if parallel.sequence_parallel else 4
-    inside = model.sized(tensor).inside_activations("layer") / (model.sequence_length * model.hidden)
+    sized, numbers = model.sized(tensor), model.sequence_length * model.hidden
+    kinds = blocks_of(model).kinds[kind]
+    whole = sum(sized.outside_activations(one) for one in kinds) / numbers
+    outside = whole / 2 / tensor + whole / 2 if parallel.sequence_parallel else whole
+    inside = sum(sized.inside_activations(one) for one in kinds) / numbers
     return size * (outside + inside / tensor)
 
 
@@ -188,11 +193,21 @@ def _loss_memory(training: Training, logits: float) -> _LossMemory:
     return _LossMemory(kept=training.width * logits, passing=2 * 4 * min(logits, LOGITS_AT_ONCE))
 
 
-def stage_memory(training: Training, stage: Number, of_layer: Number | None = None) -> StageMemory[Number]:
+def _context_bytes(training: Training) -> int:
+    """Of a micro-batch, what layers attend to beside what passes through them."""
+    model = training.model
+    tokens = max(stack.context for stack in model.sized(1).stacks())
+    return training.parallel.micro_batch_size * tokens * model.hidden * training.width
+
+
+def stage_memory(
+    training: Training, stage: Number, of_layer: Number | None = None, kind: int = 0
+) -> StageMemory[Number]:
     """Of the ranks of a stage, or of each of several, with the schedule, batches and sizes of `training.parallel`.
 
     `of_layer` is of how many micro-batches a layer keeps its activations; without it, what follows from the schedule
-    for a stage of one chunk. Of several chunks each has its own number (`chunks_in_flight`).
+    for a stage of one chunk. Of several chunks each has its own number (`chunks_in_flight`). Layers are of one kind
+    (`Blocks.kinds`).
     """
     model, parallel = training.model, training.parallel
     tensor, stages = parallel.tensor, parallel.pipeline
@@ -200,18 +215,24 @@ def stage_memory(training: Training, stage: Number, of_layer: Number | None = No
     state = parameter_bytes(training)
     message = float(activation_bytes(model, parallel.micro_batch_size, training.precision))
     held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches) if of_layer is None else of_layer
-    again, kept, put_off = 0.0, layer_activations(training), none
+    again, kept, put_off = 0.0, layer_activations(training, kind), none
     if parallel.recompute is Recompute.full:
         if parallel.schedule is Schedule.zb_h1:  # what was computed again waits for the weights' gradients
             put_off = kept * np.minimum(stage + 1, parallel.micro_batches)
-        again, kept = kept, message  # of the one layer that is computed again
-    logits = message / training.width / model.hidden * (model.padded_vocab(tensor) // tensor)
-    layer = layer_parameters(model, tensor) + none
+        again = max(layer_activations(training, one) for one in range(len(blocks_of(model).kinds)))
+        kept = message  # and what one layer keeps that is computed again
+    sized = model.sized(tensor)
+    predicting = float(parallel.micro_batch_size * sized.predicting)
+    logits = predicting * (model.padded_vocab(tensor) // tensor)
+    layer = kind_parameters(model, tensor, own_word=stages > 1)[kind] + none
     fixed = first * embedding_parameters(model, tensor) + last * head_parameters(model, tensor, own_word=stages > 1)
     of_loss = _loss_memory(training, logits)
     # The norm's input and output, and the loss; of several chunks the last goes back as soon as it is there.
     of_head = 1 if parallel.chunks > 1 else held
-    activations = again + last * of_head * (2 * message + of_loss.kept)
+    activations = again + last * of_head * (2 * (predicting * model.hidden * training.width) + of_loss.kept)
+    if context := _context_bytes(training):  # comes as a message, and is there for all of a stage's layers
+        ahead = 2 * (stages - 1 - stage) + (parallel.chunks - 1) * stages + 1
+        activations = activations + context * (held if parallel.chunks == 1 else ahead)
     # A message each way, being received and being sent.
     buffers = CONTEXT_BYTES + 4.0 * message + last * of_loss.passing
     return StageMemory(

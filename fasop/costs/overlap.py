@@ -9,6 +9,7 @@ which the first bucket is complete and the end of the pass; and never more than 
 from __future__ import annotations
 
 from conf.schema.experiment import Model, Schedule
+from fasop.costs.blocks import blocks_of
 from fasop.costs.sizes import embedding_parameters, layer_parameters
 from megatron_ext.contract.plan import BUCKET_BYTES
 
@@ -18,9 +19,9 @@ LARGE_PARTS = 3
 """Of a layer: the two matrices of the MLP, and the attention's together, with a third of the weights each."""
 
 
-def buckets_per_layer(model: Model, tensor: int) -> float:
+def buckets_per_layer(model: Model, tensor: int, kind: int = 0) -> float:
     """Less than 1 where a bucket holds several layers."""
-    return min(float(LARGE_PARTS), SUM_BYTES * layer_parameters(model, tensor) / BUCKET_BYTES)
+    return min(float(LARGE_PARTS), SUM_BYTES * layer_parameters(model, tensor, kind) / BUCKET_BYTES)
 
 
 def filling(schedule: Schedule) -> float:
@@ -28,13 +29,15 @@ def filling(schedule: Schedule) -> float:
     return 0.5 if schedule is Schedule.zb_h1 else 1.0
 
 
-def first_bucket_layers(model: Model, tensor: int) -> float:
+def first_bucket_layers(model: Model, tensor: int, kind: int = 0) -> float:
     """Of how many layers the gradients must be complete before any can be summed."""
-    return 1 / buckets_per_layer(model, tensor)
+    return 1 / buckets_per_layer(model, tensor, kind)
 
 
 def last_bucket_parameters(model: Model, tensor: int, *, first: bool) -> float:
-    """Of a stage's last bucket; that of the first stage has the embeddings, which are complete at the very end."""
+    """Of a stage's last bucket; that of the first stage has the embeddings, which are complete at the very end.
+    Where layers differ, of the largest kind."""
     if first:
         return embedding_parameters(model, tensor)
-    return layer_parameters(model, tensor) / buckets_per_layer(model, tensor)
+    kinds = range(len(blocks_of(model).kinds))
+    return max(layer_parameters(model, tensor, kind) / buckets_per_layer(model, tensor, kind) for kind in kinds)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 
 from conf.schema.experiment import Model, Precision
+from fasop.costs.blocks import Kinds, blocks_of
 
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
 """Of a weight or an activation."""
@@ -17,9 +19,10 @@ LOGITS_AT_ONCE = 2**22
 
 
 @lru_cache(maxsize=4096)
-def layer_parameters(model: Model, tensor: int) -> int:
-    """Of a transformer layer: matrices, and biases of their inner width, are shared; norms and outer biases are not."""
-    return model.sized(tensor).numel("layer", tensor)
+def layer_parameters(model: Model, tensor: int, kind: int = 0) -> int:
+    """Of a layer of one of the kinds (`Blocks.kinds`): matrices, and biases of their inner width, are shared; norms and
+    outer biases are not."""
+    return _parameters(model, tensor, blocks_of(model).kinds[kind])
 
 
 def word_parameters(model: Model, tensor: int) -> int:
@@ -30,16 +33,58 @@ def word_parameters(model: Model, tensor: int) -> int:
 @lru_cache(maxsize=4096)
 def embedding_parameters(model: Model, tensor: int) -> int:
     """Of the first stage's word and position embeddings."""
-    return model.sized(tensor).numel("embedding", tensor)
+    return _parameters(model, tensor, blocks_of(model).first)
 
 
 @lru_cache(maxsize=4096)
 def head_parameters(model: Model, tensor: int, *, own_word: bool) -> int:
     """Of the last stage's norm and, where the first stage is another one or the model has two, a word embedding."""
-    both = model.sized(tensor).numel("head", tensor)
-    return both if own_word or model.untie_embeddings_and_output_weights else both - word_parameters(model, tensor)
+    last = blocks_of(model).last
+    return _parameters(model, tensor, last) - (0 if own_word else _copies(model, tensor, last))
+
+
+@lru_cache(maxsize=4096)
+def kind_parameters(model: Model, tensor: int, *, own_word: bool) -> tuple[int, ...]:
+    """Of a layer of each kind; a T5's decoder embedding is the encoder's if it lies on the same stage."""
+    kinds = blocks_of(model).kinds
+    copies = [0 if own_word else _copies(model, tensor, kind) for kind in kinds]
+    return tuple(_parameters(model, tensor, kind) - copied for kind, copied in zip(kinds, copies, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def shared_parameters(model: Model, tensor: int) -> tuple[int, int]:
+    """Parameters that several blocks have copies of, and by how many blocks, at most."""
+    sized = model.sized(tensor)
+    copies = sized.tied()
+    owners = Counter(copies.values())
+    of_kind = {kind: sized.block(kind) for kind in {name.split(".")[0] for name in owners}}
+    size = sum(of_kind[name.split(".")[0]][name.partition(".")[2]].numel(tensor) for name in owners)
+    return size, 1 + max(owners.values(), default=0)
+
+
+def _parameters(model: Model, tensor: int, kinds: Kinds) -> int:
+    sized = model.sized(tensor)
+    return sum(sized.numel(kind, tensor) for kind in kinds)
+
+
+def _copies(model: Model, tensor: int, kinds: Kinds) -> int:
+    """Of parameters that are another block's, too."""
+    sized = model.sized(tensor)
+    tied = sized.tied()
+    return sum(
+        parameter.numel(tensor)
+        for kind in kinds
+        for name, parameter in sized.block(kind).items()
+        if f"{kind}.{name}" in tied
+    )
+
+
+def longest_message(model: Model) -> int:
+    """Numbers of a sample that cross a cut, at most."""
+    return max(blocks_of(model).crossing)
 
 
 def activation_bytes(model: Model, micro_batch_size: int, precision: Precision) -> int:
-    """Of what a stage hands to the next for a micro-batch. Every rank of a tensor group has, and sends, all of it."""
-    return micro_batch_size * model.sequence_length * model.hidden * BYTES[precision]
+    """Of the largest message between stages for a micro-batch. Every rank of a tensor group has, and sends, all of
+    it."""
+    return micro_batch_size * longest_message(model) * BYTES[precision]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Parallel, Precision, Schedule
 from conf.schema.partition import Partition
+from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
-from fasop.costs.sizes import BYTES, activation_bytes
+from fasop.costs.sizes import BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Training:
         return not self.megatron_lm or "--overlap-grad-reduce" in self.engine.arguments
 
     @property
-    def blocks(self) -> bool:
+    def blocking(self) -> bool:
         """Whether stages wait until what they send has arrived: Megatron-LM does, but for interleaved stages."""
         return self.megatron_lm and self.parallel.schedule is Schedule.one_f_one_b
 
@@ -59,9 +60,13 @@ class Training:
         return 2 if half and "--accumulate-allreduce-grads-in-fp32" not in self.engine.arguments else 4
 
     @property
-    def message_bytes(self) -> int:
-        """Of what a rank hands to the next stage for a micro-batch."""
-        whole = activation_bytes(self.model, self.parallel.micro_batch_size, self.precision)
+    def blocks(self) -> Blocks:
+        """Of the model."""
+        return blocks_of(self.model)
+
+    def message_bytes(self, numbers: int) -> int:
+        """Of so many numbers of a sample, that a rank hands to the next stage for a micro-batch."""
+        whole = self.parallel.micro_batch_size * numbers * self.width
         return whole // self.parallel.tensor if self.parallel.sequence_parallel else whole
 
 

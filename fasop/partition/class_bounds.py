@@ -47,7 +47,7 @@ def not_falling(times: Floats) -> Floats:
     return least
 
 
-def in_parts(stages: Integers, trip: Floats, left: Floats, layers: int) -> Floats:
+def in_parts(stages: Integers, trip: Floats, left: Floats, layers: int | Floats) -> Floats:
     """[plans]: the first micro-batch's passes and what the largest stage has left then, at least, if layers have parts.
 
     `stages` and `trip` are [plans, kinds], `left` [plans, kinds, places]: each kind of stage is in the places where it

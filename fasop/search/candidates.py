@@ -45,7 +45,7 @@ class Candidates:
 
     @property
     def layers(self) -> int:
-        return self.options[0].model.layers
+        return self.options[0].blocks.layers
 
     def training(self, column: int) -> Training:
         """Of one candidate."""
@@ -110,8 +110,8 @@ class Space:
 
     def _fastest(self) -> list[int]:
         """The kinds, by the time of a layer."""
-        times = [times_on(kind, self._sized[0]).layer for kind in self.kinds]
-        return sorted(range(len(times)), key=lambda kind: times[kind].forward + times[kind].backward)
+        times = [times_on(kind, self._sized[0]).layers for kind in self.kinds]
+        return sorted(range(len(times)), key=lambda kind: sum(one.forward + one.backward for one in times[kind]))
 
     def in_orders(self, every: Integers) -> list[Nodes]:
         """Node orders, those together that have the same numbers of GPUs in each place."""
@@ -142,12 +142,12 @@ def sizes(
     A tensor group lies inside a node, and was measured where the model was. A pipeline has no more stages than layers
     and one each for embedding and head. Options are as in `training`. A replica has at most so many micro-batches.
     """
-    model, parallel = training.model, training.parallel
+    parallel, most_stages = training.parallel, training.blocks.layers + 2
     gpus = gpus_of(kinds)
     for tensor in tensor_sizes(training, kinds):
         for data in divisors(gpus // tensor):
             pipeline = gpus // tensor // data
-            if parallel.global_batch_size % data or pipeline > model.layers + 2:
+            if parallel.global_batch_size % data or pipeline > most_stages:
                 continue
             for micro_batch_size in divisors(parallel.global_batch_size // data):
                 sized = replace(
@@ -195,9 +195,9 @@ def fitting(options: Sequence[Training], nodes: Nodes) -> Candidates | None:
     columns: list[Integers] = []
     for one in options:
         line = on_nodes(one, nodes)
-        useful = feasible(line, one.model.layers)
+        useful = feasible(line, one.blocks.layers)
         for earlier in lines:
-            useful &= ~never_worse(earlier, line, one.model.layers)
+            useful &= ~never_worse(earlier, line, one.blocks.layers)
         lines.append(line)
         some = np.nonzero(useful)[0]
         columns.append(some[distinct(line.take(some))] if len(some) else some)

@@ -13,6 +13,7 @@ from typing import Any
 from conf.reading.values import NoValue, Reader, flag, one_of, read, several, whole
 from conf.schema.experiment import Engine, EngineKind, Model, Parallel, Recompute, Schedule, Train
 from conf.schema.megatron_lm import SCHEDULES
+from fasop.costs.blocks import blocks_of
 from fasop.errors import SearchError
 
 SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
@@ -61,7 +62,7 @@ class Choices:
         if schedule is not Schedule.interleaved:
             return True
         groups = engine.kind is EngineKind.tdpp or sized.micro_batches >= sized.pipeline
-        return groups and sized.pipeline > 1 and sized.pipeline * chunks <= model.layers
+        return groups and sized.pipeline > 1 and sized.pipeline * chunks <= blocks_of(model).layers
 
     def variants(self, sized: Parallel) -> Iterator[Parallel]:
         """A plan's sizes and schedule with each option that changes anything; those that save memory come last."""

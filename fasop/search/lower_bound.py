@@ -83,8 +83,11 @@ class LowerBounds:
         """
         if not plans:
             return np.zeros(0)
-        layers = plans[0].model.layers
-        classes, beside = self._classes(plans, way, kinds), self._beside(plans, way, kinds)
+        if not plans[0].blocks.alike:
+            return self._in_units(plans, way, kinds)
+        layers = plans[0].blocks.layers
+        classes = self._classes(plans, way, kinds, self._layers(plans, way, kinds), layers)
+        beside = self._beside(plans, way, kinds)
         count = np.array([one.parallel.micro_batches for one in plans])
         messages = 2 * (way.chunks * beside.hops + (way.chunks - 1) * beside.around)
         passes = np.maximum(
@@ -105,10 +108,44 @@ class LowerBounds:
             least = np.maximum(least, beside.ending + (layers + fixed) / reach(classes, count))
         return least
 
-    def _classes(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Classes:
-        some = self._some(kinds)
-        parts = [[self._of_kinds(one, way.recompute)[kind].layer for kind in some] for one in plans]
-        times = np.array([[(part.forward, part.backward) for part in of_plan] for of_plan in parts])
+    def _in_units(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Floats:
+        """As `of`, where layers differ: they are taken for amounts of work, which need not be whole numbers
+        (`fasop.partition.unlike_layers`)."""
+        units, times = self._units(plans, way, kinds)
+        classes, beside = self._classes(plans, way, kinds, times, 1), self._beside(plans, way, kinds)
+        count = np.array([one.parallel.micro_batches for one in plans])
+        messages = 2 * (way.chunks * beside.hops + (way.chunks - 1) * beside.around)
+        passes = in_parts(classes.stages, classes.trip, classes.left, units)
+        if way.schedule is Schedule.interleaved:
+            stages = way.chunks * classes.stages
+            passes = np.maximum(passes, in_parts(stages, classes.trip, classes.of_part[..., np.newaxis], units))
+        least: Floats = messages + beside.embedding + beside.head + passes + beside.ending
+        if way.schedule is not Schedule.zb_h1:
+            even = count * units / (classes.stages / classes.both).sum(axis=1)
+            least = np.maximum(least, even + beside.ending)
+        if way.schedule in (Schedule.gpipe, Schedule.one_f_one_b, Schedule.zb_h1):
+            fixed = (beside.embedding + beside.head) / classes.slowest
+            least = np.maximum(least, beside.ending + (units + fixed) / reach(classes, count))
+        return least
+
+    def _units(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> tuple[Floats, Floats]:
+        """[plans]: units of all layers; [plans, kinds, 2]: seconds of one, forward and backward, at least."""
+        parts = [[self._of_kinds(one, way.recompute)[kind].layers for kind in self._some(kinds)] for one in plans]
+        times = np.array(
+            [[[(part.forward, part.backward) for part in layers] for layers in of_plan] for of_plan in parts]
+        )
+        units = times.sum(axis=3).mean(axis=1)
+        return units @ plans[0].blocks.counts[:, -1], (times / units[:, np.newaxis, :, np.newaxis]).min(axis=2)
+
+    def _layers(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Floats:
+        """[plans, kinds, 2]: seconds of a layer, where all are alike, forward and backward."""
+        parts = [[self._of_kinds(one, way.recompute)[kind].layer for kind in self._some(kinds)] for one in plans]
+        return np.array([[(part.forward, part.backward) for part in of_plan] for of_plan in parts])
+
+    def _classes(
+        self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind], times: Floats, layers: int
+    ) -> Classes:
+        """`times` [plans, kinds, 2] are seconds of a layer, of which there are so many, or of a unit."""
         fastest = np.argsort(times.sum(axis=2), axis=1, kind="stable")
         forward, backward = np.take_along_axis(times, fastest[..., np.newaxis], axis=1).transpose(2, 0, 1)
         gpus = np.array([kind.gpus * kind.group.count for kind in kinds])[fastest]
@@ -120,8 +157,8 @@ class LowerBounds:
         turn = np.array([[in_turn(one.parallel.pipeline, one.parallel.micro_batches)] for one in plans])
         then = np.array([_then(way, one.parallel.pipeline, one.parallel.micro_batches) for one in plans])
         count = np.array([[[one.parallel.micro_batches]] for one in plans])
-        busy = count * (forward + backward)[..., np.newaxis] * np.arange(1.0, plans[0].model.layers + 1)
-        if len({kind.gpus for kind in kinds}) == 1:
+        busy = count * (forward + backward)[..., np.newaxis] * np.arange(1.0, layers + 1)
+        if len({kind.gpus for kind in kinds}) == 1 and plans[0].blocks.alike:
             exposed = self._exposed(plans, way, kinds, backward, fastest)
             busy = np.minimum.accumulate((busy + exposed)[..., ::-1], axis=2)[..., ::-1]
         return Classes(
@@ -150,7 +187,7 @@ class LowerBounds:
             return whole
         model = plans[0].model
         first = np.array([overlap.first_bucket_layers(model, one.parallel.tensor) for one in plans])
-        after = np.arange(1.0, model.layers + 1) - first[:, np.newaxis, np.newaxis]
+        after = np.arange(1.0, plans[0].blocks.layers + 1) - first[:, np.newaxis, np.newaxis]
         hidden = overlap.filling(way.schedule) * backward[..., np.newaxis] * after
         left = np.take_along_axis(last, order, axis=1)[..., np.newaxis]
         exposed: Floats = np.minimum(whole, np.maximum(whole - hidden, left))
@@ -214,11 +251,11 @@ class LowerBounds:
             alike = [kind if kind.gpus == gpus else replace(kind, gpus=gpus) for kind in self._kinds]
             orders = np.repeat(np.arange(len(alike))[:, np.newaxis], nodes, axis=1)
             lines = on_nodes(replace(one, parallel=plain), Nodes(alike, orders))
-            amount = np.arange(one.model.layers + 1.0).reshape(-1, 1, 1)
+            amount = np.arange(one.blocks.layers + 1.0).reshape(-1, 1, 1)
             self._alone[key] = _Alone(
                 hops=lines.hop,
                 first=lines.least_exposed[0],
-                sums=lines.sums.of(amount).min(axis=1),
+                sums=lines.sums.of(amount).min(axis=1) if one.blocks.alike else lines.sums.fixed,
                 last=np.zeros(len(lines)) if lines.hidden is None else lines.hidden.last.min(axis=0),
                 embedding=lines.embedding,
             )

@@ -18,7 +18,7 @@ from fasop.costs.memory import GIB, chunks_in_flight, stage_memory
 from fasop.costs.placement import Uses, place
 from fasop.costs.profile import optimizer_s_per_parameter
 from fasop.costs.training import Training
-from fasop.simulation.pipelines import Hidden, Linear, Pipelines
+from fasop.simulation.pipelines import Hidden, LayerOrder, Linear, Pipelines
 
 
 def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
@@ -34,26 +34,35 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     slowest = nodes.slowest(where.stages, training, times)
     summing, handing = gradients_summed(where.sums, training), weights_handed_out(where.sums, training)
     stepping = slowest.step / (parallel.data if parallel.sharded_optimizer else 1)
-    backward, sums = _passes(slowest.backward, parallel.chunks), _by_parameters(training, summing)
+    backward, sums = _passes(training, slowest.backward), _by_parameters(training, summing)
+    blocks, shortest = training.blocks, training.message_bytes(min(training.blocks.crossing))
     optimizer = Link(latency_s=handing.latency_s, s_per_byte=stepping + handing.s_per_byte)
     capacity, shares = _capacity(training, slowest.memory_gib)
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
-        forward=_passes(slowest.forward, parallel.chunks),
+        forward=_passes(training, slowest.forward),
         backward=backward,
-        hop=where.hops.takes(np.array(float(training.message_bytes))),
-        busy=training.message_bytes * where.hops.s_per_byte,
+        hop=where.hops.takes(np.array(float(shortest))),
+        busy=shortest * where.hops.s_per_byte,
         one_way_out=where.one_way_out,
-        blocking=training.blocks,
+        blocking=training.blocking,
         sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
         optimizer=_by_parameters(training, optimizer),
         embedding=_embedding(where.embedding, training),
         capacity=capacity,
         shares=shares,
         basis=np.array([time.basis for time in times])[nodes.orders].max(axis=1),
-        hidden=_hidden(training, backward.layer[: parallel.pipeline], summing) if training.overlaps else None,
+        hidden=_hidden(training, backward.layer[..., : parallel.pipeline, :], summing) if training.overlaps else None,
+        order=None if blocks.alike else _order(training),
+        s_per_byte=None if blocks.alike else where.hops.s_per_byte,
     )
+
+
+def _order(training: Training) -> LayerOrder:
+    blocks = training.blocks
+    messages = np.array([training.message_bytes(numbers) for numbers in blocks.crossing], float)
+    return LayerOrder(counts=blocks.counts, extra=messages - messages.min())
 
 
 def handing_out(training: Training, nodes: Nodes) -> Linear:
@@ -67,8 +76,10 @@ def _capacity(training: Training, memory_gib: Floats) -> tuple[Integers, Floats 
 
     Layers are as evenly shared by the chunks as they can, the first ones having one more.
     """
-    parallel, layers, chunks = training.parallel, training.model.layers, training.parallel.chunks
+    parallel, layers, chunks = training.parallel, training.blocks.layers, training.parallel.chunks
     stages = np.arange(float(parallel.pipeline)).reshape(-1, 1)
+    if not training.blocks.alike:
+        return _capacity_by_kind(training, memory_gib, stages)
     if chunks == 1:
         return stage_memory(training, stages).capacity(memory_gib), None
     held = chunks_in_flight(parallel.pipeline, parallel.micro_batches, chunks)
@@ -79,6 +90,23 @@ def _capacity(training: Training, memory_gib: Floats) -> tuple[Integers, Floats 
     capacity = [np.searchsorted(of, free, side="right") - 1 for of, free in zip(taken.T, room, strict=True)]
     shares = memory.layer / np.where(room > 0, room, np.nan)
     return np.array(capacity), shares.reshape(len(held), -1, room.shape[1])
+
+
+def _capacity_by_kind(training: Training, memory_gib: Floats, stages: Floats) -> tuple[Integers, Floats]:
+    """As `_capacity`, of the smallest kind of layer; the shares are [moments, kinds, parts, pipelines]."""
+    parallel, kinds = training.parallel, range(len(training.blocks.kinds))
+    held = None
+    if parallel.chunks > 1:
+        held = chunks_in_flight(parallel.pipeline, parallel.micro_batches, parallel.chunks)[..., np.newaxis].astype(
+            float
+        )
+    memory = [stage_memory(training, stages, held, kind) for kind in kinds]
+    room = memory_gib * GIB - memory[0].fixed
+    free = np.where(room > 0, room, np.nan)
+    shares = np.stack([np.broadcast_to(one.layer / free, (*one.layer.shape[:-1], free.shape[-1])) for one in memory])
+    whole = np.moveaxis(shares.reshape(len(kinds), -1, parallel.virtual_stages, free.shape[-1]), 0, 1)
+    lightest = np.min([one.layer.reshape(-1, parallel.pipeline, 1).max(axis=0) for one in memory], axis=0)
+    return np.floor(room / lightest).astype(np.int64), whole
 
 
 def times_on(kind: NodeKind, training: Training) -> LayerTimes:
@@ -92,7 +120,7 @@ class SlowestGpus:
     """What counts of the GPUs of each stage, [stages, pipelines]: each time of the slowest, memory of the smallest."""
 
     forward: Floats
-    """[3, stages, pipelines]: of embedding, layer and head."""
+    """[2 + kinds, stages, pipelines]: of embedding, head, and a layer of each kind."""
     backward: Floats
     step: Floats
     """Of the optimizer, for a parameter."""
@@ -141,14 +169,15 @@ class Nodes:
         """`times` are by kind."""
         rows = []
         for kind, time in zip(self.kinds, times, strict=True):
-            parts = (time.embedding, time.layer, time.head)
+            parts = (time.embedding, time.head, *time.layers)
             step = kind.factors.optimizer * optimizer_s_per_parameter(kind.gpu, kind.profile, training.precision)
             rows.append([*(part.forward for part in parts), *(part.backward for part in parts), step])
         kinds = self.orders.T[stages.nodes]
         most = np.maximum.reduceat(np.array(rows).T[:, kinds], stages.starts, axis=1)
         memory = np.array([kind.gpu.memory_gib for kind in self.kinds])[kinds]
         least = np.minimum.reduceat(memory, stages.starts, axis=0)
-        return SlowestGpus(forward=most[:3], backward=most[3:6], step=most[6], memory_gib=least)
+        half = len(most) // 2
+        return SlowestGpus(forward=most[:half], backward=most[half:-1], step=most[-1], memory_gib=least)
 
     def _slowest_link(self, uses: Uses, factors: Sequence[float]) -> Link[Floats]:
         """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links.
@@ -164,14 +193,14 @@ class Nodes:
         return Link(latency_s=reduced[..., 0], s_per_byte=reduced[..., 1])
 
 
-def _passes(times: Floats, chunks: int) -> Linear:
-    """[parts, pipelines], from the times of embedding, layer and head by stage."""
-    embedding, layer, head = times
-    layer = np.concatenate([layer] * chunks)
-    fixed = np.zeros_like(layer)
+def _passes(training: Training, times: Floats) -> Linear:
+    """[parts, pipelines], from the times of embedding, head and layers by stage."""
+    embedding, head, *kinds = times
+    layers = [np.concatenate([layer] * training.parallel.chunks) for layer in kinds]
+    fixed = np.zeros_like(layers[0])
     fixed[0] += embedding[0]
     fixed[-1] += head[-1]
-    return Linear(fixed=fixed, layer=layer)
+    return Linear(fixed=fixed, layer=layers[0] if training.blocks.alike else np.stack(layers))
 
 
 def _by_parameters(training: Training, link: Link[Floats]) -> Linear:
@@ -180,26 +209,37 @@ def _by_parameters(training: Training, link: Link[Floats]) -> Linear:
     fixed = np.zeros((training.parallel.pipeline, 1))
     fixed[0] += sizes.embedding_parameters(model, tensor)
     fixed[-1] += sizes.head_parameters(model, tensor, own_word=len(fixed) > 1)
-    return Linear(fixed=link.takes(fixed), layer=link.s_per_byte * sizes.layer_parameters(model, tensor))
+    of_layer = sizes.kind_parameters(model, tensor, own_word=len(fixed) > 1)
+    return Linear(fixed=link.takes(fixed), layer=link.s_per_byte * _of_kinds(training, of_layer))
+
+
+def _of_kinds(training: Training, numbers: Sequence[float]) -> Floats:
+    """[kinds, 1, 1]; where all layers are alike []."""
+    return np.array(numbers[0]) if training.blocks.alike else np.array(numbers).reshape(-1, 1, 1)
 
 
 def _in_buckets(training: Training, sums: Linear, summing: Link[Floats]) -> Linear:
     """With the latency of every bucket."""
-    buckets = overlap.buckets_per_layer(training.model, training.parallel.tensor)
-    return replace(sums, layer=sums.layer + buckets * summing.latency_s)
+    model, tensor, kinds = training.model, training.parallel.tensor, range(len(training.blocks.kinds))
+    buckets = [overlap.buckets_per_layer(model, tensor, kind) for kind in kinds]
+    return replace(sums, layer=sums.layer + _of_kinds(training, buckets) * summing.latency_s)
 
 
 def _hidden(training: Training, layer: Floats, summing: Link[Floats]) -> Hidden:
-    """`layer` is the backward pass of one, by stage."""
-    model, tensor = training.model, training.parallel.tensor
-    first = overlap.first_bucket_layers(model, tensor)
+    """`layer` is the backward pass of one, by stage. Where layers differ, the first bucket is of those that take
+    longest."""
+    model, tensor, kinds = training.model, training.parallel.tensor, range(len(training.blocks.kinds))
     layer = overlap.filling(training.parallel.schedule) * layer
-    parameters = [[overlap.last_bucket_parameters(model, tensor, first=stage == 0)] for stage in range(len(layer))]
-    return Hidden(time=Linear(fixed=-first * layer, layer=layer), last=summing.takes(np.array(parameters)))
+    before = -_of_kinds(training, [overlap.first_bucket_layers(model, tensor, kind) for kind in kinds]) * layer
+    stages = range(training.parallel.pipeline)
+    parameters = [[overlap.last_bucket_parameters(model, tensor, first=stage == 0)] for stage in stages]
+    fixed = before if layer.ndim == 2 else before.min(axis=0)
+    return Hidden(time=Linear(fixed=fixed, layer=layer), last=summing.takes(np.array(parameters)))
 
 
 def _embedding(link: Link[Floats], training: Training) -> Floats:
     parallel = training.parallel
-    size = training.gradient_bytes * sizes.word_parameters(training.model, parallel.tensor)
-    whole = link.all_reduce(2 if parallel.pipeline > 1 else 1).takes(np.array(float(size)))
+    parameters, holders = sizes.shared_parameters(training.model, parallel.tensor)
+    size = training.gradient_bytes * parameters
+    whole = link.all_reduce(min(holders, parallel.pipeline)).takes(np.array(float(size)))
     return whole.reshape(-1)

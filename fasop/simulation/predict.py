@@ -17,7 +17,7 @@ from conf.schema.experiment import Experiment, Parallel
 from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import node_kinds
 from fasop.costs.layers import Basis
-from fasop.costs.memory import GIB, StageMemory, chunks_in_flight, stage_memory
+from fasop.costs.memory import GIB, Amount, StageMemory, chunks_in_flight, stage_memory
 from fasop.costs.placement import place
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
@@ -36,6 +36,8 @@ class Stage:
 
     layers: tuple[int, ...]
     """By chunk."""
+    holds: tuple[str, ...]
+    """By chunk, in words: its layers, by kind where there are several."""
     groups: tuple[str, ...]
     """Names of its nodes' groups."""
     gpus: tuple[str, ...]
@@ -46,6 +48,11 @@ class Stage:
     memory: StageMemory[float]
     limit_gib: float
     """Memory of its smallest GPU."""
+
+    @property
+    def contents(self) -> str:
+        """Its layers, in words, chunk by chunk."""
+        return (" | " if any(" " in chunk for chunk in self.holds) else "+").join(self.holds)
 
     @property
     def memory_gib(self) -> float:
@@ -126,6 +133,7 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
         except EngineError as error:
             raise SearchError(f"parallel.schedule_file: {error}") from error
     iteration_s, events = replay(schedule, durations)
+    by_kind = training.blocks.by_kind(layers)
     where = place(tuple(node.gpus for node in nodes), parallel.tensor, parallel.data, parallel.pipeline).stages
     on = [[nodes[node] for node in stage] for stage in np.split(where.nodes, where.starts[1:])]
     return Prediction(
@@ -133,11 +141,12 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
         stages=[
             Stage(
                 layers=layers[number :: parallel.pipeline],
+                holds=tuple(map(training.blocks.named, by_kind[number :: parallel.pipeline])),
                 groups=tuple(dict.fromkeys(kind.name for kind in on[number])),
                 gpus=tuple(dict.fromkeys(kind.gpu.name for kind in on[number])),
                 terms=terms([event for event in events if event.stage == number], durations.embedding),
                 times=durations.times[number],
-                memory=stage_memory(training, number, _kept(parallel, layers, number)),
+                memory=_memory(training, layers, number),
                 limit_gib=min(kind.gpu.memory_gib for kind in on[number]),
             )
             for number in range(parallel.pipeline)
@@ -162,10 +171,30 @@ def durations_of(plan: PlacedTraining) -> tuple[Durations, Basis]:
     return Durations.of(lines, handing, plan.partition.layers), Basis(int(lines.basis[0]))
 
 
-def _kept(parallel: Parallel, layers: Sequence[int], stage: int) -> float | None:
+def _memory(training: Training, layers: Sequence[int], stage: int) -> StageMemory[float]:
+    """Of a stage; where its layers are of several kinds, a layer takes their mean."""
+    parallel, blocks = training.parallel, training.blocks
+    if len(blocks.kinds) == 1:
+        return stage_memory(training, stage, _kept(parallel, layers[stage :: parallel.pipeline], stage))
+    of_parts = np.array(blocks.by_kind(layers)[stage :: parallel.pipeline])
+    kinds = [
+        stage_memory(training, stage, _kept(parallel, of_parts[:, kind].tolist(), stage), kind)
+        for kind in range(len(blocks.kinds))
+    ]
+    counts = of_parts.sum(axis=0)
+    shares = (counts / max(1, counts.sum())).tolist()
+
+    def mean(name: str) -> Amount[float]:
+        amounts = [getattr(one, name) for one in kinds]
+        layer = sum(share * amount.layer for share, amount in zip(shares, amounts, strict=True))
+        return Amount(layer=layer, fixed=amounts[0].fixed)
+
+    return StageMemory(**{name: mean(name) for name in kinds[0].by_term()})
+
+
+def _kept(parallel: Parallel, of_chunks: Sequence[int], stage: int) -> float | None:
     """Of how many micro-batches a layer of a stage keeps its activations, the mean; None where it has one chunk."""
     if parallel.chunks == 1:
         return None
     held = chunks_in_flight(parallel.pipeline, parallel.micro_batches, parallel.chunks)[..., stage]
-    of_chunks = layers[stage :: parallel.pipeline]
     return float((held @ of_chunks).max()) / max(sum(of_chunks), 1)

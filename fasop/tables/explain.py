@@ -48,7 +48,7 @@ _WHO = ("stage", "GPU", "layers")
 
 
 def _who(number: int, stage: Stage) -> list[str]:
-    return [str(number), ", ".join(stage.gpus), "+".join(map(str, stage.layers))]
+    return [str(number), ", ".join(stage.gpus), stage.contents]
 
 
 LEGEND = (

@@ -190,7 +190,7 @@ def _detail(number: int, plan: Plan, prediction: Prediction) -> str:
         (
             str(stage),
             ", ".join(one.gpus),
-            "+".join(map(str, one.layers)),
+            one.contents,
             *(f"{getattr(term, key):,.1f}" for key in shown),
             f"{term.bubble_share:.1%}",
         )

@@ -93,7 +93,8 @@ def test_a_gpu_without_costs_has_a_roofline_that_says_so(known: LayerProfile | N
 
 def test_a_tensor_group_shares_the_roofline_and_pays_for_its_collectives() -> None:
     alone, four = times(None), times(None, tensor=4)
-    message = training("train.precision=fp16").message_bytes
+    whole = training("train.precision=fp16")
+    message = whole.message_bytes(whole.blocks.crossing[1])
     reduce = within(A10.group).all_reduce(4).takes(float(message))
     assert alone.layer.forward / 4 + 2 * reduce < four.layer.forward < alone.layer.forward / 2 + 2 * reduce
 
