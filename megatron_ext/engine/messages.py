@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.task import SEQUENCE, Task, Tensors
+from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Task, Tensors
 
 
 class Content(NamedTuple):
@@ -78,9 +78,9 @@ def message_of(
 ) -> Message:
     """The message that carries these wires of a task, whose own number format is `dtype`."""
     sizes = dict(task.sizes(micro_batch_size))
-    if tensor.sequence_parallel and SEQUENCE in sizes:
-        own = tensor.positions(sizes[SEQUENCE])
-        sizes[SEQUENCE] = own.stop - own.start
+    for cut in {SEQUENCE, DECODER_SEQUENCE} & sizes.keys():
+        own = tensor.positions(sizes[cut])
+        sizes[cut] = own.stop - own.start
     contents = []
     for wire in (task.wires[name] for name in wires):
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in wire.dims)

@@ -82,6 +82,39 @@ class TensorGroup(NamedTuple):
         first = self.rank * share if self.sequence_parallel else 0
         return torch.arange(first, first + share, device=device)
 
+    def first_token(self, x: Tensor) -> Tensor:
+        """[batch, sequence outside parallel regions, …] -> its first token [batch, …] on every rank.
+
+        What is computed from it goes through `alike`, so that gradients are summed once.
+        """
+        if not self.sequence_parallel or self.size == 1:
+            return x[:, 0]
+        own = x[:, 0] if self.rank == 0 else x[:, 0] * 0.0
+        return _Copy.apply(_Reduce.apply(own, self), self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def alike(self, x: Tensor) -> Tensor:
+        """The same x, which every rank computed alike from `first_token`.
+
+        With sequence parallelism the gradients of weights that the ranks have in common are summed over the group, and
+        each rank gives its part of them.
+        """
+        if not self.sequence_parallel or self.size == 1:
+            return x
+        return _Part.apply(x, self.size)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Part(Function):
+    """Identity; divides the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+        ctx.size = size
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        return gradient / ctx.size, None
+
 
 class _Copy(Function):
     """Identity; sums the gradients."""
@@ -172,19 +205,33 @@ def vocab_embedding(
     return tensor.leave(own.masked_fill(elsewhere.unsqueeze(-1), 0.0))
 
 
-def vocab_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, tensor: TensorGroup) -> Tensor:
+def vocab_cross_entropy(
+    logits: Tensor, labels: Tensor, vocab_size: int, tensor: TensorGroup, mask: Optional[Tensor] = None
+) -> Tensor:
     """Mean cross-entropy in fp32 over the first `vocab_size` classes; the vocabulary's padding takes no part.
 
     logits [batch, sequence, padded vocabulary / size], of which the backward pass makes their gradient where they are
-    many; labels [batch, sequence].
+    many; labels [batch, sequence]. With a mask [batch, sequence], the mean is that over the tokens where it is 1;
+    elsewhere labels may be anything.
     """
+    if mask is not None:
+        labels = labels.masked_fill(mask == 0, 0)
     share = logits.shape[-1]
     first = tensor.rank * share
     classes = max(0, min(share, vocab_size - first))
     if tensor.size == 1 and logits.numel() <= PART:
-        return F.cross_entropy(logits[..., :classes].float().flatten(0, 1), labels.flatten())
+        few = logits[..., :classes].float().flatten(0, 1)
+        if mask is None:
+            return F.cross_entropy(few, labels.flatten())
+        return _mean(F.cross_entropy(few, labels.flatten(), reduction="none"), mask)
     losses: Tensor = _VocabCrossEntropy.apply(logits.flatten(0, 1), labels.flatten() - first, classes, tensor)  # type: ignore[no-untyped-call]
-    return losses.mean()
+    return losses.mean() if mask is None else _mean(losses, mask)
+
+
+def _mean(losses: Tensor, mask: Tensor) -> Tensor:
+    """Over those whose mask is 1; 0 if there are none."""
+    counts = mask.flatten().float()
+    return (losses * counts).sum() / counts.sum().clamp(min=1.0)
 
 
 class _VocabCrossEntropy(Function):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Callable, Dict
+
+from megatron_ext.contract.model import BERT, GPT, T5
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.bert import BertTask
 from megatron_ext.tasks.cut import cut
 from megatron_ext.tasks.gpt import GptTask
 from megatron_ext.tasks.stage import Stage, threads_for
+from megatron_ext.tasks.t5 import T5Task
 from megatron_ext.tasks.task import Task
+
+FAMILIES: Dict[str, Callable[[Plan], Task]] = {GPT: GptTask, BERT: BertTask, T5: T5Task}
 
 
 def task_of(plan: Plan) -> Task:
     """The task of a plan's model."""
-    return GptTask(plan)
+    return FAMILIES[plan.model.family](plan)
 
 
 def stage_of(plan: Plan, virtual_stage: int, tensor: TensorGroup) -> Stage:

@@ -18,8 +18,8 @@ from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 
 Tensors = Dict[str, Tensor]
 """By the name of a wire, an input or a target."""
-SEQUENCE = "sequence"
-"""The dimension that sequence parallelism cuts."""
+SEQUENCE, DECODER_SEQUENCE = "sequence", "decoder sequence"
+"""The dimensions that sequence parallelism cuts."""
 
 
 class Wire(NamedTuple):

@@ -1,4 +1,4 @@
-"""The modules of a decoder, of which a tensor group shares the heads, the inner width and the vocabulary."""
+"""The modules of a transformer, of which a tensor group shares the heads, the inner width and the vocabulary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
-from megatron_ext.contract.model import LEARNED, RMS_NORM, ROTARY, ModelConfig
+from megatron_ext.contract.model import RMS_NORM, ROTARY, ModelConfig, Stack
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_embedding
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
@@ -41,34 +41,45 @@ class Dropout(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embedding and, where the model learns them, positions."""
+    """Token embedding and, where the model learns them, positions and types of tokens."""
 
-    def __init__(self, config: ModelConfig, tensor: TensorGroup, seed: int) -> None:
+    def __init__(self, config: ModelConfig, tensor: TensorGroup, seed: int, name: str = "embedding") -> None:
         super().__init__()
         self.tensor = tensor
         self.later: Optional[WeightGradients] = None
-        self.dropout = Dropout(config.hidden_dropout, key_of(seed, "embedding"), tensor)
+        self.dropout = Dropout(config.hidden_dropout, key_of(seed, name), tensor)
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
+        added = config.block("embedding")
         self.position: Optional[nn.Parameter] = None
-        if config.position_embedding_type == LEARNED:
-            self.position = nn.Parameter(torch.empty(config.sequence_length, config.hidden))
+        if "position" in added:
+            self.position = nn.Parameter(torch.empty(added["position"].shape))
+        self.types: Optional[nn.Parameter] = None
+        if "types" in added:
+            self.types = nn.Parameter(torch.empty(added["types"].shape))
 
-    def forward(self, tokens: Tensor, number: Optional[Tensor] = None) -> Tensor:
-        """tokens [batch, sequence] -> [batch, sequence, hidden]; `number` [batch] is of the samples, for dropout."""
+    def forward(self, tokens: Tensor, number: Optional[Tensor] = None, types: Optional[Tensor] = None) -> Tensor:
+        """tokens and types [batch, sequence] -> [batch, sequence, hidden]; `number` [batch] is of the samples, for
+        dropout."""
         x = vocab_embedding(tokens, self.word, self.tensor, partial(embedding, later=self.later))
+        here = self.tensor.positions(tokens.shape[1])
         if self.position is not None:
-            x = x + self.position[self.tensor.positions(tokens.shape[1])]
+            x = x + self.position[here]
+        if self.types is not None and types is not None:
+            x = x + F.embedding(types[:, here], self.types)
         dropped: Tensor = self.dropout(x, number)
         return dropped
 
 
 class TransformerLayer(nn.Module):
-    """Pre-norm attention and MLP."""
+    """Pre-norm attention, attention to another stack's result where there is one, and MLP."""
 
-    def __init__(self, config: ModelConfig, tensor: TensorGroup, recompute: str, name: str, seed: int) -> None:
-        """`recompute` is "none", "selective" (the attention's core) or "full"; masks follow from name and seed."""
+    def __init__(
+        self, config: ModelConfig, tensor: TensorGroup, stack: Stack, recompute: str, name: str, seed: int
+    ) -> None:
+        """`recompute` is "none", "selective" (the attention's core) or "full"; dropout follows from name and seed."""
         super().__init__()
         self.config = config
+        self.causal = stack.causal
         self.tensor = tensor
         self.recompute = recompute
         self.later: Optional[WeightGradients] = None
@@ -80,33 +91,68 @@ class TransformerLayer(nn.Module):
         self.attention_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.attention"), tensor)
         self.mlp_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.mlp"), tensor)
         self.attention_norm = norm(config)
-        self.qkv = _linear(config.hidden, (self.heads + 2 * self.groups) * config.head_width, bias)
-        self.attention_out = _linear(width, config.hidden, bias)
+        self.qkv = empty_linear(config.hidden, (self.heads + 2 * self.groups) * config.head_width, bias)
+        self.attention_out = empty_linear(width, config.hidden, bias)
+        self.crosses = stack.context > 0
+        if self.crosses:
+            self.cross_core_key = key_of(seed, f"{name}.cross_core")
+            self.cross_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.cross"), tensor)
+            self.cross_norm = norm(config)
+            self.cross_query = empty_linear(config.hidden, width, bias)
+            self.cross_kv = empty_linear(config.hidden, 2 * self.groups * config.head_width, bias)
+            self.cross_out = empty_linear(width, config.hidden, bias)
         self.mlp_norm = norm(config)
-        self.mlp_in = _linear(config.hidden, 2 * inner if config.swiglu else inner, bias)
-        self.mlp_out = _linear(inner, config.hidden, bias)
+        self.mlp_in = empty_linear(config.hidden, 2 * inner if config.swiglu else inner, bias)
+        self.mlp_out = empty_linear(inner, config.hidden, bias)
 
-    def forward(self, x: Tensor, number: Optional[Tensor] = None) -> Tensor:
-        """[batch, sequence, hidden] -> the same; `number` [batch] is of the samples, for dropout."""
-        return _again(self._forward, x, number) if self.recompute == "full" else self._forward(x, number)
+    def forward(
+        self,
+        x: Tensor,
+        number: Optional[Tensor] = None,
+        mask: Optional[Tensor] = None,
+        context: Optional[Tensor] = None,
+    ) -> Tensor:
+        """[batch, sequence, hidden] -> the same; `number` [batch] is of the samples, for dropout.
 
-    def _forward(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
-        x = x + self.attention_dropout(self._attention(self.tensor.enter(self.attention_norm(x)), number), number)
+        `mask` [batch, tokens] is 0 where no token stands: of the sequence itself or, of a layer that attends to
+        `context` [batch, tokens, hidden], of that one.
+        """
+        again = self.recompute == "full"
+        return _again(self._forward, x, number, mask, context) if again else self._forward(x, number, mask, context)
+
+    def _forward(
+        self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor], context: Optional[Tensor]
+    ) -> Tensor:
+        attended = self._attention(self.tensor.enter(self.attention_norm(x)), number, None if self.crosses else mask)
+        x = x + self.attention_dropout(attended, number)
+        if context is not None:
+            crossed = self._cross(self.tensor.enter(self.cross_norm(x)), self.tensor.enter(context), number, mask)
+            x = x + self.cross_dropout(crossed, number)
         y: Tensor = x + self.mlp_dropout(self._mlp(self.tensor.enter(self.mlp_norm(x))), number)
         return y
 
-    def _attention(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
+    def _attention(self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
         qkv = linear(x, self.qkv.weight, self.qkv.bias, self.later)
-        # With dropout there are scores, too large to be kept.
-        again = self.recompute == "selective" or self._drops
-        attended = _again(self._core, qkv, number) if again else self._core(qkv, number)
+        attended = _again(self._core, qkv, number, mask) if self._core_again else self._core(qkv, number, mask)
         return self._joined(self.attention_out, attended)
+
+    def _cross(self, x: Tensor, context: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
+        query = linear(x, self.cross_query.weight, self.cross_query.bias, self.later)
+        kv = linear(context, self.cross_kv.weight, self.cross_kv.bias, self.later)
+        core = self._cross_core
+        attended = _again(core, query, kv, number, mask) if self._core_again else core(query, kv, number, mask)
+        return self._joined(self.cross_out, attended)
 
     @property
     def _drops(self) -> bool:
         return self.training and self.config.attention_dropout > 0
 
-    def _core(self, qkv: Tensor, number: Optional[Tensor]) -> Tensor:
+    @property
+    def _core_again(self) -> bool:
+        """Whether the attention's core is computed again: with dropout there are scores, too large to be kept."""
+        return self.recompute == "selective" or self._drops
+
+    def _core(self, qkv: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
         """[batch, sequence, queries, keys and values of the heads] -> [batch, sequence, heads x width]."""
         batch, sequence, _ = qkv.shape
         width = self.config.head_width
@@ -115,22 +161,50 @@ class TransformerLayer(nn.Module):
         if self.config.position_embedding_type == ROTARY:
             cos, sin = rotary(self.config, sequence, qkv.device)
             query, key = rotated(query, cos, sin), rotated(key, cos, sin)
+        return self._attended(query, key, value, self.causal, self.core_key, number, mask)
+
+    def _cross_core(self, query: Tensor, kv: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
+        """query [batch, sequence, heads x width], kv [batch, context, keys and values of the heads]."""
+        width = self.config.head_width
+        queries = query.view(*query.shape[:2], -1, width).transpose(1, 2)
+        key, value = kv.view(*kv.shape[:2], -1, width).transpose(1, 2).chunk(2, 1)
+        return self._attended(queries, key, value, False, self.cross_core_key, number, mask)
+
+    def _attended(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        causal: bool,
+        dropout_key: int,
+        number: Optional[Tensor],
+        mask: Optional[Tensor],
+    ) -> Tensor:
+        """query [batch, heads, sequence, width], the others [batch, groups, tokens, width] and mask [batch, tokens] ->
+        [batch, sequence, heads x width]."""
+        batch, _, sequence, _ = query.shape
         if self.groups < self.heads:
             key, value = (x.repeat_interleave(self.heads // self.groups, 1) for x in (key, value))
+        seen = None if mask is None else mask.bool()[:, None, None]
         if number is not None and self._drops:
-            attended = self._dropped(query, key, number) @ value
+            attended = self._dropped(query, key, causal, dropout_key, number, seen) @ value
         else:
-            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            attended = F.scaled_dot_product_attention(query, key, value, seen, is_causal=causal)
         return attended.transpose(1, 2).reshape(batch, sequence, -1)
 
-    def _dropped(self, query: Tensor, key: Tensor, number: Tensor) -> Tensor:
-        """The weights of attention [batch, heads, sequence, sequence], some of them dropped."""
+    def _dropped(
+        self, query: Tensor, key: Tensor, causal: bool, dropout_key: int, number: Tensor, seen: Optional[Tensor]
+    ) -> Tensor:
+        """The weights of attention [batch, heads, sequence, tokens], some of them dropped."""
         sequence, width = query.shape[-2:]
         places = torch.arange(sequence, device=query.device)
         scores = query @ key.transpose(-1, -2) / math.sqrt(width)
-        scores = scores.masked_fill(places > places.unsqueeze(-1), -math.inf)
+        if causal:
+            scores = scores.masked_fill(places > places.unsqueeze(-1), -math.inf)
+        if seen is not None:
+            scores = scores.masked_fill(~seen, -math.inf)
         heads = torch.arange(self.heads, device=query.device) + self.tensor.rank * self.heads
-        rows = rows_of(self.core_key, number, heads, places)
+        rows = rows_of(dropout_key, number, heads, places)
         return dropout(F.softmax(scores, -1, dtype=torch.float32).to(query.dtype), self.config.attention_dropout, rows)
 
     def _mlp(self, x: Tensor) -> Tensor:
@@ -149,7 +223,7 @@ class TransformerLayer(nn.Module):
 
 
 class Head(nn.Module):
-    """Final norm and logits."""
+    """Final norm and logits, with a bias where the model's family has one."""
 
     def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
         super().__init__()
@@ -157,10 +231,17 @@ class Head(nn.Module):
         self.later: Optional[WeightGradients] = None
         self.norm = norm(config)
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
+        self.bias: Optional[nn.Parameter] = None
+        if "bias" in config.block("head"):
+            self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size))
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] -> logits [batch, sequence, padded vocabulary / tensor size]."""
-        return linear(self.tensor.enter(self.norm(x)), self.word, None, self.later)
+        return self.logits(self.norm(x))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Of what is normalized."""
+        return linear(self.tensor.enter(x), self.word, self.bias, self.later)
 
 
 class RMSNorm(nn.Module):
@@ -224,13 +305,25 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.to(x.dtype) + torch.cat([-second, first], -1) * sin.to(x.dtype)
 
 
-def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+class Norm(nn.Module):
+    """The norm behind a stack whose result another one attends to."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
+        super().__init__()
+        self.norm = norm(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x)
+        return y
+
+
+def empty_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     """Without weights: torch would draw some that are not used."""
     layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.empty(0).device)  # type: ignore[no-untyped-call]
     return layer
 
 
-def _again(function: Callable[[Tensor, Optional[Tensor]], Tensor], x: Tensor, number: Optional[Tensor]) -> Tensor:
-    """`function(x, number)`, computed once more in the backward pass instead of kept."""
-    y: Tensor = checkpoint(function, x, number, use_reentrant=False, preserve_rng_state=False)
+def _again(function: Callable[..., Tensor], *taken: Optional[Tensor]) -> Tensor:
+    """`function(*taken)`, computed once more in the backward pass instead of kept."""
+    y: Tensor = checkpoint(function, *taken, use_reentrant=False, preserve_rng_state=False)
     return y

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
-from megatron_ext.tasks import gpt, initial_weights
+from megatron_ext.tasks import initial_weights, language
 from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.gpt import GptTask
 from megatron_ext.tasks.initial_weights import draw
@@ -104,7 +104,7 @@ def test_a_stage_has_the_numbers_of_its_names_however_many_threads_draw_them(
         shard = GptTask(plan).shard(name)
         found = first if shard is None else shard.whole([share[name] for share in shares])
         filled = plan.model.vocab_size if name.endswith("word") else len(found)
-        source = torch.Generator().manual_seed(gpt._seed(plan.train.seed, name))
+        source = torch.Generator().manual_seed(language._seed(plan.train.seed, name))
         std = 0.02 / 6**0.5 if "_out." in name else 0.02
         expected = torch.zeros_like(found)
         expected[:filled] = torch.empty(filled, found.shape[1]).normal_(0.0, std, generator=source)
