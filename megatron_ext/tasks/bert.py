@@ -90,7 +90,7 @@ class BertHead(Head):
             self.pooler = empty_linear(config.hidden, config.hidden, True)
             self.binary = empty_linear(config.hidden, 2, True)
 
-    def forward(self, x: Tensor) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    def forward(self, x: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
         """[batch, sequence, hidden] -> logits [batch, sequence, padded vocabulary / tensor size] and of the pair of
         sentences [batch, 2]."""
         x = self.norm(x)

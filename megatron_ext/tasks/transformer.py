@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache, partial
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -235,7 +235,7 @@ class Head(nn.Module):
         if "bias" in config.block("head"):
             self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
         """[batch, sequence, hidden] -> logits [batch, sequence, padded vocabulary / tensor size]."""
         return self.logits(self.norm(x))
 
