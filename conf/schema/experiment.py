@@ -121,7 +121,7 @@ class Experiment:
         containers.check_environment(self.container.kind, self.cluster, self.node_order.groups)
         if self.engine.kind is EngineKind.megatron_lm:
             groups = self.node_order.groups
-            megatron_lm.can_run(self.parallel, self.train, self.cluster, groups, self.executor.rehearse)
+            megatron_lm.can_run(self.model, self.parallel, self.train, self.cluster, groups, self.executor.rehearse)
         _check_rehearsal(self)
         _check_time(self)
 

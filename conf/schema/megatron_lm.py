@@ -13,6 +13,7 @@ from conf.errors import ConfigError
 from conf.schema.cluster import Cluster
 from conf.schema.config_class import config
 from conf.schema.executor import Rehearse
+from conf.schema.model import Family, Model
 from conf.schema.parallel import Parallel
 from conf.schema.train import Train
 
@@ -62,8 +63,15 @@ def _check_engine(value: Engine) -> None:
         )
 
 
-def can_run(parallel: Parallel, train: Train, cluster: Cluster, groups: Iterable[str], rehearse: Rehearse) -> None:
+def can_run(
+    model: Model, parallel: Parallel, train: Train, cluster: Cluster, groups: Iterable[str], rehearse: Rehearse
+) -> None:
     """Whether Megatron-LM can do what the rest of the configuration says; `groups` are those of its nodes."""
+    if model.family is not Family.gpt:
+        raise ConfigError(
+            f"model.family={model.family}: only model.family=gpt is handed to Megatron-LM, to its pretrain_gpt.py; use "
+            "engine=tdpp"
+        )
     _schedule(parallel)
     _devices(cluster, groups)
     _without_equal(train, rehearse)

@@ -146,6 +146,7 @@ def _model_options(model: Model) -> Options:
         "ffn-hidden-size": model.ffn_hidden,
         "group-query-attention": _flag(model.num_query_groups is not None),
         "num-query-groups": model.num_query_groups,
+        "kv-channels": model.kv_channels,
         "normalization": str(model.normalization) if "normalization" in own else None,
         "norm-epsilon": model.norm_epsilon if "norm_epsilon" in own else None,
         "position-embedding-type": str(model.position_embedding_type) if "position_embedding_type" in own else None,

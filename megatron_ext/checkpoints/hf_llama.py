@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megatron_ext.checkpoints.hf_files import Twin
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.model import RMS_NORM, ROTARY, ModelConfig
+from megatron_ext.contract.model import GPT, RMS_NORM, ROTARY, ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, check_object
 
 _LAYER = {
@@ -32,7 +32,12 @@ _SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_posit
 
 def fits(model: ModelConfig) -> bool:
     """Whether Llama's layout can hold it."""
-    return model.normalization == RMS_NORM and model.position_embedding_type == ROTARY and model.swiglu
+    return (
+        model.family == GPT
+        and model.normalization == RMS_NORM
+        and model.position_embedding_type == ROTARY
+        and model.swiglu
+    )
 
 
 def twins(model: ModelConfig, part: str) -> Dict[str, Twin]:
@@ -88,8 +93,7 @@ def model_of(path: Path, found: Dict[str, Tensor], config: Dict[str, Any], seque
             raise EngineError(f"{path}: expected {key}={value!r}, found {config.get(key)!r}")
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     width = config.get("head_dim")
-    if width is not None and isinstance(heads, int) and width * heads != hidden:
-        raise EngineError(f"{path}: head_dim={width}, but the engine's heads have hidden_size / num_attention_heads")
+    own_width = isinstance(width, int) and isinstance(heads, int) and width * heads != hidden
     content = {
         "layers": config.get("num_hidden_layers"),
         "hidden": hidden,
@@ -99,6 +103,7 @@ def model_of(path: Path, found: Dict[str, Tensor], config: Dict[str, Any], seque
         "padded_vocab_size": config.get("vocab_size"),
         "ffn_hidden": config.get("intermediate_size"),
         "num_query_groups": config.get("num_key_value_heads") if config.get("num_key_value_heads") != heads else None,
+        "kv_channels": width if own_width else None,
         "normalization": RMS_NORM,
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
         "position_embedding_type": ROTARY,
@@ -113,7 +118,7 @@ def model_of(path: Path, found: Dict[str, Tensor], config: Dict[str, Any], seque
     except PlanFault as error:
         raise EngineError(f"{path}: not a Llama that the engine computes: {error}") from error
     model = ModelConfig(**content)
-    if model.hidden % model.heads or model.heads % model.query_groups:
+    if (model.kv_channels is None and model.hidden % model.heads) or model.heads % model.query_groups:
         raise EngineError(
             f"{path}: num_attention_heads={model.heads} must divide hidden_size={model.hidden}, and be a multiple of "
             f"num_key_value_heads={model.query_groups}"

@@ -90,24 +90,26 @@ class Engine:
         used = Counter(id(parameter) for stage in self._stages for parameter in stage.parameters())
         uses = {name: used[id(parameter)] for name, parameter in named}
         self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES, recorder, uses)
-        self._common = [self.flat.gradient(p) for name, p in named if task.shard(name) is None]
+        common = [p for name, p in named if task.shard(name) is None]
+        self._common = [self.flat.gradient(p) for p in common]
         """Gradients of the weights that every rank of the tensor group has."""
         self._tied: List[Tuple[Tensor, Optional[dist.ProcessGroup]]] = []
         """Gradients of parameters of which other stages have copies, too, with the ranks that do."""
-        copies: List[Tensor] = []
+        elsewhere = {id(p): self.flat.gradient(p) for p in common} if place.tp > 0 else {}
+        """Gradients that another rank has, too, and counts in the norm."""
         for (owner, stages), group in zip(ties(task, plan.partition, plan.pipeline), groups.tied):
             if place.stage in stages:
                 gradient = self.flat.gradient(owned[owner])
                 self._tied.append((gradient, group))
                 if place.stage != stages[0]:
-                    copies.append(gradient)
+                    elsewhere[id(owned[owner])] = gradient
         self.optimizer = Optimizer(
             self.flat,
             plan.train,
             groups.model,
             DataGroup(plan.data, place.dp, groups.data),
             plan.sharded_optimizer,
-            copies + (self._common if place.tp > 0 else []),
+            list(elsewhere.values()),
         )
         self._actions = actions_of(plan)[place.stage]
         later = WeightGradients(self.flat.add, self.flat.add_rows)

@@ -21,6 +21,10 @@ BROKEN = {
         ["engine.vocab_file=v.json"],
         "engine.vocab_file=v.json and engine.merge_file=None are the two files of one tokenizer",
     ),
+    "another family": (
+        ["model=bert-large", "parallel.partition=null"],
+        "model.family=bert: only model.family=gpt is handed to Megatron-LM, to its pretrain_gpt.py; use engine=tdpp",
+    ),
     "GPipe": (
         ["parallel.schedule=gpipe"],
         "parallel.schedule=gpipe: Megatron-LM has one_f_one_b and interleaved only; use one of them, or engine=tdpp",

@@ -29,6 +29,7 @@ MODELS = {
         *(*LLAMA, "model.add_bias_linear=false"),
         *("model.rotary_base=500000", "model.rope_scaling_factor=32"),
     ),
+    "wide heads": (*LLAMA, "model.add_bias_linear=false", "model.kv_channels=12"),
     "biases": (*LLAMA, "model.num_query_groups=4", "model.untie_embeddings_and_output_weights=true"),
 }
 TOKENS = torch.randint(VOCAB, (2, 24), generator=torch.Generator().manual_seed(1))
@@ -98,7 +99,7 @@ def config_of(folder: Path, **changes: Any) -> Path:
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, "expected hidden_act='silu', found 'gelu'"),
-        ({"head_dim": 16}, "head_dim=16, but the engine's heads have hidden_size / num_attention_heads"),
+        ({"head_dim": 12}, "expected model.layers.0.self_attn.q_proj.weight of shape [48, 32], found [32, 32]"),
         ({"mlp_bias": True}, "expected mlp_bias=False, found True"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "expected rope_type='llama3', found 'yarn'"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 must divide hidden_size=32, and be a multiple of"),

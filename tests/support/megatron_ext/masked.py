@@ -21,7 +21,7 @@ class MaskedSamples(Samples):
 
     def __init__(self, model: ModelConfig, samples: int) -> None:
         super().__init__(samples)
-        self.order = {"samples": float(samples)}
+        self.order = {"seed": 1.0}
         self._model = model
 
     def sample(self, number: int) -> dict[str, np.ndarray]:
