@@ -140,13 +140,14 @@ def _model(experiment: Experiment) -> Options:
 
 def _model_options(model: Model) -> Options:
     """Those that are not GPT-2's, which are Megatron-LM's own defaults."""
-    own = model.sized(1).own_options()
+    sizes = model.sized(1)
+    own = sizes.own_options()
     rotary = model.rotary_base  # a whole number there
     return {
-        "ffn-hidden-size": model.ffn_hidden,
+        "ffn-hidden-size": sizes.inner if model.swiglu else model.ffn_hidden,  # it would shrink a gated one
+        "kv-channels": model.kv_channels,
         "group-query-attention": _flag(model.num_query_groups is not None),
         "num-query-groups": model.num_query_groups,
-        "kv-channels": model.kv_channels,
         "normalization": str(model.normalization) if "normalization" in own else None,
         "norm-epsilon": model.norm_epsilon if "norm_epsilon" in own else None,
         "position-embedding-type": str(model.position_embedding_type) if "position_embedding_type" in own else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from conf.compose import compose
 from conf.schema.experiment import Experiment
 from launch.cli import COMMANDS
+from launch.control.megatron_lm import pretrain_options
+from megatron_ext.contract.model import GPT, ONLY_OF, OPTIONS
 from tests.support import ROOT
+from tests.support.launch.megatron_lm import pretrain_gpt
 
 TEXT = (ROOT / "docs" / "from-shell-scripts.md").read_text(encoding="utf-8")
 
@@ -40,7 +44,7 @@ def rows(heading: str) -> list[tuple[str, str]]:
     """First and second cell of each row of the table below a heading."""
     section = re.split(r"^## ", TEXT, flags=re.MULTILINE)
     table = next(part for part in section if part.startswith(heading))
-    cells = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
+    cells = [re.split(r"(?<!\\)\|", line.strip("|")) for line in table.splitlines() if line.startswith("|")]
     return [(first.strip(), second.strip()) for first, second, _ in cells[2:]]
 
 
@@ -56,9 +60,11 @@ def keys(cls: type, prefix: str = "") -> set[str]:
     return found
 
 
+FILES = ("`_00_conf.sh`", "`_02_homo_job.sh`")
+ENGINE = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm")
 MAPPED = [
     (field, key)
-    for heading in ("`_00_conf.sh`", "`_02_homo_job.sh`")
+    for heading in (*FILES, "Options of `pretrain_gpt.py`")
     for field, cell in rows(heading)
     for key in re.findall(r"`([^`]+)`", cell)
 ]
@@ -69,7 +75,25 @@ def test_every_field_of_the_configuration_script_has_its_row_in_order() -> None:
 
 
 def test_every_field_has_a_key() -> None:
-    assert {field for field, _ in MAPPED} == {field for heading in ("`_00", "`_02") for field, _ in rows(heading)}
+    headings = (*FILES, "Options of")
+    assert {field for field, _ in MAPPED} == {field for heading in headings for field, _ in rows(heading)}
+
+
+def test_the_table_of_options_has_all_that_tdpp_gives_and_none_that_megatron_lm_does_not_know() -> None:
+    named = [option for cell, _ in rows("Options of") for option in re.findall(r"`--([^`]+)`", cell)]
+    assert len(named) == len(set(named))
+    given: set[str] = set()
+    for overrides in ([], ["engine.vocab_file=v.json", "engine.merge_file=m.txt"], ["train.precision=fp16"]):
+        experiment = compose(["experiment=seed_a10x8", *ENGINE, "train.precision=bf16", *overrides])
+        given |= pretrain_options(experiment, ["data"], Path("checkpoints")).keys()
+    assert set(named) == given
+    assert {f"--{name}" for name in named} <= set(pretrain_gpt.OPTIONS.read_text().split())
+
+
+def test_every_option_of_a_decoder_has_a_row() -> None:
+    cells = [cell for _, cell in rows("Options of")]
+    for key in OPTIONS.keys() - {key for key, families in ONLY_OF.items() if GPT not in families} - {"family"}:
+        assert f"`model.{key}`" in cells
 
 
 @pytest.mark.parametrize(("field", "key"), MAPPED, ids=[f"{field} is {key}" for field, key in MAPPED])

@@ -121,7 +121,10 @@ def test_megatron_lm_has_every_option_and_takes_as_many_values(overrides: list[s
         (["train.comm_timeout_s=61"], ["--distributed-timeout-minutes 2"]),
         (["engine.arguments=[--seed,'7']"], ["--seed 7"]),
         (["model.ffn_hidden=4000", "model.swiglu=true"], ["--ffn-hidden-size 4000", "--swiglu"]),
+        (["model.swiglu=true"], ["--ffn-hidden-size 6400", "--swiglu"]),  # which Megatron-LM by itself has smaller
         (["model.kv_channels=128"], ["--kv-channels 128"]),
+        (["model.hidden_dropout=0.1"], ["--hidden-dropout 0.1"]),
+        (["model.attention_dropout=0.2"], ["--attention-dropout 0.2"]),
         (["model.num_query_groups=8"], ["--group-query-attention", "--num-query-groups 8"]),
         (
             ["model.normalization=RMSNorm", "model.norm_epsilon=1e-6"],
