@@ -81,8 +81,8 @@ class ModelCosts:
         )
 
 
-COST_NOTHING = ("norm_epsilon", "rotary_base", "rope_scaling_factor")
-"""Options of a model that change numbers and no times."""
+COST_NOTHING = ("norm_epsilon", "rotary_base", "rope_scaling_factor", "decoder_layers")
+"""Options of a model that change numbers, or how many layers there are, and no times."""
 
 
 @config

@@ -203,6 +203,9 @@ def test_a_profile_has_every_kind_of_block_by_its_name(tmp_path: Path) -> None:
     times = layer_times(inputs.kinds[0].gpu, again, training, Link(latency_s=0.0, s_per_byte=0.0))
     assert [round(1e3 * one.forward, 6) for one in times.layers] == [2, 3 + 4 + 5, 5]
     assert (times.embedding.forward, times.head.forward) == (1e-3, 6e-3)
+    longer = replace(model, layers=model.layers + 3, decoder_layers=7)
+    assert again.points(longer, Precision.fp16) == again.points(model, Precision.fp16)
+    assert again.points(replace(model, decoder_sequence_length=32), Precision.fp16) == []
     lacking = {kind: cost for kind, cost in parts.items() if kind != "decoder"}
     without = replace(profile, costs=[replace(costs, blocks={k: v for k, v in lacking.items() if k in costs.blocks})])
     assert without.points(model, Precision.fp16) == []
