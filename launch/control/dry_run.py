@@ -86,7 +86,7 @@ def _steps(experiment: Experiment) -> dict[int, SlurmStep]:
 
 
 def _ranks(plan: Plan) -> str:
-    columns = ("rank", "node", "gpu", "local rank", "stage", "dp", "tp", "layers")
+    columns = ("rank", "node", "gpu", "local rank", "stage", "dp", "tp", plan.model.counted_name())
     rows = []
     for place in plan.ranks:
         node = plan.nodes[place.node]
@@ -98,13 +98,15 @@ def _ranks(plan: Plan) -> str:
 def stage_contents(plan: Plan, stage: int) -> str:
     """What a stage holds; of several chunks it has part `stage`, `stage + pipeline` and so on of the model.
 
-    The embedding is on the first stage, the final norm and the head are on the last.
+    The embedding is on the first stage, the final norm and the head are on the last, where a model has them.
     """
-    holds = ["embedding"] if stage == 0 else []
+    kinds = dict(plan.model.all_kinds())
+    holds = ["embedding"] if stage == 0 and "embedding" in kinds else []
     for part in range(stage, len(plan.partition), plan.pipeline):
-        if layers := plan.layers_of(part):
-            holds.append(f"layers {layers[0]}-{layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}")
-    if stage == plan.pipeline - 1:
+        for stack, held in plan.model.spans(plan.layers_of(part)):
+            holds += [kind.replace("_", " ") for kind in plan.model.before(stack.kind) if held[0] == 0]
+            holds.append(f"{stack.name} {held[0]}-{held[-1]}" if len(held) > 1 else f"{stack.kind} {held[0]}")
+    if stage == plan.pipeline - 1 and "head" in kinds:
         holds.append("norm, head")
     return ", ".join(holds) or "nothing, passes on"
 

@@ -66,8 +66,8 @@ def job_info(plan: Plan, model: str, node_rank: int) -> str:
         "PIPELINE_MP_SIZE": plan.pipeline,
         "PARTITION": str(Partition(tuple(plan.partition))),
         "MODEL": model,
-        "HIDDEN_SIZE": plan.model.hidden,
-        "NUM_LAYERS": plan.model.layers,
+        **({"HIDDEN_SIZE": plan.model.hidden} if plan.model.hidden else {}),
+        "NUM_LAYERS": plan.model.counted,
         "PROFILE": str(plan.timeline).lower(),
     }
     return "".join(f"{key}: {value}\n" for key, value in values.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, fields
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 GPT, BERT, T5 = "gpt", "bert", "t5"
 LAYER_NORM, RMS_NORM = "LayerNorm", "RMSNorm"
@@ -162,6 +162,28 @@ class ModelConfig:
                 return f"{stack.name}.{number}"
             number -= stack.layers
         raise IndexError(number)
+
+    def counted_name(self) -> str:
+        """What the counted blocks are called together: `layers`, or `blocks` where not all are of one row of them."""
+        first, *others = self.stacks()
+        return "blocks" if others else first.name
+
+    def spans(self, numbers: range) -> List[Tuple[Stack, range]]:
+        """Neighbours among the counted blocks, by their rows of layers, in which they have these numbers."""
+        found, start = [], 0
+        for stack in self.stacks():
+            held = range(max(numbers.start - start, 0), min(numbers.stop - start, stack.layers))
+            if held:
+                found.append((stack, held))
+            start += stack.layers
+        return found
+
+    def before(self, kind: str) -> List[str]:
+        """The kinds of the blocks that no partition counts and that the stage of the first one of this kind holds."""
+        kinds = [each for each, _ in self.all_kinds()]
+        counted = [each for each, _ in self.kinds()]
+        place = counted.index(kind)
+        return kinds[kinds.index(counted[place - 1]) + 1 : kinds.index(kind)] if place else []
 
     def block(self, kind: str) -> Dict[str, Parameter]:
         """The parameters of a block, by name: of one of the kinds that `all_kinds` says."""

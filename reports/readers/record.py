@@ -49,11 +49,24 @@ def rank_label(rank: Place) -> str:
 
 
 def stage_contents(plan: Plan, stage: int) -> str:
-    """What a stage holds: the layers of each of its chunks, the embedding, the head."""
-    first = " + embedding" if stage == 0 else ""
-    last = " + head" if stage == plan.pipeline - 1 else ""
-    held = ", ".join(map(str, plan.partition[stage :: plan.pipeline])) or "unknown"
-    return f"{held}{first}{last}"
+    """What a stage holds: the counted blocks of each of its chunks, the embedding, the head.
+
+    Blocks of one row of layers are counted; where a model has several rows, they are named.
+    """
+    kinds = dict(plan.model.all_kinds())
+    first = " + embedding" if stage == 0 and "embedding" in kinds else ""
+    last = " + head" if stage == plan.pipeline - 1 and "head" in kinds else ""
+    parts = range(stage, len(plan.partition), plan.pipeline)
+    one_row = len(plan.model.stacks()) == 1
+    held = [str(plan.partition[part]) if one_row else _named_blocks(plan, part) for part in parts]
+    return f"{', '.join(held) or 'unknown'}{first}{last}"
+
+
+def _named_blocks(plan: Plan, virtual_stage: int) -> str:
+    """As `encoder.9-11 + decoder.0`."""
+    spans = plan.model.spans(plan.layers_of(virtual_stage))
+    names = [f"{stack.name}.{held[0]}" + (f"-{held[-1]}" if len(held) > 1 else "") for stack, held in spans]
+    return " + ".join(names) or "none"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from html import escape
 
 from conf.schema.partition import Partition
+from megatron_ext.contract.model import GPT
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.figures.page import table
 from reports.readers.record import UNKNOWN
@@ -29,7 +30,8 @@ def plural(count: int, noun: str, ending: str = "s") -> str:
 def _sentences(plan: Plan) -> list[str]:
     order = f"the schedule in {plan.schedule_file}" if plan.schedule_file else f"schedule {plan.schedule}"
     unusual = _unusual(plan)
-    tokens = f" of {plan.model.sequence_length} tokens" if plan.model.sequence_length else ""
+    lengths = [str(tokens) for tokens in (plan.model.sequence_length, plan.model.decoder_tokens) if tokens]
+    tokens = f" of {' + '.join(lengths)} tokens" if lengths else ""
     cut = f": {plural(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch_size} per replica"
     samples = f"{plan.global_batch_size} samples{tokens}{cut if plan.micro_batches else ''}"
     return [
@@ -50,8 +52,9 @@ def _model(plan: Plan) -> list[str]:
         vocabulary = [f"{(vocabulary or ['vocabulary'])[0]} (padded {model.padded_vocab_size})"]
     hidden = [f"hidden {model.hidden}"] if model.hidden else []
     heads = [f"{model.heads} heads"] if model.heads else []
-    layers = [plural(model.layers, "layer")] if model.layers and not plan.partition else []
-    known = [*layers, *hidden, *heads, *vocabulary]
+    layers = [plural(model.counted, "layer")] if model.layers and not plan.partition else []
+    family = [model.family] if model.family != GPT else []
+    known = [*family, *layers, *hidden, *heads, *vocabulary]
     return [f"Model: {', '.join(known)}."] if known else []
 
 
@@ -68,14 +71,37 @@ def _where(plan: Plan) -> str:
 
 
 def _cut(plan: Plan) -> str:
-    cut = f"The {sum(plan.partition)} transformer layers are cut {Partition(tuple(plan.partition))}"
+    cut = f"The {_counted(plan)} are cut {Partition(tuple(plan.partition))}"
     if plan.chunks == 1:
-        return f"{cut}; the first stage also has the embedding, the last one the final norm and the head."
-    return (
+        also = _beside(plan, "the first stage", "the last one")
+        return f"{cut}; {also}." if also else f"{cut}."
+    also = _beside(plan, "The first stage's first chunk", "the last stage's last one")
+    chunks = (
         f"{cut}: every stage holds {plan.chunks} chunks of the model, and the cut names chunk 0 of all stages, then "
-        "chunk 1, and so on. The first stage's first chunk also has the embedding, the last stage's last one the "
-        "final norm and the head."
+        "chunk 1, and so on."
     )
+    return f"{chunks} {also}." if also else chunks
+
+
+def _beside(plan: Plan, first: str, last: str) -> str:
+    """Which stages have what no partition counts; empty for a model that has nothing else."""
+    model = plan.model
+    if "embedding" not in dict(model.all_kinds()):
+        return ""
+    between = []
+    for stack in model.stacks()[1:]:
+        kinds = " and ".join(f"the {kind.replace('_', ' ')}" for kind in model.before(stack.kind))
+        between.append(f"the stage of {stack.name}.0 {kinds}")
+    return ", ".join([f"{first} also has the embedding", *between, f"{last} the final norm and the head"])
+
+
+def _counted(plan: Plan) -> str:
+    """What the partition counts."""
+    stacks = plan.model.stacks()
+    if len(stacks) > 1:
+        return f"{' and '.join(f'{stack.layers} {stack.kind}' for stack in stacks)} layers"
+    name = plan.model.counted_name()
+    return f"{sum(plan.partition)} {'transformer layers' if name == 'layers' else name}"
 
 
 def _unusual(plan: Plan) -> list[str]:

@@ -34,7 +34,7 @@ def stages_section(
     columns += [("predicted %", "predicted_bubble_share", 100.0, ".1f")] if prediction is not None else []
     columns = columns if timed else []
     columns += [("peak memory MiB", "peak_mib", 1.0, ".0f")] if kind else []
-    head = ["stage", "layers", *(title for title, *_ in columns)]
+    head = ["stage", plan.model.counted_name(), *(title for title, *_ in columns)]
     rows = [
         [str(stage), row["layers"], *(number(scale * row[key], f",{form}") for _, key, scale, form in columns)]
         for stage, row in frame.iterrows()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -120,16 +120,29 @@ def test_what_was_taken_by_default_is_named_once(
 
 
 @pytest.mark.parametrize(
-    ("partition", "pipeline", "told"),
+    ("model", "partition", "pipeline", "told"),
     [
-        ([1, 3], 2, ["embedding, layer 0", "layers 1-3, norm, head"]),
-        ([0, 4, 0, 0], 4, ["embedding", "layers 0-3", "nothing, passes on", "norm, head"]),
-        ([1, 2, 0, 1], 2, ["embedding, layer 0", "layers 1-2, layer 3, norm, head"]),
+        ("tiny", [1, 3], 2, ["embedding, layer 0", "layers 1-3, norm, head"]),
+        ("tiny", [0, 4, 0, 0], 4, ["embedding", "layers 0-3", "nothing, passes on", "norm, head"]),
+        ("tiny", [1, 2, 0, 1], 2, ["embedding, layer 0", "layers 1-2, layer 3, norm, head"]),
+        (
+            "t5-base",
+            [8, 5, 11],
+            3,
+            [
+                "embedding, encoder 0-7",
+                "encoder 8-11, encoder norm, decoder embedding, decoder 0",
+                "decoder 1-11, norm, head",
+            ],
+        ),
     ],
-    ids=["two-stages", "stages-without-layers", "two-chunks"],
+    ids=["two-stages", "stages-without-layers", "two-chunks", "t5"],
 )
-def test_a_dry_run_tells_what_each_stage_holds(partition: list[int], pipeline: int, told: list[str]) -> None:
-    plan = Plan.of({"partition": partition, "pipeline": pipeline}, Path())
+def test_a_dry_run_tells_what_each_stage_holds(
+    model: str, partition: list[int], pipeline: int, told: list[str]
+) -> None:
+    sized = compose([f"model={model}", "parallel.partition=null", "parallel.pipeline=1"]).model.sized(1)
+    plan = Plan.of({"model": asdict(sized), "partition": partition, "pipeline": pipeline}, Path())
     assert [stage_contents(plan, stage) for stage in range(pipeline)] == told
 
 

@@ -1,0 +1,77 @@
+"""The plan's section calls the blocks of a model as the model does, and says nothing of what it does not have."""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import replace
+
+import pytest
+
+from conf.compose import compose
+from launch.control.plan import make_plan
+from megatron_ext.contract.plan import Plan
+from reports.readers.record import stage_contents
+from reports.sections.plan_section import plan_section
+
+
+def planned(*overrides: str) -> Plan:
+    defaults = (
+        "cluster=local",
+        "data.prefix=/data/none",
+        "parallel.micro_batch_size=1",
+        "parallel.global_batch_size=8",
+    )
+    return make_plan(compose([*defaults, *overrides]), "a/b")
+
+
+def sentences(plan: Plan) -> list[str]:
+    return [html.unescape(text) for text in re.findall(r"<p>(.*?)</p>", plan_section(plan))]
+
+
+@pytest.mark.parametrize("model", ["tiny", "bert-tiny", "llama-tiny"])
+def test_layers_of_one_kind_are_counted(model: str) -> None:
+    plan = planned(
+        f"model={model}", "model.layers=4", "parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-3"
+    )
+    assert (
+        "The 4 transformer layers are cut 1-3; the first stage also has the embedding, the last one the final norm and "
+        "the head."
+    ) in sentences(plan)
+    assert [stage_contents(plan, stage) for stage in range(2)] == ["1 + embedding", "3 + head"]
+
+
+def test_encoder_and_decoder_are_named_and_so_is_the_stage_in_which_they_meet() -> None:
+    plan = planned("model=t5-base", "parallel.data=1", "parallel.pipeline=4", "parallel.partition=8-5-11-0")
+    said = sentences(plan)
+    assert (
+        "The 12 encoder and 12 decoder layers are cut 8-5-11-0; the first stage also has the embedding, the stage of "
+        "decoder.0 the encoder norm and the decoder embedding, the last one the final norm and the head."
+    ) in said
+    assert any("8 samples of 512 + 128 tokens" in sentence for sentence in said)
+    assert "Model: t5, hidden 768, 12 heads, vocabulary 30622 (padded 30720)." in said
+    assert [stage_contents(plan, stage) for stage in range(4)] == [
+        "encoder.0-7 + embedding",
+        "encoder.8-11 + decoder.0",
+        "decoder.1-11",
+        "none + head",
+    ]
+
+
+def test_chunks_of_encoder_and_decoder_are_named_one_after_another() -> None:
+    schedule = ("parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=6-6-6-6")
+    plan = planned("model=t5-base", "parallel.data=1", "parallel.pipeline=2", *schedule)
+    assert [stage_contents(plan, stage) for stage in range(2)] == [
+        "encoder.0-5, decoder.0-5 + embedding",
+        "encoder.6-11, decoder.6-11 + head",
+    ]
+    assert any(
+        "The first stage's first chunk also has the embedding, the stage of decoder.0" in s for s in sentences(plan)
+    )
+
+
+def test_what_a_model_does_not_have_is_not_said() -> None:
+    plan = planned("model=tiny", "parallel.data=1", "parallel.pipeline=1", "parallel.partition=null")
+    nothing = replace(plan.model, hidden=0, heads=0, sequence_length=0, vocab_size=0, padded_vocab_size=0)
+    said = " ".join(sentences(replace(plan, model=nothing)))
+    assert not re.search(r"\b0\b|None|vocabulary|tokens|heads|hidden|Model:", said)
