@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from megatron_ext.engine import engine, flat
+from megatron_ext.parallel import tensor_parallel
 from megatron_ext.tasks.bert import BertTask
 from megatron_ext.tasks.t5 import T5Task
 from tests.megatron_ext.engine.test_layouts_agree import Layout
@@ -102,6 +104,25 @@ def test_losses_and_weights_equal_the_single_process(
         torch.testing.assert_close(
             found[name], expected, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [("bert", LAYOUTS["bert"][2]), ("t5", LAYOUTS["t5"][3]), ("t5", LAYOUTS["t5"][7])],
+    ids=str,
+)
+def test_gradients_that_their_matrix_product_adds_as_on_a_gpu_are_the_same(
+    engine_run: Callable[..., EngineRun],
+    reference: Callable[[str, int], tuple[np.ndarray, dict[str, torch.Tensor]]],
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    layout: Layout,
+) -> None:
+    """And summed over the replicas in many messages, and the losses computed of some logits at a time."""
+    monkeypatch.setattr(flat, "fuses", lambda dtype, device: True)
+    monkeypatch.setattr(engine, "BUCKET_BYTES", 4096)
+    monkeypatch.setattr(tensor_parallel, "PART", 200)
+    test_losses_and_weights_equal_the_single_process(engine_run, reference, model, layout)
 
 
 @pytest.mark.parametrize(
