@@ -20,6 +20,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from conf.blocks_of_module import count_blocks
 from conf.errors import ConfigError
 from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.reading.references import require_shapes
@@ -44,7 +45,9 @@ def to_experiment(cfg: DictConfig) -> Experiment:
     Raises:
         ConfigError: a key is unknown, a value is missing, an interpolation leads nowhere, or a rule is broken.
     """
-    return to_object(_known(cfg), Experiment)
+    known = _known(cfg)
+    count_blocks(known)
+    return to_object(known, Experiment)
 
 
 def to_object(cfg: DictConfig, kind: type[T], part: str | None = None) -> T:

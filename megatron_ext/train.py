@@ -12,6 +12,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from megatron_ext.checkpoints import tensors
 from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.model import MODULE
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.engine import Engine
@@ -23,7 +24,7 @@ from megatron_ext.parallel.comm import Gate, meet, told
 from megatron_ext.parallel.grid import Grid, Groups
 from megatron_ext.parallel.interruption import Interrupted, Interruption
 from megatron_ext.parallel.software import same_software
-from megatron_ext.tasks.cut import ties
+from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.families import task_of
 from megatron_ext.timeline import memory
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
@@ -44,6 +45,7 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
     if len(plan.nodes) > 1:  # those of one node are forked from one process
         same_software(store, place.rank, plan.world_size, device)
     timeout = messages_timeout(device, plan.train.comm_timeout_s)
+    _look_first(plan, place, store)
     meet(store, place.rank, plan.world_size, device, timeout)
     with told("making the groups of ranks"):
         tied = [stages for _, stages in ties(task_of(plan), plan.partition, plan.pipeline)]
@@ -102,6 +104,18 @@ def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device:
     memory.report(plan, place, iteration)
     saver.finish()
     return iteration
+
+
+def _look_first(plan: Plan, place: Place, store: Store) -> None:
+    """What is wrong with a user's module is for rank 0 to say, before the ranks form groups."""
+    if plan.model.family != MODULE:
+        return
+    if place.rank == 0:
+        cut(task_of(plan), plan.partition)
+        store.set("module", "sound")
+        return
+    with told("waiting for rank 0 to look at the model"):
+        store.wait(["module"])
 
 
 def device_of(plan: Plan, place: Place) -> torch.device:

@@ -31,12 +31,12 @@ ROOMS = {
 
 FLOORS = {
     "conf": [
-        *("visible", "errors", "run_folder", "reading", "schema", "hydra_errors identity", "compose"),
+        *("visible", "errors", "run_folder", "reading", "schema", "hydra_errors identity blocks_of_module", "compose"),
         "completions defaults_taken",
     ],
     "megatron_ext": [
         *("contract", "timeline", "data", "parallel", "tasks", "engine", "checkpoints", "measuring"),
-        *("train", "worker", "doctor profile hf schedule"),
+        *("train", "worker", "doctor profile hf schedule blocks"),
     ],
     "data_prep": ["errors", "files", "tokenizers", "indexed text", "preparation"],
     "fasop": ["errors", "costs", "simulation", "partition", "search", "tables"],

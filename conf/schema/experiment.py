@@ -19,7 +19,7 @@ from conf.schema.data import Corpus, Data
 from conf.schema.divisors import divides, nearest_divisors
 from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.megatron_lm import Engine, EngineKind
-from conf.schema.model import Model
+from conf.schema.model import Family, Model
 from conf.schema.parallel import Parallel, Recompute, Schedule
 from conf.schema.partition import NodeOrder, Partition
 from conf.schema.train import Precision, Train
@@ -116,6 +116,7 @@ class Experiment:
         _check_partition(self)
         _check_nodes(self)
         _check_ranks(self)
+        _check_module(self)
         _check_tensor(self)
         _check_compile(self)
         containers.check_environment(self.container.kind, self.cluster, self.node_order.groups)
@@ -269,9 +270,30 @@ def _sizes_that_fill(experiment: Experiment, ranks: int) -> list[tuple[str, int]
     return ways
 
 
+def _check_module(experiment: Experiment) -> None:
+    """Rules for a model of the user's own."""
+    model, parallel = experiment.model, experiment.parallel
+    if model.family is not Family.module:
+        return
+    for key, value, allowed in (
+        ("parallel.tensor", str(parallel.tensor), "1"),
+        ("engine.kind", str(experiment.engine.kind), str(EngineKind.tdpp)),
+        ("executor.rehearse", str(experiment.executor.rehearse), str(Rehearse.none)),
+    ):
+        if value != allowed:
+            raise ConfigError(f"{key}={value} does not go with model.family=module; use {key}={allowed}")
+    if parallel.recompute is Recompute.selective:
+        raise ConfigError(
+            "parallel.recompute=selective is for attention, and nothing is known of attention in model.family=module; "
+            "use full or none"
+        )
+
+
 def _check_tensor(experiment: Experiment) -> None:
     tensor = experiment.parallel.tensor
     model = experiment.model
+    if model.family is Family.module:
+        return
     divides("parallel.tensor", tensor, "model.heads", model.heads)
     if model.num_query_groups is not None:
         divides("parallel.tensor", tensor, "model.num_query_groups", model.num_query_groups)

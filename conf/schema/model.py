@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from enum import StrEnum
 from typing import Any
 
@@ -16,14 +18,19 @@ from megatron_ext.contract.model import (
     GPT,
     LAYER_NORM,
     LEARNED,
+    MODULE,
     NO_POSITIONS,
     ONLY_OF,
     OPTIONS,
     RMS_NORM,
     ROTARY,
+    SIZES,
     T5,
     ModelConfig,
 )
+
+MOST_BLOCKS = 10_000
+"""Of a module."""
 
 
 class Family(StrEnum):
@@ -35,6 +42,8 @@ class Family(StrEnum):
     """An encoder that predicts masked tokens, and whether two sentences follow each other."""
     t5 = T5
     """An encoder and a decoder, which predicts the spans that were cut out of the encoder's tokens."""
+    module = MODULE
+    """What a Python file of your own defines (docs/your-model.md)."""
 
 
 class Normalization(StrEnum):
@@ -55,12 +64,12 @@ class PositionEmbedding(StrEnum):
 
 @config
 class Model:
-    """A transformer. Its options have Megatron-LM's names, and begin as GPT-2's."""
+    """A transformer, whose options have Megatron-LM's names and begin as GPT-2's, or a module of your own."""
 
     name: str = MISSING
     family: Family = Family.gpt
     layers: int = MISSING
-    """Of t5, the encoder's."""
+    """Of t5, the encoder's; of module, its blocks, which are counted if you do not say."""
     hidden: int = MISSING
     heads: int = MISSING
     sequence_length: int = MISSING
@@ -96,8 +105,15 @@ class Model:
     """Of t5; null: as many as the encoder has."""
     decoder_sequence_length: int | None = None
     """Of t5; null: the encoder's."""
+    code: str | None = None
+    """Of module: FILE.py:NAME, what is trained, in a file with its loss and its data (docs/your-model.md)."""
+    capture: bool = False
+    """Of module: have torch.fx cut it into blocks, one for each layer that its forward pass calls."""
 
     def __post_init__(self) -> None:
+        if self.family is Family.module:
+            _check_module(self)
+            return
         ranges.check("model", self)
         _check_family(self)
         if self.kv_channels is None:
@@ -112,7 +128,9 @@ class Model:
 
     def sized(self, tensor: int) -> ModelConfig:
         """What the engine is given, with the vocabulary padded for this tensor size."""
-        options: dict[str, Any] = {key: getattr(self, key) for key in OPTIONS}
+        options: dict[str, Any] = {key: getattr(self, key, default) for key, default in OPTIONS.items()}
+        if self.code is not None:
+            options["code"] = ":".join((os.path.abspath(self.code_file), self.code.rpartition(":")[2]))  # noqa: PTH100
         options.update({key: str(value) for key, value in options.items() if isinstance(value, StrEnum)})
         return ModelConfig(
             layers=self.layers,
@@ -120,9 +138,14 @@ class Model:
             heads=self.heads,
             sequence_length=self.sequence_length,
             vocab_size=self.vocab_size,
-            padded_vocab_size=self.padded_vocab(tensor),
+            padded_vocab_size=self.padded_vocab(tensor) if self.vocab_size else 0,
             **options,
         )
+
+    @property
+    def code_file(self) -> str:
+        """The path in `code`."""
+        return (self.code or "").rpartition(":")[0]
 
     @property
     def counted(self) -> int:
@@ -132,6 +155,8 @@ class Model:
     @property
     def blocks(self) -> str:
         """The keys whose values add up to `counted`, in words."""
+        if self.family is Family.module:
+            return f"model.code={self.code} has {self.layers} block{'s' * (self.layers != 1)}"
         if self.family is not Family.t5:
             return f"model.layers={self.layers}"
         decoder = self.counted - self.layers
@@ -142,9 +167,28 @@ class Model:
         return self.sized(1).parameters()
 
 
+def _check_module(model: Model) -> None:
+    if model.code is None or not re.fullmatch(r"[^\0]+\.py:[A-Za-z_][A-Za-z0-9_]*", model.code):
+        raise ConfigError(
+            f"model.code={'null' if model.code is None else model.code} must be FILE.py:NAME, a Python file and "
+            "what in it is to be trained, such as my.py:Net; docs/your-model.md shows one"
+        )
+    for key in SIZES:
+        if getattr(model, key, 0):
+            raise ConfigError(
+                f"model.{key}={getattr(model, key)} is not for model.family=module, whose sizes are in its code; "
+                "leave it out"
+            )
+    if not 1 <= model.layers <= MOST_BLOCKS:
+        raise ConfigError(
+            f"model.layers={model.layers} must be the number of blocks in model.code={model.code}, from 1 to "
+            f"{MOST_BLOCKS}; left out, they are counted"
+        )
+
+
 def _check_family(model: Model) -> None:
     for key, families in ONLY_OF.items():
-        if model.family not in families and getattr(model, key) != OPTIONS[key]:
+        if model.family not in families and getattr(model, key, OPTIONS[key]) != OPTIONS[key]:
             whose = " or ".join(f"model.family={family}" for family in families)
             value = "null" if OPTIONS[key] is None else str(OPTIONS[key]).lower()
             raise ConfigError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from conf.schema.experiment import Gpu, Model, Recompute
+from conf.schema.model import Family
 from fasop.costs.blocks import Kinds
 from fasop.costs.links import Link, Number
 from fasop.costs.profile import OTHER_16_BIT, LayerProfile, ModelCosts
@@ -86,6 +87,8 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
     Raises:
         SearchError: the profile knows the model in this number format, but not with this tensor size.
     """
+    if training.model.family is Family.module:
+        raise SearchError(f"nothing is known of what the blocks of model.code={training.model.code} cost")
     points, of_format = _known(gpu, profile, training)
     if points:
         times, of_sizes = _profiled(gpu, points, training)

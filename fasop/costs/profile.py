@@ -16,7 +16,6 @@ from conf.reading.user_files import SUFFIX, is_file, path_of
 from conf.reading.yaml_file import fault, load_yaml
 from conf.schema.config_class import config
 from conf.schema.experiment import Gpu, Model, Precision
-from fasop.costs.blocks import blocks_of
 from fasop.costs.sizes import ADAM_BYTES
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
@@ -37,10 +36,6 @@ class Cost:
     """What is kept from the forward to the backward pass."""
 
 
-USUAL = ("embedding", "layer", "head")
-"""Kinds of blocks that most models have, and that have keys of their own."""
-
-
 @config
 class ModelCosts:
     """Costs of a model's parts for one tensor size, micro-batch and number format."""
@@ -50,12 +45,10 @@ class ModelCosts:
     tensor: int = MISSING
     micro_batch_size: int = MISSING
     precision: Precision = MISSING
-    embedding: Cost | None = None
-    layer: Cost | None = None
-    head: Cost | None = None
+    embedding: Cost = MISSING
+    layer: Cost = MISSING
+    head: Cost = MISSING
     """Final norm, logits and loss."""
-    blocks: dict[str, Cost] = field(default_factory=dict)
-    """Of other kinds of blocks, by their names: a T5's `encoder` and `decoder`, and what lies between them."""
     peak_bytes: int | None = None
     """Most that the allocator held at once, but for weights, gradients and optimizer, while embedding, `peak_layers`
     layers and head went forward and backward; null: not measured, as on a CPU."""
@@ -63,16 +56,7 @@ class ModelCosts:
 
     @property
     def parts(self) -> Mapping[str, Cost]:
-        """By kind of block."""
-        usual = {"embedding": self.embedding, "layer": self.layer, "head": self.head}
-        return {**{name: cost for name, cost in usual.items() if cost is not None}, **self.blocks}
-
-    @classmethod
-    def of(cls, parts: Mapping[str, Cost], **values: Any) -> ModelCosts:
-        """Of blocks by kind."""
-        others = {name: cost for name, cost in parts.items() if name not in USUAL}
-        embedding, layer, head = map(parts.get, USUAL)
-        return cls(embedding=embedding, layer=layer, head=head, blocks=others, **values)
+        return {"embedding": self.embedding, "layer": self.layer, "head": self.head}
 
     def __str__(self) -> str:
         return (
@@ -81,8 +65,8 @@ class ModelCosts:
         )
 
 
-COST_NOTHING = ("norm_epsilon", "rotary_base", "rope_scaling_factor", "decoder_layers")
-"""Options of a model that change numbers, or how many layers there are, and no times."""
+COST_NOTHING = ("norm_epsilon", "rotary_base", "rope_scaling_factor")
+"""Options of a model that change numbers and no times."""
 
 
 @config
@@ -154,12 +138,7 @@ class LayerProfile:
     def points(self, model: Model, precision: Precision) -> list[ModelCosts]:
         """All costs of a model of this shape in this number format; none if it was not measured."""
         names = {name for name, shape in self.models.items() if shape == Shape.of(model)}
-        kinds = set(blocks_of(model).every_kind)
-        return [
-            costs
-            for costs in self.costs
-            if costs.model in names and costs.precision is precision and kinds <= costs.parts.keys()
-        ]
+        return [costs for costs in self.costs if costs.model in names and costs.precision is precision]
 
     def precisions(self, model: Model) -> list[Precision]:
         """The number formats in which a model of this shape was measured."""
@@ -193,9 +172,6 @@ def _check(profile: LayerProfile) -> None:
 
 def _possible(costs: ModelCosts) -> None:
     """Each figure by itself."""
-    for name in USUAL if not costs.blocks else ():
-        if name not in costs.parts:
-            raise ConfigError(f"{costs}: {name} has no value, and blocks has no other kinds (docs/profile.md)")
     for key in ("tensor", "micro_batch_size"):
         if getattr(costs, key) < 1:
             raise ConfigError(f"{costs}: {key} must be at least 1")

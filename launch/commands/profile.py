@@ -17,8 +17,8 @@ from conf.compose import compose, compose_unchecked, to_object
 from conf.reading.user_files import SUFFIX, is_file
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Cluster, Experiment, Model, Rehearse
-from fasop.costs.doubts import SMALL, profile_doubts
-from fasop.costs.profile import Cost, LayerProfile, Links, profile_path
+from fasop.costs.doubts import profile_doubts
+from fasop.costs.profile import LayerProfile, Links, profile_path
 from launch.control.dry_run import dry_run_text
 from launch.control.follow import interruptible, stopped_if_interrupted
 from launch.control.short_job import end, short_job, wait
@@ -225,22 +225,14 @@ def _import(arguments: Arguments, comment: str) -> int:
 
 def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> None:
     """On stdout: the times, what the links give for the cluster's configuration, and where it is written."""
-    kinds = list(dict.fromkeys(kind for costs in profile.costs for kind in costs.parts))
-    keeping = [kind for kind in kinds if kind not in SMALL]
-    columns = (
-        "tensor",
-        "micro",
-        "precision",
-        *(f"{kind} ms" for kind in kinds),
-        *(f"{kind} keeps" for kind in keeping),
-    )
+    columns = ("tensor", "micro", "precision", "embedding ms", "layer ms", "head ms", "layer keeps")
     rows = [
         [
             str(costs.tensor),
             str(costs.micro_batch_size),
             str(costs.precision),
-            *(_passes(costs.parts.get(kind)) for kind in kinds),
-            *(_kept(costs.parts.get(kind)) for kind in keeping),
+            *(f"{part.forward:g} + {part.backward:g}" for part in (costs.embedding, costs.layer, costs.head)),
+            "-" if costs.layer.activation_bytes is None else f"{costs.layer.activation_bytes / 2**20:.3g} MiB",
         ]
         for costs in profile.costs
     ]
@@ -255,14 +247,6 @@ def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> N
     for doubt in profile_doubts(profile):
         print(f"({name}: {doubt})", file=sys.stderr)
     print(f"written: {profile_path(name)}; cluster.gpus.<key>.profile={name} uses it")
-
-
-def _passes(cost: Cost | None) -> str:
-    return "-" if cost is None else f"{cost.forward:g} + {cost.backward:g}"
-
-
-def _kept(cost: Cost | None) -> str:
-    return "-" if cost is None or cost.activation_bytes is None else f"{cost.activation_bytes / 2**20:.3g} MiB"
 
 
 def _link_lines(profile: LayerProfile, groups: Sequence[str]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from dataclasses import asdict, replace
@@ -10,7 +11,10 @@ from pathlib import Path
 
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.experiment import EngineKind, Experiment, Rehearse
+from conf.schema.model import Model
 from launch.control.rehearsal import rehearsal_times
+from launch.errors import LaunchError
+from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.plan import (
     Corpus,
     Node,
@@ -69,7 +73,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
             for node, (first, count) in enumerate(zip(first_ranks, counts, strict=False))
             for rank in range(first, first + count)
         ],
-        model=model.sized(parallel.tensor),
+        model=replace(model.sized(parallel.tensor), code_digest=code_digest(model)),
         train=TrainConfig(
             **asdict(train)
             | {
@@ -113,6 +117,22 @@ def _rehearsed(plan: Plan, experiment: Experiment) -> Plan:
             ranks=rehearsal_times(experiment, plan),
         ),
     )
+
+
+def code_digest(model: Model) -> str | None:
+    """Of a module's file, by which a run that goes on notices that it has changed.
+
+    Raises:
+        LaunchError: it cannot be read.
+    """
+    if model.code is None:
+        return None
+    try:
+        return hashlib.sha256(read_regular(Path(model.code_file))).hexdigest()
+    except OSError as error:
+        raise LaunchError(
+            f"model.code={model.code}: {model.code_file} cannot be read: {why(error)}; give FILE.py:NAME"
+        ) from error
 
 
 def node_names(experiment: Experiment) -> list[str]:

@@ -31,13 +31,14 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CRC32 = "crc32"
 """Of the bytes after the header, 8 hexadecimal digits under `__metadata__`; files by others do not have it."""
 _LENGTH = struct.Struct("<Q")
 
 
 def write(path: Path, tensors: Dict[str, Tensor], metadata: Dict[str, str]) -> None:
-    """Writes fp32 tensors that lie on the CPU; the file appears only when complete and on the disk.
+    """Writes tensors that lie on the CPU; the file appears only when complete and on the disk.
 
     Raises:
         EngineError: it cannot be written.
@@ -48,7 +49,7 @@ def write(path: Path, tensors: Dict[str, Tensor], metadata: Dict[str, str]) -> N
     for name, content in data:
         check = zlib.crc32(content, check)
         entries[name] = {
-            "dtype": "F32",
+            "dtype": _NAMES[tensors[name].dtype],
             "shape": list(tensors[name].shape),
             "data_offsets": [end, end + len(content)],
         }

@@ -23,6 +23,8 @@ from megatron_ext.tasks.task import Task
 WEIGHTS = "weights"
 KINDS = (WEIGHTS, "adam_m", "adam_v")
 """What a part holds of each parameter: the tensor `<kind>/<parameter>`, whole and in fp32."""
+STATE = "state"
+"""What a part holds of what is not trained, such as running statistics: the tensor `state/<name>`."""
 
 
 def parts(engine: Engine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
@@ -41,6 +43,9 @@ def parts(engine: Engine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Dict[
             for name in names
             for kind, tensor in state.items()
         }
+        for holder, inner, tensor in engine.state:
+            if holder == block:
+                content[f"{STATE}/{inner}"] = _kept(tensor)
         if engine.tensor.rank == 0:
             yield part_name(block), content
 
@@ -105,9 +110,15 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
     names: Dict[str, List[str]] = {}
     for name, (block, _) in engine.places.items():
         names.setdefault(block, []).append(name)
+    for block, _, _ in engine.state:
+        names.setdefault(block, [])
     for block, members in names.items():
         path = checkpoint.part(part_name(block))
         content = safetensors.read(path)
+        for holder, inner, kept in engine.state:
+            if holder == block:
+                like = _kept(kept)
+                kept.data.copy_(_tensor(path, content, f"{STATE}/{inner}", list(like.shape), like.dtype))
         for kind in KINDS if checkpoint.meta.updates else (WEIGHTS,):
             for name in members:
                 target = flat.view(name, state[kind])
@@ -146,9 +157,17 @@ def _share(name: str, whole: Tensor, padded: List[int], group: TensorGroup, task
     return whole if shard is None else shard.part(whole, group.size, group.rank)
 
 
-def _tensor(path: Path, content: Dict[str, Any], name: str, shape: List[int]) -> Tensor:
+def _kept(tensor: Tensor) -> Tensor:
+    """A copy on the CPU; of floating-point numbers in fp32."""
+    return tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
+
+
+def _tensor(
+    path: Path, content: Dict[str, Any], name: str, shape: List[int], dtype: torch.dtype = torch.float32
+) -> Tensor:
     found = content.get(name)
-    if found is None or list(found.shape) != shape or found.dtype != torch.float32:
+    if found is None or list(found.shape) != shape or found.dtype != dtype:
         described = "none" if found is None else f"{list(found.shape)} of {found.dtype}"
-        raise EngineError(f"{path}: expected a tensor {name} of shape {shape} in fp32, found {described}")
+        wanted = "fp32" if dtype == torch.float32 else str(dtype)
+        raise EngineError(f"{path}: expected a tensor {name} of shape {shape} in {wanted}, found {described}")
     return torch.as_tensor(found)

@@ -6,12 +6,19 @@ import math
 from dataclasses import MISSING, dataclass, fields
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-GPT, BERT, T5 = "gpt", "bert", "t5"
+GPT, BERT, T5, MODULE = "gpt", "bert", "t5", "module"
 LAYER_NORM, RMS_NORM = "LayerNorm", "RMSNorm"
 LEARNED, ROTARY, NO_POSITIONS = "learned_absolute", "rope", "none"
 
-ONLY_OF = {"bert_binary_head": (BERT,), "decoder_layers": (T5,), "decoder_sequence_length": (T5,)}
+ONLY_OF = {
+    "bert_binary_head": (BERT,),
+    "decoder_layers": (T5,),
+    "decoder_sequence_length": (T5,),
+    **dict.fromkeys(("code", "code_digest", "capture"), (MODULE,)),
+}
 """Options that other families do not have, and those that do."""
+SIZES = ("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size")
+"""Of a transformer; a user's module has none of them: here 0, and not in a plan."""
 TOKEN_TYPES = 2
 """Of BERT with a binary head: which of two sentences a token belongs to."""
 
@@ -56,7 +63,8 @@ class ModelConfig:
     """A transformer of one of the families. The options are Megatron-LM's, and begin as GPT-2's.
 
     gpt: a decoder that predicts the next token. bert: an encoder that predicts masked tokens and, with a binary head,
-    whether two sentences follow each other. t5: an encoder, and a decoder that attends to its result.
+    whether two sentences follow each other. t5: an encoder, and a decoder that attends to its result. module: what a
+    user's file defines, of which only the number of blocks is known here.
     """
 
     layers: int
@@ -94,6 +102,12 @@ class ModelConfig:
     """Of t5; None: as many as the encoder has."""
     decoder_sequence_length: Optional[int] = None
     """Of t5; None: the encoder's."""
+    code: Optional[str] = None
+    """Of a module: `FILE.py:NAME`, the file's path being absolute."""
+    code_digest: Optional[str] = None
+    """SHA-256 of the file when the run was launched."""
+    capture: bool = False
+    """Of a module: whether torch.fx cuts it into blocks."""
 
     @property
     def head_width(self) -> int:
@@ -137,6 +151,8 @@ class ModelConfig:
 
     def stacks(self) -> Tuple[Stack, ...]:
         """The rows of layers, in order."""
+        if self.family == MODULE:
+            return (Stack("block", "blocks", self.layers, 0),)
         if self.family != T5:
             return (Stack("layer", "layers", self.layers, self.sequence_length, causal=self.family == GPT),)
         layers = self.layers if self.decoder_layers is None else self.decoder_layers
@@ -151,6 +167,8 @@ class ModelConfig:
 
     def all_kinds(self) -> Tuple[Tuple[str, int], ...]:
         """The kinds of all blocks in order, also of those that no partition counts, and how many."""
+        if self.family == MODULE:
+            return self.kinds()
         between = (("encoder_norm", 1), ("decoder_embedding", 1)) if self.family == T5 else ()
         first, *others = self.kinds()
         return (("embedding", 1), first, *between, *others, ("head", 1))
@@ -187,6 +205,8 @@ class ModelConfig:
 
     def block(self, kind: str) -> Dict[str, Parameter]:
         """The parameters of a block, by name: of one of the kinds that `all_kinds` says."""
+        if self.family == MODULE:
+            return {}
         word = Parameter((self.padded_vocab_size, self.hidden), 0, rows=self.vocab_size)
         if kind in ("embedding", "decoder_embedding"):
             return {"word": word, **self._added_embeddings()}
@@ -231,14 +251,18 @@ class ModelConfig:
     def identity(self) -> Dict[str, object]:
         """What two runs must have in common to train the same model: its sizes, and options other than GPT-2's.
 
-        Not its dropout: training may go on with another one.
+        Not its dropout: training may go on with another one. Of a user's module, the number of its blocks.
         """
+        if self.family == MODULE:
+            return {"family": MODULE, "layers": self.layers}
         sizes = {key: getattr(self, key) for key in ("layers", "hidden", "heads", "sequence_length", "vocab_size")}
         return {**sizes, **{key: value for key, value in self.own_options().items() if not key.endswith("_dropout")}}
 
     def own_options(self) -> Dict[str, object]:
         """Options other than GPT-2's."""
         options = {key: getattr(self, key) for key in OPTIONS}
+        if self.family == MODULE:
+            return {key: value for key, value in options.items() if value != OPTIONS[key]}
         options["num_query_groups"] = self.query_groups if self.query_groups != self.heads else None
         options["ffn_hidden"] = self.inner if self.inner != 4 * self.hidden else None
         options["kv_channels"] = self.head_width if self.head_width * self.heads != self.hidden else None
@@ -255,8 +279,8 @@ class ModelConfig:
         return 3.0 * sum(count * self.operations(kind) for kind, count in self.all_kinds())
 
     def flops_per_token(self) -> float:
-        """The same for one of the sample's tokens, of encoder and decoder together."""
-        return self.flops_per_sample() / self.tokens
+        """The same for one of the sample's tokens, of encoder and decoder together; 0 where there are none."""
+        return self.flops_per_sample() / self.tokens if self.tokens else 0.0
 
     def operations(self, kind: str) -> int:
         """Floating-point operations of a block's forward pass for one sample; lookups and norms count nothing."""

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.model import OPTIONS, ModelConfig
+from megatron_ext.contract.model import MODULE, OPTIONS, SIZES, ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, check_rules, require
 from megatron_ext.contract.run_files import RunFiles
 
@@ -222,7 +222,12 @@ class Plan(Content):
     def as_json(self) -> Dict[str, Any]:
         """The content of plan.json; of the model's options, those that are not GPT-2's."""
         content = {"version": VERSION, **asdict(self)}
-        content["model"] = {key: value for key, value in content["model"].items() if value != OPTIONS.get(key, MISSING)}
+        sizes = SIZES if self.model.family == MODULE else ()
+        content["model"] = {
+            key: value
+            for key, value in content["model"].items()
+            if value != OPTIONS.get(key, MISSING) and key not in sizes
+        }
         del content["folder"]
         if self.data_masking is None:
             del content["data_masking"]

@@ -33,11 +33,13 @@ from megatron_ext.contract.model import (
     GPT,
     LAYER_NORM,
     LEARNED,
+    MODULE,
     NO_POSITIONS,
     ONLY_OF,
     OPTIONS,
     RMS_NORM,
     ROTARY,
+    SIZES,
     T5,
     ModelConfig,
 )
@@ -90,7 +92,7 @@ _RANGES: Dict[str, Range] = {
             *("ffn_hidden", "num_query_groups", "kv_channels", "decoder_layers", "decoder_sequence_length"),
         )
     },
-    "model.family": _one_of(GPT, BERT, T5),
+    "model.family": _one_of(GPT, BERT, T5, MODULE),
     "model.normalization": _one_of(LAYER_NORM, RMS_NORM),
     "model.position_embedding_type": _one_of(LEARNED, ROTARY, NO_POSITIONS),
     **{f"model.{key}": _POSITIVE for key in ("norm_epsilon", "rotary_base", "rope_scaling_factor")},
@@ -141,7 +143,8 @@ def check_object(kind: Any, value: Any, key: str, whole: bool) -> None:
             meant = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(hints)}"
             raise PlanFault(f"{_joined(key, name)}={_shown(value[name])} is not a key of a plan; {meant}")
     if whole:
-        require(value, (name for name in hints if not _may_lack(kind, name)), key)
+        lacking = SIZES if kind is ModelConfig and value.get("family") == MODULE else ()
+        require(value, (name for name in hints if not _may_lack(kind, name) and name not in lacking), key)
     for name, hint in hints.items():
         if name in value:
             _check(hint, value[name], _joined(key, name), whole)
@@ -319,6 +322,11 @@ def _model(plan: Values) -> Faults:
     for key, families in ONLY_OF.items():
         if family not in families and model.get(key, OPTIONS[key]) != OPTIONS[key]:
             yield f"model.{key}", model[key], f"{json.dumps(OPTIONS[key])} with model.family={family}"
+    if family == MODULE:
+        if not model.get("code"):
+            yield "model.code", model.get("code"), "FILE.py:NAME with model.family=module"
+        if tensor > 1:
+            yield "tensor", tensor, "1 with model.family=module"
     if "heads" in model and model.get("kv_channels") is None and model.get("hidden", 0) % model["heads"]:
         yield "model.heads", model["heads"], f"a divisor of model.hidden={model['hidden']}"
     if model.get("heads", 0) % tensor:

@@ -20,7 +20,6 @@ from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.messages import Message, message_of
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.pace import Pace
-from megatron_ext.engine.precision import DTYPES
 from megatron_ext.engine.reduce import GradientReducer
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.grid import Grid, Groups
@@ -29,7 +28,7 @@ from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage, threads_for
-from megatron_ext.tasks.task import Micro, Tensors
+from megatron_ext.tasks.task import DTYPES, Micro, Tensors
 from megatron_ext.timeline.progress import Wait, iterates
 from megatron_ext.timeline.recorder import Recorder
 
@@ -86,6 +85,10 @@ class Engine:
         """By a parameter's name: its block, and its name there. Of a copy of a tied one, the owner's."""
         self.blocks = [block.name for virtual in virtual_stages for block in parts[virtual].blocks]
         dtype = DTYPES[plan.train.precision]
+        self.state = [one for stage in self._stages for one in stage.state]
+        """What is not trained, but part of a checkpoint: by block and name there."""
+        for stage in self._stages:
+            stage.place(self._device, dtype)
         self.flat = FlatWeights(named, dtype, self._device, plan.data if plan.sharded_optimizer else 1)
         used = Counter(id(parameter) for stage in self._stages for parameter in stage.parameters())
         uses = {name: used[id(parameter)] for name, parameter in named}
@@ -184,23 +187,26 @@ class Engine:
             if stage.last:
                 left = {LOSS: self._loss(left, micro)}
             roots = [tensor for tensor in left.values() if tensor.requires_grad]
+            if not roots:
+                continue
             torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
 
     def _loss(self, left: Tensors, micro: Micro) -> Tensor:
         return self.task.loss(left, micro, self.tensor)
 
     def _batch(self, iteration: int) -> List[Optional[Micro]]:
-        """This replica's micro-batches, where the rank has a use for them."""
+        """This replica's micro-batches; what they hold, where the rank has a use for it."""
         plan = self._plan
+        own = self._start.share(iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size)
+        firsts = own[:, 0].tolist()
         if not any(stage.inputs or stage.last for stage in self._stages):
-            return [None] * plan.micro_batches
+            return [Micro({}, {}, first) for first in firsts]
         with self._recorder.span("batch-generator"):
-            own = self._start.share(iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size)
             samples = self._samples.batch(own)
             tensors = {name: self._moved(torch.from_numpy(array)) for name, array in samples.items()}
             return [
-                self.task.micro({name: tensor[m] for name, tensor in tensors.items()})
-                for m in range(plan.micro_batches)
+                self.task.micro({name: tensor[m] for name, tensor in tensors.items()})._replace(first=first)
+                for m, first in enumerate(firsts)
             ]
 
     def _moved(self, tensor: Tensor) -> Tensor:

@@ -181,6 +181,8 @@ class Executor:
         m, chunk = key
         stage = self._chunks[chunk].stage
         values = self._entered.setdefault(key, {})
+        if micro is not None:
+            stage.begin(micro.first)
         if stage.inputs:
             assert micro is not None
             values = {**values, **{name: micro.inputs[name] for name in stage.inputs}}
@@ -201,7 +203,8 @@ class Executor:
         received = self._gradients_left.pop(key, {})
         roots = [name for name, tensor in left.items() if tensor.requires_grad]
         with self._recorder.span(kind.value, m, chunk=chunk):
-            torch.autograd.backward([left[name] for name in roots], [received.get(name) for name in roots])
+            if roots:
+                torch.autograd.backward([left[name] for name in roots], [received.get(name) for name in roots])
         self._gradients_entered[key] = {
             name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
             for name, tensor in entered.items()

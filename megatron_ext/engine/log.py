@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 from megatron_ext.contract.files import write_atomic
+from megatron_ext.contract.model import MODULE
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import BEGINNING, Position
 from megatron_ext.engine.engine import StepResult
@@ -25,7 +26,7 @@ def iteration_line(plan: Plan, metrics: Dict[str, Any]) -> str:
             f" elapsed time per iteration (ms): {metrics['elapsed_ms']:.1f} |",
             f" learning rate: {metrics['learning_rate']:.3E} |",
             f" global batch size: {plan.global_batch_size:5d} |",
-            "" if loss is None else f" lm loss: {loss:.6E} |",
+            "" if loss is None else f" {'loss' if plan.model.family == MODULE else 'lm loss'}: {loss:.6E} |",
             f" loss scale: {metrics['loss_scale']:.1f} |",
             "" if plan.rehearsal is not None else f" grad norm: {math.inf if norm is None else norm:.3f} |",
             f" number of skipped iterations: {metrics['skipped']:3d} |",
@@ -64,7 +65,6 @@ class TrainingLog:
         now = self._clock()
         seconds = (now - self._since) / self._iterations
         norm = result.grad_norm
-        tokens_per_s = self._plan.global_batch_size * self._plan.model.sequence_length / seconds
         metrics = {
             "iteration": iteration,
             "unix": time.time(),
@@ -74,8 +74,7 @@ class TrainingLog:
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             "loss_scale": result.loss_scale,
             "grad_norm": norm if norm is not None and math.isfinite(norm) else None,
-            "tokens_per_s": tokens_per_s,
-            "tflops_per_rank": tokens_per_s * self._plan.model.flops_per_token() / self._plan.world_size / 1e12,
+            **self._throughput(seconds),
             "skipped": self._skipped,
             "nan": 0,
         }
@@ -83,6 +82,15 @@ class TrainingLog:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
         self._losses, self._iterations, self._skipped, self._since = [], 0, 0, now
+
+    def _throughput(self, seconds: float) -> Dict[str, float]:
+        """Of an iteration that takes so long; nobody knows the operations of a user's module."""
+        plan = self._plan
+        if plan.model.family == MODULE:
+            return {"samples_per_s": plan.global_batch_size / seconds}
+        tokens_per_s = plan.global_batch_size * plan.model.tokens / seconds
+        operations = plan.model.flops_per_token() * tokens_per_s
+        return {"tokens_per_s": tokens_per_s, "tflops_per_rank": operations / plan.world_size / 1e12}
 
 
 def keep_lines(path: Path, iteration: int) -> None:

@@ -8,6 +8,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from megatron_ext.contract.errors import EngineError
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Task, Tensors
 
@@ -50,9 +51,23 @@ class Message:
         return Message([one for one in self.contents if one.gradient], self._device)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> List[Tensor]:
-        """The tensors to send."""
+        """The tensors to send.
+
+        Raises:
+            EngineError: a tensor is not as the other side expects it.
+        """
+        for one in self.contents:
+            found = tensors[one.name]
+            if tuple(found.shape) != one.shape or found.dtype != one.dtype:
+                raise EngineError(
+                    f"{one.name} is to go to another stage with the shape {list(one.shape)} of {one.dtype}, but is "
+                    f"{list(found.shape)} of {found.dtype} in this micro-batch; what crosses a cut must have one shape "
+                    "in all micro-batches: pad it, or give parallel.partition no cut there"
+                )
         return [
-            tensors[group[0].name] if len(group) == 1 else torch.cat([tensors[one.name].flatten() for one in group])
+            tensors[group[0].name].contiguous()
+            if len(group) == 1
+            else torch.cat([tensors[one.name].flatten() for one in group])
             for group in self._formats
         ]
 

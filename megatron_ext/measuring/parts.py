@@ -15,7 +15,6 @@ from megatron_ext.contract.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
-from megatron_ext.engine.precision import DTYPES
 from megatron_ext.measuring.laps import Lap, Marks
 from megatron_ext.measuring.medians import LEAST, Median, median
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -23,7 +22,7 @@ from megatron_ext.tasks.cut import cut_between
 from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage
-from megatron_ext.tasks.task import Tensors
+from megatron_ext.tasks.task import DTYPES, Tensors
 from megatron_ext.timeline.recorder import Recorder
 
 LAYERS = 4
@@ -36,12 +35,6 @@ whole pass, in which an embedding may hardly count."""
 T = TypeVar("T")
 
 
-def few_layers(model: ModelConfig) -> ModelConfig:
-    """The same model with `LAYERS` of each kind, or as many as it has."""
-    few = [min(LAYERS, count) for _, count in model.kinds()]
-    return replace(model, layers=few[0], decoder_layers=few[1] if len(few) > 1 else None)
-
-
 class Parts:
     """One rank's share of a model of some layers, and a micro-batch that goes through it again and again."""
 
@@ -49,9 +42,8 @@ class Parts:
         self, plan: Plan, model: ModelConfig, tensor: TensorGroup, micro_batch_size: int, device: torch.device
     ) -> None:
         """`model` has the vocabulary padded for the tensor size; the number format is that of `plan.train`."""
-        few = few_layers(model)
-        self.layers = few.counted
-        task = task_of(replace(plan, model=few, recompute="none"))
+        self.layers = min(LAYERS, model.layers)
+        task = task_of(replace(plan, model=replace(model, layers=self.layers), recompute="none"))
         held = [list(blocks) for _, blocks in groupby(task.blocks, key=lambda block: block.kind)]
         self._counts = [(blocks[0].kind, len(blocks)) for blocks in held]
         """Neighbours of one kind, and how many they are."""

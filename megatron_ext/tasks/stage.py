@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -51,16 +51,21 @@ class Stage(nn.Module):
         self._named: List[Tuple[str, nn.Parameter]] = []
         self.shared: List[nn.Parameter] = []
         """Those that another block of this rank uses, too."""
+        self.state: List[Tuple[str, str, Tensor]] = []
+        """Of a checkpoint's, what is not trained: buffers and frozen parameters, by block and name there."""
         self._steps: List[_Step] = []
         self.blocks = nn.ModuleList()
         last_use = {name: number for number, block in enumerate(part.blocks) for name in block.takes}
         for number, block in enumerate(part.blocks):
             module = block.make(tensor)
+            self._keep_state(block.name, module)
             for inner, parameter in list(module.named_parameters()):
+                if not parameter.requires_grad:
+                    continue
                 name = f"{block.name}.{inner}"
                 owner = task.tied.get(name, name)
                 if owner in owned:
-                    _replace(module, inner, owned[owner])
+                    _replace(module, parameter, owned[owner])
                     self.shared.append(owned[owner])
                     continue
                 owned[owner] = parameter
@@ -70,6 +75,7 @@ class Stage(nn.Module):
             self.blocks.append(module)
             dropped = {name for name in block.takes if last_use[name] == number} - set(part.leaves)
             self._steps.append(_Step(module, block.takes, block.gives, tuple(dropped)))
+        self._drawing: List[Any] = [module for module in self.blocks if hasattr(module, "first")]
         self.counted = [module for block, module in zip(part.blocks, self.blocks) if block.held is Held.COUNTED]
 
     def forward(self, entered: Tensors) -> Tensors:
@@ -111,6 +117,24 @@ class Stage(nn.Module):
             if any(map(where, parameters)):
                 setattr(module, "later", later)  # noqa: B010  (a type checker knows no attribute of all modules)
 
+    def begin(self, first: int) -> None:
+        """Tells blocks that draw random numbers the number of the first sample of the micro-batch that comes next."""
+        for module in self._drawing:
+            module.first = first
+
+    def place(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Puts what is not trained where the parameters are, in the model's number format."""
+        fixed = [parameter for parameter in self.parameters() if not parameter.requires_grad]
+        for tensor in (*self.buffers(), *fixed):
+            tensor.data = tensor.data.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+
+    def _keep_state(self, block: str, module: nn.Module) -> None:
+        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        tied = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if name not in trained and id(tensor) not in tied and isinstance(tensor, Tensor):
+                self.state.append((block, name, tensor))
+
     def compile_blocks(self) -> None:
         """Has torch compile the blocks that the partition counts, at their first call."""
         for module in self.counted:
@@ -135,6 +159,9 @@ def threads_for(plan: Plan) -> int:
     return len(os.sched_getaffinity(0)) // max(len(node.ranks) for node in plan.nodes)
 
 
-def _replace(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    owner, _, attribute = name.rpartition(".")
-    setattr(module.get_submodule(owner), attribute, parameter)
+def _replace(module: nn.Module, before: nn.Parameter, parameter: nn.Parameter) -> None:
+    """Wherever the module has it: it may have one under several names."""
+    for part in module.modules():
+        for name, held in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            if held is before:
+                setattr(part, name, parameter)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""By a run's precision."""
 Tensors = Dict[str, Tensor]
 """By the name of a wire, an input or a target."""
 SEQUENCE, DECODER_SEQUENCE = "sequence", "decoder sequence"
@@ -65,10 +67,12 @@ class Micro(NamedTuple):
     """What blocks of any stage may take."""
     targets: Tensors
     """What the loss takes beside the model's outputs."""
+    first: int = 0
+    """The number of its first sample, over the run."""
 
     def to(self, device: torch.device) -> Micro:
-        inputs, targets = ({name: tensor.to(device) for name, tensor in part.items()} for part in self)
-        return Micro(inputs, targets)
+        inputs, targets = ({name: one.to(device) for name, one in part.items()} for part in self[:2])
+        return Micro(inputs, targets, self.first)
 
 
 class Task(ABC):

@@ -49,6 +49,9 @@ def compatible(group: str, choice: str) -> list[str]:
             f"parallel.data={ranks}",
             f"parallel.global_batch_size={2 * ranks}",
         ]
+    if (group, choice) == ("model", "module"):
+        code = ROOT / "tests" / "support" / "megatron_ext" / "user_models.py"
+        return ["model=module", f"model.code={code}:convnet", "parallel.partition=4-5"]
     if group == "model":
         return [f"model={choice}", "parallel.partition=null"]
     if group == "parallel":

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron_ext.engine.precision import DTYPES
 from megatron_ext.parallel import tensor_parallel
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
+from megatron_ext.tasks.task import DTYPES
 
 
 @given(

@@ -134,12 +134,23 @@ def test_a_message_has_one_flat_tensor_for_each_number_format() -> None:
         (torch.bfloat16, 5 * 3 + 4 * 5),
         (torch.int64, 10),
     ]
-    sent = {"a": torch.randn(5, 3), "mask": torch.arange(10).view(5, 2), "b": torch.randn(4, 5)}
+    sent = {
+        "a": torch.randn(5, 3).bfloat16(),
+        "mask": torch.arange(10).view(5, 2),
+        "b": torch.randn(4, 5).bfloat16(),
+    }
     received = message.unpack([flat.clone() for flat in message.pack(sent)])
     assert received.keys() == sent.keys()
     for name, tensor in sent.items():
         assert torch.equal(received[name], tensor)
     assert [content.name for content in message.gradients().contents] == ["a", "b"]
+
+
+def test_a_tensor_of_another_shape_is_refused_before_it_is_sent() -> None:
+    found = GraphTask([Block("one", "any", ("x",), ("a",), lambda _: nn.Identity())], "x", "a")
+    message = message_of(found, ["a"], 5, TensorGroup(), torch.float32, torch.device("cpu"))
+    with pytest.raises(EngineError, match=r"^a is to go to another stage with the shape \[5, 4\] .* but is \[5, 3\]"):
+        message.pack({"a": torch.randn(5, 3)})
 
 
 def test_a_gpt_stage_sends_its_share_of_the_hidden_states(engine_run: Callable[..., EngineRun]) -> None:

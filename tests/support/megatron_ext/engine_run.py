@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,13 +101,13 @@ def make_corpus(folder: Path) -> Path:
     return prefix
 
 
-def make_run(folder: Path, prefix: Path, *overrides: str) -> EngineRun:
-    """A run folder for the tiny model with some overrides."""
+def make_run(folder: Path, prefix: Path, *overrides: str, base: Sequence[str] = TINY) -> EngineRun:
+    """A run folder for the tiny model, or for `base`, with some overrides."""
     run = RunDir(folder)
     for part in (run.nodes, run.events, run.errors, run.checkpoints):
         part.mkdir(parents=True)
     run.keep_secret()
     run.write_json(
-        run.plan, make_plan(compose([*TINY, f"data.prefix={prefix}", *overrides]), f"test/{folder.name}").as_json()
+        run.plan, make_plan(compose([*base, f"data.prefix={prefix}", *overrides]), f"test/{folder.name}").as_json()
     )
     return EngineRun(run, Plan.read(run.plan))

@@ -1,0 +1,98 @@
+"""The blocks of a user's module, which torch alone can tell: a process of its own looks at the module."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from conf.errors import ConfigError
+from megatron_ext.contract.model import MODULE
+
+PROJECT = Path(__file__).resolve().parents[1]
+LOOK = "megatron_ext.blocks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a module's blocks depend on."""
+
+    code: str
+    """As `model.code`."""
+    capture: bool
+    micro_batch_size: int
+    precision: str
+    seed: int
+    recompute: str
+    """As `parallel.recompute`."""
+
+
+def can_look() -> bool:
+    """Whether torch is here."""
+    return find_spec("torch") is not None
+
+
+@cache
+def blocks_of(asked: Asked) -> tuple[str, ...]:
+    """The names of a module's blocks, once one micro-batch has passed through them, forward and backward.
+
+    Raises:
+        ConfigError: the module cannot be trained.
+    """
+    command = [sys.executable, "-m", LOOK, asked.code, "--json", f"--micro-batch-size={asked.micro_batch_size}"]
+    command += [f"--precision={asked.precision}", f"--seed={asked.seed}", f"--recompute={asked.recompute}"]
+    command += ["--capture"] * asked.capture
+    paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    try:
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        lines = done.stderr.strip().splitlines()
+        raise ConfigError(
+            f"model.code={asked.code}: looking at the model ended with {done.returncode}: "
+            f"{lines[-1] if lines else 'without a message'}"
+        ) from None
+    if "error" in found:
+        raise ConfigError(found["error"])
+    return tuple(found["blocks"])
+
+
+def count_blocks(cfg: DictConfig) -> None:
+    """Sets `model.layers` of a module to the number of its blocks, unless it is given.
+
+    Where torch is not here, or the module will run in a container, a partition says how many they should be.
+
+    Raises:
+        ConfigError: the module cannot be trained, or nothing says how many blocks it has.
+    """
+    model, parallel, train = cfg.model, cfg.parallel, cfg.train
+    if not OmegaConf.is_missing(model, "layers"):
+        return
+    if str(model.get("family")) not in (MODULE, f"Family.{MODULE}") or model.code is None:
+        return
+    if can_look() and str(cfg.container.kind) == "none":
+        asked = Asked(
+            code=model.code,
+            capture=model.capture,
+            micro_batch_size=parallel.micro_batch_size,
+            precision=str(train.precision),
+            seed=train.seed,
+            recompute=str(parallel.recompute),
+        )
+        model.layers = len(blocks_of(asked))
+        return
+    if parallel.partition is None:
+        where = "they can only be counted in the container" if can_look() else "torch is not here"
+        raise ConfigError(
+            f"model.layers has no value: the blocks of model.code={model.code} are not known, for {where}; give "
+            "model.layers, or parallel.partition"
+        )
+    model.layers = sum(int(part) for part in str(parallel.partition).split("-") if part.isdigit())

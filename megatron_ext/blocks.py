@@ -1,0 +1,84 @@
+"""python -m megatron_ext.blocks FILE.py:NAME: the blocks of a module of your own, as a partition counts them.
+
+One micro-batch passes through them first, forward and backward. What is wrong with the module is one message, and the
+exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import torch
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.model import MODULE
+from megatron_ext.contract.plan import Plan
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import check
+from megatron_ext.tasks.families import task_of
+from megatron_ext.tasks.task import DTYPES, Held, Task
+
+
+def main(argv: List[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m megatron_ext.blocks",
+        description="the blocks of a module of your own, as a partition counts them",
+    )
+    parser.add_argument("code", metavar="FILE.py:NAME")
+    parser.add_argument("--capture", action="store_true", help="as model.capture=true")
+    parser.add_argument("--micro-batch-size", type=int, default=1)
+    parser.add_argument("--precision", choices=sorted(DTYPES), default="fp32")
+    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--recompute", default="none")
+    parser.add_argument("--json", action="store_true", help="one line for programs")
+    arguments = parser.parse_args(argv)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints
+            task = task_of(_plan(arguments))
+            check(task)
+    except EngineError as error:
+        if arguments.json:
+            print(json.dumps({"error": str(error)}))
+        else:
+            print(f"error: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps({"blocks": [block.name for block in task.blocks if block.held is Held.COUNTED]}))
+    else:
+        print(table(task))
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    model = {"family": MODULE, "code": _absolute(arguments.code), "capture": arguments.capture}
+    train = {"seed": arguments.seed, "precision": arguments.precision}
+    content: Dict[str, Any] = {"model": model, "train": train, "recompute": arguments.recompute}
+    return Plan.of({**content, "micro_batch_size": arguments.micro_batch_size}, Path())
+
+
+def _absolute(code: str) -> str:
+    file, _, name = code.rpartition(":")
+    return f"{Path(file).absolute()}:{name}"
+
+
+def table(task: Task) -> str:
+    """A line for each block: what it is called, its kind, its parameters, and what it gives."""
+    rows = [("block", "kind", "parameters", "gives")]
+    for block in task.blocks:
+        count = sum(one.numel() for one in block.make(TensorGroup()).parameters())
+        gives = ", ".join(str(list(task.wires[name].dims)) for name in block.gives)
+        rows.append((block.name, block.kind, f"{count:,}", gives))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(
+        f"{name:{widths[0]}}  {kind:{widths[1]}}  {count:>{widths[2]}}  {gives}" for name, kind, count, gives in rows
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main(sys.argv[1:]))

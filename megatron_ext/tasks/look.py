@@ -1,0 +1,275 @@
+"""A look at a user's model before anything is started: its pieces pass one micro-batch on, forward and backward.
+
+That says what crosses between pieces, which of them draw random numbers or change in place what they take, and what is
+wrong with them. It is done on shapes alone (torch's device `meta`), which takes neither time nor memory; where the
+user's code asks for numbers, on the CPU, with two micro-batches.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.tasks import tree
+from megatron_ext.tasks.capture import Piece, Pieces, Value
+from megatron_ext.tasks.task import Tensors, Wire
+from megatron_ext.tasks.user_block import Form, copied
+from megatron_ext.tasks.user_code import UserCode
+
+META, CPU = "meta", "cpu"
+
+
+class Given(NamedTuple):
+    """A value: its shape (`tree.apart`) and the names of its tensors."""
+
+    shape: Any
+    wires: Tuple[str, ...]
+
+
+class Look(NamedTuple):
+    """What is known of a model."""
+
+    forms: Tuple[Form, ...]
+    """By piece."""
+    values: Dict[str, Given]
+    wires: Dict[str, Wire]
+    """Of what pieces give."""
+
+
+class Sample(NamedTuple):
+    """A micro-batch of a model."""
+
+    inputs: Tensors
+    targets: Any
+
+
+Loss = Callable[[Any, Any], Any]
+
+
+def look_at(
+    code: UserCode,
+    pieces: Pieces,
+    inputs: Mapping[str, Given],
+    samples: Sequence[Sample],
+    loss: Loss,
+    dtype: torch.dtype,
+) -> Look:
+    """`inputs` are the arguments of the model's forward pass, whose tensors `samples` have.
+
+    Raises:
+        EngineError: the user's code raises, or its pieces cannot be trained on several stages.
+    """
+    try:
+        return _Walk(code, pieces, inputs, samples[0], loss, dtype, META).look()
+    except _Fault:
+        raise
+    except Exception:  # noqa: BLE001  (the user's code, which asks for numbers, or is wrong: the CPU will tell)
+        found = [_Walk(code, pieces, inputs, sample, loss, dtype, CPU).look() for sample in samples]
+    for other in found[1:]:
+        _require_same(code, pieces, found[0], other)
+    return found[0]
+
+
+class _Fault(EngineError):
+    """Of the model, whatever it is looked at with."""
+
+
+def _require_same(code: UserCode, pieces: Pieces, one: Look, other: Look) -> None:
+    for piece in pieces.pieces:
+        for name in piece.gives:
+            if one.values[name] != other.values[name]:
+                raise EngineError(
+                    f"model.code={code.spec}: block {piece.name} gives something else beside tensors for another "
+                    f"micro-batch: {name}"
+                )
+            for wire in one.values[name].wires:
+                a, b = one.wires[wire], other.wires[wire]
+                if a != b:
+                    raise EngineError(
+                        f"model.code={code.spec}: block {piece.name}{_at(piece)} gives {wire} of shape {list(a.dims)} "
+                        f"({a.dtype}) for one micro-batch and {list(b.dims)} ({b.dtype}) for another; stages exchange "
+                        "tensors of one shape: pad it, or put what follows into the same block"
+                    )
+
+
+class _Walk:
+    """One micro-batch through all pieces."""
+
+    def __init__(
+        self,
+        code: UserCode,
+        pieces: Pieces,
+        inputs: Mapping[str, Given],
+        sample: Sample,
+        loss: Loss,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        self._code = code
+        self._pieces = pieces
+        self._values: Dict[str, Given] = dict(inputs)
+        self._loss = loss
+        self._targets = _moved(sample.targets, device)
+        self._modules = [copied(piece.module, dtype, device) for piece in pieces.pieces]
+        self._held: Dict[str, Tensor] = {}
+        """By wire: cut off from the piece that gave it."""
+        for name, tensor in sample.inputs.items():
+            self._held[name] = tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+        self._wires: Dict[str, Wire] = {}
+        self._last_use = {name: n for n, piece in enumerate(pieces.pieces) for name in piece.takes}
+
+    def look(self) -> Look:
+        given = []
+        forms = []
+        for number, (piece, module) in enumerate(zip(self._pieces.pieces, self._modules)):
+            form, tensors = self._forward(number, piece, module)
+            forms.append(form)
+            given.append(tensors)
+        self._backward(given)
+        return Look(tuple(forms), self._values, self._wires)
+
+    def _forward(self, number: int, piece: Piece, module: nn.Module) -> Tuple[Form, Dict[str, Tensor]]:
+        taken = [self._values[name] for name in piece.takes]
+        wires = [wire for value in taken for wire in value.wires]
+        copies = [self._held[wire].clone() for wire in wires]
+        versions = [tensor._version for tensor in copies]
+        form = Form(tuple(value.shape for value in taken), piece.keywords, len(piece.gives), (), (), False)
+        with self._code.running(f"block {piece.name}{_at(piece)}"), _Randomness() as drawn:
+            values = form.call(module, copies)
+        if len(values) != len(piece.gives):
+            raise _Fault(f"model.code={self._code.spec}: block {piece.name} gives {len(values)} values")
+        changed = tuple(n for n, (tensor, before) in enumerate(zip(copies, versions)) if tensor._version != before)
+        for n in changed:
+            self._require_last(number, piece, wires[n])
+        found: Dict[str, Tensor] = {}
+        for name, value in zip(piece.gives, values):
+            self._note(piece, name, value, found)
+        return form._replace(kept=tuple(range(len(found))), changed=changed, random=drawn.any), found
+
+    def _require_last(self, number: int, piece: Piece, wire: str) -> None:
+        value = next(name for name, given in self._values.items() if wire in given.wires)
+        if wire in wires_of(self._pieces.output, self._values) or self._last_use.get(value, number) > number:
+            after = [one.name for one in self._pieces.pieces[number + 1 :] if value in one.takes]
+            raise _Fault(
+                f"model.code={self._code.spec}: block {piece.name}{_at(piece)} changes {wire} in place, but "
+                f"{f'block {after[0]}' if after else 'the loss'} takes it afterwards, maybe on another stage; use an "
+                "operation that is not in place"
+            )
+
+    def _note(self, piece: Piece, name: str, value: Any, found: Dict[str, Tensor]) -> None:
+        """Remembers a value that a piece gives."""
+        try:
+            shape, tensors = tree.apart(value)
+        except TypeError as error:
+            raise _Fault(
+                f"model.code={self._code.spec}: block {piece.name}{_at(piece)} gives {error}; only tensors can go to "
+                "another stage"
+            ) from error
+        if name in piece.unforeseen and _numbers(shape):
+            raise _Fault(
+                f"model.code={self._code.spec}: block {piece.name}{_at(piece)} gives a number that follows from what "
+                "is in a tensor, and that another block takes; only tensors can go to another stage"
+            )
+        wires = tuple(tree.names(name, shape))
+        self._values[name] = Given(shape, wires)
+        for wire, tensor in zip(wires, tensors):
+            found[wire] = tensor
+            self._wires[wire] = Wire(wire, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+            self._held[wire] = tensor.detach().requires_grad_(tensor.requires_grad)
+
+    def _backward(self, given: Sequence[Dict[str, Tensor]]) -> None:
+        spec = self._code.spec
+        outputs = returned(self._pieces.output, self._values, {name: one.clone() for name, one in self._held.items()})
+        with self._code.running("loss(outputs, targets)"):
+            loss = self._loss(outputs, self._targets)
+        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()):
+            found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise _Fault(f"model.code={spec}: loss(outputs, targets) returns {found}, but must return one number")
+        if not loss.requires_grad:
+            raise _Fault(
+                f"model.code={spec}: the loss depends on no parameter: nothing could be trained; loss must compute "
+                "with the tensors that it is given, and parameters must have requires_grad"
+            )
+        with self._code.running("the backward pass of loss(outputs, targets)"):
+            torch.autograd.backward(loss.sum())
+        for piece, tensors in reversed(list(zip(self._pieces.pieces, given))):
+            roots = [name for name, tensor in tensors.items() if tensor.requires_grad]
+            roots = [name for name in roots if self._held[name].grad is not None]
+            with self._code.running(f"the backward pass of block {piece.name}{_at(piece)}"):
+                if roots:
+                    torch.autograd.backward(
+                        [tensors[name] for name in roots], [self._held[name].grad for name in roots]
+                    )
+        without = [
+            name
+            for piece, module in zip(self._pieces.pieces, self._modules)
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and parameter.grad is None
+        ]
+        require_gradients(self._code, without)
+
+
+def require_gradients(code: UserCode, without: Sequence[str]) -> None:
+    """Raises EngineError for parameters that the loss does not depend on."""
+    if without:
+        shown = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
+        raise _Fault(
+            f"model.code={code.spec}: the loss does not depend on the parameter{'s' * (len(without) > 1)} {shown}, so "
+            "there is no gradient; use what has parameters, remove it, or freeze it with requires_grad_(False)"
+        )
+
+
+class _Randomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Whether random numbers are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.any = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.any = True
+        return func(*args, **(kwargs or {}))
+
+
+def _moved(value: Any, device: str) -> Any:
+    shape, tensors = tree.apart(value)
+    return tree.together(shape, [tensor.to(device) for tensor in tensors])
+
+
+def _numbers(shape: Any) -> bool:
+    """Whether a value holds numbers that are no tensors."""
+    if isinstance(shape, tree.Nest):
+        return any(_numbers(part) for part in shape.parts)
+    return isinstance(shape, tree.Kept) and isinstance(shape.value, (int, float, torch.Size))
+
+
+def _at(piece: Piece) -> str:
+    return f" ({piece.where})" if piece.where else ""
+
+
+def wires_of(output: Any, values: Mapping[str, Given]) -> List[str]:
+    """The names of the tensors in what a model returns."""
+    if isinstance(output, Value):
+        return list(values[output.name].wires) if output.name in values else []
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
+    return [name for part in parts for name in wires_of(part, values)]
+
+
+def returned(output: Any, values: Mapping[str, Given], tensors: Mapping[str, Tensor]) -> Any:
+    """What a model returns, made of the tensors of its pieces."""
+    if isinstance(output, Value):
+        given = values[output.name]
+        return tree.together(given.shape, [tensors[name] for name in given.wires])
+    if isinstance(output, dict):
+        return {key: returned(part, values, tensors) for key, part in output.items()}
+    if isinstance(output, (tuple, list)):
+        parts = [returned(part, values, tensors) for part in output]
+        if hasattr(output, "_fields"):
+            return type(output)(*parts)
+        return tuple(parts) if isinstance(output, tuple) else parts
+    return output

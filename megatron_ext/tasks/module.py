@@ -1,0 +1,269 @@
+"""A module of the user's own as a task: its blocks, its loss and its samples come from one Python file."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any, Dict, List, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan import Plan
+from megatron_ext.data.samples import Samples
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks import tree, user_code
+from megatron_ext.tasks.capture import Pieces, capture, children, one_piece
+from megatron_ext.tasks.look import Given, Look, Loss, Sample, look_at, require_gradients, returned, wires_of
+from megatron_ext.tasks.task import DTYPES, Block, Micro, Task, Tensors, Wire
+from megatron_ext.tasks.user_block import HELD_AS, Form, UserBlock, copied
+from megatron_ext.tasks.user_code import UserCode
+from megatron_ext.tasks.user_samples import INPUTS, TARGETS, UserSamples
+
+LOSS = "loss"
+"""The function of the user's file."""
+THROUGH = "capture_through"
+"""In the user's file: classes that `capture` follows inside."""
+
+
+class ModuleTask(Task):
+    """Blocks that a user's module consists of. Their weights are those that its own code draws under the run's seed."""
+
+    def __init__(self, plan: Plan, code: UserCode, model: nn.Module) -> None:
+        """
+        Raises:
+            EngineError: what the user's file holds cannot be trained.
+        """
+        self._code = code
+        self._seed = plan.train.seed
+        self._dtype = DTYPES[plan.train.precision]
+        self._micro_batch_size = plan.micro_batch_size
+        self._train: Samples = UserSamples(code, "train", 2 * plan.micro_batch_size, plan.train.seed)
+        self._loss = _required_function(code, LOSS)
+        arguments = self._arguments(model)
+        pieces = _pieces(plan, code, model, tuple(arguments))
+        _require_all(code, model, pieces)
+        look = look_at(code, pieces, arguments, [self._example(n) for n in range(2)], self._loss, self._dtype)
+        self._output, self._values = pieces.output, look.values
+        returned_wires = wires_of(pieces.output, look.values)
+        self.inputs = tuple(dict.fromkeys(wire for given in arguments.values() for wire in given.wires))
+        self.outputs = tuple(dict.fromkeys(name for name in returned_wires if name in look.wires))
+        self.wires: Mapping[str, Wire] = look.wires
+        self.tied, recompute = _tied(pieces), plan.recompute == "full"
+        kinds = _kinds(pieces, look)
+        self.blocks = [
+            Block(
+                piece.name,
+                kind,
+                tuple(wire for name in piece.takes for wire in look.values[name].wires),
+                tuple(wire for name in piece.gives for wire in look.values[name].wires),
+                partial(_made, piece.module, form, piece.name, self._seed, recompute),
+            )
+            for piece, form, kind in zip(pieces.pieces, look.forms, kinds)
+        ]
+
+    def samples(self, split: str, count: int) -> Samples:
+        return UserSamples(self._code, split, count, self._seed)
+
+    def sizes(self, micro_batch_size: int) -> Dict[str, int]:
+        """None: the sizes of wires are those of the plan's micro-batches."""
+        return {}
+
+    def micro(self, sample: Tensors) -> Micro:
+        inputs, targets = ({name: sample[name] for name in sample if _is_of(part, name)} for part in (INPUTS, TARGETS))
+        for name, tensor in inputs.items():
+            if tensor.is_floating_point():
+                inputs[name] = tensor.to(self._dtype)
+        return Micro(inputs, targets)
+
+    def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
+        """The first samples, for no others are known to be right."""
+        return self.micro(self._first(0, micro_batch_size))
+
+    def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
+        """What the user's `loss` says of the model's outputs, in fp32 at least, and the targets."""
+        tensors = {name: _wide(one) for name, one in {**micro.inputs, **left}.items()}
+        outputs = returned(self._output, self._values, tensors)
+        with self._code.running("loss(outputs, targets)"):
+            loss: Tensor = self._loss(outputs, self._targets(micro.targets))
+        return loss.reshape(())
+
+    def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
+        """Nothing: the module came with its weights."""
+
+    def _arguments(self, model: nn.Module) -> Dict[str, Given]:
+        """What the forward pass is given, by the names of its arguments."""
+        assert isinstance(self._train, UserSamples)
+        inputs = self._train.item.inputs
+        wires = tree.names(INPUTS, inputs)
+        if not isinstance(inputs, tree.Nest):
+            return {_positional(self._code, model, 1)[0]: Given(inputs, tuple(wires))}
+        named = inputs.keys if issubclass(inputs.kind, dict) else _positional(self._code, model, len(inputs.parts))
+        found = {}
+        for name, part in zip(named, inputs.parts):
+            count = len(tree.paths(part))
+            found[name], wires = Given(part, tuple(wires[:count])), wires[count:]
+        return found
+
+    def _targets(self, targets: Tensors) -> Any:
+        assert isinstance(self._train, UserSamples)
+        shape = self._train.item.targets
+        return tree.together(shape, [targets[name] for name in tree.names(TARGETS, shape)])
+
+    def _example(self, number: int) -> Sample:
+        micro = self.micro(self._first(number, self._micro_batch_size))
+        return Sample(micro.inputs, self._targets(micro.targets))
+
+    def _first(self, number: int, micro_batch_size: int) -> Tensors:
+        numbers = np.arange(number * micro_batch_size, (number + 1) * micro_batch_size) % len(self._train)
+        return {name: torch.from_numpy(array) for name, array in self._train.batch(numbers).items()}
+
+
+_made_before: Dict[Any, Task] = {}
+"""The last one of this process: what a user's code makes, and what is seen of it, takes its time."""
+
+
+def users_task(plan: Plan) -> Task:
+    """The task that `model.code` of a plan leads to: a `Task` of the user's own, or one made of the user's module.
+
+    Raises:
+        EngineError: it leads nowhere, or to something that cannot be trained.
+    """
+    model, train = plan.model, plan.train
+    key = (
+        model.code,
+        model.code_digest,
+        model.capture,
+        plan.micro_batch_size,
+        plan.recompute,
+        train.seed,
+        train.precision,
+    )
+    if key not in _made_before:
+        _made_before.clear()
+        _made_before[key] = _users_task(plan)
+    return _made_before[key]
+
+
+def _users_task(plan: Plan) -> Task:
+    assert plan.model.code is not None
+    code = user_code.load(plan.model.code, plan.model.code_digest)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(plan.train.seed)
+        made = user_code.make(code, plan)
+    if isinstance(made, Task):
+        return made
+    if not isinstance(made, nn.Module):
+        raise EngineError(
+            f"model.code={code.spec}: {code.name} must be a torch.nn.Module, a megatron_ext.tasks.task.Task, a class "
+            f"of such, or a function that returns one, but is a {type(made).__name__}"
+        )
+    return ModuleTask(plan, code, made)
+
+
+def _pieces(plan: Plan, code: UserCode, model: nn.Module, arguments: Sequence[str]) -> Pieces:
+    names = tuple(arguments)
+    if plan.model.capture:
+        through = tuple(getattr(code.module, THROUGH, ()))
+        return capture(model, names, _defaults(code, model, names), code.path, through)
+    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward and len(model):
+        return children(model, names)
+    return one_piece(model, names)
+
+
+def _positional(code: UserCode, model: nn.Module, count: int) -> List[str]:
+    """The names of the first arguments of the forward pass."""
+    names = [one.name for one in _signature(model) if one.kind is one.POSITIONAL_OR_KEYWORD]
+    if len(names) < count:
+        raise EngineError(
+            f"model.code={code.spec}: the samples' inputs are {count}, but {type(model).__name__}.forward takes "
+            f"{len(names)} ({', '.join(names)}); a sample is (inputs, targets), where several inputs are a tuple"
+        )
+    return names[:count]
+
+
+def _defaults(code: UserCode, model: nn.Module, given: Sequence[str]) -> Dict[str, Any]:
+    """Of the arguments that samples do not give."""
+    found = {}
+    for one in _signature(model):
+        if one.name in given or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            continue
+        if one.default is one.empty:
+            raise EngineError(
+                f"model.code={code.spec}: {type(model).__name__}.forward takes {one.name}, which the samples' inputs "
+                f"do not give; they give {', '.join(given)}"
+            )
+        found[one.name] = one.default
+    return found
+
+
+def _signature(model: nn.Module) -> List[inspect.Parameter]:
+    return list(inspect.signature(model.forward).parameters.values())
+
+
+def _required_function(code: UserCode, name: str) -> Loss:
+    function = code.function(name)
+    if function is None:
+        raise EngineError(
+            f"model.code={code.spec}: {code.path} has no function {name}(outputs, targets); write one that returns the "
+            "mean over the micro-batch"
+        )
+    return function
+
+
+def _require_all(code: UserCode, model: nn.Module, pieces: Pieces) -> None:
+    """Raises EngineError if a parameter is in no piece."""
+    held = {id(parameter) for piece in pieces.pieces for parameter in piece.module.parameters()}
+    require_gradients(
+        code, [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in held]
+    )
+
+
+def _tied(pieces: Pieces) -> Dict[str, str]:
+    """Parameters that are in several pieces."""
+    owner: Dict[int, str] = {}
+    tied = {}
+    for piece in pieces.pieces:
+        for inner, parameter in piece.module.named_parameters():
+            if parameter.requires_grad:
+                name = f"{piece.name}.{HELD_AS}.{inner}"
+                if owner.setdefault(id(parameter), name) != name:
+                    tied[name] = owner[id(parameter)]
+    return tied
+
+
+def _kinds(pieces: Pieces, look: Look) -> List[str]:
+    """A name for each piece: the same for those that compute the same with tensors of the same sizes."""
+    found: Dict[Any, str] = {}
+    kinds = []
+    for piece in pieces.pieces:
+        calls: List[str] = []
+        kind = type(piece.module).__name__
+        if isinstance(piece.module, fx.GraphModule):
+            nodes = [node for node in piece.module.graph.nodes if node.op.startswith("call_")]
+            leaves = [piece.module.get_submodule(node.target) for node in nodes if node.op == "call_module"]
+            calls = [repr(leaf) for leaf in leaves] + [str(node.target) for node in nodes if node.op != "call_module"]
+            kind = type(leaves[0]).__name__ if leaves else "functions"
+        shapes = tuple(tuple(one.shape) for one in piece.module.parameters())
+        sizes = tuple(look.wires[wire].dims for name in piece.gives for wire in look.values[name].wires)
+        key = (kind, tuple(calls), shapes, sizes)
+        if key not in found:
+            same = sum(one[0] == kind for one in found)
+            found[key] = f"{kind}-{same + 1}" if same else kind
+        kinds.append(found[key])
+    return kinds
+
+
+def _is_of(part: str, name: str) -> bool:
+    return name == part or name.startswith(f"{part}.")
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A loss is computed in fp32, whatever the model is."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _made(module: nn.Module, form: Form, name: str, seed: int, recompute: bool, tensor: TensorGroup) -> nn.Module:
+    return UserBlock(copied(module), form, name, seed, recompute)

@@ -1,0 +1,154 @@
+"""A user's own module trains under stages and replicas as it does in one plain process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from megatron_ext.contract.plan import Plan
+from megatron_ext.engine.optimizer import learning_rate
+from tests.support.megatron_ext import user_models
+from tests.support.megatron_ext.engine_run import EngineRun, make_run
+
+MODELS = {
+    "convnet": ("image", False),
+    "Residual": ("image", True),
+    "UNet": ("picture", True),
+    "Translator": ("pair", True),
+    "SharedEmbedding": ("tokens", True),
+    "Seq2Seq": ("pair", True),
+    "TwoHeads": ("named", True),
+}
+"""By name: what a sample is, and whether the module is captured."""
+RANDOM = ("convnet", "Residual", "Translator")
+"""Those with dropout, which one plain process without micro-batches' seeds draws otherwise."""
+
+
+def module_run(folder: Path, name: str, *overrides: str, code: str = "", capture: bool | None = None) -> EngineRun:
+    """A run of one of `user_models`, with a file that imports it as a user's file would define it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    file = folder.parent / f"my_{name.lower()}.py"
+    kind, captured = MODELS.get(name, ("image", False))
+    file.write_text(code or _file(name, kind))
+    words = [
+        *(
+            "model=module",
+            f"model.code={file}:{name}",
+            f"model.capture={str(captured if capture is None else capture).lower()}",
+        ),
+        *("train.iterations=4", "train.log_interval=1", "train.lr=1e-2", "train.min_lr=1e-5"),
+        *("train.lr_warmup_iterations=1", "train.comm_timeout_s=20", "train.clip_grad=0.5", "train.seed=7"),
+        *("parallel=single", "parallel.global_batch_size=8", "parallel.micro_batch_size=2"),
+    ]
+    return make_run(folder, Path("none"), *words, *overrides, base=())
+
+
+def _file(name: str, kind: str) -> str:
+    return (
+        f"from tests.support.megatron_ext.user_models import {name}, Made, loss\n\n\n"
+        f"def data(split, seed):\n    return Made({kind!r}, seed)\n"
+    )
+
+
+def plain(plan: Plan, name: str, dropout: bool) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+    """Losses and final weights of one process, as a user would write it without tdpp."""
+    torch.manual_seed(plan.train.seed)
+    model = getattr(user_models, name)()
+    if not dropout:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    train = plan.train
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.requires_grad and p.dim() > 1]},
+            {"params": [p for p in model.parameters() if p.requires_grad and p.dim() <= 1], "weight_decay": 0.0},
+        ],
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_eps,
+        weight_decay=train.weight_decay,
+    )
+    data = user_models.Made(MODELS[name][0], train.seed)
+    order = [
+        int(place)
+        for epoch in range(3)
+        for place in torch.randperm(len(data), generator=torch.Generator().manual_seed(train.seed + epoch))
+    ]
+    losses = []
+    for step in range(train.iterations):
+        optimizer.zero_grad()
+        total = 0.0
+        for first in range(step * 8, step * 8 + 8, plan.micro_batch_size):
+            batch = [data[place] for place in order[first : first + plan.micro_batch_size]]
+            inputs, targets = torch.utils.data.default_collate(batch)
+            if isinstance(inputs, dict):
+                outputs = model(**inputs)
+            else:
+                outputs = model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
+            loss = user_models.loss(outputs, targets) / (8 / plan.micro_batch_size)
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_grad)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, train)
+        optimizer.step()
+        losses.append(total)
+    return np.array(losses), dict(model.state_dict())
+
+
+def users_names(run: EngineRun) -> dict[str, torch.Tensor]:
+    """What the newest checkpoint holds, by the names that it has in the user's module."""
+    return {
+        name.split(".module.", 1)[1]: tensor
+        for name, tensor in run.state().items()
+        if name.startswith(("weights/", "state/"))
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in RANDOM])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("parallel.pipeline=2",),
+        ("parallel.pipeline=3", "parallel.schedule=zb_h1"),
+        ("parallel.pipeline=2", "parallel.data=2"),
+    ],
+    ids=["pp2", "pp3-zb", "pp2-dp2"],
+)
+def test_a_module_trains_on_stages_as_in_one_plain_process(tmp_path: Path, name: str, layout: tuple[str, ...]) -> None:
+    run = module_run(tmp_path / "run", name, *layout)
+    assert run.go() == 0, run.stderr()
+    losses, weights = plain(run.plan, name, dropout=True)
+    np.testing.assert_allclose(run.losses(), losses, rtol=1e-5)
+    found = users_names(run)
+    assert found.keys() <= weights.keys()
+    for key, tensor in found.items():
+        torch.testing.assert_close(
+            tensor, weights[key], rtol=1e-5, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
+        )
+    assert {weights[key].data_ptr() for key in found} == {tensor.data_ptr() for tensor in weights.values()}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_dropout_does_not_depend_on_the_layout(tmp_path: Path, name: str) -> None:
+    runs = [
+        module_run(tmp_path / str(number), name, *layout)
+        for number, layout in enumerate(
+            [
+                ("parallel.pipeline=1",),
+                ("parallel.pipeline=3", "parallel.recompute=full"),
+                ("parallel.pipeline=2", "parallel.data=2", "parallel.schedule=gpipe"),
+                ("parallel.pipeline=2", "parallel.chunks=2", "parallel.schedule=interleaved"),
+            ]
+        )
+    ]
+    for run in runs:
+        assert run.go() == 0, run.stderr()
+        np.testing.assert_allclose(run.losses(), runs[0].losses(), rtol=1e-5)
+        for key, tensor in run.weights().items():
+            torch.testing.assert_close(tensor, runs[0].weights()[key], rtol=1e-5, atol=1e-5)
+    assert abs(runs[0].losses() - plain(runs[0].plan, name, dropout=False)[0]).max() > 1e-3, "dropout drops nothing"
