@@ -8,12 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema.experiment import EngineKind, Experiment
+from conf.schema.model import Family
 from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import TOKENIZER, Manifest, is_true, read_manifest, same_vocabulary
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.plan import Masking
+from megatron_ext.data import bert_samples, sentence_maps, t5_samples
 from megatron_ext.data.blend import normalized, samples_of
 from megatron_ext.data.index_maps import check_saved, require_one_sample, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
+from megatron_ext.data.masked_samples import vocabulary_for
+from megatron_ext.data.samples import Split
 
 BLOCK = 1 << 24
 """Tokens that are looked at once."""
@@ -77,8 +82,12 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
     data, model = open_checked(prefix, key), experiment.model
     doubts = _check_vocabulary(data, read_manifest(prefix), f"{key}={prefix}", model.vocab_size)
     weights = [float(weight) for weight in experiment.data.split.split(",")]
-    train = split_documents(weights, len(data))[0]
+    masking = experiment.data.masking(str(model.family))
     try:
+        if masking is not None:
+            _check_sentences(experiment, prefix, data, masking, samples)
+            return doubts
+        train = split_documents(weights, len(data))[0]
         require_one_sample(data, train, "train", model.sequence_length)
         if experiment.engine.kind is EngineKind.tdpp:
             seed, cache = experiment.train.seed, experiment.data.cache
@@ -86,6 +95,28 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
     except DataError as error:
         raise DataPrepError(f"{key}={prefix}: {error}") from error
     return doubts
+
+
+def _check_sentences(
+    experiment: Experiment, prefix: Path, data: IndexedDataset, masking: Masking, samples: int
+) -> None:
+    """Of data for BERT or T5.
+
+    Raises:
+        DataError: their vocabulary, sentences or sentence map cannot be used.
+    """
+    model, split = experiment.model, Split(samples, experiment.train.seed)
+    if model.family is Family.bert:
+        special = bert_samples.SPECIAL
+        cut = bert_samples.cut_of(split, model.sequence_length, masking, model.bert_binary_head)
+    else:
+        special = t5_samples.SPECIAL
+        cut = t5_samples.cut_of(split, model.sequence_length, masking)
+    vocabulary_for(prefix, model.vocab_size, special)
+    weights = [float(weight) for weight in experiment.data.split.split(",")]
+    train = split_documents(weights, data.documents)[0]
+    sentence_maps.usable(data, train, "train", cut)
+    sentence_maps.check_saved(prefix, data, train, "train", cut, experiment.data.cache)
 
 
 def _check_vocabulary(data: IndexedDataset, manifest: Manifest | None, given: str, allowed: int) -> list[str]:

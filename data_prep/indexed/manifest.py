@@ -45,7 +45,7 @@ class Manifest:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-def text_prefix(output: Path) -> Path:
+def text_prefix(output: Path, sentences: bool = False) -> Path:
     """The prefix of the data that `--output` asks for, with the ending that Megatron's own tool gives.
 
     Raises:
@@ -53,7 +53,7 @@ def text_prefix(output: Path) -> Path:
     """
     if output.name in ("", ".."):
         raise DataPrepError(f"--output {output}: not a name for files; give a folder and a name, such as data/stdlib")
-    return output.with_name(f"{output.name}_text_document")
+    return output.with_name(f"{output.name}_text_{'sentence' if sentences else 'document'}")
 
 
 def read_manifest(prefix: Path) -> Manifest | None:

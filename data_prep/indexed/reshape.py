@@ -19,10 +19,12 @@ from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.index_maps import saved_maps, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset, IndexedWriter, data_file, indexed_writer
+from megatron_ext.data.sentence_maps import saved_sentence_maps
+from megatron_ext.data.vocabulary import VOCABULARY
 
 SEQUENCES = 1 << 16
 """Sequences that are copied at once."""
-MADE = (".bin", ".idx", ".json", TOKENIZER)
+MADE = (".bin", ".idx", ".json", TOKENIZER, VOCABULARY)
 """What files of data end in."""
 
 
@@ -59,7 +61,7 @@ def merge(prefixes: Sequence[Path], output: Path) -> Path:
     Raises:
         DataPrepError: the data have not the same tokens, cannot be read or written, or are there.
     """
-    prefix = _free(output)
+    prefix = _free(output, prefixes[0])
     parts = [_Part.open(path) for path in prefixes]
     first = parts[0]
     for part in parts:
@@ -91,7 +93,7 @@ def split(prefix: Path, weights: Sequence[float], output: Path) -> list[Path]:
     """
     data, manifest = open_checked(prefix), read_manifest(prefix)
     shares = split_documents(weights, data.documents)
-    outputs = [_free(output.with_name(f"{output.name}-{number}")) for number in range(len(weights))]
+    outputs = [_free(output.with_name(f"{output.name}-{number}"), prefix) for number in range(len(weights))]
     for weight, documents in zip(weights, shares, strict=True):
         if not documents:
             raise DataPrepError(f"--weights: {weight:g} of {sum(weights):g} is no document of {data.documents}")
@@ -107,8 +109,8 @@ def split(prefix: Path, weights: Sequence[float], output: Path) -> list[Path]:
     return outputs
 
 
-def _free(output: Path) -> Path:
-    prefix = text_prefix(output)
+def _free(output: Path, origin: Path) -> Path:
+    prefix = text_prefix(output, data_file(origin, VOCABULARY).exists())
     for suffix in MADE:
         if data_file(prefix, suffix).exists():
             raise DataPrepError(
@@ -146,7 +148,7 @@ def _write(prefix: Path, parts: Sequence[tuple[IndexedDataset, range]], boundari
     with indexed_writer(prefix, parts[0][0].dtype, boundaries) as writer:
         for data, sequences in parts:
             _copy(data, sequences, writer)
-    for path in saved_maps(prefix):  # of data that had this name
+    for path in (*saved_maps(prefix), *saved_sentence_maps(prefix)):  # of data that had this name
         path.unlink(missing_ok=True)
 
 
@@ -162,9 +164,10 @@ def _describe(prefix: Path, origin: Path, manifest: Manifest) -> None:
     """Gives data a manifest, and the tokeniser that lies beside `origin`."""
     data = open_checked(prefix)
     suffixes = [".bin", ".idx"]
-    if TOKENIZER in manifest.sha256:
-        shutil.copyfile(data_file(origin, TOKENIZER), data_file(prefix, TOKENIZER))
-        suffixes.append(TOKENIZER)
+    for suffix in (TOKENIZER, VOCABULARY):
+        if suffix in manifest.sha256:
+            shutil.copyfile(data_file(origin, suffix), data_file(prefix, suffix))
+            suffixes.append(suffix)
     found = hashes({suffix: data_file(prefix, suffix) for suffix in suffixes})
     described = replace(manifest, documents=data.documents, tokens=len(data.tokens), left_out={}, sha256=found)
     write_atomic(data_file(prefix, ".json"), described.to_json())

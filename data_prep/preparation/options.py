@@ -15,15 +15,19 @@ from data_prep.preparation.prepare import Request, is_prepared, prepare
 from data_prep.text.corpus import Corpus, corpus_of, stdlib_corpus
 from data_prep.text.encode import Options
 from data_prep.text.formats import Documents
+from data_prep.tokenizers.special import AT_FIRST, AT_LAST, SEPARATOR, with_special
 from data_prep.tokenizers.tokenizer import (
     END_OF_TEXT,
     LARGEST_BPE,
     SMALLEST_BPE,
+    SMALLEST_WORDPIECE,
     ByteTokenizer,
     JsonTokenizer,
     Tokenizer,
+    content_of,
+    content_of_files,
 )
-from megatron_ext.data.indexed_dataset import data_file
+from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 
 STDLIB = ["stdlib"]
 """The value of --source for this Python's library."""
@@ -57,15 +61,35 @@ def add_options(make: argparse.ArgumentParser) -> None:
         "--tokenizer",
         default="byte",
         metavar="PATH",
-        help="a tokenizer.json, or a folder with one or with vocab.json and merges.txt; without it byte: the bytes of "
-        "UTF-8",
+        help="a tokenizer.json, a folder with one or with vocab.json and merges.txt, or BERT's vocab.txt; without it "
+        "byte: the bytes of UTF-8",
     )
-    words.add_argument("--vocab-file", type=Path, metavar="PATH", help="GPT-2's vocab.json, with --merge-file")
+    words.add_argument(
+        "--vocab-file", type=Path, metavar="PATH", help="GPT-2's vocab.json, with --merge-file; or BERT's vocab.txt"
+    )
+    words.add_argument(
+        "--train-wordpiece",
+        type=option(whole),
+        metavar="N",
+        help="learn BERT's kind of vocabulary, of N ids, from the source",
+    )
     words.add_argument(
         "--train-bpe", type=option(whole), metavar="N", help="learn a byte-level BPE of N ids from the source"
     )
     make.add_argument("--merge-file", type=Path, metavar="PATH", help="GPT-2's merges.txt, with --vocab-file")
     make.add_argument("--end-of-document", metavar="TOKEN", help=f"of a given tokenizer; without it {END_OF_TEXT}")
+    make.add_argument(
+        "--split-sentences",
+        action="store_true",
+        help="each sentence is a sequence, as BERT and T5 need it; the files are <output>_text_sentence.bin, …; the "
+        "tokenizer is given the special tokens that it lacks",
+    )
+    make.add_argument(
+        "--vocab-extra-ids",
+        type=option(whole),
+        metavar="N",
+        help="with --split-sentences: the tokenizer has N sentinels, <extra_id_0> and so on, as T5 needs them (100)",
+    )
     make.add_argument("--min-chars", type=option(whole), default=1, metavar="N", help="leave out shorter texts")
     make.add_argument("--max-chars", type=option(whole), metavar="N", help="leave out longer texts")
     make.add_argument("--unique", action="store_true", help="leave out texts that were there before")
@@ -82,7 +106,7 @@ def run(arguments: argparse.Namespace) -> None:
     output: Path | None = arguments.output or (Path("data/stdlib") if arguments.source == STDLIB else None)
     if output is None:
         raise DataPrepError("--output is missing: a folder and a name for the data, such as --output data/books")
-    request, prefix = _request(arguments), text_prefix(output)
+    request, prefix = _request(arguments), text_prefix(output, arguments.split_sentences)
     recipe = request.recipe()
     if not force and is_prepared(prefix, recipe):
         print(f"{prefix}: there already, unchanged; --force makes it anew", file=sys.stderr)
@@ -95,8 +119,9 @@ def run(arguments: argparse.Namespace) -> None:
             )
         made = prepare(request, prefix, recipe)
         left_out = "".join(f", {count} {reason} left out" for reason, count in made.left_out.items())
+        sentences = f" of {len(IndexedDataset(prefix))} sentences" if arguments.split_sentences else ""
         print(
-            f"{made.documents} documents{left_out}, {made.tokens} tokens of {made.source}; model.vocab_size="
+            f"{made.documents} documents{sentences}{left_out}, {made.tokens} tokens of {made.source}; model.vocab_size="
             f"{made.vocab_size}",
             file=sys.stderr,
         )
@@ -104,6 +129,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _request(arguments: argparse.Namespace) -> Request:
+    sentences: bool = arguments.split_sentences
+    if arguments.vocab_extra_ids is not None and not sentences:
+        raise DataPrepError(
+            f"--vocab-extra-ids {arguments.vocab_extra_ids} is for data of sentences, which T5 reads; add "
+            "--split-sentences, or leave it out"
+        )
     tokenizer = _tokenizer(arguments)
     cpus = 1 if isinstance(tokenizer, ByteTokenizer) else len(os.sched_getaffinity(0))
     return Request(
@@ -115,7 +146,10 @@ def _request(arguments: argparse.Namespace) -> Request:
             min_chars=arguments.min_chars,
             max_chars=arguments.max_chars,
             unique=arguments.unique,
+            split_sentences=sentences,
         ),
+        wordpiece=arguments.train_wordpiece is not None,
+        sentinels=arguments.vocab_extra_ids or 0,
         workers=arguments.workers or cpus,
     )
 
@@ -130,22 +164,56 @@ def _corpus(source: list[str], max_mb: int | None) -> Corpus:
 
 def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | int:
     vocab, merges, end = arguments.vocab_file, arguments.merge_file, arguments.end_of_document or END_OF_TEXT
+    sentences: bool = arguments.split_sentences
+    if vocab is not None and merges is None and vocab.suffix == ".txt":
+        arguments.tokenizer, vocab = str(vocab), None
     if (vocab is None) != (merges is None):
-        raise DataPrepError("--vocab-file and --merge-file belong together: give both, or --tokenizer")
+        raise DataPrepError(
+            "--vocab-file and --merge-file belong together: give both, or BERT's vocab.txt alone, or --tokenizer"
+        )
+    learned = _learned_size(arguments)
+    own_end = learned is not None or sentences or (vocab is None and arguments.tokenizer == "byte")
+    if arguments.end_of_document is not None and own_end:
+        raise DataPrepError(
+            f"--end-of-document {end} is for a tokenizer that is given with --tokenizer or --vocab-file, and not for "
+            "sentences; bytes and a tokenizer that is learned have an end of a document of their own: leave it out"
+        )
+    if learned is not None:
+        return learned
+    if vocab is None and arguments.tokenizer == "byte":
+        if sentences:
+            raise DataPrepError(
+                "--split-sentences needs a tokenizer with special tokens, which bytes do not have; learn one with "
+                "--train-wordpiece 30000, or give one with --tokenizer"
+            )
+        return ByteTokenizer()
+    path = Path(arguments.tokenizer)
+    if sentences:
+        try:
+            content = content_of(path) if vocab is None else content_of_files(vocab, merges)
+            return with_special(content, arguments.vocab_extra_ids or 0)
+        except DataPrepError as error:
+            raise error if str(error).startswith(str(path)) else DataPrepError(f"{path}: {error}") from error
     if vocab is not None:
         return JsonTokenizer.from_files(vocab, merges, end)
-    train: int | None = arguments.train_bpe
-    if arguments.end_of_document is not None and (train is not None or arguments.tokenizer == "byte"):
-        raise DataPrepError(
-            f"--end-of-document {end} is for a tokenizer that is given with --tokenizer or --vocab-file; bytes and a "
-            "tokenizer that is learned have an end of a document of their own: leave it out"
-        )
-    if train is not None:
-        if train < SMALLEST_BPE:
-            raise DataPrepError(f"--train-bpe {train}: the bytes and the end of a document take {SMALLEST_BPE} ids")
-        if train > LARGEST_BPE:
-            raise DataPrepError(f"--train-bpe {train}: must be at most {LARGEST_BPE} ids")
-        return train
-    if arguments.tokenizer == "byte":
-        return ByteTokenizer()
-    return JsonTokenizer.from_file(Path(arguments.tokenizer), end)
+    return JsonTokenizer.from_file(path, SEPARATOR if path.suffix == ".txt" and end == END_OF_TEXT else end)
+
+
+def _learned_size(arguments: argparse.Namespace) -> int | None:
+    """Ids of the vocabulary that is to be learned, if one is."""
+    sizes = {"--train-bpe": arguments.train_bpe, "--train-wordpiece": arguments.train_wordpiece}
+    for option_, size in sizes.items():
+        if size is None:
+            continue
+        bytes_first = option_ == "--train-bpe"
+        what = "the bytes and the end of a document" if bytes_first else "letters and special tokens"
+        least = SMALLEST_BPE if bytes_first else SMALLEST_WORDPIECE
+        if arguments.split_sentences:
+            least += len(AT_FIRST) + len(AT_LAST) + (arguments.vocab_extra_ids or 0)
+            what += " with all special tokens"
+        if size < least:
+            raise DataPrepError(f"{option_} {size}: {what} take {least} ids")
+        if size > LARGEST_BPE:
+            raise DataPrepError(f"{option_} {size}: must be at most {LARGEST_BPE} ids")
+        return int(size)
+    return None

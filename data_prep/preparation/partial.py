@@ -7,6 +7,8 @@
     journal.json     how far the files below are on the disk; what they have beyond is cut off
     tokens, index    as `.bin` and `.idx`, whose header comes last
     digests          of each text so far, where duplicates are left out
+    boundaries       of the documents so far, where they have several sequences
+    vocabulary.json  what will be `.vocabulary.json`, for data of sentences
     manifest.json    what will be `.json`, once the rest is complete
 """
 
@@ -33,7 +35,9 @@ from data_prep.text.encode import Encoded
 from data_prep.text.formats import DIGEST
 from megatron_ext.contract.files import read_regular, why, write_atomic
 from megatron_ext.data.index_maps import saved_maps
-from megatron_ext.data.indexed_dataset import HEADER, LENGTH, data_file, sync
+from megatron_ext.data.indexed_dataset import HEADER, LENGTH, OFFSET, data_file, sync
+from megatron_ext.data.sentence_maps import saved_sentence_maps
+from megatron_ext.data.vocabulary import VOCABULARY
 
 LOCK = "lock"
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -49,15 +53,17 @@ class Progress:
     number: Count = 0
     """In its file."""
     documents: Count = 0
+    sequences: Count = 0
     tokens: Count = 0
     left_out: dict[str, int] = field(default_factory=dict)
 
-    def after(self, chunk: Encoded, documents: int, tokens: int) -> Progress:
-        """With one more chunk written, and so many documents and tokens in all."""
+    def after(self, chunk: Encoded, sequences: int, tokens: int) -> Progress:
+        """With one more chunk written, and so many sequences and tokens in all."""
         return Progress(
             file=chunk.file,
             number=chunk.number + 1,
-            documents=documents,
+            documents=self.documents + len(chunk.sequences),
+            sequences=sequences,
             tokens=tokens,
             left_out=dict(Counter(self.left_out) + chunk.left_out),
         )
@@ -69,6 +75,7 @@ class Files(NamedTuple):
     tokens: BinaryIO
     idx: BinaryIO
     digests: BinaryIO
+    boundaries: BinaryIO
 
 
 class Partial:
@@ -78,6 +85,7 @@ class Partial:
         self._prefix = prefix
         self.folder = prefix.with_name(f".{prefix.name}.partial")
         self.tokenizer = self.folder / "tokenizer.json"
+        self.vocabulary = self.folder / "vocabulary.json"
         self._journal = self.folder / "journal.json"
 
     @property
@@ -90,13 +98,17 @@ class Partial:
         return self._journal.exists()
 
     @contextmanager
-    def open(self, token_bytes: int, digests: bool) -> Iterator[tuple[Progress, Files]]:
-        """How far the data are, and their files; the one of digests holds none if there are to be no `digests`."""
+    def open(self, token_bytes: int, digests: bool, sentences: bool) -> Iterator[tuple[Progress, Files]]:
+        """How far the data are, and their files, at their ends; that of digests holds none if there are to be no
+        `digests`, that of boundaries none if there are no `sentences`."""
         progress = self._progress() if self.resumable else Progress()
+        if not sentences:  # an older journal does not count them
+            progress = replace(progress, sequences=progress.documents)
         sizes = {
             "tokens": progress.tokens * token_bytes,
-            "index": HEADER.size + progress.documents * LENGTH.itemsize,
+            "index": HEADER.size + progress.sequences * LENGTH.itemsize,
             "digests": progress.documents * DIGEST if digests else 0,
+            "boundaries": progress.documents * OFFSET.itemsize if sentences else 0,
         }
         for name, size in sizes.items():
             path = self.folder / name
@@ -109,6 +121,8 @@ class Partial:
         with ExitStack() as stack:
             files = Files(*(stack.enter_context((self.folder / name).open("r+b", 1 << 20)) for name in sizes))
             files.digests.truncate(sizes["digests"])
+            files.boundaries.truncate(sizes["boundaries"])
+            files.boundaries.seek(sizes["boundaries"])
             yield progress, files
 
     def _progress(self) -> Progress:
@@ -132,15 +146,20 @@ class Partial:
         All is on the disk before. An older manifest and index go away first, so that they never lie beside new tokens;
         so do the index maps of the older data, which would keep a run from beginning.
         """
-        files = {".bin": self.folder / "tokens", TOKENIZER: self.tokenizer, ".idx": self.folder / "index"}
+        files = {
+            ".bin": self.folder / "tokens",
+            TOKENIZER: self.tokenizer,
+            VOCABULARY: self.vocabulary,
+            ".idx": self.folder / "index",
+        }
         there = {suffix: path for suffix, path in files.items() if path.exists()}
         manifest = replace(manifest, sha256=hashes(there))
         there[".json"] = self.folder / "manifest.json"
         write_atomic(there[".json"], manifest.to_json())
         self._journal.unlink(missing_ok=True)
-        for suffix in (".json", ".idx", TOKENIZER):
+        for suffix in (".json", ".idx", TOKENIZER, VOCABULARY):
             data_file(self._prefix, suffix).unlink(missing_ok=True)
-        for path in saved_maps(self._prefix):
+        for path in (*saved_maps(self._prefix), *saved_sentence_maps(self._prefix)):
             path.unlink(missing_ok=True)
         for suffix, path in there.items():
             path.replace(data_file(self._prefix, suffix))

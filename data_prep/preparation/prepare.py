@@ -8,7 +8,10 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial as bound
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from data_prep.errors import BadDocument, DataPrepError
 from data_prep.files.progress import shown
@@ -18,10 +21,11 @@ from data_prep.preparation.partial import Partial, Progress, partial
 from data_prep.text.chunks import chunks
 from data_prep.text.corpus import Corpus
 from data_prep.text.encode import Chunk, Options, Seen, encode, texts, without
-from data_prep.tokenizers.tokenizer import JsonTokenizer, Tokenizer, train_bpe
+from data_prep.tokenizers.special import AT_FIRST, AT_LAST, SEPARATOR, vocabulary_of, with_special
+from data_prep.tokenizers.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer, train_bpe, train_wordpiece
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.files import write_atomic
-from megatron_ext.data.indexed_dataset import IndexedWriter, token_dtype
+from megatron_ext.data.indexed_dataset import OFFSET, IndexedWriter, token_dtype
 
 SAVE_EVERY_S = 15.0
 """At most so much work is lost when a preparation is interrupted."""
@@ -33,7 +37,11 @@ class Request:
 
     corpus: Corpus
     tokenizer: Tokenizer | int
-    """A number: a byte-level BPE of so many ids is learned from the corpus."""
+    """A number: a vocabulary of so many ids is learned from the corpus."""
+    wordpiece: bool = False
+    """What is learned is BERT's kind of tokenizer, not a byte-level BPE."""
+    sentinels: int = 0
+    """That a tokenizer of data of sentences has; T5 needs some."""
     options: Options = field(default_factory=Options)
     workers: int = 1
 
@@ -44,8 +52,12 @@ class Request:
             DataPrepError: a file cannot be read.
         """
         given = self.tokenizer
-        tokenizer = {"train_bpe": given} if isinstance(given, int) else {"tokenizer": given.identity}
-        return {"corpus_sha256": self.corpus.digest(), **asdict(self.options), **tokenizer}
+        kind = "train_wordpiece" if self.wordpiece else "train_bpe"
+        tokenizer = {kind: given} if isinstance(given, int) else {"tokenizer": given.identity}
+        options = asdict(self.options)
+        if options.pop("split_sentences"):  # other data have the recipe that they had before there were sentences
+            options |= {"split_sentences": True, "vocab_extra_ids": self.sentinels}
+        return {"corpus_sha256": self.corpus.digest(), **options, **tokenizer}
 
 
 def is_prepared(prefix: Path, recipe: dict[str, Any]) -> bool:
@@ -104,9 +116,13 @@ def _tokenizer(request: Request, folder: Partial) -> Tokenizer:
     """The tokeniser, its file in the folder if it has one; learned only once."""
     tokenizer = request.tokenizer
     if isinstance(tokenizer, int):
-        tokenizer = (
-            JsonTokenizer.from_file(folder.tokenizer) if folder.tokenizer.exists() else _learned(request, tokenizer)
-        )
+        end = SEPARATOR if request.options.split_sentences or request.wordpiece else END_OF_TEXT
+        there = folder.tokenizer.exists()
+        tokenizer = JsonTokenizer.from_file(folder.tokenizer, end) if there else _learned(request, tokenizer)
+    if request.options.split_sentences:
+        assert isinstance(tokenizer, JsonTokenizer)
+        tokenizer = with_special(tokenizer.content, request.sentinels)
+        write_atomic(folder.vocabulary, vocabulary_of(tokenizer).to_json())
     if tokenizer.content is not None:
         write_atomic(folder.tokenizer, tokenizer.content)
     return tokenizer
@@ -118,7 +134,13 @@ def _learned(request: Request, vocab_size: int) -> JsonTokenizer:
         work = bound(_texts, options=request.options)
         read = show.reading(chunks(corpus, request.options.documents))
         with closing(in_order(work, read, request.workers)) as results:
-            return train_bpe((text for found in results for text in found), vocab_size)
+            found = (text for texts in results for text in texts)
+            left = vocab_size - len(AT_LAST) - request.sentinels  # these come after what is learned
+            if request.wordpiece:
+                return train_wordpiece(found, left, AT_FIRST)
+            if request.options.split_sentences:
+                return train_bpe(found, left, AT_FIRST)
+            return train_bpe(found, vocab_size)
 
 
 def _texts(chunk: Chunk, options: Options) -> list[str]:
@@ -133,8 +155,8 @@ def _write(request: Request, tokenizer: Tokenizer, folder: Partial) -> Progress:
     """
     corpus, options, dtype = request.corpus, request.options, token_dtype(tokenizer.vocab_size)
     bar = shown(f"tokenizing {corpus.description}", corpus.bytes)
-    with folder.open(dtype.itemsize, options.unique) as (progress, files), bar as show:
-        writer = IndexedWriter(files.tokens, files.idx, dtype, progress.documents, progress.tokens)
+    with folder.open(dtype.itemsize, options.unique, options.split_sentences) as (progress, files), bar as show:
+        writer = IndexedWriter(files.tokens, files.idx, dtype, progress.sequences, progress.tokens)
         if progress.documents:
             show.say(f"going on after {progress.documents:,} documents")
         seen = Seen(files.digests)
@@ -145,6 +167,8 @@ def _write(request: Request, tokenizer: Tokenizer, folder: Partial) -> Progress:
             with closing(in_order(work, read, request.workers)) as results:
                 for encoded in results:
                     left = without(encoded, seen.duplicates(encoded.digests))
+                    if options.split_sentences:
+                        files.boundaries.write((writer.documents + np.cumsum(left.sequences)).astype(OFFSET).data)
                     writer.extend(left.lengths, left.tokens)
                     progress = progress.after(left, writer.documents, writer.tokens)
                     show.tokens(writer.tokens)
@@ -158,5 +182,12 @@ def _write(request: Request, tokenizer: Tokenizer, folder: Partial) -> Progress:
         if not writer.documents:
             why = ", ".join(f"{count} {reason}" for reason, count in progress.left_out.items())
             raise DataPrepError(f"{corpus.description}: no text in its files{why and f' ({why})'}")
-        writer.finish()
+        writer.finish(_boundaries(files.boundaries) if options.split_sentences else None)
     return progress
+
+
+def _boundaries(file: BinaryIO) -> NDArray[np.int64]:
+    """Of documents of several sequences: where each ends, after the beginning of the first."""
+    file.flush()
+    ends = np.memmap(file.name, OFFSET, "r")
+    return np.concatenate([np.zeros(1, OFFSET), ends])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from data_prep.errors import BadDocument
 from data_prep.text.formats import DIGEST, Documents, Format, Raw, digest, text_of
+from data_prep.text.sentences import sentences
 from data_prep.tokenizers.tokenizer import Tokenizer
 from megatron_ext.data.indexed_dataset import token_dtype
 
@@ -27,6 +29,8 @@ class Options:
     max_chars: int | None = None
     unique: bool = False
     """Leave out a text that was there before."""
+    split_sentences: bool = False
+    """Each sentence is a sequence, without an end."""
 
 
 class Chunk(NamedTuple):
@@ -39,9 +43,12 @@ class Chunk(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A chunk's documents that are left, tokenised, each with its end."""
+    """A chunk's documents that are left, tokenised; each with its end, or in sentences."""
 
     lengths: NDArray[np.int32]
+    """Of their sequences."""
+    sequences: NDArray[np.int64]
+    """How many each document has: one, or its sentences."""
     tokens: NDArray[Any]
     """Of all documents, laid end to end."""
     digests: list[bytes]
@@ -83,23 +90,41 @@ def encode(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encoded:
     """
     left_out: Counter[str] = Counter()
     kept = list(texts(chunk, options, left_out))
-    ids = tokenizer.encode(kept)
-    lengths, tokens = _laid_end_to_end(ids, tokenizer)
+    if options.split_sentences:
+        found, ids = _in_sentences(kept, tokenizer)
+        left_out["empty"] += int((found == 0).sum())
+        kept = [text for text, count in zip(kept, found.tolist(), strict=True) if count]
+        sequences = found[found > 0]
+    else:
+        ids, sequences = tokenizer.encode(kept), np.ones(len(kept), np.int64)
+    lengths, tokens = _laid_end_to_end(ids, tokenizer, with_ends=not options.split_sentences)
     digests = [digest(text) for text in kept] if options.unique else []
     last = chunk.raw[-1]
-    return Encoded(lengths, tokens, digests, left_out, last.file, last.number)
+    return Encoded(lengths, sequences, tokens, digests, +left_out, last.file, last.number)
+
+
+Ids = Sequence[int] | NDArray[np.integer]
+
+
+def _in_sentences(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[NDArray[np.int64], list[Ids]]:
+    """How many sentences with tokens each text has, and their ids."""
+    split = [sentences(text) for text in texts]
+    encoded = iter(tokenizer.encode([sentence for text in split for sentence in text]))
+    full = [[ids for ids in islice(encoded, len(text)) if len(ids)] for text in split]
+    return np.array([len(text) for text in full], np.int64), [ids for text in full for ids in text]
 
 
 def _laid_end_to_end(
-    ids: Sequence[Sequence[int] | NDArray[np.integer]], tokenizer: Tokenizer
+    ids: Sequence[Ids], tokenizer: Tokenizer, with_ends: bool
 ) -> tuple[NDArray[np.int32], NDArray[Any]]:
-    lengths = np.fromiter((len(found) + 1 for found in ids), np.int32, len(ids))
+    lengths = np.fromiter((len(found) + with_ends for found in ids), np.int32, len(ids))
     tokens = np.empty(int(lengths.sum(dtype=np.int64)), token_dtype(tokenizer.vocab_size))
     end = 0
     for found in ids:
-        start, end = end, end + len(found) + 1
-        tokens[start : end - 1] = found
-        tokens[end - 1] = tokenizer.end_of_document
+        start, end = end, end + len(found) + with_ends
+        tokens[start : start + len(found)] = found
+        if with_ends:
+            tokens[end - 1] = tokenizer.end_of_document
     return lengths, tokens
 
 
@@ -107,11 +132,13 @@ def without(encoded: Encoded, duplicates: Sequence[int]) -> Encoded:
     """The same less the documents of these numbers."""
     if not duplicates:
         return encoded
-    kept = np.ones(len(encoded.lengths), bool)
+    kept = np.ones(len(encoded.sequences), bool)
     kept[duplicates] = False
+    sequences = np.repeat(kept, encoded.sequences)
     return encoded._replace(
-        lengths=encoded.lengths[kept],
-        tokens=encoded.tokens[np.repeat(kept, encoded.lengths)],
+        lengths=encoded.lengths[sequences],
+        sequences=encoded.sequences[kept],
+        tokens=encoded.tokens[np.repeat(sequences, encoded.lengths)],
         left_out=encoded.left_out + Counter(duplicate=len(duplicates)),
     )
 

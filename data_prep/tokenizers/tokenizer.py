@@ -24,6 +24,8 @@ END_OF_TEXT = "<|endoftext|>"
 """GPT-2's end of a document."""
 SMALLEST_BPE = 257
 """Ids of a byte-level BPE without any merge: the bytes and the end of a document."""
+SMALLEST_WORDPIECE = 64
+"""With fewer ids than that, letters alone would take them all."""
 LARGEST_BPE = 2**20
 """Several times the largest in use; learning takes memory for each id before the first one is found."""
 
@@ -103,33 +105,19 @@ class JsonTokenizer:
         Raises:
             DataPrepError: they cannot be read, or do not belong together.
         """
-        _library()
-        from tokenizers.models import BPE
-
-        for path in (vocab, merges):
-            _read(path)  # says what is wrong with a file better than the library
-        try:
-            model = BPE.from_file(str(vocab), str(merges))
-        except Exception as error:
-            raise DataPrepError(f"{vocab}, {merges}: not a vocabulary and merges of GPT-2's form ({error})") from error
-        content = _byte_level(model).to_str()
-        try:
-            return cls(content, end_token)
-        except DataPrepError as error:
-            raise DataPrepError(f"{vocab}: {error}") from error
+        return cls._named(vocab, content_of_files(vocab, merges), end_token)
 
     @classmethod
     def from_file(cls, path: Path, end_token: str = END_OF_TEXT) -> JsonTokenizer:
-        """A tokenizer.json, or a folder with one or with vocab.json and merges.txt.
+        """What `content_of` reads.
 
         Raises:
             DataPrepError: it cannot be read or used.
         """
-        if path.is_dir():
-            if not (path / "tokenizer.json").exists() and (path / "vocab.json").exists():
-                return cls.from_files(path / "vocab.json", path / "merges.txt", end_token)
-            path /= "tokenizer.json"
-        content = _read(path)
+        return cls._named(_main_file(path), content_of(path), end_token)
+
+    @classmethod
+    def _named(cls, path: Path, content: str, end_token: str) -> JsonTokenizer:
         try:
             return cls(content, end_token)
         except DataPrepError as error:
@@ -173,11 +161,7 @@ class JsonTokenizer:
 
     @cached_property
     def _tokenizer(self) -> HfTokenizer:
-        hf = _library()
-        try:
-            tokenizer = hf.from_str(self.content)
-        except Exception as error:
-            raise DataPrepError(f"not a tokenizer of the tokenizers library ({error})") from error
+        tokenizer = loaded(self.content)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
@@ -190,8 +174,49 @@ class JsonTokenizer:
         self.__dict__.update(state)
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int) -> JsonTokenizer:
-    """A byte-level BPE as GPT-2's, of at most `vocab_size` ids (`SMALLEST_BPE` or more), learned from `texts`."""
+def content_of(path: Path) -> str:
+    """A tokenizer.json, or what is made of BERT's vocab.txt or of a folder with vocab.json and merges.txt.
+
+    Raises:
+        DataPrepError: it cannot be read or used.
+    """
+    file = _main_file(path)
+    if path.is_dir() and file.name == "vocab.json":
+        return content_of_files(file, path / "merges.txt")
+    return _bert(file, _read(file)) if file.suffix == ".txt" else _read(file)
+
+
+def _main_file(path: Path) -> Path:
+    """The file itself, or that of a folder which says what the tokens are."""
+    if not path.is_dir():
+        return path
+    gpt2 = not (path / "tokenizer.json").exists() and (path / "vocab.json").exists()
+    return path / ("vocab.json" if gpt2 else "tokenizer.json")
+
+
+def content_of_files(vocab: Path, merges: Path) -> str:
+    """The tokenizer.json of GPT-2's two files.
+
+    Raises:
+        DataPrepError: they cannot be read, or do not belong together.
+    """
+    _library()
+    from tokenizers.models import BPE
+
+    for path in (vocab, merges):
+        _read(path)  # says what is wrong with a file better than the library
+    try:
+        model = BPE.from_file(str(vocab), str(merges))
+    except Exception as error:
+        raise DataPrepError(f"{vocab}, {merges}: not a vocabulary and merges of GPT-2's form ({error})") from error
+    return _byte_level(model).to_str()
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> JsonTokenizer:
+    """A byte-level BPE as GPT-2's, of at most `vocab_size` ids (`SMALLEST_BPE` or more), learned from `texts`.
+
+    It begins with the `special` tokens.
+    """
     _library()
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
@@ -200,12 +225,48 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> JsonTokenizer:
     tokenizer = _byte_level(BPE())
     trainer = BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[*special, END_OF_TEXT],
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
     return JsonTokenizer(tokenizer.to_str())
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int, special: Sequence[str]) -> JsonTokenizer:
+    """A WordPiece vocabulary as BERT's, in lower case, of at most `vocab_size` ids, the `special` ones first."""
+    _library()
+    from tokenizers.trainers import WordPieceTrainer
+
+    tokenizer = _wordpiece({}, lowercase=True)
+    trainer = WordPieceTrainer(vocab_size=vocab_size, special_tokens=list(special), show_progress=False)
+    tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
+    return JsonTokenizer(tokenizer.to_str(), "[SEP]")
+
+
+def _wordpiece(vocabulary: dict[str, int], lowercase: bool) -> HfTokenizer:
+    """BERT's tokeniser around a vocabulary."""
+    from tokenizers import decoders, normalizers, pre_tokenizers
+    from tokenizers.models import WordPiece
+
+    tokenizer = _library()(WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def _bert(path: Path, content: str) -> str:
+    """The tokenizer.json of BERT's vocab.txt, a token a line; one without capital letters is for lower case."""
+    tokens = content.splitlines()
+    special = [token for token in tokens if token.startswith("[") and token.endswith("]")]
+    missing = {"[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PAD]"} - set(special)
+    if missing:
+        raise DataPrepError(f"{path}: not a vocabulary of BERT's form: it has no {', '.join(sorted(missing))}")
+    lowercase = not any(token != token.lower() for token in set(tokens) - set(special))
+    tokenizer = _wordpiece({token: number for number, token in enumerate(tokens)}, lowercase)
+    tokenizer.add_special_tokens(special)
+    return tokenizer.to_str()
 
 
 def _byte_level(model: Any) -> HfTokenizer:
@@ -216,6 +277,19 @@ def _byte_level(model: Any) -> HfTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def loaded(content: str) -> HfTokenizer:
+    """A tokenizer.json.
+
+    Raises:
+        DataPrepError: it is none.
+    """
+    library = _library()
+    try:
+        return library.from_str(content)
+    except Exception as error:
+        raise DataPrepError(f"not a tokenizer of the tokenizers library ({error})") from error
 
 
 def _library() -> type[HfTokenizer]:

@@ -27,7 +27,8 @@ def main(argv: Sequence[str]) -> int:
         _inspect(arguments)
     elif command == "check":
         data = check(arguments.prefix, arguments.vocab_size)
-        print(f"{arguments.prefix}: sound, {data.documents} documents, {len(data.tokens)} tokens")
+        sequences = f"{len(data)} sentences, " if len(data) != data.documents else ""
+        print(f"{arguments.prefix}: sound, {data.documents} documents, {sequences}{len(data.tokens)} tokens")
     elif command == "merge":
         print(merge(arguments.prefix, arguments.output))
     else:

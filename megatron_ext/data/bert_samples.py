@@ -10,12 +10,17 @@ import numpy as np
 from megatron_ext.contract.plan import Masking
 from megatron_ext.data.masked_samples import MaskedSamples, padded
 from megatron_ext.data.samples import Split
+from megatron_ext.data.sentence_maps import Cut
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SPECIAL = 3
-"""[CLS], and a [SEP] after each part."""
+SPECIAL = ("cls", "sep", "mask", "pad")
+
+
+def cut_of(split: Split, sequence_length: int, masking: Masking, pairs: bool) -> Cut:
+    """The text of samples, which leaves room for [CLS] and two [SEP]."""
+    return Cut(split.samples, sequence_length - 3, masking.short_seq_prob, split.seed, 2 if pairs else 1)
 
 
 class BertSamples(MaskedSamples):
@@ -34,10 +39,8 @@ class BertSamples(MaskedSamples):
         masking: Masking,
         pairs: bool,
     ) -> None:
-        super().__init__(
-            *(prefix, split, vocab_size, masking, sequence_length - SPECIAL, 2 if pairs else 1),
-            special=("cls", "sep", "mask", "pad"),
-        )
+        cut = cut_of(split, sequence_length, masking, pairs)
+        super().__init__(prefix, split, vocab_size, masking, cut, SPECIAL)
         self._sequence_length = sequence_length
         self._pairs = pairs
 

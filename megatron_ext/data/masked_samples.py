@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple, Union
 import numpy as np
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.plan import Masking
+from megatron_ext.contract.plan import Masking, Plan
 from megatron_ext.data.index_maps import split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset
 from megatron_ext.data.masking import Masker
 from megatron_ext.data.samples import SPLITS, Samples, Split
 from megatron_ext.data.sentence_maps import Cut, build_or_load
-from megatron_ext.data.vocabulary import Vocabulary
+from megatron_ext.data.vocabulary import VOCABULARY, Vocabulary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+NEVER_HIDDEN = ("cls", "sep")
 
 
 class MaskedSamples(Samples):
@@ -34,26 +37,18 @@ class MaskedSamples(Samples):
         split: Split,
         vocab_size: int,
         masking: Masking,
-        length: int,
-        least_sentences: int,
+        cut: Cut,
         special: Sequence[str],
     ) -> None:
-        """Samples aim at `length` tokens of the text; `special` are the special tokens that they need."""
+        """`special` are the special tokens that the samples need."""
         super().__init__(split.samples, split.name)
         self._data = IndexedDataset(prefix)
-        self._prefix = prefix
-        self._vocabulary = Vocabulary.read(prefix)
+        self._vocabulary = vocabulary_for(prefix, vocab_size, special)
         self._special = dict(zip(special, self._vocabulary.require(prefix, *special)))
-        if self._vocabulary.size > vocab_size:
-            raise DataError(
-                f"{prefix} was made with a vocabulary of {self._vocabulary.size}, but model.vocab_size={vocab_size}; "
-                f"set model.vocab_size={self._vocabulary.size}, or choose other data"
-            )
         documents = split_documents(split.weights, self._data.documents)[SPLITS.index(split.name)]
-        cut = Cut(split.samples, length, masking.short_seq_prob, split.seed, least_sentences)
         self._map = build_or_load(prefix, self._data, documents, split.name, cut, split.cache)
         self._seed = split.seed
-        apart = self._vocabulary.require(prefix, "cls", "sep")
+        apart = self._vocabulary.require(prefix, *NEVER_HIDDEN)
         self._masker = Masker(masking, self._vocabulary.word_begins(), apart)
         sentences = slice(*self._data.boundaries[[documents.start, documents.stop]].tolist())
         self.order: Dict[str, float] = {
@@ -61,8 +56,8 @@ class MaskedSamples(Samples):
             "documents": len(documents),
             "sentences": sentences.stop - sentences.start,
             "tokens": int(self._data.lengths[sentences].sum(dtype=np.int64)),
-            "length": length,
-            "least_sentences": least_sentences,
+            "length": cut.length,
+            "least_sentences": cut.least_sentences,
             "seed": split.seed,
             "mapped": len(self._map),
             **{key: float(value) for key, value in asdict(masking).items()},
@@ -86,6 +81,33 @@ class MaskedSamples(Samples):
                 )
         random = np.random.RandomState((self._seed + number) % 2**32)
         return [tokens.tolist() for tokens in sentences], aim, random
+
+
+def masking_of(plan: Plan) -> Masking:
+    """What a plan of bert or t5 has, as its rules say."""
+    assert plan.data_masking is not None
+    return plan.data_masking
+
+
+def vocabulary_for(prefix: Union[str, Path], vocab_size: int, special: Sequence[str]) -> Vocabulary:
+    """The vocabulary of data, which has these special tokens and fits a model's.
+
+    Raises:
+        DataError: it has not, does not, or cannot be read.
+    """
+    vocabulary = Vocabulary.read(prefix)
+    vocabulary.require(prefix, *special, *NEVER_HIDDEN)
+    if vocabulary.size > vocab_size:
+        raise DataError(
+            f"{prefix} was made with a vocabulary of {vocabulary.size}, but model.vocab_size={vocab_size}; set "
+            f"model.vocab_size={vocabulary.size}, or choose other data"
+        )
+    if "bos" in special and not vocabulary.sentinels:
+        raise DataError(
+            f"{prefix}{VOCABULARY}: the tokenizer has no sentinels, which stand for the spans that T5 is to write; "
+            "prepare the data with --vocab-extra-ids 100"
+        )
+    return vocabulary
 
 
 def padded(values: List[int], length: int, fill: int) -> NDArray[np.int64]:

@@ -128,12 +128,15 @@ def _shuffled(count: int, seed: int) -> NDArray[np.int64]:
     return order
 
 
-def usable(data: IndexedDataset, documents: range, name: str, least_sentences: int) -> int:
+def usable(data: IndexedDataset, documents: range, name: str, cut: Cut) -> int:
     """How many of `documents`, the split called `name`, give samples.
 
     Raises:
-        DataError: none does.
+        DataError: none does, or the samples have no room for text.
     """
+    if cut.length < 2:
+        raise DataError(f"samples have room for {cut.length} tokens of the text; use a larger model.sequence_length")
+    least_sentences = cut.least_sentences
     boundaries = data.boundaries[documents.start : documents.stop + 1]
     found = len(_usable(data.lengths, boundaries, least_sentences)[0]) if len(documents) else 0
     if not found:
@@ -179,7 +182,7 @@ def build_or_load(
     Raises:
         DataError: the split gives no sample; the file cannot be written or read, or is not of this data.
     """
-    usable(data, documents, name, cut.least_sentences)
+    usable(data, documents, name, cut)
     file = _there(prefix, data, documents, name, cut, cache)
     if file is None:
         place = place_to_write(prefix, cache)

@@ -11,20 +11,24 @@ from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.plan import Masking
 from megatron_ext.data.masked_samples import MaskedSamples, padded
 from megatron_ext.data.samples import Split
-from megatron_ext.data.vocabulary import VOCABULARY
+from megatron_ext.data.sentence_maps import Cut
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SPECIAL = 2
-"""Tokens by which a text is shorter than the encoder's sequence, as in Megatron."""
+SPECIAL = ("mask", "pad", "bos", "eos")
+
+
+def cut_of(split: Split, sequence_length: int, masking: Masking) -> Cut:
+    """The text of samples, two tokens shorter than the encoder's sequence, as in Megatron."""
+    return Cut(split.samples, sequence_length - 2, masking.short_seq_prob, split.seed, 1)
 
 
 class T5Samples(MaskedSamples):
     """Samples of `sequence_length` tokens for the encoder and `decoder_sequence_length` for the decoder.
 
     Raises:
-        DataError: see `MaskedSamples`; or the tokenizer has no sentinels.
+        DataError: see `MaskedSamples`; or a sample has more spans than there are sentinels.
     """
 
     def __init__(
@@ -36,15 +40,7 @@ class T5Samples(MaskedSamples):
         vocab_size: int,
         masking: Masking,
     ) -> None:
-        super().__init__(
-            *(prefix, split, vocab_size, masking, sequence_length - SPECIAL, 1),
-            special=("mask", "pad", "bos", "eos"),
-        )
-        if not self._vocabulary.sentinels:
-            raise DataError(
-                f"{prefix}{VOCABULARY}: the tokenizer has no sentinels, which stand for the spans that T5 is to write; "
-                "prepare the data with --vocab-extra-ids 100"
-            )
+        super().__init__(prefix, split, vocab_size, masking, cut_of(split, sequence_length, masking), SPECIAL)
         self._lengths = (sequence_length, decoder_sequence_length)
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:

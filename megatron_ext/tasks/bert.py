@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.model import TOKEN_TYPES, ModelConfig
 from megatron_ext.contract.plan import Plan
+from megatron_ext.data.bert_samples import BertSamples
+from megatron_ext.data.blend import samples_of_plan
+from megatron_ext.data.masked_samples import masking_of
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
 from megatron_ext.tasks.language import LanguageTask
@@ -46,7 +48,15 @@ class BertTask(LanguageTask):
         self.wires = {wire.name: wire for wire in (*wires, logits, binary)}
 
     def samples(self, split: str, count: int) -> Samples:
-        raise EngineError("model.family=bert: there are no samples of it; train a model of model.family=gpt")
+        model = self._model
+        make = partial(
+            BertSamples,
+            sequence_length=model.sequence_length,
+            vocab_size=model.vocab_size,
+            masking=masking_of(self._plan),
+            pairs=model.bert_binary_head,
+        )
+        return samples_of_plan(self._plan, split, count, make)
 
     def micro(self, sample: Tensors) -> Micro:
         """[micro-batch size, sequence] each: `text`, `types`, `padding_mask` (0 where no token stands), `labels` and

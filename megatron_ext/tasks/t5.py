@@ -8,9 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
+from megatron_ext.data.blend import samples_of_plan
+from megatron_ext.data.masked_samples import masking_of
 from megatron_ext.data.samples import Samples
+from megatron_ext.data.t5_samples import T5Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
 from megatron_ext.tasks.language import LanguageTask
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Held, Micro, Tensors, Wire
@@ -46,7 +48,15 @@ class T5Task(LanguageTask):
         self.wires = {wire.name: wire for wire in (*encoding, encoded, *decoding, logits)}
 
     def samples(self, split: str, count: int) -> Samples:
-        raise EngineError("model.family=t5: there are no samples of it; train a model of model.family=gpt")
+        model = self._model
+        make = partial(
+            T5Samples,
+            sequence_length=model.sequence_length,
+            decoder_sequence_length=model.decoder_tokens,
+            vocab_size=model.vocab_size,
+            masking=masking_of(self._plan),
+        )
+        return samples_of_plan(self._plan, split, count, make)
 
     def micro(self, sample: Tensors) -> Micro:
         """[micro-batch size, encoder's sequence]: `text_enc` and `enc_mask`, 0 where no token stands; [micro-batch
