@@ -23,7 +23,7 @@ class MegatronCore(Yardstick):
 
     def build(self, groups: Groups) -> tuple[list[tuple[str, nn.Parameter]], nn.Parameter | None]:
         warnings.filterwarnings("ignore", module="megatron")  # of Apex and Transformer Engine, which need a GPU
-        _pretend_cuda()
+        pretend_cuda()
         from megatron.core import parallel_state
         from megatron.core.models.gpt import GPTModel
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -133,7 +133,7 @@ def _by_head(qkv: Tensor, heads: int) -> Tensor:
     return qkv.view(3, heads, -1, *qkv.shape[1:]).transpose(0, 1).reshape(qkv.shape)
 
 
-def _pretend_cuda() -> None:
+def pretend_cuda() -> None:
     """Sends what Megatron-Core asks of CUDA to the CPU, for the rest of this process."""
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 

@@ -30,6 +30,9 @@ SLOWER_WITH_BATCH = (0.5, 4.0)
 """A layer with a larger micro-batch: at least this part of the smaller one's time, and at most this many times what
 its samples would take."""
 
+SMALL = frozenset(("embedding", "decoder_embedding", "encoder_norm", "head"))
+"""Kinds of blocks of which a model has one: what starting a pass costs may be most of their time."""
+
 _BASES = {
     Basis.OTHER_FORMAT: "other format: measured in fp16 for bf16, or the other way round; peak rates are the same",
     Basis.EXTRAPOLATED: "extrapolated: beyond the micro-batch sizes of the profile, in proportion; an upper bound",
@@ -71,7 +74,7 @@ def _lone_doubts(every: Sequence[ModelCosts]) -> Iterator[str]:
             for key in ("forward", "backward"):
                 if (ms := getattr(part, key)) > LONGEST_MS:
                     yield f"{costs}: {name}.{key}={ms:g} ms is more than {LONGEST_MS / 60_000:g} minutes"
-            if name != "embedding":
+            if not name.endswith("embedding"):
                 yield from _unlike(f"{costs}: {name}.backward", part.backward, "forward", part.forward, SLOWER_BACKWARD)
 
 
@@ -96,8 +99,9 @@ def _doubts_between(every: Sequence[ModelCosts]) -> Iterator[str]:
 
 def _compared(less: ModelCosts, more: ModelCosts, other: str, limits: tuple[float, float]) -> Iterator[str]:
     for key in ("forward", "backward"):
-        ms, other_ms = getattr(more.layer, key), getattr(less.layer, key)
-        yield from _unlike(f"{more}: layer.{key}", ms, f"that of {other}", other_ms, limits)
+        for kind in sorted((more.parts.keys() & less.parts.keys()) - SMALL):
+            ms, other_ms = getattr(more.parts[kind], key), getattr(less.parts[kind], key)
+            yield from _unlike(f"{more}: {kind}.{key}", ms, f"that of {other}", other_ms, limits)
 
 
 def _unlike(what: str, ms: float, other: str, other_ms: float, limits: tuple[float, float]) -> Iterator[str]:

@@ -23,6 +23,9 @@ GIB = 2**30
 CONTEXT_BYTES = GIB
 """An allowance, assumed, for what no tensor shows: the CUDA context, NCCL's buffers, fragments of the allocator."""
 
+SCORE_BYTES = 14
+"""Measured: what is there at once for each of an attention's weights, in fp32 or in 16 bits, where some are dropped."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Amount(Generic[Number]):
@@ -193,6 +196,15 @@ def _loss_memory(training: Training, logits: float) -> _LossMemory:
     return _LossMemory(kept=training.width * logits, passing=2 * 4 * min(logits, LOGITS_AT_ONCE))
 
 
+def _score_bytes(training: Training) -> float:
+    """Of a micro-batch in one layer, while tdpp's engine drops some of the attention's weights: never kept."""
+    model = training.model
+    if training.megatron_lm or not model.attention_dropout:
+        return 0.0
+    scores = max(stack.tokens * max(stack.tokens, stack.context) for stack in model.sized(1).stacks())
+    return SCORE_BYTES * training.parallel.micro_batch_size * model.heads / training.parallel.tensor * scores
+
+
 def _context_bytes(training: Training) -> int:
     """Of a micro-batch, what layers attend to beside what passes through them."""
     model = training.model
@@ -234,7 +246,7 @@ def stage_memory(
         ahead = 2 * (stages - 1 - stage) + (parallel.chunks - 1) * stages + 1
         activations = activations + context * (held if parallel.chunks == 1 else ahead)
     # A message each way, being received and being sent.
-    buffers = CONTEXT_BYTES + 4.0 * message + last * of_loss.passing
+    buffers = CONTEXT_BYTES + 4.0 * message + last * of_loss.passing + _score_bytes(training)
     return StageMemory(
         weights=Amount(layer=state.weight * layer, fixed=state.weight * fixed),
         gradients=Amount(layer=state.gradient * layer, fixed=state.gradient * fixed),

@@ -16,6 +16,7 @@ from conf.reading.user_files import SUFFIX, is_file, path_of
 from conf.reading.yaml_file import fault, load_yaml
 from conf.schema.config_class import config
 from conf.schema.experiment import Gpu, Model, Precision
+from fasop.costs.blocks import blocks_of
 from fasop.costs.sizes import ADAM_BYTES
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
@@ -36,6 +37,10 @@ class Cost:
     """What is kept from the forward to the backward pass."""
 
 
+USUAL = ("embedding", "layer", "head")
+"""Kinds of blocks that most models have, and that have keys of their own."""
+
+
 @config
 class ModelCosts:
     """Costs of a model's parts for one tensor size, micro-batch and number format."""
@@ -45,10 +50,12 @@ class ModelCosts:
     tensor: int = MISSING
     micro_batch_size: int = MISSING
     precision: Precision = MISSING
-    embedding: Cost = MISSING
-    layer: Cost = MISSING
-    head: Cost = MISSING
+    embedding: Cost | None = None
+    layer: Cost | None = None
+    head: Cost | None = None
     """Final norm, logits and loss."""
+    blocks: dict[str, Cost] = field(default_factory=dict)
+    """Of other kinds of blocks, by their names: a T5's `encoder` and `decoder`, and what lies between them."""
     peak_bytes: int | None = None
     """Most that the allocator held at once, but for weights, gradients and optimizer, while embedding, `peak_layers`
     layers and head went forward and backward; null: not measured, as on a CPU."""
@@ -56,7 +63,16 @@ class ModelCosts:
 
     @property
     def parts(self) -> Mapping[str, Cost]:
-        return {"embedding": self.embedding, "layer": self.layer, "head": self.head}
+        """By kind of block."""
+        usual = {"embedding": self.embedding, "layer": self.layer, "head": self.head}
+        return {**{name: cost for name, cost in usual.items() if cost is not None}, **self.blocks}
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Cost], **values: Any) -> ModelCosts:
+        """Of blocks by kind."""
+        others = {name: cost for name, cost in parts.items() if name not in USUAL}
+        embedding, layer, head = map(parts.get, USUAL)
+        return cls(embedding=embedding, layer=layer, head=head, blocks=others, **values)
 
     def __str__(self) -> str:
         return (
@@ -65,8 +81,8 @@ class ModelCosts:
         )
 
 
-COST_NOTHING = ("norm_epsilon", "rotary_base", "rope_scaling_factor")
-"""Options of a model that change numbers and no times."""
+COST_NOTHING = ("norm_epsilon", "rotary_base", "rope_scaling_factor", "decoder_layers")
+"""Options of a model that change numbers, or how many layers there are, and no times."""
 
 
 @config
@@ -138,7 +154,12 @@ class LayerProfile:
     def points(self, model: Model, precision: Precision) -> list[ModelCosts]:
         """All costs of a model of this shape in this number format; none if it was not measured."""
         names = {name for name, shape in self.models.items() if shape == Shape.of(model)}
-        return [costs for costs in self.costs if costs.model in names and costs.precision is precision]
+        kinds = set(blocks_of(model).every_kind)
+        return [
+            costs
+            for costs in self.costs
+            if costs.model in names and costs.precision is precision and kinds <= costs.parts.keys()
+        ]
 
     def precisions(self, model: Model) -> list[Precision]:
         """The number formats in which a model of this shape was measured."""
@@ -172,6 +193,9 @@ def _check(profile: LayerProfile) -> None:
 
 def _possible(costs: ModelCosts) -> None:
     """Each figure by itself."""
+    for name in USUAL if not costs.blocks else ():
+        if name not in costs.parts:
+            raise ConfigError(f"{costs}: {name} has no value, and blocks has no other kinds (docs/profile.md)")
     for key in ("tensor", "micro_batch_size"):
         if getattr(costs, key) < 1:
             raise ConfigError(f"{costs}: {key} must be at least 1")

@@ -14,6 +14,7 @@ from conf.compose import compose_unchecked, to_object
 from conf.defaults_taken import SEARCHED, defaults_taken
 from conf.errors import ConfigError
 from conf.schema.experiment import Cluster, Engine, Model, Parallel, Train
+from conf.schema.model import Family
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.training import Training
 from fasop.errors import SearchError
@@ -56,6 +57,11 @@ def read(overrides: Sequence[str]) -> Inputs:
         cfg = compose_unchecked([*others, *PLAIN])
     except ConfigError as error:
         raise SearchError("\n".join([str(error), *_meant(others)])) from error
+    if cfg.model.family == Family.module:
+        raise SearchError(
+            f"model.code={cfg.model.code}: a search needs what each block costs, and nothing measures a module "
+            "of your own; launch it with sizes and a parallel.partition of your choice"
+        )
     parallel = to_object(cfg, Parallel, "parallel")
     if parallel.schedule_file is not None:
         raise SearchError(

@@ -17,8 +17,9 @@ from conf.compose import compose, compose_unchecked, to_object
 from conf.reading.user_files import SUFFIX, is_file
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Cluster, Experiment, Model, Rehearse
-from fasop.costs.doubts import profile_doubts
-from fasop.costs.profile import LayerProfile, Links, profile_path
+from conf.schema.model import Family
+from fasop.costs.doubts import SMALL, profile_doubts
+from fasop.costs.profile import Cost, LayerProfile, Links, profile_path
 from launch.control.dry_run import dry_run_text
 from launch.control.follow import interruptible, stopped_if_interrupted
 from launch.control.short_job import end, short_job, wait
@@ -116,6 +117,11 @@ def prepare(arguments: Arguments) -> Job:
         TdppError: the configuration cannot be composed, or a tensor size fits no node or not the model.
     """
     cfg = compose_unchecked(arguments.overrides)
+    if cfg.model.family == Family.module:
+        raise LaunchError(
+            f"model.code={cfg.model.code}: the blocks of a module of your own cannot be profiled; it times the "
+            "kinds of blocks of gpt, bert and t5: choose such a model"
+        )
     cluster, model = to_object(cfg, Cluster, "cluster"), to_object(cfg, Model, "model")
     tensor_sizes = _tensor_sizes(arguments, cluster, model)
     ranks = sum(group.count * (group.gpus_per_node or max(tensor_sizes)) for group in cluster.groups.values())
@@ -225,14 +231,22 @@ def _import(arguments: Arguments, comment: str) -> int:
 
 def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> None:
     """On stdout: the times, what the links give for the cluster's configuration, and where it is written."""
-    columns = ("tensor", "micro", "precision", "embedding ms", "layer ms", "head ms", "layer keeps")
+    kinds = list(dict.fromkeys(kind for costs in profile.costs for kind in costs.parts))
+    keeping = [kind for kind in kinds if kind not in SMALL]
+    columns = (
+        "tensor",
+        "micro",
+        "precision",
+        *(f"{kind} ms" for kind in kinds),
+        *(f"{kind} keeps" for kind in keeping),
+    )
     rows = [
         [
             str(costs.tensor),
             str(costs.micro_batch_size),
             str(costs.precision),
-            *(f"{part.forward:g} + {part.backward:g}" for part in (costs.embedding, costs.layer, costs.head)),
-            "-" if costs.layer.activation_bytes is None else f"{costs.layer.activation_bytes / 2**20:.3g} MiB",
+            *(_passes(costs.parts.get(kind)) for kind in kinds),
+            *(_kept(costs.parts.get(kind)) for kind in keeping),
         ]
         for costs in profile.costs
     ]
@@ -247,6 +261,14 @@ def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> N
     for doubt in profile_doubts(profile):
         print(f"({name}: {doubt})", file=sys.stderr)
     print(f"written: {profile_path(name)}; cluster.gpus.<key>.profile={name} uses it")
+
+
+def _passes(cost: Cost | None) -> str:
+    return "-" if cost is None else f"{cost.forward:g} + {cost.backward:g}"
+
+
+def _kept(cost: Cost | None) -> str:
+    return "-" if cost is None or cost.activation_bytes is None else f"{cost.activation_bytes / 2**20:.3g} MiB"
 
 
 def _link_lines(profile: LayerProfile, groups: Sequence[str]) -> Iterator[str]:

@@ -114,14 +114,12 @@ def unsettled(found: Found, gpu: str) -> list[str]:
 def _costs(experiment: Experiment, size: tuple[int, int], points: Sequence[Point]) -> ModelCosts:
     tensor, micro_batch_size = size
     peaks = [point["peak_bytes"] for point in points if point.get("peak_bytes") is not None]
-    return ModelCosts(
+    return ModelCosts.of(
+        {kind: _cost([point["parts"][kind] for point in points]) for kind in points[0]["parts"]},
         model=experiment.model.name,
         tensor=tensor,
         micro_batch_size=micro_batch_size,
         precision=experiment.train.precision,
-        embedding=_cost([point["parts"]["embedding"] for point in points]),
-        layer=_cost([point["parts"]["layer"] for point in points]),
-        head=_cost([point["parts"]["head"] for point in points]),
         peak_bytes=max(peaks) if peaks else None,
         peak_layers=points[0]["peak_layers"] if peaks else None,
     )

@@ -35,6 +35,12 @@ whole pass, in which an embedding may hardly count."""
 T = TypeVar("T")
 
 
+def few_layers(model: ModelConfig) -> ModelConfig:
+    """The same model with `LAYERS` of each kind, or as many as it has."""
+    few = [min(LAYERS, count) for _, count in model.kinds()]
+    return replace(model, layers=few[0], decoder_layers=few[1] if len(few) > 1 else None)
+
+
 class Parts:
     """One rank's share of a model of some layers, and a micro-batch that goes through it again and again."""
 
@@ -42,8 +48,9 @@ class Parts:
         self, plan: Plan, model: ModelConfig, tensor: TensorGroup, micro_batch_size: int, device: torch.device
     ) -> None:
         """`model` has the vocabulary padded for the tensor size; the number format is that of `plan.train`."""
-        self.layers = min(LAYERS, model.layers)
-        task = task_of(replace(plan, model=replace(model, layers=self.layers), recompute="none"))
+        few = few_layers(model)
+        self.layers = few.counted
+        task = task_of(replace(plan, model=few, recompute="none"))
         held = [list(blocks) for _, blocks in groupby(task.blocks, key=lambda block: block.kind)]
         self._counts = [(blocks[0].kind, len(blocks)) for blocks in held]
         """Neighbours of one kind, and how many they are."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -87,8 +88,9 @@ LLAMA = ("model.normalization=RMSNorm", "model.position_embedding_type=rope", "m
         ((*LLAMA, "model.num_query_groups=2", "model.ffn_hidden=344"), "none"),
         (("model.num_query_groups=1",), "none"),
         (("model.position_embedding_type=rope", "model.ffn_hidden=200"), "none"),
+        (("model.hidden_dropout=0.1", "model.attention_dropout=0.1"), "none"),
     ],
-    ids=["gpt", "selective", "llama", "grouped-llama", "one-group", "rotary"],
+    ids=["gpt", "selective", "llama", "grouped-llama", "one-group", "rotary", "dropout"],
 )
 def test_activations_are_what_a_layer_keeps_for_its_backward_pass(options: tuple[str, ...], recompute: str) -> None:
     """The tensors that autograd saves, each storage once, without the weights."""
@@ -110,7 +112,7 @@ def test_activations_are_what_a_layer_keeps_for_its_backward_pass(options: tuple
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        layer(torch.randn(4, 96, 128, requires_grad=True))
+        layer(torch.randn(4, 96, 128, requires_grad=True), torch.arange(4))
     kept = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     assert layer_activations(one) == pytest.approx(kept, rel=0.02)  # besides: the norms' means, the attention's sums
 
@@ -192,6 +194,25 @@ class Live(TorchDispatchMode):
     def _gone(self, storage: int, size: int) -> None:
         self._known.discard(storage)
         self.now -= size
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_dropping_weights_of_attention_takes_what_scores_take(precision: str, dtype: torch.dtype) -> None:
+    """The most that torch allocates in one layer, beyond what it does without."""
+    sizes = ("model.hidden=32", "model.heads=8", "model.sequence_length=384", f"train.precision={precision}")
+    peaks, predicted = [], []
+    for rate in (0.0, 0.1):
+        one = training(*sizes, f"model.attention_dropout={rate}", micro_batch_size=1)
+        layer = TransformerLayer(one.model.sized(1), TensorGroup(1, 0, None, False), "none", "layer", seed=0).to(dtype)
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+        x = torch.randn(1, 384, 32, dtype=dtype, requires_grad=True)
+
+        with Live() as live:
+            layer(x, torch.arange(1)).sum().backward()
+        peaks.append(live.most)
+        predicted.append(stage_memory(one, np.zeros(1)).buffers.fixed.item())
+    assert predicted[1] - predicted[0] == pytest.approx(peaks[1] - peaks[0], rel=0.15)
 
 
 @pytest.fixture

@@ -13,7 +13,11 @@ from conf.errors import ConfigError
 from conf.schema.experiment import Precision
 from fasop.costs import profile
 from fasop.costs.doubts import profile_doubts
+from fasop.costs.layers import layer_times
+from fasop.costs.links import Link
+from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape, read_profile
 from fasop.costs.profile_text import profile_text
+from fasop.search.inputs import read
 
 SHIPPED = sorted(path.stem for path in profile.FOLDER.glob("*.yaml"))
 PROFILE = """gpu: X
@@ -55,7 +59,7 @@ def test_every_shipped_profile_reads_and_says_where_it_is_from(name: str) -> Non
     shipped = profile.read_profile(name)
     assert shipped.source
     for costs in shipped.costs:
-        assert 0 < costs.layer.forward < costs.layer.backward
+        assert 0 < costs.parts["layer"].forward < costs.parts["layer"].backward
 
 
 def test_costs_are_found_by_the_models_shape_whatever_its_name_and_layers() -> None:
@@ -180,3 +184,28 @@ def test_doubts_about_another_model_are_not_those_of_this_one(tmp_path: Path, mo
     xl = compose(["experiment=seed_a10x8"]).model
     assert len(profile_doubts(profile.read_profile("odd"), xl)) == 1
     assert profile_doubts(profile.read_profile("odd"), replace(xl, hidden=3200)) == []
+
+
+def test_a_profile_has_every_kind_of_block_by_its_name(tmp_path: Path) -> None:
+    """A T5's, as tdpp writes it; without a kind it has no times of the model."""
+    inputs = read(["model=t5-tiny", "cluster=a10x8", "parallel.global_batch_size=64", "train.precision=fp16"])
+    model, kinds = inputs.training.model, inputs.training.blocks.every_kind
+    assert kinds == ("embedding", "encoder", "encoder_norm", "decoder_embedding", "decoder", "head")
+    parts = {kind: Cost(forward=1.0 + number, backward=2.0 + number) for number, kind in enumerate(kinds)}
+    costs = ModelCosts.of(parts, model="t5", tensor=1, micro_batch_size=1, precision=Precision.fp16)
+    profile = LayerProfile(gpu="A10", source="a test", models={"t5": Shape.of(model)}, costs=[costs])
+    path = tmp_path / "some.yaml"
+    path.write_text(profile_text(profile, "a comment"))
+    again = read_profile(str(path))
+    assert again == profile
+    assert again.points(model, Precision.fp16)[0].parts == parts
+    training = replace(inputs.training, parallel=replace(inputs.training.parallel, micro_batch_size=1))
+    times = layer_times(inputs.kinds[0].gpu, again, training, Link(latency_s=0.0, s_per_byte=0.0))
+    assert [round(1e3 * one.forward, 6) for one in times.layers] == [2, 3 + 4 + 5, 5]
+    assert (times.embedding.forward, times.head.forward) == (1e-3, 6e-3)
+    longer = replace(model, layers=model.layers + 3, decoder_layers=7)
+    assert again.points(longer, Precision.fp16) == again.points(model, Precision.fp16)
+    assert again.points(replace(model, decoder_sequence_length=32), Precision.fp16) == []
+    lacking = {kind: cost for kind, cost in parts.items() if kind != "decoder"}
+    without = replace(profile, costs=[replace(costs, blocks={k: v for k, v in lacking.items() if k in costs.blocks})])
+    assert without.points(model, Precision.fp16) == []

@@ -417,3 +417,8 @@ def test_a_batch_that_nothing_divides_is_told_with_a_rounder_one() -> None:
         SearchError, match=r"every plan for 32 GPUs has more than 4096 micro-batches .* such as 1000448"
     ):
         best_plans(read(asked), Arguments(top=1))
+
+
+def test_a_module_of_the_users_own_is_refused_in_one_message() -> None:
+    with pytest.raises(SearchError, match=r"model.code=net.py:Net: a search needs what each block costs"):
+        read(["model=module", "model.code=net.py:Net", "parallel.global_batch_size=8"])

@@ -250,7 +250,11 @@ def test_nodes_of_a_type_are_merged_and_types_are_not() -> None:
     a10, a100 = (merged(mixed(), gpu, "a test", "2026-01-01") for gpu in ("a10", "a100_40gb"))
     assert (a10.gpu, a100.gpu) == ("A10", "A100-40GB")
     (two,) = a10.costs
-    assert (two.tensor, two.layer.forward, two.layer.forward_spread) == (2, 0.7, 0.1)  # median, half the range
+    assert (two.tensor, two.parts["layer"].forward, two.parts["layer"].forward_spread) == (
+        2,
+        0.7,
+        0.1,
+    )  # median, half the range
     assert [(one.tensor, one.layer.forward) for one in a100.costs] == [(1, 0.5), (2, 0.3)]
     assert a10.optimizer_ns_per_parameter == {Precision.fp16: 0.5}
     assert two.peak_bytes == 100
@@ -280,7 +284,7 @@ def test_published_costs_are_imported_with_the_ratio_that_was_given(folder: Path
     old = read_profile("old")
     one, two = old.points(xl, Precision.fp16)
     assert (one.tensor, one.head.forward, two.tensor) == (1, 2.118, 2)
-    assert (two.layer.forward, two.layer.backward) == (1.645, 2.632)
+    assert (two.parts["layer"].forward, two.parts["layer"].backward) == (1.645, 2.632)
     assert "backward = 1.6 x forward, as told to the import" in old.source
     assert one.layer.forward_spread is None
 
@@ -293,7 +297,7 @@ def test_a_doubt_about_a_figure_is_a_warning_and_the_profile_is_written(
     told = capsys.readouterr()
     assert "(old: model=xl parallel.tensor=1 " in told.err
     assert "head.backward=18.64 ms is 8.8 times forward (2.118 ms), and 0.125 to 8 times is usual" in told.err
-    assert read_profile("old").costs[0].head.backward == 18.64
+    assert read_profile("old").costs[0].parts["head"].backward == 18.64
     words = ("cluster=a10x8", "cluster.groups.gpu2.count=2", "model=xl", "train.precision=fp16")
     searched = (*words, "parallel.global_batch_size=16", "parallel.schedule=one_f_one_b", "top=1")
     assert main(["search", *searched, "cluster.gpus.a10.profile=old"]) == 0
