@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from megatron_ext.contract.plan import ModelConfig
 from megatron_ext.engine.flat import FlatWeights
-from megatron_ext.engine.precision import DTYPES
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
+from megatron_ext.tasks.task import DTYPES
 from megatron_ext.tasks.transformer import TransformerLayer
 
 CONFIG = ModelConfig(layers=1, hidden=8, heads=2, sequence_length=5, vocab_size=7, padded_vocab_size=7)
@@ -28,7 +28,7 @@ def accumulate(weight: nn.Parameter, left: Tensor, right: Tensor) -> None:
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_split_backward_pass_gives_what_a_whole_one_gives(recompute: str) -> None:
     torch.manual_seed(0)
-    layer = TransformerLayer(CONFIG, TensorGroup(), recompute, "layer", seed=0).double()
+    layer = TransformerLayer(CONFIG, TensorGroup(), CONFIG.stacks()[0], recompute, "layers.0", seed=0).double()
     for parameter in layer.parameters():  # a layer is made without values: the engine draws them
         nn.init.normal_(parameter)
     inputs = [torch.randn(2, 5, 8, dtype=torch.float64) for _ in range(3)]
