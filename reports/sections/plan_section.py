@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from html import escape
 
@@ -53,7 +54,8 @@ def _model(plan: Plan) -> list[str]:
     hidden = [f"hidden {model.hidden}"] if model.hidden else []
     heads = [f"{model.heads} heads"] if model.heads else []
     layers = [plural(model.counted, "layer")] if model.layers and not plan.partition else []
-    family = [model.family] if model.family != GPT else []
+    code = f" {os.path.basename(model.code)}" if model.code else ""  # noqa: PTH119  (a path with a name after it)
+    family = [f"{model.family}{code}"] if model.family != GPT else []
     known = [*family, *layers, *hidden, *heads, *vocabulary]
     return [f"Model: {', '.join(known)}."] if known else []
 

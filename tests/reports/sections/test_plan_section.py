@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,17 @@ def test_chunks_of_encoder_and_decoder_are_named_one_after_another() -> None:
     assert any(
         "The first stage's first chunk also has the embedding, the stage of decoder.0" in s for s in sentences(plan)
     )
+
+
+def test_a_users_module_has_blocks_and_nothing_else(tmp_path: Path) -> None:
+    code = tmp_path / "my.py"
+    code.write_text("from torch import nn\n\nNet = nn.Sequential(*[nn.Linear(2, 2) for _ in range(5)])\n")
+    layout = ("model.layers=5", "parallel.data=1", "parallel.pipeline=2", "parallel.partition=2-3")
+    plan = planned("model=module", f"model.code={code}:Net", *layout)
+    said = sentences(plan)
+    assert {"The 5 blocks are cut 2-3.", "Model: module my.py:Net."} <= set(said)
+    assert not re.search(r"\b0\b|None|vocabulary|tokens|heads|hidden|embedding", " ".join(said))
+    assert [stage_contents(plan, stage) for stage in range(2)] == ["2", "3"]
 
 
 def test_what_a_model_does_not_have_is_not_said() -> None:
