@@ -85,8 +85,7 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
     masking = experiment.data.masking(str(model.family))
     try:
         if masking is not None:
-            _check_sentences(experiment, prefix, data, masking, samples)
-            return doubts
+            return doubts + _check_sentences(experiment, prefix, data, masking, samples, f"{key}={prefix}")
         train = split_documents(weights, len(data))[0]
         require_one_sample(data, train, "train", model.sequence_length)
         if experiment.engine.kind is EngineKind.tdpp:
@@ -98,9 +97,9 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
 
 
 def _check_sentences(
-    experiment: Experiment, prefix: Path, data: IndexedDataset, masking: Masking, samples: int
-) -> None:
-    """Of data for BERT or T5.
+    experiment: Experiment, prefix: Path, data: IndexedDataset, masking: Masking, samples: int, given: str
+) -> list[str]:
+    """Of data for BERT or T5; returns what is odd.
 
     Raises:
         DataError: their vocabulary, sentences or sentence map cannot be used.
@@ -115,8 +114,15 @@ def _check_sentences(
     vocabulary_for(prefix, model.vocab_size, special)
     weights = [float(weight) for weight in experiment.data.split.split(",")]
     train = split_documents(weights, data.documents)[0]
-    sentence_maps.usable(data, train, "train", cut)
+    usable = sentence_maps.usable(data, train, "train", cut)
     sentence_maps.check_saved(prefix, data, train, "train", cut, experiment.data.cache)
+    if 2 * usable >= len(train):
+        return []
+    return [
+        f"{given}: only {usable} of {len(train)} training documents are used; the others have fewer than "
+        f"{cut.least_sentences} sentences, or one of more than {sentence_maps.LONGEST_SENTENCE} tokens, and Megatron "
+        "leaves these out: split long sentences and join short documents before the data are prepared"
+    ]
 
 
 def _check_vocabulary(data: IndexedDataset, manifest: Manifest | None, given: str, allowed: int) -> list[str]:

@@ -210,6 +210,17 @@ def test_a_launch_is_refused_when_its_sentences_cannot_feed_it(
         check_for_training(experiment)
 
 
+def test_a_launch_says_when_most_documents_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n\n".join([TEXT.replace("\n\n", ". "), *["Only one sentence."] * 9]))
+    prefix = prepared(path, "--train-wordpiece", "150", "--documents", "paragraph")
+    common = ["experiment=demo", f"data.prefix={prefix}", "data.split='1,0,0'", "model.vocab_size=150"]
+    message = "only 1 of 10 training documents are used; the others have fewer than 2 sentences"
+    assert any(message in doubt for doubt in check_for_training(compose([*common, "model=bert-tiny"])))
+    alone = ["model=bert-tiny", "model.bert_binary_head=false"]
+    assert check_for_training(compose([*common, *alone])) == []
+
+
 def test_maps_of_replaced_data_go_away(source: Path) -> None:
     prefix = prepared(source)
     stale = prefix.with_name(f"{prefix.name}_train_indexmap_8mns_61msl_0.10ssp_1s.npy")
