@@ -29,6 +29,9 @@ def course_section(record: Record, figures: Statistics) -> str:
         _chart(losses, "Loss", "Loss", from_zero=False),
         _chart(time, "Iteration time, ms", "Iteration time in milliseconds", from_zero=True),
         _chart([logged("tokens per second", "tokens_per_s")], "Tokens per second", "Tokens per second", from_zero=True),
+        _chart(
+            [logged("samples per second", "samples_per_s")], "Samples per second", "Samples per second", from_zero=True
+        ),
         _chart([logged("gradient norm", "grad_norm")], "Gradient norm", "Gradient norm", from_zero=True),
         _chart([logged("power", "power_w_per_rank")], "Power of a GPU, W", "Power of a GPU in watts", from_zero=True),
     ]

@@ -23,14 +23,14 @@ def figures_section(record: Record, figures: Statistics) -> str:
     beside = f" · ideal {known.schedule}: {known.fraction:.1%}" if known else ""
     after = "median of the log lines after the first" if len(record.metrics) > 1 else "mean since the start"
     after += " · emulated" if plan.rehearsal else ""
-    tokens, timed = settled(record, "tokens_per_s"), figures.bubble is not None or not record.log
+    timed = figures.bubble is not None or not record.log
     bubble, exposed = number(figures.bubble, ".1%"), number(figures.communication, ".1%")
     cards: list[Card] = [
         ("Iteration", f"{reached} of {plan.train.iterations}", "last logged"),
         *([] if plan.rehearsal else [_loss(record, reached)]),
         *_evaluations(record),
         ("Iteration time", number(settled(record, "elapsed_ms"), ",.1f", " ms"), after),
-        *([("Tokens per second", number(tokens, ",.0f"), after)] if tokens is not None or not record.log else []),
+        *_speed(record, after),
         *_operations(record, after),
         *_energy(record, after),
         *([("Bubble", bubble, f"of passes and bubble, mean over ranks{beside}")] if timed else []),
@@ -76,6 +76,14 @@ def settled(record: Record, key: str) -> float | None:
     """Median over the log lines; the first one, which has the start-up in it, only when it is alone."""
     values = record.known(key).to_numpy("float64")
     return float(np.median(values[1:] if len(values) > 1 else values)) if len(values) else None
+
+
+def _speed(record: Record, after: str) -> list[Card]:
+    """Tokens a second; of a model that has no tokens, samples."""
+    samples, tokens = settled(record, "samples_per_s"), settled(record, "tokens_per_s")
+    if samples is not None and tokens is None:
+        return [("Samples per second", number(samples, ",.1f"), after)]
+    return [("Tokens per second", number(tokens, ",.0f"), after)] if tokens is not None or not record.log else []
 
 
 def utilisation(record: Record) -> float | None:

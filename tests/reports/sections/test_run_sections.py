@@ -48,6 +48,18 @@ def test_utilisation_is_the_models_operations_over_the_peaks_of_all_gpus(run: Pa
     assert re.search(rf"Model-FLOP utilisation\s+{tflops / 31.2:.1%}\s+of 125 TFLOP/s fp32 peak", said)
 
 
+def test_a_model_without_tokens_has_samples_per_second(run: Path):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line |= {"samples_per_s": 12.5}
+        del line["tokens_per_s"], line["tflops_per_rank"]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    said, _ = report(run)
+    assert re.search(r"Samples per second\s+12\.5", said)
+    assert "Samples per second over iterations" in (run / "report/index.html").read_text()
+    assert "okens per second" not in said
+
+
 def test_the_loss_is_the_last_that_is_known(run: Path):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for skipped, note in ((1, "mean up to iteration 2, none since"), (3, "")):
