@@ -45,6 +45,8 @@ def defaults_taken(words: Sequence[str], composed: object, keys: Sequence[str]) 
             chosen: Any = OmegaConf.to_container(hydra_compose(_UNDECIDED, found.all))
     except ConfigError:  # files that rely on what the demo has
         return None
+    if getattr(getattr(composed, "model", None), "code", None) is not None:  # a module brings its data
+        keys = [key for key in keys if key != "data.prefix"]
     left = [key for key in (*_SUBJECT, *keys) if key not in given and not _has(chosen, key.split("."))]
     if all(key in left for key in _SUBJECT):
         return None

@@ -36,29 +36,37 @@ def main(argv: List[str]) -> int:
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--recompute", default="none")
     parser.add_argument("--json", action="store_true", help="one line for programs")
-    arguments = parser.parse_args(argv)
+    arguments = vars(parser.parse_args(argv))
+    as_json = arguments.pop("json")
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints
-            task = task_of(_plan(arguments))
+            task = task_of(plan_of(**arguments))
             check(task)
     except EngineError as error:
-        if arguments.json:
+        if as_json:
             print(json.dumps({"error": str(error)}))
         else:
             print(f"error: {error}", file=sys.stderr)
         return 1
-    if arguments.json:
+    if as_json:
         print(json.dumps({"blocks": [block.name for block in task.blocks if block.held is Held.COUNTED]}))
     else:
         print(table(task))
     return 0
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
-    model = {"family": MODULE, "code": _absolute(arguments.code), "capture": arguments.capture}
-    train = {"seed": arguments.seed, "precision": arguments.precision}
-    content: Dict[str, Any] = {"model": model, "train": train, "recompute": arguments.recompute}
-    return Plan.of({**content, "micro_batch_size": arguments.micro_batch_size}, Path())
+def plan_of(
+    code: str,
+    capture: bool = False,
+    micro_batch_size: int = 1,
+    precision: str = "fp32",
+    seed: int = 1234,
+    recompute: str = "none",
+) -> Plan:
+    """What a task needs of a plan."""
+    model = {"family": MODULE, "code": _absolute(code), "capture": capture}
+    content: Dict[str, Any] = {"model": model, "train": {"seed": seed, "precision": precision}}
+    return Plan.of({**content, "recompute": recompute, "micro_batch_size": micro_batch_size}, Path())
 
 
 def _absolute(code: str) -> str:

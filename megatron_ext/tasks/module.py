@@ -149,8 +149,9 @@ def users_task(plan: Plan) -> Task:
 
 def _users_task(plan: Plan) -> Task:
     assert plan.model.code is not None
-    code = user_code.load(plan.model.code, plan.model.code_digest)
     with torch.random.fork_rng([]):
+        torch.manual_seed(plan.train.seed)  # the file may make the model while it is imported
+        code = user_code.load(plan.model.code, plan.model.code_digest)
         torch.manual_seed(plan.train.seed)
         made = user_code.make(code, plan)
     if isinstance(made, Task):
