@@ -102,7 +102,7 @@ def test_activations_are_what_a_layer_keeps_for_its_backward_pass(options: tuple
         *options,
         micro_batch_size=4,
     )
-    layer = TransformerLayer(one.model.sized(1), TensorGroup(1, 0, None, False), recompute, "layer", seed=0)
+    layer = layer_of(one.model.sized(1), recompute)
     weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
     saved: dict[int, torch.Tensor] = {}
 
@@ -203,7 +203,7 @@ def test_dropping_weights_of_attention_takes_what_scores_take(precision: str, dt
     peaks, predicted = [], []
     for rate in (0.0, 0.1):
         one = training(*sizes, f"model.attention_dropout={rate}", micro_batch_size=1)
-        layer = TransformerLayer(one.model.sized(1), TensorGroup(1, 0, None, False), "none", "layer", seed=0).to(dtype)
+        layer = layer_of(one.model.sized(1), "none").to(dtype)
         for parameter in layer.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
         x = torch.randn(1, 384, 32, dtype=dtype, requires_grad=True)
@@ -262,7 +262,7 @@ def test_zb_h1_keeps_what_it_computes_again_until_the_weights_have_their_gradien
     small = ("model.hidden=128", "model.heads=4", "model.sequence_length=96")
     one = training("parallel.schedule=zb_h1", "parallel.recompute=full", *small)
     config = ModelConfig(layers=1, hidden=128, heads=4, sequence_length=96, vocab_size=1, padded_vocab_size=1)
-    layer = TransformerLayer(config, TensorGroup(1, 0, None, False), "full", "layer", seed=0)
+    layer = layer_of(config, "full")
     layer.later = WeightGradients(lambda weight, left, right: None)
     entered = torch.randn(1, 96, 128, requires_grad=True)
     with Live() as live:
@@ -289,3 +289,7 @@ def test_of_several_chunks_only_one_micro_batch_is_in_the_head() -> None:
     plain = training("model.layers=48", pipeline=8)
     chunked = replace(plain, parallel=replace(plain.parallel, schedule=Schedule.interleaved, chunks=2))
     assert stage_memory(chunked, 7, 1.0).activations.fixed == stage_memory(plain, 7).activations.fixed
+
+
+def layer_of(config: ModelConfig, recompute: str) -> TransformerLayer:
+    return TransformerLayer(config, TensorGroup(1, 0, None, False), config.stacks()[0], recompute, "layer", seed=0)
