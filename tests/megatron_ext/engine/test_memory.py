@@ -76,7 +76,7 @@ def test_a_layer_computes_again_what_it_did_not_keep(
         return tensor
 
     config = ModelConfig(layers=1, hidden=8, heads=2, sequence_length=5, vocab_size=7, padded_vocab_size=7)
-    layer = TransformerLayer(config, TensorGroup(), recompute, "layer", seed=0)
+    layer = TransformerLayer(config, TensorGroup(), config.stacks()[0], recompute, "layer", seed=0)
     entered = torch.randn(2, 5, 8, requires_grad=True)
     monkeypatch.setattr(F, "linear", counted_linear)
     monkeypatch.setattr(F, "scaled_dot_product_attention", counted_core)
