@@ -14,6 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from conf.errors import ConfigError
+from conf.schema.model import check_code
 from megatron_ext.contract.model import MODULE
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -76,8 +77,9 @@ def count_blocks(cfg: DictConfig) -> None:
     model, parallel, train = cfg.model, cfg.parallel, cfg.train
     if not OmegaConf.is_missing(model, "layers"):
         return
-    if str(model.get("family")) not in (MODULE, f"Family.{MODULE}") or model.code is None:
+    if str(model.get("family")) not in (MODULE, f"Family.{MODULE}"):
         return
+    check_code(model.code)
     if can_look() and str(cfg.container.kind) == "none":
         asked = Asked(
             code=model.code,

@@ -167,12 +167,17 @@ class Model:
         return self.sized(1).parameters()
 
 
-def _check_module(model: Model) -> None:
-    if model.code is None or not re.fullmatch(r"[^\0]+\.py:[A-Za-z_][A-Za-z0-9_]*", model.code):
+def check_code(code: str | None) -> None:
+    """Raises ConfigError for a `model.code` that names nothing in a Python file."""
+    if code is None or not re.fullmatch(r"[^\0]+\.py:[A-Za-z_][A-Za-z0-9_]*", code):
         raise ConfigError(
-            f"model.code={'null' if model.code is None else model.code} must be FILE.py:NAME, a Python file and "
-            "what in it is to be trained, such as my.py:Net; docs/your-model.md shows one"
+            f"model.code={'null' if code is None else code} must be FILE.py:NAME, a Python file and what in it is to "
+            "be trained, such as my.py:Net; docs/your-model.md shows one"
         )
+
+
+def _check_module(model: Model) -> None:
+    check_code(model.code)
     for key in SIZES:
         if getattr(model, key, 0):
             raise ConfigError(

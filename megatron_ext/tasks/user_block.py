@@ -98,8 +98,6 @@ class _Run:
 def _seeded(seed: int, tensors: List[Tensor]) -> Iterator[None]:
     """Random numbers of the block's own; afterwards all goes on as if none had been drawn."""
     devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-    if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        devices = [torch.cuda.current_device()]
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         yield

@@ -240,7 +240,14 @@ def _column(values: Sequence[float | None]) -> Any:
     known = [value for value in values if value is not None]
     if all(isinstance(value, int) and abs(value) < 1 << 63 for value in known):
         return pd.array(values, dtype="int64" if known and len(known) == len(values) else "Int64")
-    return np.array([math.nan if value is None else float(value) for value in values])
+    return np.array([math.nan if value is None else _as_float(value) for value in values])
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return math.inf if value > 0 else -math.inf
 
 
 def _is_number(value: Any) -> bool:

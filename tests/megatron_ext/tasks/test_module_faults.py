@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from conf.compose import compose
+from conf.errors import ConfigError
 from megatron_ext import blocks
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -179,3 +181,9 @@ def test_the_page_about_your_model_shows_what_its_code_and_commands_give(tmp_pat
         for text in (run(launch), logged)
     )
     assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("code", ["null", "my.py", "my.py:", "my:Net"])
+def test_a_code_that_names_nothing_is_one_message(code: str) -> None:
+    with pytest.raises(ConfigError, match=r"^model\.code=.* must be FILE\.py:NAME, a Python file and what in it"):
+        compose(["model=module", f"model.code='{code}'" if code != "null" else "model.code=null"])
