@@ -46,7 +46,8 @@ def to_experiment(cfg: DictConfig) -> Experiment:
         ConfigError: a key is unknown, a value is missing, an interpolation leads nowhere, or a rule is broken.
     """
     known = _known(cfg)
-    count_blocks(known)
+    with _values_named():
+        count_blocks(known)
     return to_object(known, Experiment)
 
 
@@ -56,18 +57,25 @@ def to_object(cfg: DictConfig, kind: type[T], part: str | None = None) -> T:
     Raises:
         ConfigError: a value is missing, an interpolation leads nowhere, or a rule is broken.
     """
-    try:
+    with _values_named():
         node = cfg if part is None else cfg[part]
         require_shapes(node, kind, part or "")
         made = OmegaConf.to_object(node)
+    assert isinstance(made, kind)
+    return made
+
+
+@contextmanager
+def _values_named() -> Iterator[None]:
+    """Raises ConfigError, with the key, for a value that is missing or refers to nothing."""
+    try:
+        yield
     except MissingMandatoryValue as error:
         key = error.full_key
         raise ConfigError(f"{key} has no value: give {key}=…, or choose a file that sets it") from error
     except InterpolationResolutionError as error:
         key, cause = error.full_key, str(error).splitlines()[0]
         raise ConfigError(f"{key} cannot be resolved: {cause}; give {key}=…") from error
-    assert isinstance(made, kind)
-    return made
 
 
 def _known(cfg: DictConfig) -> DictConfig:

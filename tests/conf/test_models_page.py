@@ -10,7 +10,8 @@ def test_the_page_has_every_model_with_its_sizes() -> None:
     lines = (ROOT / "docs" / "models.md").read_text().splitlines()
     found = [line for line in lines if line.startswith("| `") and line.count("|") == 8]
     models = [line.split("`")[1] for line in found]
-    assert sorted(models) == sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
+    shipped = {path.stem for path in (ROOT / "conf" / "model").glob("*.yaml")}
+    assert sorted(models) == sorted(shipped - {"module"})  # whose sizes are in its own code
     assert found == [row(name) for name in models]
 
 

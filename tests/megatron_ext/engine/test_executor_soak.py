@@ -112,6 +112,9 @@ class TinyStage(nn.Module):
         self.later = later
         self.delays = Random(seed * 100 + virtual_stage)
 
+    def begin(self, sample: int) -> None:
+        """Nothing here is random."""
+
     def forward(self, entered: Tensors) -> Tensors:
         (x,) = entered.values()
         for weight in self.weights:

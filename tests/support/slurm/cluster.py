@@ -147,6 +147,17 @@ class Cluster:
         """`down` fails the jobs on it (they are requeued where they may be), `drain` lets them end, `resume` undoes."""
         self._lines("scontrol", "update", f"nodename={name}", f"state={state}", f"reason={reason}")
 
+    def resume_node(self, name: str) -> None:
+        """Until the node is idle: Slurm may take it down again for what a job has left there."""
+
+        def idle() -> bool:
+            state = self.states()[name]
+            if state.startswith(("down", "drain")):
+                self.run("scontrol", "update", f"nodename={name}", "state=resume")
+            return state == "idle"
+
+        self._wait(f"node {name}, which is resumed", idle, 300)
+
     def set_end(self, job: str | int, seconds: int) -> None:
         """Moves a running job's time limit. Slurm looks only every 30 s (PERIODIC_TIMEOUT in slurmctld.h), and so warns
         (sbatch --signal) up to 30 s early: with 31, a job is warned when Slurm looks next, and ended 30 s later."""
