@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import PATIENCE_S
+from tests.support.ordinary_user import open_to_others
 from tests.support.slurm import machines
 from tests.support.slurm.cluster import Cluster
+from tests.support.slurm.configuration import Partition
 
 ALL_REDUCE = """
 import os, socket, torch, torch.distributed as dist
@@ -241,3 +244,33 @@ def test_a_cluster_beside_this_one_vanishes_when_its_process_is_killed(
         assert len(link) == (kind == "isolated")
         process.kill()
     wait_for(lambda: processes_of(base) == [] and (link_of(base) == [] or link_of(base) != link))
+
+
+CRASHES_ONCE = """\
+#!/bin/sh
+if mkdir "{base}/crashed"; then
+    {mariadbd} "$@" & {until}; kill -SEGV $!; wait $!
+else
+    exec {mariadbd} "$@"
+fi
+"""
+
+
+@pytest.mark.parametrize(
+    "until", ["sleep 0.1", 'until grep -q "ready for" {base}/log/mariadbd.log; do :; done'], ids=["early", "ready"]
+)
+def test_a_database_that_ends_is_started_again(until: str):
+    with open_to_others() as base:
+        cluster = Cluster(base, [Partition(name="one", count=1, gpu="a10")], isolated=machines.may_isolate())
+        shim = base / "bin" / "mariadbd"
+        shim.parent.mkdir()
+        real = shutil.which("mariadbd", path=cluster.env["PATH"])
+        shim.write_text(CRASHES_ONCE.format(base=base, mariadbd=real, until=until.format(base=base)))
+        shim.chmod(0o755)
+        cluster.env["PATH"] = f"{shim.parent}:{cluster.env['PATH']}"
+        try:
+            cluster.start()
+            assert (base / "crashed").exists()
+            assert cluster.sacct() == []
+        finally:
+            cluster.stop()

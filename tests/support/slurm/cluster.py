@@ -28,6 +28,8 @@ PACKAGES = ("slurm-wlm", "slurmdbd", "munge", "mariadb-server", "iproute2")
 OF_A_JOB = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SACCT_", "SQUEUE_", "SINFO_", "SCANCEL_", "PMI", "SUBMITIT_")
 """How variables begin that steer Slurm's commands, or that a job around the tests has set."""
 HEAD = "head"
+FOLDERS = ("munge", "log", "state", "database", "spool", "devices")
+DATABASE = 'mkdir "$1/data" "$1/tmp"; exec mariadbd "$2"'
 TOO_LONG_FOR_SOCKETS = 60
 """Characters of `base`: what Slurm adds must fit the 107 of a socket's path (unix(7))."""
 
@@ -56,6 +58,10 @@ class ClusterError(RuntimeError):
     """The cluster does not do what it must; the message holds the end of its logs."""
 
 
+class DaemonEnded(ClusterError):
+    """A daemon of the head node has ended by itself."""
+
+
 def missing() -> list[str]:
     """Programs that the cluster needs and this machine lacks."""
     return [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
@@ -82,13 +88,30 @@ class Cluster:
         self._user = pwd.getpwuid(os.getuid()).pw_name
         self._network: Network | None = None
         self._machines: dict[str, machines.Machine] = {}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._broken: set[str] = set()
 
     def start(self) -> None:
-        """Returns when every node is idle."""
+        """Returns when every node is idle.
+
+        At times slurmdbd gets no answer to its first question to a new database, and ends; seldom the database crashes.
+        Then all of it begins anew.
+        """
+        for _ in range(3):
+            try:
+                self._start()
+            except DaemonEnded:
+                self.stop()
+            else:
+                return
+            for folder in FOLDERS:
+                shutil.rmtree(self.base / folder, ignore_errors=True)
+        self._start()
+
+    def _start(self) -> None:
         base = self.base
-        for folder in ("munge", "log", "state", "database", *(f"spool/{name}" for name in self.nodes)):
-            (base / folder).mkdir(parents=True)
+        for folder in (*FOLDERS, *(f"spool/{name}" for name in self.nodes)):
+            (base / folder).mkdir(parents=True, exist_ok=True)
         (base / "hosts").touch()
         self._machines[HEAD] = head = self._machine(HEAD)
         if isinstance(head, machines.Isolated):
@@ -102,7 +125,14 @@ class Cluster:
         for node in site.nodes:
             self._boot(node)
         self._wait("munged", site.munge_socket.is_socket)
-        self._accounting(site)
+        site.database_socket.unlink(missing_ok=True)
+        self._daemon(
+            "mariadbd", "sh", "-ec", DATABASE, "database", str(site.database), f"--defaults-file={base}/my.cnf"
+        )
+        self._wait("mariadbd", site.database_socket.is_socket)
+        # Only so does slurmdbd take the path of a socket.
+        self._daemon("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=str(site.database_socket))
+        self._wait("slurmdbd", partial(_listens, site.head.address, site.head.dbd_port))
         self._daemon("slurmctld", "slurmctld", "-D", "-c")
         self._wait("slurmctld", lambda: self.run("scontrol", "ping").returncode == 0)
         # A slurmd that finds no slurmctld tries again a second later.
@@ -114,6 +144,7 @@ class Cluster:
         """Ends every process, at once."""
         if self._network:
             self._network.disconnect()
+        self._daemons.clear()
         while self._machines:
             self._machines.popitem()[1].kill()
         shutil.rmtree(self.base / "database")
@@ -221,7 +252,7 @@ class Cluster:
         self._wait("nodes", lambda: set(self.states().values()) == {"idle"})
         return [*left, *strays.values()]
 
-    def log_tail(self, lines: int = 15) -> str:
+    def log_tail(self, lines: int = 50) -> str:
         """The end of every daemon's log, or of what it printed, where it did not live to have a log."""
         paths = {path.stem: path for path in sorted((self.base / "log").iterdir(), reverse=True)}
         tails = {name: path.read_text(errors="replace").splitlines()[-lines:] for name, path in paths.items()}
@@ -287,29 +318,9 @@ class Cluster:
         log = self._site.logs / f"slurmd-{node.name}.out"
         self._machines[node.name].spawn(["slurmd", "-D", "-N", node.name], log, self.env)
 
-    def _accounting(self, site: Site) -> None:
-        """Starts the database and slurmdbd, again where one of them ends at once.
-
-        At times slurmdbd gets no answer to its first question to a new database, and ends; seldom the database ends.
-        """
-        address = site.head.address, site.head.dbd_port
-        database: subprocess.Popen[bytes] | None = None
-        for _ in range(5):
-            if database is None or database.poll() is not None:
-                site.database_socket.unlink(missing_ok=True)
-                database = self._daemon("mariadbd", "mariadbd", f"--defaults-file={site.base}/my.cnf")
-                self._wait("mariadbd", site.database_socket.is_socket)
-            # Only so does slurmdbd take the path of a socket.
-            daemon = self._daemon("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=str(site.database_socket))
-            self._wait("slurmdbd", partial(_listens_or_ended, address, (database, daemon)))
-            if database.poll() is None and daemon.poll() is None:
-                return
-            daemon.kill()
-            daemon.wait()
-        raise ClusterError(f"slurmdbd or its database ends as soon as it is started\n{self.log_tail()}")
-
-    def _daemon(self, name: str, *argv: str, **environment: str) -> subprocess.Popen[bytes]:
-        return self._machines[HEAD].spawn(argv, self._site.logs / f"{name}.out", self.env | environment)
+    def _daemon(self, name: str, *argv: str, **environment: str) -> None:
+        log = self._site.logs / f"{name}.out"
+        self._daemons[name] = self._machines[HEAD].spawn(argv, log, self.env | environment)
 
     def _lines(self, *argv: str) -> list[str]:
         done = self.run(*argv)
@@ -320,6 +331,8 @@ class Cluster:
     def _wait(self, what: str, condition: Callable[[], bool], seconds: float = 90) -> None:
         until = time.monotonic() + seconds
         while not condition():
+            if ended := [name for name, daemon in self._daemons.items() if daemon.poll() is not None]:
+                raise DaemonEnded(f"{what}: {', '.join(ended)} ended\n{self.log_tail()}")
             if time.monotonic() > until:
                 raise ClusterError(f"{what}: not within {seconds} s\n{self.log_tail()}")
             time.sleep(0.01)
@@ -328,10 +341,6 @@ class Cluster:
 def _path() -> str:
     """Daemons lie where not every user looks."""
     return os.environ["PATH"] + ":/usr/local/sbin:/usr/sbin:/sbin"
-
-
-def _listens_or_ended(address: tuple[str, int], daemons: Sequence[subprocess.Popen[bytes]]) -> bool:
-    return any(daemon.poll() is not None for daemon in daemons) or _listens(*address)
 
 
 def _listens(address: str, port: int) -> bool:

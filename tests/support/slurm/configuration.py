@@ -221,11 +221,15 @@ StorageLoc=slurm
 
 
 def my_cnf(site: Site) -> str:
-    """A private MariaDB that starts on an empty folder: without privileges there is nothing to install first."""
+    """A private MariaDB that starts on an empty folder: without privileges there is nothing to install first.
+
+    Files in `tmpdir` are named by the process's number, which is the same in every machine with a PID namespace.
+    """
     return f"""\
 [mysqld]
 user={site.user}
-datadir={site.database}
+datadir={site.database}/data
+tmpdir={site.database}/tmp
 socket={site.database_socket}
 pid-file={site.base}/mariadbd.pid
 log-error={site.logs}/mariadbd.log
