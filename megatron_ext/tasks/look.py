@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.tasks import tree
-from megatron_ext.tasks.capture import Piece, Pieces, Value
+from megatron_ext.tasks.pieces import Piece, Pieces, Value
 from megatron_ext.tasks.task import Tensors, Wire
 from megatron_ext.tasks.user_block import Form, copied
 from megatron_ext.tasks.user_code import UserCode
@@ -254,22 +254,16 @@ def _at(piece: Piece) -> str:
 
 def wires_of(output: Any, values: Mapping[str, Given]) -> List[str]:
     """The names of the tensors in what a model returns."""
-    if isinstance(output, Value):
-        return list(values[output.name].wires) if output.name in values else []
-    parts = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
-    return [name for part in parts for name in wires_of(part, values)]
+    found = [values[leaf.name].wires for leaf in tree.leaves(output) if isinstance(leaf, Value) and leaf.name in values]
+    return [name for wires in found for name in wires]
 
 
 def returned(output: Any, values: Mapping[str, Given], tensors: Mapping[str, Tensor]) -> Any:
     """What a model returns, made of the tensors of its pieces."""
-    if isinstance(output, Value):
-        given = values[output.name]
-        return tree.together(given.shape, [tensors[name] for name in given.wires])
-    if isinstance(output, dict):
-        return {key: returned(part, values, tensors) for key, part in output.items()}
-    if isinstance(output, (tuple, list)):
-        parts = [returned(part, values, tensors) for part in output]
-        if hasattr(output, "_fields"):
-            return type(output)(*parts)
-        return tuple(parts) if isinstance(output, tuple) else parts
-    return output
+
+    def filled(leaf: Any) -> Any:
+        if not isinstance(leaf, Value):
+            return leaf
+        return tree.together(values[leaf.name].shape, [tensors[name] for name in values[leaf.name].wires])
+
+    return tree.mapped(output, filled)

@@ -15,8 +15,9 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks import tree, user_code
-from megatron_ext.tasks.capture import Pieces, capture, children, one_piece
+from megatron_ext.tasks.capture import capture
 from megatron_ext.tasks.look import Given, Look, Loss, Sample, look_at, require_gradients, returned, wires_of
+from megatron_ext.tasks.pieces import Pieces, children, one_piece
 from megatron_ext.tasks.task import DTYPES, Block, Micro, Task, Tensors, Wire
 from megatron_ext.tasks.user_block import HELD_AS, Form, UserBlock, copied
 from megatron_ext.tasks.user_code import UserCode

@@ -1,11 +1,15 @@
-"""Tensors in tuples, lists and dictionaries: taken apart for a message or a sample, and put together again."""
+"""Tuples, lists and dictionaries, one inside the other.
+
+Tensors in them are taken apart for a message or a sample, and put together again.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.fx.immutable_collections import immutable_dict
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.Size, slice, type(Ellipsis))
 """What may stand beside tensors; it must not change."""
@@ -28,7 +32,41 @@ class Nest(NamedTuple):
 
     kind: type
     keys: Tuple[Any, ...]
+    """Of a tuple or list, the numbers of its parts."""
     parts: Tuple[Any, ...]
+
+
+def opened(value: Any) -> Optional[Nest]:
+    """What a tuple, list or dictionary holds; None for anything else."""
+    if isinstance(value, dict):
+        return Nest(type(value), tuple(value), tuple(value.values()))
+    if isinstance(value, (tuple, list)):
+        return Nest(type(value), tuple(range(len(value))), tuple(value))
+    return None
+
+
+def closed(nest: Nest) -> Any:
+    """The inverse. torch.fx's lists and dictionaries, which cannot be changed, become ordinary ones."""
+    if issubclass(nest.kind, dict):
+        made = dict(zip(nest.keys, nest.parts))
+        return made if nest.kind in (dict, immutable_dict) else nest.kind(made)
+    if hasattr(nest.kind, "_fields"):
+        return nest.kind(*nest.parts)
+    return nest.parts if issubclass(nest.kind, tuple) else list(nest.parts)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A value with another in the place of each leaf: of what is no tuple, list or dictionary."""
+    nest = opened(value)
+    if nest is None:
+        return change(value)
+    return closed(nest._replace(parts=tuple(mapped(part, change) for part in nest.parts)))
+
+
+def leaves(value: Any) -> List[Any]:
+    """What is no tuple, list or dictionary, in its order."""
+    nest = opened(value)
+    return [value] if nest is None else [leaf for part in nest.parts for leaf in leaves(part)]
 
 
 def apart(value: Any, path: Tuple[str, ...] = ()) -> Tuple[Any, List[Tensor]]:
@@ -41,18 +79,15 @@ def apart(value: Any, path: Tuple[str, ...] = ()) -> Tuple[Any, List[Tensor]]:
         return Slot(path), [value]
     if isinstance(value, PLAIN):
         return Kept(value), []
-    if isinstance(value, dict):
-        keys, values = tuple(value), list(value.values())
-    elif isinstance(value, (tuple, list)):
-        keys, values = tuple(range(len(value))), list(value)
-    else:
+    nest = opened(value)
+    if nest is None:
         raise TypeError(f"a {type(value).__name__}, which is neither a tensor nor a tuple, list or dict of such")
     parts, tensors = [], []
-    for key, one in zip(keys, values):
+    for key, one in zip(nest.keys, nest.parts):
         part, found = apart(one, (*path, str(key)))
         parts.append(part)
         tensors += found
-    return Nest(type(value), keys, tuple(parts)), tensors
+    return nest._replace(parts=tuple(parts)), tensors
 
 
 def together(shape: Any, tensors: List[Tensor]) -> Any:
@@ -61,13 +96,7 @@ def together(shape: Any, tensors: List[Tensor]) -> Any:
         return tensors.pop(0)
     if isinstance(shape, Kept):
         return shape.value
-    values = [together(part, tensors) for part in shape.parts]
-    if issubclass(shape.kind, dict):
-        made: Dict[Any, Any] = dict(zip(shape.keys, values))
-        return made if shape.kind is dict else shape.kind(made)
-    if hasattr(shape.kind, "_fields"):
-        return shape.kind(*values)
-    return tuple(values) if issubclass(shape.kind, tuple) else list(values)
+    return closed(shape._replace(parts=tuple(together(part, tensors) for part in shape.parts)))
 
 
 def paths(shape: Any) -> List[Tuple[str, ...]]:
