@@ -3,8 +3,8 @@
 All three train the same GPT-2 in bf16 on the same batches: our engine (one rank, started as a node agent starts it), a
 textbook loop with torch.compile in the manner of nanoGPT, and Hugging Face's GPT2LMHeadModel with torch's fused AdamW.
 Each has a process, and so the GPU's memory, of its own. `--device cpu` with the model tiny only shows that everything
-works. MFU counts model operations (`ModelConfig.flops_per_token`) against the GPU's dense bf16 peak: of a GPU that is
-not in `PEAK_TFLOPS`, `--peak-tflops` tells it, or there is none.
+works. MFU counts model operations (`contract.operations.flops_per_token`) against the GPU's dense bf16 peak: of a GPU
+that is not in `PEAK_TFLOPS`, `--peak-tflops` tells it, or there is none.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
 from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.operations import flops_per_token
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.timeline.memory import measure
 
@@ -236,7 +237,7 @@ def main() -> None:
     for name in wanted:
         result = loops[name]()
         if peak is not None:
-            result["mfu"] = result["tokens_per_s"] * model.flops_per_token() / (peak * 1e12)
+            result["mfu"] = result["tokens_per_s"] * flops_per_token(model) / (peak * 1e12)
         found[name] = result
         print(name, json.dumps(result), flush=True)
     if arguments.results:

@@ -25,6 +25,7 @@ from megatron_ext.checkpoints.tensors import WEIGHTS
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular
 from megatron_ext.contract.model import OPTIONS, ModelConfig
+from megatron_ext.contract.parameters import checkpoint_parameter
 from megatron_ext.contract.run_files import META
 from megatron_ext.data.indexed_dataset import replacing
 
@@ -49,9 +50,8 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
         content = safetensors.read(checkpoint.part(part))
         for name, twin in family.twins(model, part).items():
             tensor = taken(checkpoint.part(part), content, f"{WEIGHTS}/{name}")
-            tensors.update(
-                {f"{prefix}{theirs}": each for theirs, each in twin.theirs(tensor, model.parameter(part, name))}
-            )
+            pairs = twin.theirs(tensor, checkpoint_parameter(model, part, name))
+            tensors.update({f"{prefix}{theirs}": each for theirs, each in pairs})
     as_file = out.suffix == ".safetensors"
     if not as_file:
         try:
@@ -138,7 +138,7 @@ def _parts(
         yield (
             part,
             {
-                f"{WEIGHTS}/{name}": twin.ours(path, found, model.parameter(part, name))
+                f"{WEIGHTS}/{name}": twin.ours(path, found, checkpoint_parameter(model, part, name))
                 for name, twin in family.twins(model, part).items()
             },
         )

@@ -28,6 +28,7 @@ from megatron_ext.contract.model import (
     T5,
     ModelConfig,
 )
+from megatron_ext.contract.parameters import parameter_count
 
 MOST_BLOCKS = 10_000
 """Of a module."""
@@ -164,7 +165,7 @@ class Model:
 
     def parameters(self) -> int:
         """Weights of the model without vocabulary padding; a tied embedding counts once."""
-        return self.sized(1).parameters()
+        return parameter_count(self.sized(1))
 
 
 def check_code(code: str | None) -> None:

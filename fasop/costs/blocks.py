@@ -14,6 +14,7 @@ import numpy as np
 
 from conf.schema.experiment import Model
 from fasop.costs.arrays import Integers
+from megatron_ext.contract.activations import crossing
 
 Kinds = tuple[str, ...]
 """Of the blocks that lie together."""
@@ -88,5 +89,5 @@ def blocks_of(model: Model) -> Blocks:
         last=tuple(waiting),
         kinds=tuple(kinds),
         sequence=tuple(sequence),
-        crossing=tuple(sized.crossing(after) for after in range(len(sequence) + 1)),
+        crossing=tuple(crossing(sized, after) for after in range(len(sequence) + 1)),
     )

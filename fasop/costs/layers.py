@@ -19,7 +19,10 @@ from fasop.costs.links import Link, Number
 from fasop.costs.profile import OTHER_16_BIT, LayerProfile, ModelCosts
 from fasop.costs.training import Training
 from fasop.errors import SearchError
+from megatron_ext.contract.activations import inside_activations, outside_activations
 from megatron_ext.contract.model import Stack
+from megatron_ext.contract.operations import core_operations, operations
+from megatron_ext.contract.parameters import block_numel
 
 
 class Basis(IntEnum):
@@ -209,13 +212,13 @@ def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> Mapping[str,
     traffic = gpu.memory_gb_per_s * 1e9
     group = within.all_reduce(tensor)
 
-    def product(operations: float, weights: float) -> float:
-        return max(operations / rate, width * weights / traffic)
+    def product(count: float, weights: float) -> float:
+        return max(count / rate, width * weights / traffic)
 
     def layer(stack: Stack) -> Time:
-        matrices = product(batch * sizes.operations(stack.kind) / tensor, sizes.numel(stack.kind, tensor))
+        matrices = product(batch * operations(sizes, stack.kind) / tensor, block_numel(sizes, stack.kind, tensor))
         # What memory.py counts, written and read.
-        kept = sizes.outside_activations(stack.kind) + sizes.inside_activations(stack.kind) / tensor
+        kept = outside_activations(sizes, stack.kind) + inside_activations(sizes, stack.kind) / tensor
         rest = 2 * width * batch * kept / traffic
         sums = 2 + (stack.context > 0)
         reduce = group.takes(float(batch * stack.tokens * model.hidden * width))
@@ -230,7 +233,7 @@ def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> Mapping[str,
         tokens, vocabulary = batch * sizes.predicting, model.padded_vocab(tensor) // tensor
         logits = product(2 * tokens * model.hidden * vocabulary, model.hidden * vocabulary)
         logits += 2 * width * tokens * vocabulary / traffic
-        if beside := sizes.operations("head") - 2 * sizes.predicting * model.hidden * model.vocab_size:
+        if beside := operations(sizes, "head") - 2 * sizes.predicting * model.hidden * model.vocab_size:
             logits += batch * beside / rate
         reduce = group.takes(float(tokens * model.hidden * width))
         return Time(forward=logits, backward=2 * logits + reduce)
@@ -248,7 +251,7 @@ def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> Mapping[str,
 def _core_share(model: Model, kind: str) -> float:
     """The part of a layer's operations that is the attention's core: scores and their product with the values."""
     sizes = model.sized(1)
-    return sizes.core_operations(kind) / max(1, sizes.operations(kind))
+    return core_operations(sizes, kind) / max(1, operations(sizes, kind))
 
 
 def gradients_summed(link: Link[Number], training: Training) -> Link[Number]:

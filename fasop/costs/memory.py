@@ -18,6 +18,7 @@ from fasop.costs.blocks import blocks_of
 from fasop.costs.links import Number
 from fasop.costs.sizes import LOGITS_AT_ONCE, activation_bytes, embedding_parameters, head_parameters, kind_parameters
 from fasop.costs.training import Training
+from megatron_ext.contract.activations import inside_activations, outside_activations
 
 GIB = 2**30
 CONTEXT_BYTES = GIB
@@ -120,7 +121,7 @@ def layer_activations(training: Training, kind: int = 0) -> float:
 
     Counted in tensors of [micro-batch, sequence, hidden]. tdpp's engine: the inputs of both norms and of the linear
     layers after them; and, shared by the tensor group, what attention and MLP keep inside
-    (`ModelConfig.inside_activations`). Its attention keeps no scores, so recomputing it saves nothing. Megatron-LM:
+    (`megatron_ext.contract.activations`). Its attention keeps no scores, so recomputing it saves nothing. Megatron-LM:
     Korthikanti et al. 2022, equations 2 and 4, where the scores are kept unless they are recomputed.
     """
     model, parallel = training.model, training.parallel
@@ -135,9 +136,9 @@ def layer_activations(training: Training, kind: int = 0) -> float:
         return size * (5 / (tensor if parallel.sequence_parallel else 1) + (12 + scores) / tensor)
     sized, numbers = model.sized(tensor), model.sequence_length * model.hidden
     kinds = blocks_of(model).kinds[kind]
-    whole = sum(sized.outside_activations(one) for one in kinds) / numbers
+    whole = sum(outside_activations(sized, one) for one in kinds) / numbers
     outside = whole / 2 / tensor + whole / 2 if parallel.sequence_parallel else whole
-    inside = sum(sized.inside_activations(one) for one in kinds) / numbers
+    inside = sum(inside_activations(sized, one) for one in kinds) / numbers
     return size * (outside + inside / tensor)
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from conf.schema.experiment import Model, Precision
 from fasop.costs.blocks import Kinds, blocks_of
+from megatron_ext.contract.parameters import block_numel, block_parameters, tied_parameters
 
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
 """Of a weight or an activation."""
@@ -55,26 +56,26 @@ def kind_parameters(model: Model, tensor: int, *, own_word: bool) -> tuple[int, 
 def shared_parameters(model: Model, tensor: int) -> tuple[int, int]:
     """Parameters that several blocks have copies of, and by how many blocks, at most."""
     sized = model.sized(tensor)
-    copies = sized.tied()
+    copies = tied_parameters(sized)
     owners = Counter(copies.values())
-    of_kind = {kind: sized.block(kind) for kind in {name.split(".")[0] for name in owners}}
+    of_kind = {kind: block_parameters(sized, kind) for kind in {name.split(".")[0] for name in owners}}
     size = sum(of_kind[name.split(".")[0]][name.partition(".")[2]].numel(tensor) for name in owners)
     return size, 1 + max(owners.values(), default=0)
 
 
 def _parameters(model: Model, tensor: int, kinds: Kinds) -> int:
     sized = model.sized(tensor)
-    return sum(sized.numel(kind, tensor) for kind in kinds)
+    return sum(block_numel(sized, kind, tensor) for kind in kinds)
 
 
 def _copies(model: Model, tensor: int, kinds: Kinds) -> int:
     """Of parameters that are another block's, too."""
     sized = model.sized(tensor)
-    tied = sized.tied()
+    tied = tied_parameters(sized)
     return sum(
         parameter.numel(tensor)
         for kind in kinds
-        for name, parameter in sized.block(kind).items()
+        for name, parameter in block_parameters(sized, kind).items()
         if f"{kind}.{name}" in tied
     )
 

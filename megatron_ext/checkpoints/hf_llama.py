@@ -10,6 +10,7 @@ from torch import Tensor
 from megatron_ext.checkpoints.hf_files import Twin
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.model import GPT, RMS_NORM, ROTARY, ModelConfig
+from megatron_ext.contract.parameters import block_parameters
 from megatron_ext.contract.plan_check import PlanFault, check_object
 
 _LAYER = {
@@ -47,7 +48,7 @@ def twins(model: ModelConfig, part: str) -> Dict[str, Twin]:
     if part == "head":
         own = {"word": Twin(("lm_head.weight",))} if model.untie_embeddings_and_output_weights else {}
         return {"norm.weight": Twin(("model.norm.weight",)), **own}
-    names = model.block("layer")
+    names = block_parameters(model, "layer")
     return {ours: _LAYER[ours].within(f"model.layers.{int(part[len('layer-') :])}.") for ours in names}
 
 

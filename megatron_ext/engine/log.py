@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List
 
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.model import MODULE
+from megatron_ext.contract.operations import flops_per_token
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import BEGINNING, Position
 from megatron_ext.engine.engine import StepResult
@@ -89,7 +90,7 @@ class TrainingLog:
         if plan.model.family == MODULE:
             return {"samples_per_s": plan.global_batch_size / seconds}
         tokens_per_s = plan.global_batch_size * plan.model.tokens / seconds
-        operations = plan.model.flops_per_token() * tokens_per_s
+        operations = flops_per_token(plan.model) * tokens_per_s
         return {"tokens_per_s": tokens_per_s, "tflops_per_rank": operations / plan.world_size / 1e12}
 
 

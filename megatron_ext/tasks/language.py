@@ -10,7 +10,8 @@ from typing import Dict, List, Mapping, Optional, Tuple
 import torch
 from torch import Tensor
 
-from megatron_ext.contract.model import Parameter, Stack
+from megatron_ext.contract.model import Stack
+from megatron_ext.contract.parameters import Parameter, block_parameters, tied_parameters
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 from megatron_ext.tasks.cut import block_of
@@ -26,9 +27,9 @@ class LanguageTask(Task):
         self._plan = plan
         self._model = plan.model
         self._seed = plan.train.seed
-        self.tied: Mapping[str, str] = plan.model.tied()
+        self.tied: Mapping[str, str] = tied_parameters(plan.model)
         self._stacks = {stack.kind: stack for stack in plan.model.stacks()}
-        self._parameters = {kind: plan.model.block(kind) for kind, _ in plan.model.all_kinds()}
+        self._parameters = {kind: block_parameters(plan.model, kind) for kind, _ in plan.model.all_kinds()}
 
     def sizes(self, micro_batch_size: int) -> Dict[str, int]:
         model = self._model

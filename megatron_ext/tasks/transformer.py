@@ -14,6 +14,7 @@ from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
 from megatron_ext.contract.model import RMS_NORM, ROTARY, ModelConfig, Stack
+from megatron_ext.contract.parameters import block_parameters
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_embedding
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
@@ -49,7 +50,7 @@ class Embedding(nn.Module):
         self.later: Optional[WeightGradients] = None
         self.dropout = Dropout(config.hidden_dropout, key_of(seed, name), tensor)
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
-        added = config.block("embedding")
+        added = block_parameters(config, "embedding")
         self.position: Optional[nn.Parameter] = None
         if "position" in added:
             self.position = nn.Parameter(torch.empty(added["position"].shape))
@@ -232,7 +233,7 @@ class Head(nn.Module):
         self.norm = norm(config)
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
         self.bias: Optional[nn.Parameter] = None
-        if "bias" in config.block("head"):
+        if "bias" in block_parameters(config, "head"):
             self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size))
 
     def forward(self, x: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:

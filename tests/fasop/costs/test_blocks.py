@@ -17,6 +17,7 @@ from fasop.costs.sizes import BYTES, kind_parameters, shared_parameters
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.inputs import read
 from fasop.simulation.predict import predict_plan
+from megatron_ext.contract.parameters import block_numel, block_parameters
 from tests.support.fasop.plans import pipelines
 
 NOTHING = Link(latency_s=0.0, s_per_byte=0.0)
@@ -58,7 +59,7 @@ def test_stages_hold_all_parameters(tensor: int) -> None:
     """Without the copies that stages of their own have."""
     model = t5().model
     sized = model.sized(tensor)
-    whole = sum(count * sized.numel(kind, tensor) for kind, count in sized.all_kinds())
+    whole = sum(count * block_numel(sized, kind, tensor) for kind, count in sized.all_kinds())
     one = replace(t5(), parallel=replace(t5().parallel, tensor=tensor))
     of_kinds = kind_parameters(model, tensor, own_word=True)
     held = stage_memory(one, 0).weights.fixed / BYTES[one.precision]
@@ -69,7 +70,8 @@ def test_stages_hold_all_parameters(tensor: int) -> None:
     words, holders = shared_parameters(model, tensor)
     assert holders == 3
     assert held < first + head
-    assert words == sized.block("embedding")["word"].numel(tensor) + sized.block("embedding")["position"].numel(tensor)
+    embedding = block_parameters(sized, "embedding")
+    assert words == embedding["word"].numel(tensor) + embedding["position"].numel(tensor)
 
 
 def test_a_decoder_layer_takes_more_than_an_encoder_layer_of_its_tokens() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from conf.compose import compose
 from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.parameters import parameter_count
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.transformer import rotary
@@ -129,7 +130,7 @@ def test_logits_equal_transformers(engine_run: Callable[..., EngineRun], options
     tokens = torch.randint(VOCAB, (2, plan.model.sequence_length), generator=torch.Generator().manual_seed(1))
     ours = stage({"tokens": tokens})["logits"]
     torch.testing.assert_close(ours, model(tokens).logits, rtol=1e-5, atol=1e-5)
-    assert sum(p.numel() for p in model.parameters()) == plan.model.parameters()
+    assert sum(p.numel() for p in model.parameters()) == parameter_count(plan.model)
 
 
 def test_long_waves_are_stretched_and_short_ones_are_not() -> None:
