@@ -10,7 +10,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.model import MODULE, OPTIONS, SIZES, ModelConfig
-from megatron_ext.contract.plan_check import PlanFault, build, check_object, check_rules, require
+from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
+from megatron_ext.contract.plan_rules import check_rules
 from megatron_ext.contract.run_files import RunFiles
 
 VERSION = 1
