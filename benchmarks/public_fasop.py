@@ -21,6 +21,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ from fasop.search.candidates import Space
 from fasop.search.choices import Choices
 from fasop.search.inputs import read
 from fasop.search.search import Best, explore
-from fasop.simulation.pipelines import LayerOrder, Layers, Linear, Pipelines
-from fasop.simulation.times import Times
+from fasop.simulation.layer_order import LayerOrder
+from fasop.simulation.linear import Layers, Linear
+from fasop.simulation.loaded import Loaded
+from fasop.simulation.pipelines import Pipelines
 
 MODELS = {
     "T5": ("model=t5-3b", "parallel.global_batch_size=128"),
@@ -67,13 +70,14 @@ def ours(words: Sequence[str]) -> dict[str, Any]:
 class _PublicMessages(Pipelines):
     """The public simulator lets only the first stage's activations and the last one's gradients take time."""
 
-    def _times(self, layers: Layers, counted: Layers, held: Layers) -> Times:
-        times = super()._times(layers, counted, held)
-        stage = np.arange(self.stages)[:, np.newaxis]
-        return times._replace(
+    def loaded(self, layers: Layers) -> Loaded:
+        loaded = super().loaded(layers)
+        times, stage = loaded.times, np.arange(self.stages)[:, np.newaxis]
+        first_and_last = times._replace(
             send_forward=times.send_forward * (stage == 0),
             send_backward=times.send_backward * (stage == self.stages - 1),
         )
+        return replace(loaded, times=first_and_last)
 
 
 class Public:

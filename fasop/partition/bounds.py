@@ -15,7 +15,8 @@ from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.local_search import both_passes, by_stage, largest_stage, least_largest
 from fasop.partition.unlike_layers import CLOSE, in_units
-from fasop.simulation.pipelines import Linear, Pipelines
+from fasop.simulation.linear import Linear
+from fasop.simulation.pipelines import Pipelines
 
 LEVELS = 200
 """Amounts that are looked at one after another."""

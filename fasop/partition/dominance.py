@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
-from fasop.simulation.pipelines import Linear, Pipelines
+from fasop.simulation.linear import Linear
+from fasop.simulation.pipelines import Pipelines
 
 ROUNDING = 1e-9
 """Of a pass: what differences of times may be off by."""

@@ -21,7 +21,8 @@ import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.linear_program import LeastLargest, Node, Solved
-from fasop.simulation.pipelines import FULL, Layers, Pipelines
+from fasop.simulation.linear import Layers
+from fasop.simulation.pipelines import FULL, Pipelines
 
 EXACT = 1e-6
 """Partitions that differ by less, in proportion, are as good as each other."""

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.unlike_layers import cut_elsewhere, fitting, gains, least_largest_part
-from fasop.simulation.pipelines import Linear, Pipelines
+from fasop.simulation.linear import Linear
+from fasop.simulation.pipelines import Pipelines
 
 FEW = 2000
 """Partitions of a pipeline that are all tried: that takes no longer than a search among them."""

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.simulation.pipelines import FULL, Linear, Pipelines
+from fasop.simulation.linear import Linear
+from fasop.simulation.pipelines import FULL, Pipelines
 
 STEPS = 40
 """Halvings of the interval in which the smallest largest part lies, at most."""

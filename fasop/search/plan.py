@@ -11,7 +11,8 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
-from fasop.simulation.pipelines import Parts, Pipelines
+from fasop.simulation.loaded import Parts
+from fasop.simulation.pipelines import Pipelines
 
 HOUR, DAY = 3600.0, 86400.0
 

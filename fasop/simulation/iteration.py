@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fasop.simulation.pipelines import Linear, Pipelines
+from fasop.simulation.linear import Linear
+from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.replay import Event, StageTimes, simulate
 
 GRADIENTS, EMBEDDING, OPTIMIZER, NORM, WEIGHTS = (

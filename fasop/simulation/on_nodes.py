@@ -18,7 +18,9 @@ from fasop.costs.memory import GIB, chunks_in_flight, stage_memory
 from fasop.costs.placement import Uses, place
 from fasop.costs.profile import optimizer_s_per_parameter
 from fasop.costs.training import Training
-from fasop.simulation.pipelines import Hidden, LayerOrder, Linear, Pipelines
+from fasop.simulation.layer_order import LayerOrder
+from fasop.simulation.linear import Hidden, Linear
+from fasop.simulation.pipelines import Pipelines
 
 
 def on_nodes(training: Training, nodes: Nodes) -> Pipelines:

@@ -9,7 +9,7 @@ is chunk c of stage s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,90 +18,13 @@ from numpy.typing import NDArray
 
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
-from fasop.simulation import blocking
+from fasop.simulation.layer_order import LayerOrder
+from fasop.simulation.linear import Hidden, Layers, Linear
+from fasop.simulation.loaded import Loaded, Parts
 from fasop.simulation.times import Times, Traffic
-from fasop.simulation.vectorised import ends, longest
 
 FULL = 1 + 1e-9
 """The part of a memory that may be taken, but for rounding."""
-Layers = Integers | Floats
-"""Partitions: whole numbers, but in a bound also parts of layers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Linear:
-    """What a stage, or a part, takes, [stages, pipelines] each: `fixed + layers * layer`.
-
-    Of layers of several kinds `layer` is [kinds, stages, pipelines], and so are `layers`.
-    """
-
-    fixed: Floats
-    layer: Floats
-
-    def of(self, layers: Layers) -> Floats:
-        if self.layer.ndim > self.fixed.ndim:
-            whole: Floats = self.fixed + (layers * self.layer).sum(axis=0)
-            return whole
-        return self.fixed + layers * self.layer
-
-    def take(self, columns: Integers) -> Linear:
-        return Linear(fixed=self.fixed[:, columns], layer=self.layer[..., columns])
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerOrder:
-    """The layers of a model, in their order, where they are of several kinds."""
-
-    counts: Integers
-    """[kinds, layers + 1]: how many of each kind are among so many first ones."""
-    extra: Floats
-    """[layers + 1]: bytes by which the messages across a cut behind so many layers are longer than the shortest."""
-
-    @property
-    def layers(self) -> int:
-        return int(self.counts.shape[1]) - 1
-
-    def by_kind(self, partitions: Integers) -> Integers:
-        """[kinds, parts, partitions], of partitions [parts, partitions]."""
-        behind = self.counts[:, np.cumsum(partitions, axis=0)]
-        behind[:, 1:] -= behind[:, :-1].copy()
-        found: Integers = behind
-        return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hidden:
-    """What the last backward pass hides of summing the gradients (fasop/costs/overlap.py)."""
-
-    time: Linear
-    """Of the pass, after the first bucket was complete; negative where none is."""
-    last: Floats
-    """[stages, pipelines]: what the last bucket takes, which nothing hides."""
-
-    def take(self, columns: Integers) -> Hidden:
-        return Hidden(time=self.time.take(columns), last=self.last[:, columns])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Where the time of an iteration goes, by pipeline."""
-
-    total: Floats
-    """From the end of one iteration to the end of the next."""
-    pipeline: Floats
-    """Until the last backward pass has ended."""
-    sums: Floats
-    """The rest, until all gradients are summed over the replicas."""
-    embedding: Floats
-    """The rest, until the embedding's are summed too."""
-    optimizer: Floats
-    """The longest of the stages' steps. A stage that is done early begins the next iteration early, so that this
-    overlaps with `pipeline`."""
-
-    def of(self, column: int) -> Parts:
-        """Those of one pipeline."""
-        here = slice(column, column + 1)
-        return Parts(**{name: seconds[here] for name, seconds in vars(self).items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,71 +130,51 @@ class Pipelines:
             fitting &= np.all(taken <= FULL, axis=(0, 1))
         return fitting
 
+    def loaded(self, layers: Layers) -> Loaded:
+        """With a partition each, [parts, pipelines]."""
+        counted = self.counted(layers)
+        held = self._of_stages(counted)
+        hop, busy = self.messages(layers)
+        back, one_way_out = np.roll(hop, 1, axis=0), self.one_way_out
+        return Loaded(
+            schedule=self.schedule,
+            micro_batches=self.micro_batches,
+            blocking=self.blocking,
+            times=Times(
+                forward=self.forward.of(counted),
+                backward=self.backward.of(counted),
+                send_forward=hop,
+                send_backward=back,
+                start=self.optimizer.of(held),
+            ),
+            traffic=Traffic(
+                forward=busy,
+                backward=back if busy is hop else np.roll(busy, 1, axis=0),
+                one_way_out=np.full(self.stages, self.stages == 2) if one_way_out is None else one_way_out,
+            ),
+            exposed=self.exposed(held),
+            embedding=self.embedding,
+        )
+
     def iteration(self, layers: Layers, limit: Floats | None = None) -> Floats:
-        """[pipelines]: seconds of an iteration, once the first one is over; see `parts`.
+        """[pipelines]: seconds of an iteration, once the first one is over; see `fasop.simulation.loaded`.
 
         What is not below its `limit` may come out too low, but not below the limit.
         """
-        counted = self.counted(layers)
-        held = self._of_stages(counted)
-        times, exposed = self._times(layers, counted, held), self.exposed(held)
-        matters = None if limit is None else lambda done: self._summed(done + exposed)[1] < limit
-        return self._summed(self._done(times, layers, matters) + exposed)[1]
+        return self.loaded(layers).iteration(limit)
 
     def parts(self, layers: Layers) -> Parts:
-        """An iteration, from the moment at which all ranks know the norm of the gradient, where they wait for each
-        other, to the same moment of the next one: each stage steps its optimizer, goes through the schedule, sums
-        its gradients; then first and last stage sum the embedding's.
-        """
-        counted = self.counted(layers)
-        held = self._of_stages(counted)
-        times = self._times(layers, counted, held)
-        done = self._done(times, layers)
-        last = done.max(axis=0)
-        all_summed, total = self._summed(done + self.exposed(held))
-        return Parts(
-            total=total,
-            pipeline=last,
-            sums=all_summed - last,
-            embedding=total - all_summed,
-            optimizer=times.start.max(axis=0),
-        )
-
-    def _summed(self, own: Floats) -> tuple[Floats, Floats]:
-        """[pipelines]: when all stages have summed their gradients, which they have at `own` [stages, pipelines]; and
-        when the embedding's are summed, too."""
-        all_summed = own.max(axis=0)
-        return all_summed, np.maximum(all_summed, np.maximum(own[0], own[-1]) + self.embedding)
-
-    def _done(
-        self, times: Times, layers: Layers, matters: Callable[[Floats], NDArray[np.bool_]] | None = None
-    ) -> Floats:
-        """[stages, pipelines]: when the schedule is over, as `fasop.simulation.vectorised.ends` says."""
-        if self.blocking:
-            return blocking.ends(self.micro_batches, times)
-        return ends(self.schedule, self.micro_batches, times, self._traffic(times, layers), matters)
+        """Where the time of such an iteration goes."""
+        return self.loaded(layers).parts()
 
     def exposed(self, held: Layers) -> Floats:
         """[stages, pipelines]: seconds from a stage's last backward pass until its gradients are summed."""
-        whole = self.sums.of(held)
-        if self.hidden is None:
-            return whole
-        left: Floats = np.minimum(whole, np.maximum(whole - self.hidden.time.of(held), self.hidden.last))
-        return left
+        return self.sums.of(held) if self.hidden is None else self.hidden.left(self.sums, held)
 
     @property
     def least_exposed(self) -> Floats:
         """[stages, pipelines]: what `exposed` is at least."""
         return self.sums.fixed if self.hidden is None else np.minimum(self.sums.fixed, self.hidden.last)
-
-    def _exposed_slopes(self, held: Layers) -> Floats:
-        """[stages, pipelines]: seconds that `exposed` gains with a layer."""
-        if self.hidden is None:
-            return self.sums.layer
-        left, whole = self.exposed(held), self.sums.of(held)
-        beyond = np.where(left == self.hidden.last, 0.0, self.sums.layer - self.hidden.time.layer)
-        slopes: Floats = np.where(left == whole, self.sums.layer, beyond)
-        return slopes
 
     def slopes(self, layers: Layers, known: Floats | None = None) -> Floats:
         """[parts, pipelines]: seconds that the longest path of the iteration gains with a layer of each part; where
@@ -285,17 +188,9 @@ class Pipelines:
         partition it takes at least its time with this one, plus these slopes times the difference. That holds where
         no backward pass hides anything of the sums; see `unhidden`.
         """
-        counted = self.counted(layers)
-        held = self._of_stages(counted)
-        after = self.exposed(held)
-        after[0] += self.embedding
-        after[-1] += self.embedding if self.stages > 1 else 0
-        times = self._times(layers, counted, held)
-        if self.blocking:
-            path = blocking.longest(self.micro_batches, times, after)
-        else:
-            path = longest(self.schedule, self.micro_batches, times, after, self._traffic(times, layers), known)
-        by_stage = path.start * self.optimizer.layer + path.end * self._exposed_slopes(held)
+        path = self.loaded(layers).longest(known)
+        exposed = self.sums.layer if self.hidden is None else self.hidden.slopes(self.sums, self.held(layers))
+        by_stage = path.start * self.optimizer.layer + path.end * exposed
         slopes: Floats = (
             path.forward * self.forward.layer
             + path.backward * self.backward.layer
@@ -322,28 +217,10 @@ class Pipelines:
         if self.order is None:
             return self.hop, self.occupied
         assert self.s_per_byte is not None
-        behind = np.cumsum(np.asarray(layers, np.int64), axis=0)
-        extra = self.order.extra[behind]
-        extra[-1] = 0  # nothing leaves the end of the model
-        longer = extra.reshape(-1, self.stages, behind.shape[1]).max(axis=0) * self.s_per_byte
+        extra = self.order.extra_of_stages(np.asarray(layers, np.int64), self.stages)
+        longer = extra * self.s_per_byte
         hop = self.hop + longer
         return hop, hop if self.busy is None else np.minimum(self.busy + longer, hop)
-
-    def _traffic(self, times: Times, layers: Layers) -> Traffic:
-        whole = Traffic.whole(times)
-        out = whole.one_way_out if self.one_way_out is None else self.one_way_out
-        busy = self.messages(layers)[1]
-        return Traffic(forward=busy, backward=np.roll(busy, 1, axis=0), one_way_out=out)
-
-    def _times(self, layers: Layers, counted: Layers, held: Layers) -> Times:
-        hop = self.messages(layers)[0]
-        return Times(
-            forward=self.forward.of(counted),
-            backward=self.backward.of(counted),
-            send_forward=hop,
-            send_backward=np.roll(hop, 1, axis=0),
-            start=self.optimizer.of(held),
-        )
 
 
 def joined(several: Sequence[Pipelines]) -> Pipelines:

@@ -14,7 +14,7 @@ from fasop.costs.links import between
 from fasop.costs.sizes import word_parameters
 from fasop.partition.baselines import even
 from fasop.partition.local_search import improved
-from fasop.simulation.pipelines import Linear
+from fasop.simulation.linear import Linear
 from launch.cli import main
 from tests.support import ROOT
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, kinds, training

@@ -13,7 +13,8 @@ from fasop.partition.exact import proved
 from fasop.partition.local_search import bottleneck, feasible
 from fasop.search.candidates import Space
 from fasop.search.search import Best, explore
-from fasop.simulation.pipelines import Hidden, Linear, Pipelines
+from fasop.simulation.linear import Hidden, Linear
+from fasop.simulation.pipelines import Pipelines
 from tests.support.fasop.random_clusters import best_times, random_case
 from tests.support.fasop.random_pipelines import all_times, random_pipelines
 from tests.support.fasop.searches import floor

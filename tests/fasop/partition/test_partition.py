@@ -15,7 +15,8 @@ from fasop.partition.baselines import amp, even, minmax, start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.exact import EXACT, proved
 from fasop.partition.local_search import bottleneck, exhaustive, feasible, improved, largest_stage
-from fasop.simulation.pipelines import Hidden, Linear, Pipelines
+from fasop.simulation.linear import Hidden, Linear
+from fasop.simulation.pipelines import Pipelines
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed
 
 TIME = st.floats(0, 10, allow_nan=False)

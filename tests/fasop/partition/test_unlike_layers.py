@@ -15,7 +15,9 @@ from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.local_search import bottleneck, feasible, improved_by_cuts, largest_stage, shortest
 from fasop.partition.unlike_layers import gains
 from fasop.simulation.iteration import stage_times
-from fasop.simulation.pipelines import Hidden, LayerOrder, Linear, Pipelines
+from fasop.simulation.layer_order import LayerOrder
+from fasop.simulation.linear import Hidden, Linear
+from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.replay import simulate
 from megatron_ext.contract.schedules import as_json, schedule
 from tests.support.fasop.random_pipelines import all_partitions, all_times, random_pipelines

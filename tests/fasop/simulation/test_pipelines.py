@@ -19,7 +19,7 @@ from fasop.costs.placement import place
 from fasop.costs.sizes import embedding_parameters, layer_parameters
 from fasop.costs.training import Training
 from fasop.errors import SearchError
-from fasop.simulation.pipelines import Linear
+from fasop.simulation.linear import Linear
 from fasop.simulation.times import Times
 from fasop.simulation.vectorised import ends
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed, pipelines

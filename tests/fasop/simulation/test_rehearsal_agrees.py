@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conf.schema.experiment import Experiment
-from fasop.simulation.pipelines import Linear
+from fasop.simulation.linear import Linear
 from launch.control.plan import make_plan
 from launch.control.rehearsal import rehearsal_times
 from tests.support.fasop.plans import built, column, experiment, mixed

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from conf.schema.experiment import Schedule
-from fasop.simulation.pipelines import Hidden, LayerOrder, Linear, Pipelines
+from fasop.simulation.layer_order import LayerOrder
+from fasop.simulation.linear import Hidden, Linear
+from fasop.simulation.pipelines import Pipelines
 
 Numbers = Callable[[int], np.ndarray]
 
