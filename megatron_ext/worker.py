@@ -8,45 +8,26 @@ was asked to save and end (SIGUSR2) and its ranks have done so. No rank outlives
 
 from __future__ import annotations
 
-import errno
-import gc
-import json
-import os
 import signal
 import sys
-import time
-import traceback
-from contextlib import contextmanager, suppress
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Callable, List, Optional
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext.contract.errors import EngineError, PeerLost, address_space_left, shortage
-from megatron_ext.contract.failure import RankFailure
-from megatron_ext.contract.files import write_atomic
+from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Place, Plan
-from megatron_ext.contract.worker import SAVED, START, die_with_parent
-from megatron_ext.parallel import interface, interruption, local_store
-from megatron_ext.parallel.interruption import Interrupted
+from megatron_ext.contract.worker import die_with_parent
+from megatron_ext.node.failures import shortage_named
+from megatron_ext.node.ranks import Ranks, signals_blocked
+from megatron_ext.parallel import interruption, local_store
 from megatron_ext.parallel.local_store import LocalStore
-from megatron_ext.parallel.store import AuthenticatedStore, Server, read_secret
-from megatron_ext.timeline import memory
+from megatron_ext.parallel.meeting import join_store, open_store
 from megatron_ext.timeline.event_files import EventBuffer, EventFiles
-from megatron_ext.timeline.progress import STOPPED, Board, Wait
+from megatron_ext.timeline.progress import Wait
 from megatron_ext.train import train
-
-GRACE_S = 3.0
-"""Seconds between asking ranks to end and killing them."""
-LOOK_S = 5.0
-"""Between two looks at what the ranks are doing."""
-STILL_S = 10.0
-"""A rank that has done the same thing for this long may stand still."""
-MIN_ADDRESS_SPACE = 2**30
-"""Some dozen threads of a rank reserve as much; the C++ library ends a rank that cannot have one, without a reason."""
 
 
 class Stopped(Exception):
@@ -64,7 +45,7 @@ def main(argv: List[str], job: Optional[Job] = None) -> int:
     try:
         plan = Plan.read(plan_path)
         die_with_parent(signal.SIGTERM)
-        with _shortage_named():
+        with shortage_named():
             return _run_node(plan, node_rank, job)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -94,7 +75,7 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
     try:
         if node_rank == 0:
             plan.files.address.unlink(missing_ok=True)
-        with _blocked():
+        with signals_blocked():
             ranks.start()
             events.start()
         store = open_store(plan) if node_rank == 0 and local is None else None
@@ -110,292 +91,6 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
         ranks.end()
         events.finish()
     return code
-
-
-class Ranks:
-    """The ranks of one node: their processes, and the files that tell of them."""
-
-    def __init__(self, plan: Plan, node_rank: int, job: Callable[[Place], None]) -> None:
-        """`job` is all that a rank does."""
-        if plan.rehearsal is None:
-            import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: once here, not in every rank)
-        self._plan = plan
-        self._job = job
-        self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
-        self._kernel_kills = memory.kernel_kills()
-        self._path = plan.files.node_ranks(plan.nodes[node_rank].name)
-        self._board = Board([place.rank for place in self._places])
-        self._state: Dict[int, Dict[str, Any]] = {}
-        """By pid: what nodes/<node>.ranks.json says of it."""
-
-    def start(self) -> None:
-        """Forks every rank. What an earlier start of the run left behind of errors is no longer true."""
-        parent = os.getpid()
-        gc.freeze()  # a rank's garbage collection would write to, and so copy, all memory that it shares with us
-        for place in self._places:
-            self._plan.files.rank_error(place.rank).unlink(missing_ok=True)
-            pid = os.fork()
-            if pid == 0:
-                self._board.take(place.rank)
-                if self._plan.train.checkpoint:
-                    interruption.listen()
-                else:  # it could only end without having saved; that is its agent's to do
-                    signal.signal(interruption.SIGNAL, signal.SIG_IGN)
-                os._exit(_rank_main(self._plan, place, parent, self._job))
-            self._state[pid] = {"rank": place.rank, "pid": pid, "exit_code": None, "ended_unix": None, "doing": None}
-        self._publish()
-
-    def forward(self, signum: int, _: Optional[FrameType]) -> None:
-        """Hands a signal on to every rank that lives."""
-        for pid in self._alive():
-            os.kill(pid, signum)
-
-    def wait(self) -> int:
-        """Waits until all ranks ended well (0), one failed (1), or all have saved because they were asked to (75)."""
-        signal.signal(signal.SIGALRM, self._look_on)
-        signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
-        while self._alive():
-            if self._reap(block=True):
-                return 1
-        saved = any(state["exit_code"] == SAVED for state in self._state.values())
-        return SAVED if saved else 0
-
-    def look(self) -> Dict[int, Optional[int]]:
-        """Exit codes by rank, negative for a signal; None for a rank that lives."""
-        self._reap(block=False)
-        return {state["rank"]: state["exit_code"] for state in self._state.values()}
-
-    def end(self, *, gently: bool = True) -> None:
-        """Ends the ranks that still live, and waits until they are gone; if not `gently`, kills them at once.
-
-        Those that died by themselves are looked at first, so that a rank's own death is not taken for our doing; then
-        what the others are doing, which tells who held them up.
-        """
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        self._reap(block=False)
-        self._note(self._doing())
-        for step in (signal.SIGTERM, signal.SIGKILL) if gently else (signal.SIGKILL,):
-            for pid in self._alive():
-                os.kill(pid, step)
-                os.kill(pid, signal.SIGCONT)  # one that was stopped ends only when it goes on
-            until = time.monotonic() + GRACE_S
-            while self._alive() and (time.monotonic() < until or step is signal.SIGKILL):
-                self._reap(block=False, ours=step)
-                time.sleep(0.01)
-
-    def _alive(self) -> List[int]:
-        return [pid for pid, state in self._state.items() if state["exit_code"] is None]
-
-    def _doing(self) -> Dict[int, Dict[str, Any]]:
-        """Of the ranks that live, by pid."""
-        return {pid: self._board.read(self._state[pid]["rank"], pid) for pid in self._alive()}
-
-    def _look_on(self, _signum: int, _: Optional[FrameType]) -> None:
-        """Publishes what the ranks are doing while one of them stands still, and nothing while all go on."""
-        doing, before = self._doing(), time.time() - STILL_S
-        still = any(each["since_unix"] < before or each["process"] in STOPPED for each in doing.values())
-        self._note(doing if still else {})
-
-    def _note(self, doing: Dict[int, Dict[str, Any]]) -> None:
-        alive = self._alive()
-        if any(self._state[pid]["doing"] != doing.get(pid) for pid in alive):
-            for pid in alive:
-                self._state[pid]["doing"] = doing.get(pid)
-            with suppress(OSError):  # a disk that is full for this ends no run
-                self._publish()
-
-    def _reap(self, block: bool, ours: Optional[signal.Signals] = None) -> bool:
-        """Notes ranks that ended; waits for one if `block`. True if one failed other than by our signal `ours`."""
-        if block:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # a signal to stop may come here: nothing is lost by it
-        failed = False
-        with _blocked():
-            while self._alive():
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                if pid not in self._state:  # inherited: pyxis starts a container as a child of what it then runs
-                    continue
-                code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-                self._state[pid].update(exit_code=code, ended_unix=time.time())
-                if ours is None:
-                    self._state[pid]["doing"] = None
-                if code < 0 and ours is None:
-                    kills = memory.kernel_kills() - self._kernel_kills
-                    _report_killed(self._plan, self._plan.ranks[self._state[pid]["rank"]], -code, kills)
-                failed = failed or (code not in (0, SAVED) and ours is None)
-                self._publish()
-        return failed
-
-    def _publish(self) -> None:
-        _write_json(self._path, sorted(self._state.values(), key=lambda state: state["rank"]))
-
-
-def _rank_main(plan: Plan, place: Place, parent: int, job: Callable[[Place], None]) -> int:
-    """A forked rank, from its first line to its exit code."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the launcher's to handle
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
-        return 1
-    try:
-        with _shortage_named():
-            job(place)
-    except Interrupted as interrupted:
-        print(f"[{place}] asked to end: {interrupted}", flush=True)
-        return SAVED
-    except EngineError as error:
-        _report(plan, place, error, symptom=isinstance(error, PeerLost))
-        print(f"[{place}] error: {error}", file=sys.stderr, flush=True)
-        return 1
-    except BaseException as error:  # noqa: BLE001  (told in full, and the exit code says it)
-        _report(plan, place, error, symptom=False)
-        print(f"[{place}] {traceback.format_exc()}", file=sys.stderr, flush=True)
-        return 1
-    finally:
-        sys.stdout.flush()
-    return 0
-
-
-def open_store(plan: Plan) -> Server:
-    """Listens for this run's ranks on the network of its nodes, and publishes where (master.json).
-
-    Raises:
-        EngineError: it cannot listen there.
-    """
-    host = interface.meeting_address(len(plan.nodes))
-    try:
-        store = Server(host, plan.master_port or 0, read_secret(plan.folder))
-    except OSError as error:
-        raise EngineError(
-            f"executor.master_port={plan.master_port}: cannot listen there on {host}: {error.strerror}; "
-            "choose another port, or null for a free one"
-        ) from error
-    _write_json(plan.files.address, {"start": _start(), "host": store.host, "port": store.port})
-    return store
-
-
-def join_store(plan: Plan) -> Store:
-    """Waits until node 0 has published the store, connects, and waits until all ranks have.
-
-    What takes its time here, such as a node that is still in the queue, must not count as a lost rank later.
-    """
-    until = time.monotonic() + plan.meeting_timeout_s
-    address = _address(plan, until)
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address["host"], str(address["port"])
-    if address["host"] == "127.0.0.1":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    left = timedelta(seconds=max(1.0, until - time.monotonic()))
-    what = f"node 0 at {address['host']}:{address['port']}"
-    try:
-        store = AuthenticatedStore(address["host"], address["port"], read_secret(plan.folder), left)
-        what = f"all {plan.world_size} ranks"
-        if store.add("here", 1) == plan.world_size:
-            store.set("all-here", "")
-        store.wait(["all-here"])
-        store.set_timeout(timedelta(seconds=plan.train.comm_timeout_s))  # what was left could be a second
-    except RuntimeError as error:
-        raise PeerLost(
-            f"{what} could not be reached within {plan.meeting_timeout_s} s: {str(error).splitlines()[0]}"
-        ) from error
-    return store
-
-
-def _address(plan: Plan, until: float) -> Dict[str, Any]:
-    path = plan.files.address
-    while time.monotonic() < until:
-        try:
-            address: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ESTALE):  # over NFS a file is stale that was just replaced
-                raise
-            address = {}
-        if address.get("start") == _start():
-            return address
-        time.sleep(0.02)
-    raise PeerLost(f"node 0 did not publish its address ({path}) within {plan.meeting_timeout_s} s")
-
-
-def _start() -> str:
-    return os.environ.get(START, "")
-
-
-def _report(plan: Plan, place: Place, error: BaseException, symptom: bool) -> None:
-    _report_as(plan, place, type(error).__name__, str(error), traceback.format_exc(), symptom)
-
-
-def _report_killed(plan: Plan, place: Place, signum: int, kernel_kills: int) -> None:
-    name = signal.Signals(signum).name
-    message = f"killed by {name}{_hint(plan, signum, kernel_kills)}"
-    print(f"[{place}] error: {message}", file=sys.stderr, flush=True)
-    _report_as(plan, place, "Killed", message, "", symptom=_by_watchdog(plan, signum))
-
-
-def _hint(plan: Plan, signum: int, kernel_kills: int) -> str:
-    """`kernel_kills` are those for want of memory since the ranks were started."""
-    if _by_watchdog(plan, signum):
-        return ": by torch's watchdog of NCCL, because a message failed or took too long, or a kernel failed"
-    if signum != signal.SIGKILL:
-        room = address_space_left()  # of this process, with which a rank begins
-        if room is None or room > MIN_ADDRESS_SPACE:
-            return ""
-        return f": probably out of memory: ulimit -v leaves a rank {room // 2**20} MiB when it starts"
-    if kernel_kills:
-        return f": out of memory: since the ranks started, the kernel has killed {kernel_kills} on this node for that"
-    return ": by somebody, or by the kernel because memory ran out"
-
-
-def _by_watchdog(plan: Plan, signum: int) -> bool:
-    """It ends its own process when another one is lost. A failed kernel comes to light there, too: where no other
-    rank tells a cause, the one that tells this first had it."""
-    return signum == signal.SIGABRT and plan.device == "cuda"
-
-
-def _report_as(plan: Plan, place: Place, kind: str, message: str, trace: str, symptom: bool) -> None:
-    failure = RankFailure(
-        rank=place.rank,
-        stage=place.stage,
-        dp=place.dp,
-        tp=place.tp,
-        node=plan.nodes[place.node].name,
-        start=_start(),
-        unix=time.time(),
-        type=kind,
-        message=message,
-        traceback=trace,
-        symptom=symptom,
-    )
-    _write_json(plan.files.rank_error(place.rank), vars(failure))
-
-
-def _write_json(path: Path, content: Any) -> None:
-    write_atomic(path, json.dumps(content) + "\n", durable=False)
-
-
-@contextmanager
-def _shortage_named() -> Iterator[None]:
-    """Turns the many errors by which memory or threads run out into one message."""
-    try:
-        yield
-    except (MemoryError, RuntimeError, OSError) as error:
-        lack = shortage(error)
-        if lack is None:
-            raise
-        raise EngineError(lack) from error
-
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, interruption.SIGNAL, signal.SIGALRM)
-
-
-@contextmanager
-def _blocked() -> Iterator[None]:
-    """Holds back signals to stop, save or look: none falls between a fork and its entry in the list of ranks."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ FLOORS = {
     ],
     "megatron_ext": [
         *("contract", "timeline", "data", "parallel", "tasks", "engine", "checkpoints", "measuring"),
-        *("train", "worker", "doctor profile hf schedule blocks"),
+        *("node", "train", "worker", "doctor profile hf schedule blocks"),
     ],
     "data_prep": ["errors", "files", "tokenizers", "indexed text", "preparation"],
     "fasop": ["errors", "costs", "simulation", "partition", "search", "tables"],

@@ -4,6 +4,7 @@ small ones whole."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from contextlib import contextmanager, suppress
@@ -107,6 +108,11 @@ def write_atomic(path: Path, content: Union[str, bytes], durable: bool = True) -
         with suppress(FileNotFoundError):
             temporary.unlink()
         raise
+
+
+def write_json(path: Path, content: object) -> None:
+    """Writes whole what a run's next moment will replace; a crash may lose it."""
+    write_atomic(path, json.dumps(content) + "\n", durable=False)
 
 
 def why(error: BaseException) -> str:

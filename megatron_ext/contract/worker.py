@@ -4,6 +4,7 @@ process outlives the one that started it."""
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 
 TOKEN = "TDPP_RUN_TOKEN"
@@ -19,6 +20,11 @@ SAVED = 75
 has saved. EX_TEMPFAIL of sysexits.h: try again."""
 
 _PR_SET_PDEATHSIG = 1
+
+
+def start_of_run() -> str:
+    """Of which this process is; empty for a worker that was started by hand."""
+    return os.environ.get(START, "")
 
 
 def die_with_parent(signum: signal.Signals) -> None:

@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext import worker
 from megatron_ext.contract.errors import EngineError, PeerLost
 from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.node import ranks as node_ranks
 from megatron_ext.parallel import clock, links, local_store
 from megatron_ext.parallel.comm import meet, told
 from megatron_ext.parallel.local_store import LocalStore
+from megatron_ext.parallel.meeting import join_store, open_store
 from megatron_ext.parallel.store import Server
 from megatron_ext.timeline import notes
 from megatron_ext.timeline.notes import Note
@@ -39,7 +40,7 @@ class Ranks:
         """By rank: whence it hears whether to meet the others."""
         self._store: Optional[Server] = None
         self._local = LocalStore() if local_store.suffices(plan) else None
-        self._ranks = worker.Ranks(self._plan, node_rank, self._rank_main)
+        self._ranks = node_ranks.Ranks(self._plan, node_rank, self._rank_main)
         self.exit_codes: Dict[int, int] = {}
         """By rank, of those that have ended; negative for a signal."""
 
@@ -75,7 +76,7 @@ class Ranks:
         """Lets the ranks meet the others, or tells them why they need not try; where they meet, opens the store."""
         if not hindrance and self._node_rank == 0 and self._local is None:
             try:
-                self._store = worker.open_store(self._plan)
+                self._store = open_store(self._plan)
             except EngineError as error:
                 hindrance = str(error)
         for _, write in self._pipes.values():
@@ -105,7 +106,7 @@ class Ranks:
             note.tell(failed=str(error).strip().splitlines()[0], symptom=isinstance(error, PeerLost), alone=True)
 
     def _join(self) -> Store:
-        return worker.join_store(self._plan) if self._local is None else self._local.join()
+        return join_store(self._plan) if self._local is None else self._local.join()
 
 
 def _alone(plan: Plan, place: Place) -> Dict[str, Any]:

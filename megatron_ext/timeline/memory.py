@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import resource
 from pathlib import Path
 from typing import Dict
 
 import torch
 
-from megatron_ext.contract.files import write_atomic
+from megatron_ext.contract.files import write_json
 from megatron_ext.contract.plan import Place, Plan
 
 MIB = 2.0**20
@@ -24,7 +23,7 @@ def report(plan: Plan, place: Place, iteration: int) -> None:
     path = plan.files.rank_memory(place.rank)
     path.parent.mkdir(exist_ok=True)
     content = {"rank": place.rank, "stage": place.stage, "iteration": iteration, "mib": used}
-    write_atomic(path, json.dumps(content) + "\n", durable=False)
+    write_json(path, content)
 
 
 def measure(device: str) -> Dict[str, float]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from megatron_ext.contract.files import write_atomic
+from megatron_ext.contract.files import write_json
 
 
 class Note:
@@ -20,7 +20,7 @@ class Note:
     def tell(self, **values: Any) -> None:
         """Adds to what is written, or replaces it."""
         self._values.update(values)
-        write_atomic(self._path, json.dumps(self._values) + "\n", durable=False)
+        write_json(self._path, self._values)
 
 
 def read(path: Path) -> Optional[Dict[str, Any]]:

@@ -23,7 +23,7 @@ from tests.support.ordinary_user import NOBODY, run_by
 QUICK = """
 import os, sys, time
 import torch.distributed as dist
-from megatron_ext import worker
+from megatron_ext.node.ranks import Ranks
 from megatron_ext.doctor import __main__ as doctor, rank as doctor_rank
 
 if "HANG_RANK" in os.environ:
@@ -40,7 +40,7 @@ def fails(ranks):
 
 dist.all_reduce = hangs_on_one_rank
 if "FAIL_START" in os.environ:
-    worker.Ranks.start = fails
+    Ranks.start = fails
 sys.exit(doctor.main(sys.argv[1:]))
 """
 """The doctor with ranks that may hang, for which it has less patience, or a worker that cannot start any."""

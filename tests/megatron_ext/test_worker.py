@@ -23,6 +23,7 @@ from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.contract.worker import SAVED, die_with_parent
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.engine.engine import Engine, StepResult
+from megatron_ext.node import ranks
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.store import AuthenticatedStore, StoreError
 from tests.support import PATIENCE_S
@@ -174,7 +175,7 @@ def doings(run: EngineRun) -> dict[int, dict]:
 def test_while_a_rank_stands_still_its_node_says_what_all_of_them_do(
     engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "LOOK_S", 0.1)
+    monkeypatch.setattr(ranks, "LOOK_S", 0.1)
     run = engine_run("parallel.data=1", "parallel.pipeline=3", *LONG)
     pid = run.start()
     wait_for(lambda: run.run.metrics.exists() and run.metrics())

@@ -13,6 +13,7 @@ from megatron_ext.checkpoints import tensors
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.engine import engine, optimizer
 from megatron_ext.engine.engine import Engine
+from megatron_ext.node import ranks
 from megatron_ext.tasks.gpt import GptTask
 from megatron_ext.tasks.stage import Stage
 
@@ -42,7 +43,7 @@ def sleeping(does: Callable[..., Any], begins: int) -> Callable[..., Any]:
 
 
 def main(argv: list[str]) -> int:
-    begun, step = worker._rank_main, Engine.step
+    begun, step = ranks._rank_main, Engine.step
 
     def rank_main(plan: Any, place: Any, *rest: Any) -> int:
         now["rank"] = place.rank
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
         now["iteration"] = iteration
         return step(self, iteration)
 
-    worker._rank_main = rank_main
+    ranks._rank_main = rank_main
     Engine.step = counted
     owner, name = PLACES[AT]
     setattr(owner, name, sleeping(getattr(owner, name), 0 if AT in ("start", "weights") else ITERATION))

@@ -1,0 +1,1 @@
+"""The ranks of one node: their processes, and why one ended."""

@@ -1,0 +1,189 @@
+"""The processes of a node's ranks: forked from one that has imported torch, watched, and ended together."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+from megatron_ext.contract.errors import EngineError, PeerLost
+from megatron_ext.contract.files import write_json
+from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.worker import SAVED, die_with_parent
+from megatron_ext.node.failures import report, report_killed, shortage_named
+from megatron_ext.parallel import interruption
+from megatron_ext.parallel.interruption import Interrupted
+from megatron_ext.timeline import memory
+from megatron_ext.timeline.progress import STOPPED, Board
+
+GRACE_S = 3.0
+"""Seconds between asking ranks to end and killing them."""
+LOOK_S = 5.0
+"""Between two looks at what the ranks are doing."""
+STILL_S = 10.0
+"""A rank that has done the same thing for this long may stand still."""
+
+
+class Ranks:
+    """The ranks of one node: their processes, and the files that tell of them."""
+
+    def __init__(self, plan: Plan, node_rank: int, job: Callable[[Place], None]) -> None:
+        """`job` is all that a rank does."""
+        if plan.rehearsal is None:
+            import torch._dynamo  # noqa: F401  (torch.optim needs it at the first step: once here, not in every rank)
+        self._plan = plan
+        self._job = job
+        self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]
+        self._kernel_kills = memory.kernel_kills()
+        self._path = plan.files.node_ranks(plan.nodes[node_rank].name)
+        self._board = Board([place.rank for place in self._places])
+        self._state: Dict[int, Dict[str, Any]] = {}
+        """By pid: what nodes/<node>.ranks.json says of it."""
+
+    def start(self) -> None:
+        """Forks every rank. What an earlier start of the run left behind of errors is no longer true."""
+        parent = os.getpid()
+        gc.freeze()  # a rank's garbage collection would write to, and so copy, all memory that it shares with us
+        for place in self._places:
+            self._plan.files.rank_error(place.rank).unlink(missing_ok=True)
+            pid = os.fork()
+            if pid == 0:
+                self._board.take(place.rank)
+                if self._plan.train.checkpoint:
+                    interruption.listen()
+                else:  # it could only end without having saved; that is its agent's to do
+                    signal.signal(interruption.SIGNAL, signal.SIG_IGN)
+                os._exit(_rank_main(self._plan, place, parent, self._job))
+            self._state[pid] = {"rank": place.rank, "pid": pid, "exit_code": None, "ended_unix": None, "doing": None}
+        self._publish()
+
+    def forward(self, signum: int, _: Optional[FrameType]) -> None:
+        """Hands a signal on to every rank that lives."""
+        for pid in self._alive():
+            os.kill(pid, signum)
+
+    def wait(self) -> int:
+        """Waits until all ranks ended well (0), one failed (1), or all have saved because they were asked to (75)."""
+        signal.signal(signal.SIGALRM, self._look_on)
+        signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+        while self._alive():
+            if self._reap(block=True):
+                return 1
+        saved = any(state["exit_code"] == SAVED for state in self._state.values())
+        return SAVED if saved else 0
+
+    def look(self) -> Dict[int, Optional[int]]:
+        """Exit codes by rank, negative for a signal; None for a rank that lives."""
+        self._reap(block=False)
+        return {state["rank"]: state["exit_code"] for state in self._state.values()}
+
+    def end(self, *, gently: bool = True) -> None:
+        """Ends the ranks that still live, and waits until they are gone; if not `gently`, kills them at once.
+
+        Those that died by themselves are looked at first, so that a rank's own death is not taken for our doing; then
+        what the others are doing, which tells who held them up.
+        """
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._reap(block=False)
+        self._note(self._doing())
+        for step in (signal.SIGTERM, signal.SIGKILL) if gently else (signal.SIGKILL,):
+            for pid in self._alive():
+                os.kill(pid, step)
+                os.kill(pid, signal.SIGCONT)  # one that was stopped ends only when it goes on
+            until = time.monotonic() + GRACE_S
+            while self._alive() and (time.monotonic() < until or step is signal.SIGKILL):
+                self._reap(block=False, ours=step)
+                time.sleep(0.01)
+
+    def _alive(self) -> List[int]:
+        return [pid for pid, state in self._state.items() if state["exit_code"] is None]
+
+    def _doing(self) -> Dict[int, Dict[str, Any]]:
+        """Of the ranks that live, by pid."""
+        return {pid: self._board.read(self._state[pid]["rank"], pid) for pid in self._alive()}
+
+    def _look_on(self, _signum: int, _: Optional[FrameType]) -> None:
+        """Publishes what the ranks are doing while one of them stands still, and nothing while all go on."""
+        doing, before = self._doing(), time.time() - STILL_S
+        still = any(each["since_unix"] < before or each["process"] in STOPPED for each in doing.values())
+        self._note(doing if still else {})
+
+    def _note(self, doing: Dict[int, Dict[str, Any]]) -> None:
+        alive = self._alive()
+        if any(self._state[pid]["doing"] != doing.get(pid) for pid in alive):
+            for pid in alive:
+                self._state[pid]["doing"] = doing.get(pid)
+            with suppress(OSError):  # a disk that is full for this ends no run
+                self._publish()
+
+    def _reap(self, block: bool, ours: Optional[signal.Signals] = None) -> bool:
+        """Notes ranks that ended; waits for one if `block`. True if one failed other than by our signal `ours`."""
+        if block:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # a signal to stop may come here: nothing is lost by it
+        failed = False
+        with signals_blocked():
+            while self._alive():
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid not in self._state:  # inherited: pyxis starts a container as a child of what it then runs
+                    continue
+                code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                self._state[pid].update(exit_code=code, ended_unix=time.time())
+                if ours is None:
+                    self._state[pid]["doing"] = None
+                if code < 0 and ours is None:
+                    kills = memory.kernel_kills() - self._kernel_kills
+                    report_killed(self._plan, self._plan.ranks[self._state[pid]["rank"]], -code, kills)
+                failed = failed or (code not in (0, SAVED) and ours is None)
+                self._publish()
+        return failed
+
+    def _publish(self) -> None:
+        write_json(self._path, sorted(self._state.values(), key=lambda state: state["rank"]))
+
+
+def _rank_main(plan: Plan, place: Place, parent: int, job: Callable[[Place], None]) -> int:
+    """A forked rank, from its first line to its exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the launcher's to handle
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1
+    try:
+        with shortage_named():
+            job(place)
+    except Interrupted as interrupted:
+        print(f"[{place}] asked to end: {interrupted}", flush=True)
+        return SAVED
+    except EngineError as error:
+        report(plan, place, error, symptom=isinstance(error, PeerLost))
+        print(f"[{place}] error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except BaseException as error:  # noqa: BLE001  (told in full, and the exit code says it)
+        report(plan, place, error, symptom=False)
+        print(f"[{place}] {traceback.format_exc()}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        sys.stdout.flush()
+    return 0
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, interruption.SIGNAL, signal.SIGALRM)
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Holds back signals to stop, save or look: none falls between a fork and its entry in the list of ranks."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
