@@ -92,7 +92,7 @@ class Yardstick(ABC):
     @property
     def losses(self) -> int:
         """Losses in an iteration, of which the mean is minimised."""
-        return self.plan.micro_batches * self.plan.data
+        return sum(self.plan.micro_batches)
 
     def step(self, iteration: int) -> float:
         losses = self.forward_backward(self._batch(iteration) if self.first or self.last else None)
@@ -108,7 +108,7 @@ class Yardstick(ABC):
 
     def _batch(self, iteration: int) -> Tensor:
         plan = self.plan
-        own = BEGINNING.share(iteration, self.place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size)
+        own = BEGINNING.share(iteration, self.place.dp, plan.micro_batches, plan.micro_batch_size)
         samples = self._samples.batch(own)
         return torch.from_numpy(samples["tokens"])
 
@@ -144,7 +144,7 @@ class Pipelining(Yardstick):
         stage = stage_of(plan, self.place.stage, tensor)
         self._schedule = Schedule1F1B(
             PipelineStage(OneTensor(stage), self.place.stage, plan.pipeline, torch.device("cpu"), group=groups.forward),
-            plan.micro_batches,
+            plan.micro_batches[0],
             lambda logits, labels: vocab_cross_entropy(logits, labels, plan.model.vocab_size, tensor) / self.losses,
             scale_grads=False,
         )

@@ -71,9 +71,9 @@ class MegatronCore(Yardstick):
         model = self.plan.model
         losses: list[Tensor] = self._run(
             forward_step_func=self._forward,
-            data_iterator=iter([None] * self.plan.micro_batches if tokens is None else tokens),
+            data_iterator=iter([None] * self.plan.micro_batches[0] if tokens is None else tokens),
             model=self._model,
-            num_microbatches=self.plan.micro_batches,
+            num_microbatches=self.plan.micro_batches[0],
             seq_length=model.sequence_length,
             micro_batch_size=self.plan.micro_batch_size,
         )
@@ -88,7 +88,7 @@ class MegatronCore(Yardstick):
     def _loss(self, losses: Tensor) -> tuple[Tensor, Tensor]:
         """The schedule itself divides the first by the number of micro-batches, and hands back the second."""
         mean = losses.mean() / self.plan.data
-        return mean, mean.detach() / self.plan.micro_batches
+        return mean, mean.detach() / self.plan.micro_batches[0]
 
     @torch.no_grad()
     def _take_weights(self, stage: Stage) -> None:

@@ -82,7 +82,7 @@ class PlainPipelining:
         replicated = module if groups.data is None else DistributedDataParallel(module, process_group=groups.data)
         self._schedule = Schedule1F1B(
             PipelineStage(replicated, place.stage, plan.pipeline, torch.device("cpu"), group=groups.forward),
-            plan.micro_batches,
+            plan.micro_batches[0],
             lambda logits, labels: F.cross_entropy(logits.flatten(0, 1), labels.flatten()),
         )
 
@@ -119,6 +119,6 @@ class PlainPipelining:
     def _batch(self, iteration: int) -> Tensor:
         """[samples of this replica, sequence + 1]."""
         plan = self._plan
-        own = BEGINNING.share(iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size)
+        own = BEGINNING.share(iteration, self._place.dp, plan.micro_batches, plan.micro_batch_size)
         samples = self._samples.batch(own)
         return torch.from_numpy(samples["tokens"]).flatten(0, 1)

@@ -88,6 +88,11 @@ def can_run(
 
 
 def _schedule(parallel: Parallel) -> None:
+    if parallel.shares is not None:
+        raise ConfigError(
+            f"parallel.shares={parallel.shares}: replicas of Megatron-LM take equal numbers of micro-batches; use "
+            "parallel.shares=null, or engine=tdpp"
+        )
     if parallel.schedule_file is not None:
         raise ConfigError(
             f"parallel.schedule_file={parallel.schedule_file}: Megatron-LM cannot read a schedule; use "

@@ -9,6 +9,7 @@ from omegaconf import MISSING
 from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
+from conf.schema.partition import Shares
 
 
 class Schedule(StrEnum):
@@ -58,11 +59,15 @@ class Parallel:
     """Parts of the model that each stage holds, 2 or more with the schedule `interleaved`."""
     schedule_file: str | None = None
     """A schedule of your own, which runs instead of `schedule` (docs/formats.md)."""
+    shares: str | None = None
+    """Micro-batches of each replica in proportion, such as 3-1 or 3*4-1*4, for replicas on GPUs of unlike speed; null:
+    all take the same number."""
     node_order: str | None = None
     """Node groups by node rank, such as hgx+gpu2*7; null: all nodes, in the cluster's order."""
 
     def __post_init__(self) -> None:
         ranges.check("parallel", self)
+        _check_shares(self)
         _check_batch(self)
         _check_chunks(self)
 
@@ -77,11 +82,51 @@ class Parallel:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches that each data-parallel replica runs in an iteration."""
-        return self.global_batch_size // (self.data * self.micro_batch_size)
+        """Micro-batches that a data-parallel replica runs in an iteration; of unequal shares the most."""
+        return (
+            max(self.micro_batches_of) if self.shares else self.global_batch_size // (self.data * self.micro_batch_size)
+        )
+
+    @property
+    def micro_batches_of(self) -> tuple[int, ...]:
+        """By replica."""
+        shares = Shares.parse(self.shares) if self.shares else Shares((1,) * self.data)
+        return shares.of(self.global_batch_size // self.micro_batch_size)
+
+
+def _check_shares(parallel: Parallel) -> None:
+    if parallel.shares is None:
+        return
+    shares, data = Shares.parse(parallel.shares), parallel.data
+    if len(shares.numbers) != data:
+        count = len(shares.numbers)
+        raise ConfigError(
+            f"parallel.shares={shares} is for {count} replica{'s' * (count != 1)}, but parallel.data={data}; "
+            f"use parallel.data={count}, or {data} share{'s' * (data != 1)}"
+        )
+    if parallel.schedule_file is not None:
+        raise ConfigError(
+            f"parallel.shares={shares} does not go with parallel.schedule_file={parallel.schedule_file}, which is for "
+            "one number of micro-batches; use a named parallel.schedule, or parallel.shares=null"
+        )
+    size, batch = parallel.micro_batch_size, parallel.global_batch_size
+    if batch % (shares.least * size) == 0:
+        return
+    step = shares.least * size
+    near = ", ".join(str(n) for n in (batch // step * step, (batch // step + 1) * step) if n)
+    other = ""
+    if batch % size == 0 and batch // size >= data:
+        other = f", or parallel.shares={shares.fitted(batch // size)}"
+    raise ConfigError(
+        f"parallel.shares={shares} cannot share out parallel.global_batch_size={batch} samples in micro-batches of "
+        f"{size}: it must be a multiple of {shares.least} micro-batches, {step} samples; use "
+        f"parallel.global_batch_size={near.replace(', ', ' or ')}{other}"
+    )
 
 
 def _check_batch(parallel: Parallel) -> None:
+    if parallel.shares is not None:
+        return
     step = parallel.data * parallel.micro_batch_size
     batch = parallel.global_batch_size
     if batch % step:

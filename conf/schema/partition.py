@@ -1,7 +1,8 @@
-"""The two small languages of a plan: the pipeline partition and the node order."""
+"""The small languages of a plan: the pipeline partition, the shares of the replicas and the node order."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,6 +53,53 @@ class Partition:
 
     def __str__(self) -> str:
         return "-".join(map(str, self.layers))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How the micro-batches of an iteration are shared by the replicas, in proportion.
+
+    Written as numbers joined by dashes, with `*N` for a run of N replicas: `3-1`, `3*4-1*4`.
+    """
+
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Shares:
+        numbers: list[int] = []
+        for item in text.split("-"):
+            match = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*(?:\*\s*([1-9][0-9]{0,5}))?\s*", item)
+            if match is None:
+                raise ConfigError(
+                    f"parallel.shares={text!r} are no shares: {item!r} is neither a whole number from 1 on nor "
+                    "NUMBER*REPLICAS; write for example 3-1 or 3*4-1*4"
+                )
+            numbers += [int(match[1])] * int(match[2] or 1)
+        return cls(tuple(numbers))
+
+    @property
+    def least(self) -> int:
+        """The fewest micro-batches that can be shared so."""
+        return sum(self.numbers) // math.gcd(*self.numbers)
+
+    def of(self, micro_batches: int) -> tuple[int, ...]:
+        """Those of each replica; `micro_batches` is a multiple of `least`."""
+        return tuple(micro_batches * number // sum(self.numbers) for number in self.numbers)
+
+    def fitted(self, micro_batches: int) -> Shares:
+        """The nearest shares of so many micro-batches, no fewer than there are replicas, none being 0.
+
+        Every replica has one; the others go, one by one, to the replica that is furthest behind its share.
+        """
+        counts = [1] * len(self.numbers)
+        for _ in range(micro_batches - len(counts)):
+            behind = [count / number for count, number in zip(counts, self.numbers, strict=True)]
+            counts[behind.index(min(behind))] += 1
+        return Shares(tuple(counts))
+
+    def __str__(self) -> str:
+        runs = ((number, sum(1 for _ in same)) for number, same in groupby(self.numbers))
+        return "-".join(str(number) if count == 1 else f"{number}*{count}" for number, count in runs)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         schedule_file=parallel.schedule_file and SCHEDULE,
         micro_batch_size=parallel.micro_batch_size,
         global_batch_size=parallel.global_batch_size,
+        shares=list(parallel.micro_batches_of) if len(set(parallel.micro_batches_of)) > 1 else None,
         master_port=experiment.executor.master_port,
         meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
         nodes=[

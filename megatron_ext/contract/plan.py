@@ -10,11 +10,13 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.model import MODULE, OPTIONS, SIZES, ModelConfig
-from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
+from megatron_ext.contract.plan_check import MAY_LACK, PlanFault, build, check_object, require
 from megatron_ext.contract.plan_rules import check_rules
 from megatron_ext.contract.run_files import RunFiles
 
-VERSION = 1
+VERSION = 2
+EVEN = 1
+"""The version that plans have whose replicas share evenly: what there is to know of them has not changed since."""
 TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
 """What trains."""
 BUCKET_BYTES = 16 * 2**20
@@ -156,6 +158,8 @@ class Content:
     """In the plan's folder."""
     micro_batch_size: int
     global_batch_size: int
+    shares: Optional[List[int]]
+    """Micro-batches that each replica takes in an iteration, where they are not all equal; since version 2."""
     master_port: Optional[int]
     meeting_timeout_s: int
     """How long ranks wait for all the others before they begin."""
@@ -222,7 +226,7 @@ class Plan(Content):
 
     def as_json(self) -> Dict[str, Any]:
         """The content of plan.json; of the model's options, those that are not GPT-2's."""
-        content = {"version": VERSION, **asdict(self)}
+        content = {"version": EVEN if self.shares is None else VERSION, **asdict(self)}
         sizes = SIZES if self.model.family == MODULE else ()
         content["model"] = {
             key: value
@@ -230,8 +234,9 @@ class Plan(Content):
             if value != OPTIONS.get(key, MISSING) and key not in sizes
         }
         del content["folder"]
-        if self.data_masking is None:
-            del content["data_masking"]
+        for key in MAY_LACK:
+            if content[key] is None:
+                del content[key]
         if self.engine == TDPP:
             del content["engine"]
         return content
@@ -246,10 +251,12 @@ class Plan(Content):
         return self.tensor * self.data * self.pipeline
 
     @property
-    def micro_batches(self) -> int:
-        """Micro-batches of one replica in one iteration; 0 where a log does not say."""
+    def micro_batches(self) -> Sequence[int]:
+        """Of each replica in one iteration; 0 where a log does not say."""
+        if self.shares is not None:
+            return self.shares
         step = self.data * self.micro_batch_size
-        return self.global_batch_size // step if step else 0
+        return [self.global_batch_size // step if step else 0] * self.data
 
     @property
     def node_names(self) -> List[str]:
@@ -287,9 +294,9 @@ def _check(content: Any, whole: bool) -> None:
     Raises:
         PlanFault: it breaks a rule.
     """
-    if not isinstance(content, dict) or content.get("version") != VERSION:
+    if not isinstance(content, dict) or content.get("version") not in (EVEN, VERSION):
         found = content.get("version") if isinstance(content, dict) else content
-        raise PlanFault(f"expected version {VERSION}, found {found!r}")
+        raise PlanFault(f"expected version {EVEN} or {VERSION}, found {found!r}")
     values = {key: value for key, value in content.items() if key != "version"}
     check_object(Content, values, "", whole)
     if not whole:

@@ -40,6 +40,8 @@ from megatron_ext.contract.model import (
     ModelConfig,
 )
 
+MAY_LACK = ("shares", "data_masking")
+"""Keys of a plan that are left out where they are null."""
 _SHOWN = 80
 """Characters of a value in a message."""
 
@@ -74,6 +76,7 @@ _RANGES: Dict[str, Range] = {
     "recompute": _one_of("none", "selective", "full"),
     "schedule": _one_of("gpipe", "one_f_one_b", "interleaved", "zb_h1"),
     "schedule_file": _FILE_NAME,
+    "shares": _COUNT,
     "master_port": _from(1, 65535),
     "meeting_timeout_s": _COUNT,
     "nodes.name": _FILE_NAME,
@@ -214,7 +217,7 @@ def build(hint: Any, value: Any) -> Any:
 
 def _may_lack(kind: Any, name: str) -> bool:
     """Whether a plan may lack a key: what is of other families than GPT-2, or of its options, is not written."""
-    return name == "data_masking" or _has_default(kind, name)
+    return name in MAY_LACK or _has_default(kind, name)
 
 
 def _has_default(kind: Any, name: str) -> bool:

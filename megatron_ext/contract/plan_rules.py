@@ -51,10 +51,24 @@ def _schedule(plan: Values) -> Faults:
 
 
 def _batch(plan: Values) -> Faults:
+    if plan.get("shares") is not None:
+        return
     step = plan["data"] * plan["micro_batch_size"]
     if plan["global_batch_size"] % step:
         what = f"data * micro_batch_size = {plan['data']} * {plan['micro_batch_size']} = {step}"
         yield "global_batch_size", plan["global_batch_size"], f"a multiple of {what}"
+
+
+def _shares(plan: Values) -> Faults:
+    shares, data, size, batch = (plan[key] for key in ("shares", "data", "micro_batch_size", "global_batch_size"))
+    if shares is None:
+        return
+    if len(shares) != data:
+        yield "shares", shares, f"of data={data} numbers"
+    if sum(shares) * size != batch:
+        yield "shares", shares, f"micro-batches of {size} that together are global_batch_size={batch} samples"
+    if plan.get("schedule_file") is not None:
+        yield "shares", shares, "null with schedule_file, which is for one number of micro-batches"
 
 
 def _ranks(plan: Values) -> Faults:
@@ -159,6 +173,7 @@ _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("partition", "pipeline", "chunks", "model"), _partition),
     (("schedule", "schedule_file", "chunks", "pipeline"), _schedule),
     (("data", "micro_batch_size", "global_batch_size"), _batch),
+    (("shares", "data", "micro_batch_size", "global_batch_size"), _shares),
     ((*_GRID, "ranks"), _ranks),
     (("nodes", "ranks"), _nodes),
     (("model", "tensor"), _model),

@@ -160,8 +160,9 @@ def _named(action: Action) -> str:
     return f"{action.kind.value} of micro-batch {action.micro_batch}, chunk {action.chunk}"
 
 
-def actions_of(plan: Plan) -> List[Actions]:
-    """What the ranks of each stage do in an iteration: by the plan's schedule, or as its file says."""
+def actions_of(plan: Plan, replica: int) -> List[Actions]:
+    """What a replica's rank of each stage does in an iteration: by the plan's schedule, or as its file says."""
+    count = plan.micro_batches[replica]
     if plan.schedule_file is None:
-        return schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
-    return read(plan.folder / plan.schedule_file, plan.pipeline, plan.chunks, plan.micro_batches)
+        return schedule(plan.schedule, plan.pipeline, plan.chunks, count)
+    return read(plan.folder / plan.schedule_file, plan.pipeline, plan.chunks, count)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+
+from megatron_ext.contract.deal import dealt_to
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,17 +28,16 @@ class Position(NamedTuple):
         """Samples consumed up to the end of an `iteration` that is not before this one."""
         return self.samples + (iteration - self.iteration) * global_batch_size
 
-    def share(
-        self, iteration: int, dp: int, data: int, micro_batch_size: int, global_batch_size: int
-    ) -> NDArray[np.int64]:
-        """[micro-batches, micro_batch_size]: the samples that replica `dp` of `data` takes in an `iteration` after it.
+    def share(self, iteration: int, dp: int, shares: Sequence[int], micro_batch_size: int) -> NDArray[np.int64]:
+        """[micro-batches, micro_batch_size]: the samples that replica `dp` takes in an `iteration` after it.
 
-        They belong to the global batch of that iteration, the samples that follow those of the one before. Replicas
-        take micro-batches in turn, as in Megatron: together they have the same global batch whatever `data` and
-        `micro_batch_size` are; their product divides `global_batch_size`.
+        `shares` are the micro-batches of each replica. They belong to the global batch of that iteration, the samples
+        that follow those of the one before: together replicas have the same ones, however they share them.
         """
-        first = self.consumed(iteration - 1, global_batch_size)
-        return np.arange(first, first + global_batch_size).reshape(-1, data, micro_batch_size)[:, dp]
+        count = sum(shares)
+        first = self.consumed(iteration - 1, count * micro_batch_size)
+        samples = np.arange(first, first + count * micro_batch_size).reshape(count, micro_batch_size)
+        return samples[list(dealt_to(dp, tuple(shares)))]
 
 
 BEGINNING = Position()

@@ -114,7 +114,7 @@ class Engine:
             plan.sharded_optimizer,
             list(elsewhere.values()),
         )
-        self._actions = actions_of(plan)[place.stage]
+        self._actions = actions_of(plan, place.dp)[place.stage]
         later = WeightGradients(self.flat.add, self.flat.add_rows)
         splits = any(action.kind is Kind.BACKWARD_WEIGHT for action in self._actions)
         if splits or not plan.train.compile:
@@ -143,7 +143,7 @@ class Engine:
         self._recorder.iteration = iteration
         iterates(iteration)
         plan, scale = self._plan, self.optimizer.scaler.scale
-        self._reducer.begin(plan.micro_batches)
+        self._reducer.begin(plan.micro_batches[self._place.dp])
         loss = self._executor.run(
             self._actions,
             self._batch(iteration),
@@ -197,7 +197,7 @@ class Engine:
     def _batch(self, iteration: int) -> List[Optional[Micro]]:
         """This replica's micro-batches; what they hold, where the rank has a use for it."""
         plan = self._plan
-        own = self._start.share(iteration, self._place.dp, plan.data, plan.micro_batch_size, plan.global_batch_size)
+        own = self._start.share(iteration, self._place.dp, plan.micro_batches, plan.micro_batch_size)
         firsts = own[:, 0].tolist()
         if not any(stage.inputs or stage.last for stage in self._stages):
             return [Micro({}, {}, first) for first in firsts]

@@ -53,7 +53,7 @@ class Rehearsal:
         self._times = plan.rehearsal.ranks[place.rank]
         self._groups = groups
         self._recorder = recorder
-        self._actions = actions_of(plan)[place.stage]
+        self._actions = actions_of(plan, place.dp)[place.stage]
         pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
         self._stamp = torch.zeros(1, dtype=torch.int64)
         peers = neighbours(pipeline, place.stage, plan.chunks, groups)

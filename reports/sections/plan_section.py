@@ -33,8 +33,7 @@ def _sentences(plan: Plan) -> list[str]:
     unusual = _unusual(plan)
     lengths = [str(tokens) for tokens in (plan.model.sequence_length, plan.model.decoder_tokens) if tokens]
     tokens = f" of {' + '.join(lengths)} tokens" if lengths else ""
-    cut = f": {plural(plan.micro_batches, 'micro-batch', 'es')} of {plan.micro_batch_size} per replica"
-    samples = f"{plan.global_batch_size} samples{tokens}{cut if plan.micro_batches else ''}"
+    samples = f"{plan.global_batch_size} samples{tokens}{_shares(plan)}"
     return [
         f"{len(plan.ranks)} ranks = {plan.pipeline} pipeline stages × {plan.data} data-parallel replicas × "
         f"{plan.tensor} tensor-parallel, {_where(plan)}.",
@@ -44,6 +43,14 @@ def _sentences(plan: Plan) -> list[str]:
         *([f"With {', '.join(unusual)}."] if unusual else []),
         *(["Megatron-LM trained it."] if plan.engine == MEGATRON_LM else []),
     ]
+
+
+def _shares(plan: Plan) -> str:
+    if plan.shares is not None:
+        counts = "-".join(map(str, plan.shares))
+        return f": {counts} micro-batches of {plan.micro_batch_size} on replicas 0 to {plan.data - 1}"
+    of_each = plan.micro_batches[0] if plan.data else 0  # a log need not tell
+    return f": {plural(of_each, 'micro-batch', 'es')} of {plan.micro_batch_size} per replica" if of_each else ""
 
 
 def _model(plan: Plan) -> list[str]:

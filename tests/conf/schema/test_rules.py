@@ -146,6 +146,36 @@ BROKEN = {
         "parallel.global_batch_size=3 is not divisible by parallel.data * parallel.micro_batch_size = 2 * 2 = 4; "
         "nearest that are: 4",
     ),
+    "shares of more replicas than there are": (
+        ["parallel.shares=3*2-1*2"],
+        "parallel.shares=3*2-1*2 is for 4 replicas, but parallel.data=2; use parallel.data=4, or 2 shares",
+    ),
+    "shares that are none": (
+        ["parallel.shares=3-0"],
+        "parallel.shares='3-0' are no shares: '0' is neither a whole number from 1 on nor NUMBER*REPLICAS; write for "
+        "example 3-1 or 3*4-1*4",
+    ),
+    "shares that the batch does not have": (
+        ["parallel.shares=6-4"],
+        "parallel.shares=6-4 cannot share out parallel.global_batch_size=16 samples in micro-batches of 2: it must be a"
+        " multiple of 5 micro-batches, 10 samples; use parallel.global_batch_size=10 or 20, or parallel.shares=5-3",
+    ),
+    "shares of half micro-batches": (
+        ["parallel.shares=1-1", "parallel.global_batch_size=6", "parallel.micro_batch_size=4"],
+        "it must be a multiple of 2 micro-batches, 8 samples; use parallel.global_batch_size=8",
+    ),
+    "more replicas than micro-batches": (
+        ["parallel.shares=1-3", "parallel.global_batch_size=2"],
+        "it must be a multiple of 4 micro-batches, 8 samples; use parallel.global_batch_size=8",
+    ),
+    "shares and a schedule of one's own": (
+        ["parallel.shares=3-1", "parallel.schedule_file=mine.json"],
+        "parallel.shares=3-1 does not go with parallel.schedule_file=mine.json, which is for one number of",
+    ),
+    "Megatron-LM has no shares": (
+        ["parallel.shares=3-1", "engine=megatron_lm", "engine.checkout=x"],
+        "parallel.shares=3-1: replicas of Megatron-LM take equal numbers of micro-batches; use parallel.shares=null",
+    ),
     "tensor does not fit a node": (
         [SEED, "parallel.tensor=8", "parallel.data=1", "parallel.pipeline=4", "parallel.partition=null"],
         "parallel.tensor=8 does not fit cluster.groups.gpu2.gpus_per_node=4: a tensor-parallel group lies inside one "

@@ -153,7 +153,14 @@ RULES: dict[str, tuple[Steps, Any, str]] = {
     "split": (("data_split",), [1, 2], "data_split=[1, 2] must be three weights, the first above 0"),
     "blend": (("data_blend",), [{"prefix": "x", "weight": 1}], 'data_blend=["x"] must be empty, or two or more, data_'),
     "device": (("device",), "tpu", 'device="tpu" must be one of cpu, cuda'),
-    "version": (("version",), 2, "expected version 1, found 2"),
+    "version": (("version",), 3, "expected version 1 or 2, found 3"),
+    "shares-sum": (
+        ("shares",),
+        [3, 1],
+        "shares=[3, 1] must be micro-batches of 2 that together are global_batch_size=16",
+    ),
+    "shares-count": (("shares",), [3, 3, 2], "shares=[3, 3, 2] must be of data=2 numbers"),
+    "shares-0": (("shares",), [8, 0], "shares[1]=0 must be at least 1"),
 }
 
 

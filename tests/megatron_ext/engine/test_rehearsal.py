@@ -90,8 +90,8 @@ def simulated(run: EngineRun) -> float:
     times = rehearsed_times(run.run.read_json(run.run.plan))
     if plan.schedule_file is not None:
         return pipeline_time(simulate(run.run.read_json(run.run.schedule), times))
-    lists = schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches)
-    return pipeline_time(simulate(as_json(lists, plan.chunks, plan.micro_batches), times))
+    lists = schedule(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches[0])
+    return pipeline_time(simulate(as_json(lists, plan.chunks, plan.micro_batches[0]), times))
 
 
 def measured(run: EngineRun) -> int:
@@ -146,7 +146,7 @@ def test_a_schedule_from_a_file_runs_as_simulated_from_that_file(rehearse: Calla
 
 def test_events_tell_the_chunk(rehearse: Callable[..., EngineRun]) -> None:
     run = rehearse(*A10X8, "parallel.micro_batch_size=1", "parallel.node_order=gpu2", *CHUNKS)
-    actions = schedule(run.plan.schedule, run.plan.pipeline, run.plan.chunks, run.plan.micro_batches)
+    actions = schedule(run.plan.schedule, run.plan.pipeline, run.plan.chunks, run.plan.micro_batches[0])
     for rank in range(run.plan.world_size):
         found = events(run, rank, 1)[["name", "micro_batch", "chunk"]].tolist()
         known = [(NAMES[name], m, chunk) for name, m, chunk in found if m >= 0]

@@ -108,7 +108,7 @@ def test_each_message_of_a_tensor_group_lies_in_its_pass(
                 assert record["peer"] == -1
                 inside[name, read.names[_around(read.records, record, read.names)["name"]]] += 1
         passes = ("forward-compute", "loss-compute", "backward-compute")
-        micro_batches = 2 * run.plan.micro_batches  # of both iterations
+        micro_batches = 2 * run.plan.micro_batches[0]  # of both iterations
         assert inside == {
             (name, one): micro_batches * count
             for name, of_passes in counts.items()

@@ -213,7 +213,7 @@ def test_sizes_that_do_not_fit_the_ranks_are_an_error_that_names_the_product(tmp
 
 def test_the_plan_is_as_far_as_the_log_says_it(tmp_path: Path):
     plan = shown(tmp_path, TEXT)[0].plan
-    assert (plan.partition, plan.micro_batches, plan.micro_batch_size, plan.train.iterations) == ([6, 6, 6], 4, 1, 8)
+    assert (plan.partition, plan.micro_batches[0], plan.micro_batch_size, plan.train.iterations) == ([6, 6, 6], 4, 1, 8)
     assert (plan.model.layers, plan.model.hidden, plan.model.heads) == (18, 1600, 0)
 
 

@@ -19,13 +19,13 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from tests.support.megatron_ext.engine_run import VOCAB
 
-BATCH = 8
-
 
 def textbook(plan: Plan, corpus: Path) -> tuple[np.ndarray, dict[str, Tensor]]:
-    """Losses and, as a checkpoint has it, final state of a GPT with global batches of 8."""
+    """Losses and, as a checkpoint has it, final state of a GPT."""
     train = plan.train
-    samples = GptSamples(corpus, Split(4 * 8, train.seed, tuple(plan.data_split)), plan.model.sequence_length, VOCAB)
+    samples = GptSamples(
+        corpus, Split(4 * plan.global_batch_size, train.seed, tuple(plan.data_split)), plan.model.sequence_length, VOCAB
+    )
 
     def loss(model: nn.Module, number: Tensor) -> Tensor:
         tokens = torch.stack([torch.from_numpy(samples.tokens(sample)) for sample in number.tolist()])
@@ -80,7 +80,7 @@ def trained(
     losses = []
     for step in range(train.iterations):
         optimizer.zero_grad()
-        loss = loss_of(model, torch.arange(step * BATCH, (step + 1) * BATCH))
+        loss = loss_of(model, torch.arange(step * plan.global_batch_size, (step + 1) * plan.global_batch_size))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, train.clip_grad)
         for group in optimizer.param_groups:
