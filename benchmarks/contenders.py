@@ -21,7 +21,7 @@ from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.grid import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
-from megatron_ext.tasks.families import stage_of
+from megatron_ext.tasks.families import stage_of, task_of
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Tensors
 from megatron_ext.timeline.event_files import EventBuffer
@@ -53,7 +53,7 @@ class Tdpp:
 
     def __init__(self, plan: Plan, place: Place, groups: Groups, samples: Samples, recorder: Switch) -> None:
         self.recorder = recorder
-        self._engine = Engine(plan, place, groups, samples, recorder)
+        self._engine = Engine(plan, task_of(plan), place, groups, samples, recorder)
 
     def step(self, iteration: int) -> float:
         loss = self._engine.step(iteration).loss

@@ -165,10 +165,11 @@ def _rank(kind: Callable[..., Contender], plan: Plan, place: Place, orders: Conn
     store = f"file://{plan.folder}/{kind.__name__}.store"
     timeout = timedelta(seconds=plan.train.comm_timeout_s)
     dist.init_process_group("gloo", store, rank=place.rank, world_size=plan.world_size, timeout=timeout)
-    tied = [stages for _, stages in ties(task_of(plan), plan.partition, plan.pipeline)]
+    task = task_of(plan)
+    tied = [stages for _, stages in ties(task, plan.partition, plan.pipeline)]
     groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, tied, timeout)
     count = plan.train.iterations * plan.global_batch_size
-    samples = task_of(plan).samples("train", count)
+    samples = task.samples("train", count)
     events = plan.folder / "events" / f"{kind.__name__}-{place.rank}.bin"
     begin_events(events, plan, place)
     buffer = EventBuffer()

@@ -26,6 +26,7 @@ from megatron_ext.parallel.interruption import Interrupted, Interruption
 from megatron_ext.parallel.software import same_software
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.families import task_of
+from megatron_ext.tasks.task import Task
 from megatron_ext.timeline import memory
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
 from megatron_ext.timeline.event_files import EventBuffer
@@ -45,10 +46,10 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
     if len(plan.nodes) > 1:  # those of one node are forked from one process
         same_software(store, place.rank, plan.world_size, device)
     timeout = messages_timeout(device, plan.train.comm_timeout_s)
-    _look_first(plan, place, store)
+    task = _task(plan, place, store)
     meet(store, place.rank, plan.world_size, device, timeout)
     with told("making the groups of ranks"):
-        tied = [stages for _, stages in ties(task_of(plan), plan.partition, plan.pipeline)]
+        tied = [stages for _, stages in ties(task, plan.partition, plan.pipeline)]
         groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, tied, timeout)
     recorder = _recorder(plan, place, buffers)
     try:
@@ -56,7 +57,7 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
             rehearse(plan, place, groups, recorder)
             last = plan.train.iterations
         else:
-            last = _train(plan, place, groups, recorder, device, store)
+            last = _train(plan, task, place, groups, recorder, device, store)
     except BaseException:
         recorder.abandon()
         raise
@@ -65,13 +66,15 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
         raise Interrupted(f"saved after iteration {last} of {plan.train.iterations}")
 
 
-def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device: torch.device, store: Store) -> int:
+def _train(
+    plan: Plan, task: Task, place: Place, groups: Groups, recorder: Recorder, device: torch.device, store: Store
+) -> int:
     """Returns the last iteration that was trained: of all, or after which all ranks were asked to end."""
     gate = Gate(store, plan.world_size)
     found = tensors.find(plan, place, store)
     start = BEGINNING if found is None else found.position
-    samples = _samples(plan, place, start, gate)
-    engine = Engine(plan, place, groups, samples, recorder, start)
+    samples = _samples(plan, task, place, start, gate)
+    engine = Engine(plan, task, place, groups, samples, recorder, start)
     gate.wait("model", "waiting for the models of all ranks")
     engine.pass_once()
     if found is not None:
@@ -106,16 +109,18 @@ def _train(plan: Plan, place: Place, groups: Groups, recorder: Recorder, device:
     return iteration
 
 
-def _look_first(plan: Plan, place: Place, store: Store) -> None:
+def _task(plan: Plan, place: Place, store: Store) -> Task:
     """What is wrong with a user's module is for rank 0 to say, before the ranks form groups."""
     if plan.model.family != MODULE:
-        return
+        return task_of(plan)
     if place.rank == 0:
-        cut(task_of(plan), plan.partition)
+        task = task_of(plan)
+        cut(task, plan.partition)
         store.set("module", "sound")
-        return
+        return task
     with told("waiting for rank 0 to look at the model"):
         store.wait(["module"])
+    return task_of(plan)
 
 
 def device_of(plan: Plan, place: Place) -> torch.device:
@@ -146,9 +151,9 @@ def _recorder(plan: Plan, place: Place, buffers: Mapping[int, EventBuffer]) -> R
     return CudaRecorder(buffer, plan.nsys) if plan.device == "cuda" else Recorder(buffer)
 
 
-def _samples(plan: Plan, place: Place, start: Position, gate: Gate) -> Samples:
+def _samples(plan: Plan, task: Task, place: Place, start: Position, gate: Gate) -> Samples:
     """Rank 0 builds the maps of samples if they are not there; the others read them afterwards."""
-    task, count = task_of(plan), start.consumed(plan.train.iterations, plan.global_batch_size)
+    count = start.consumed(plan.train.iterations, plan.global_batch_size)
     own = task.samples("train", count) if place.rank == 0 else None
     gate.wait("index maps", "waiting for the index maps")
     return own if own is not None else task.samples("train", count)

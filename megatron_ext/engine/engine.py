@@ -25,10 +25,9 @@ from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.grid import Grid, Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut, ties
-from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage, threads_for
-from megatron_ext.tasks.task import DTYPES, Micro, Tensors
+from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.progress import Wait, iterates
 from megatron_ext.timeline.recorder import Recorder
 
@@ -51,6 +50,7 @@ class Engine:
     def __init__(
         self,
         plan: Plan,
+        task: Task,
         place: Place,
         groups: Groups,
         samples: Samples,
@@ -58,7 +58,6 @@ class Engine:
         start: Position = BEGINNING,
     ) -> None:
         """The iterations after `start` go on with its samples."""
-        task = task_of(plan)
         self._plan = plan
         self._place = place
         self._groups = groups

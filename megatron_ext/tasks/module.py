@@ -122,33 +122,12 @@ class ModuleTask(Task):
         return {name: torch.from_numpy(array) for name, array in self._train.batch(numbers).items()}
 
 
-_made_before: Dict[Any, Task] = {}
-"""The last one of this process: what a user's code makes, and what is seen of it, takes its time."""
-
-
 def users_task(plan: Plan) -> Task:
     """The task that `model.code` of a plan leads to: a `Task` of the user's own, or one made of the user's module.
 
     Raises:
         EngineError: it leads nowhere, or to something that cannot be trained.
     """
-    model, train = plan.model, plan.train
-    key = (
-        model.code,
-        model.code_digest,
-        model.capture,
-        plan.micro_batch_size,
-        plan.recompute,
-        train.seed,
-        train.precision,
-    )
-    if key not in _made_before:
-        _made_before.clear()
-        _made_before[key] = _users_task(plan)
-    return _made_before[key]
-
-
-def _users_task(plan: Plan) -> Task:
     assert plan.model.code is not None
     with torch.random.fork_rng([]):
         torch.manual_seed(plan.train.seed)  # the file may make the model while it is imported

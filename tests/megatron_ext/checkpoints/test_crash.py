@@ -21,6 +21,7 @@ from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import Gate
 from megatron_ext.parallel.grid import Groups
+from megatron_ext.tasks.families import task_of
 from megatron_ext.timeline.recorder import Recorder
 from tests.support.megatron_ext.engine_run import EngineRun
 
@@ -110,7 +111,7 @@ def test_before_whatever_step_on_the_disk_it_ends_the_newest_one_is_whole_and_th
 ) -> None:
     run: EngineRun = engine_run(*ALONE)
     monkeypatch.setattr("megatron_ext.engine.engine.warm_up", lambda *given: None)  # there is nobody to connect to
-    engine = Engine(run.plan, run.plan.ranks[0], Groups(), cast(Samples, None), Recorder(None))
+    engine = Engine(run.plan, task_of(run.plan), run.plan.ranks[0], Groups(), cast(Samples, None), Recorder(None))
     save(run.plan, engine, 1)
     found = []
     status = -1

@@ -26,7 +26,7 @@ from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.reduce import GradientReducer
 from megatron_ext.parallel.grid import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.families import stage_of
+from megatron_ext.tasks.families import stage_of, task_of
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Tensors
@@ -40,7 +40,7 @@ ONE_STAGE = ("parallel.data=1", "parallel.pipeline=1", "parallel.micro_batch_siz
 
 def first_rank(plan: Plan, samples: Samples | None = None) -> Engine:
     """Its engine, as long as it talks to no other rank."""
-    return Engine(plan, plan.ranks[0], NO_GROUPS, cast(Samples, samples), Recorder(None))
+    return Engine(plan, task_of(plan), plan.ranks[0], NO_GROUPS, cast(Samples, samples), Recorder(None))
 
 
 @pytest.fixture

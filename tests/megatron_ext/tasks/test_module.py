@@ -133,6 +133,15 @@ def test_a_module_trains_on_stages_as_in_one_plain_process(tmp_path: Path, name:
     assert {weights[key].data_ptr() for key in found} == {tensor.data_ptr() for tensor in weights.values()}
 
 
+def test_each_rank_makes_the_task_once(tmp_path: Path) -> None:
+    """A user's code may take its time, and what it writes should be written once for each rank."""
+    code = _file("Residual", "image") + f"\n\nopen({str(tmp_path / 'made')!r}, 'a').write('made\\n')\n"
+    run = module_run(tmp_path / "run", "Residual", "parallel.pipeline=2", "train.iterations=2", code=code)
+    (tmp_path / "made").unlink()  # by who counted the blocks for the plan
+    assert run.go() == 0, run.stderr()
+    assert (tmp_path / "made").read_text() == "made\n" * 2
+
+
 @pytest.mark.parametrize("name", RANDOM)
 def test_dropout_does_not_depend_on_the_layout(tmp_path: Path, name: str) -> None:
     runs = [
