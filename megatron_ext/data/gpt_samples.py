@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any, Dict, Union
 
 import numpy as np
 
-from megatron_ext.contract.errors import DataError
 from megatron_ext.data.index_maps import build_or_load, layout, sample_tokens, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset
-from megatron_ext.data.samples import SPLITS, Samples, Split
+from megatron_ext.data.samples import SPLITS, Samples, Split, check_token_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+OTHER_TOKENIZER = (
+    "the data were prepared with another tokenizer: set model.vocab_size to that tokenizer's, or prepare the data anew"
+)
 
 
 class GptSamples(Samples):
@@ -56,11 +59,6 @@ class GptSamples(Samples):
             DataError: an id is not in the vocabulary.
         """
         tokens = sample_tokens(self._data, self._maps, sample)
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self._vocab_size:
-            raise DataError(
-                f"{self._data.bin}: sample {sample} has token id {low if low < 0 else high}, but "
-                f"model.vocab_size={self._vocab_size} allows 0 to {self._vocab_size - 1}; the data were prepared with "
-                "another tokenizer: set model.vocab_size to that tokenizer's, or prepare the data anew"
-            )
+        what, vocabulary = f"{self._data.bin}: sample {sample}", f"model.vocab_size={self._vocab_size}"
+        check_token_ids(tokens, self._vocab_size, what, vocabulary, OTHER_TOKENIZER)
         return tokens

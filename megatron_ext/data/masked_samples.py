@@ -13,7 +13,7 @@ from megatron_ext.contract.plan import Masking, Plan
 from megatron_ext.data.index_maps import split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset
 from megatron_ext.data.masking import Masker
-from megatron_ext.data.samples import SPLITS, Samples, Split
+from megatron_ext.data.samples import SPLITS, Samples, Split, check_token_ids
 from megatron_ext.data.sentence_maps import Cut, build_or_load
 from megatron_ext.data.vocabulary import VOCABULARY, Vocabulary
 
@@ -70,15 +70,12 @@ class MaskedSamples(Samples):
             DataError: a token is not in the vocabulary.
         """
         first, stop, aim = self._map[number].tolist()
-        size = self._vocabulary.size
         sentences = [self._data[sentence] for sentence in range(first, stop)]
         for place, tokens in enumerate(sentences):
-            if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= size):
-                wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
-                raise DataError(
-                    f"{self._data.bin}: sentence {first + place} has token id {wrong}, but the vocabulary beside the "
-                    f"data allows 0 to {size - 1}; prepare the data anew"
-                )
+            what = f"{self._data.bin}: sentence {first + place}"
+            check_token_ids(
+                tokens, self._vocabulary.size, what, "the vocabulary beside the data", "prepare the data anew"
+            )
         random = np.random.RandomState((self._seed + number) % 2**32)
         return [tokens.tolist() for tokens in sentences], aim, random
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence, Tup
 import numpy as np
 
 from megatron_ext.contract.deal import dealt_to
+from megatron_ext.contract.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,3 +90,17 @@ class Samples(ABC):
         stacked = {name: np.stack([sample[name] for sample in found]) for name in found[0]}
         batch = {name: content.reshape(numbers.shape + content.shape[1:]) for name, content in stacked.items()}
         return {**batch, "number": numbers + self._first_number}
+
+
+def check_token_ids(tokens: NDArray[Any], size: int, what: str, vocabulary: str, remedy: str) -> None:
+    """Checks the ids of `what` against a vocabulary of this size.
+
+    Raises:
+        DataError: one is not in it; the message ends with the `remedy`.
+    """
+    if not len(tokens):
+        return
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= size:
+        wrong = low if low < 0 else high
+        raise DataError(f"{what} has token id {wrong}, but {vocabulary} allows 0 to {size - 1}; {remedy}")
