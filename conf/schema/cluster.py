@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import field
 from pathlib import Path
+from typing import Any
 
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
 from conf.reading.user_files import is_file
-from conf.schema import environment, ranges
+from conf.schema import environment, links, ranges
 from conf.schema.config_class import config
 
 
@@ -69,6 +70,9 @@ class Cluster:
     name: str = MISSING
     gpus: dict[str, Gpu] = field(default_factory=dict)
     groups: dict[str, NodeGroup] = field(default_factory=dict)
+    links: dict[str, Any] = field(default_factory=dict)
+    """Between nodes of pairs of groups, where these are not as the groups' own figures say: by row the group that
+    sends, by column the one that receives (`conf.schema.links`)."""
     environment: dict[str, str] = field(default_factory=dict)
     """Given to every rank, for example NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME."""
     environment_from: list[str] = field(default_factory=list)
@@ -79,6 +83,7 @@ class Cluster:
     def __post_init__(self) -> None:
         _check_gpus(self)
         _check_groups(self)
+        links.pairs(self.links, self.groups)
         groups = {name: group.environment for name, group in self.groups.items()}
         environment.check(self.environment, groups, self.environment_from)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from conf.schema.config_class import config
 from conf.schema.experiment import Cluster, Gpu, NodeGroup
+from conf.schema.links import PairLink, pairs
 from fasop.costs.profile import LayerProfile, read_profile
 from fasop.errors import SearchError
 
@@ -43,6 +44,8 @@ class NodeKind:
     profile: LayerProfile | None
     """None: its GPUs were not measured."""
     factors: Factors = field(default_factory=Factors)
+    links: Mapping[str, PairLink] = field(default_factory=dict)
+    """From its nodes to those of other kinds, or its own, by name; to the others by the groups' own figures."""
 
 
 def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
@@ -52,7 +55,7 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
         ConfigError: a GPU names a profile that cannot be read.
         SearchError: a group does not say how many GPUs its nodes have.
     """
-    kinds = []
+    kinds, links = [], pairs(cluster.links, cluster.groups)
     for name, group in cluster.groups.items():
         if group.gpus_per_node is None:
             raise SearchError(
@@ -61,7 +64,16 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
             )
         gpu = cluster.gpus[group.gpu]
         profile = None if gpu.profile is None else read_profile(gpu.profile)
-        kinds.append(NodeKind(name=name, group=group, gpu=gpu, gpus=group.gpus_per_node, profile=profile))
+        kinds.append(
+            NodeKind(
+                name=name,
+                group=group,
+                gpu=gpu,
+                gpus=group.gpus_per_node,
+                profile=profile,
+                links={column: link for (row, column), link in links.items() if row == name},
+            )
+        )
     return kinds
 
 

@@ -3,14 +3,18 @@
 A link is shared by the ranks that use it at the same time. Times are seconds, sizes bytes. Everything is linear in the
 size, so a collective is a link of its own: `all_reduce` of a link gives the latency and the seconds per byte that it
 has for the size of the whole tensor. Numbers may be floats or arrays of them.
+
+Where a pair's bandwidth depends on the size, a link is of one size of message: `transfer_s` says what its bytes take.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from conf.schema.experiment import NodeGroup
+from conf.schema.links import PairLink
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -52,3 +56,19 @@ def within(group: NodeGroup) -> Link[float]:
 def between(group: NodeGroup, sharing: int) -> Link[float]:
     """Out of a node of the group, while `sharing` of its ranks send at the same time."""
     return Link(latency_s=group.inter_latency_us * 1e-6, s_per_byte=8e-9 * sharing / group.inter_gbit_per_s)
+
+
+def transfer_s(link: PairLink, size: float) -> float | None:
+    """Seconds that `size` bytes of a message occupy a pair's link; None where the groups' own figures say.
+
+    Up to the first point of `gbit_per_s_by_bytes` and from the last one on, bandwidth is that point's; between two
+    points time grows linearly with the size, so that no larger message is quicker (piecewise linear as in SMPI: Clauss
+    et al., IPDPS 2011).
+    """
+    if link.gbit_per_s is not None:
+        return size * 8e-9 / link.gbit_per_s
+    points = [(0, 0.0), *((most, most * 8e-9 / rate) for most, rate in link.gbit_per_s_by_bytes)]
+    for (small, begin), (large, end) in pairwise(points):
+        if size <= large:
+            return begin + (size - small) / (large - small) * (end - begin)
+    return size * 8e-9 / link.gbit_per_s_by_bytes[-1][1] if link.gbit_per_s_by_bytes else None

@@ -64,18 +64,23 @@ class Placement:
 @lru_cache(maxsize=4096)
 def place(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline: int) -> Placement:
     """Of `tensor * data * pipeline` ranks, which must be as many as the nodes have GPUs."""
+    nodes = stage_nodes(gpus_per_node, tensor, data, pipeline)
+    hops = [transfers(zip(here, there, strict=True)) for here, there in pairwise([*nodes, nodes[0]])]
+    return Placement(
+        stages=Uses.of([[Use(node, 0, 1) for node in sorted(set(of_stage))] for of_stage in nodes]),
+        hops=Uses.of(hops),
+        one_way_out=np.array([pipeline == 2 or _one_way_out(nodes, stage) for stage in range(pipeline)]),
+        sums=Uses.of(rings(nodes, tensor)),
+        embedding=Uses.of([transfers(zip(nodes[0], nodes[-1], strict=True), both_ways=True)]),
+    )
+
+
+def stage_nodes(gpus_per_node: Sequence[int], tensor: int, data: int, pipeline: int) -> list[list[int]]:
+    """By stage, the node of each of its ranks."""
     node_of = [node for node, gpus in enumerate(gpus_per_node) for _ in range(gpus)]
     width = tensor * data
     assert len(node_of) == width * pipeline, f"{len(node_of)} GPUs for {width} * {pipeline} ranks"
-    stage_nodes = [node_of[s * width : (s + 1) * width] for s in range(pipeline)]
-    hops = [_transfers(zip(here, there, strict=True)) for here, there in pairwise([*stage_nodes, stage_nodes[0]])]
-    return Placement(
-        stages=Uses.of([[Use(node, 0, 1) for node in sorted(set(nodes))] for nodes in stage_nodes]),
-        hops=Uses.of(hops),
-        one_way_out=np.array([pipeline == 2 or _one_way_out(stage_nodes, stage) for stage in range(pipeline)]),
-        sums=Uses.of(_rings(stage_nodes, tensor)),
-        embedding=Uses.of([_transfers(zip(stage_nodes[0], stage_nodes[-1], strict=True), both_ways=True)]),
-    )
+    return [node_of[s * width : (s + 1) * width] for s in range(pipeline)]
 
 
 def _one_way_out(stage_nodes: Sequence[Sequence[int]], stage: int) -> bool:
@@ -88,7 +93,7 @@ def _one_way_out(stage_nodes: Sequence[Sequence[int]], stage: int) -> bool:
     return bool(ahead & back)
 
 
-def _transfers(pairs: Iterable[tuple[int, int]], *, both_ways: bool = False) -> list[Use]:
+def transfers(pairs: Iterable[tuple[int, int]], *, both_ways: bool = False) -> list[Use]:
     """Links that messages between nodes use, all sent at the same time. Links are full duplex: out and in are apart.
 
     `both_ways`: each end of a pair sends to the other.
@@ -107,7 +112,7 @@ def _transfers(pairs: Iterable[tuple[int, int]], *, both_ways: bool = False) -> 
     return [*(Use(node, 0, 1) for node in sorted(within)), *outside]
 
 
-def _rings(stage_nodes: Sequence[Sequence[int]], tensor: int) -> list[list[Use]]:
+def rings(stage_nodes: Sequence[Sequence[int]], tensor: int) -> list[list[Use]]:
     """By stage, the links of its rings of replicas, one ring for each tensor rank, over neighbouring ranks.
 
     A ring that several nodes hold leaves and enters each once; all rings run at the same time, of all stages.

@@ -107,7 +107,9 @@ def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats
     first_sums = pipelines.least_exposed[0] + pipelines.embedding
     back = pipelines.micro_batches * largest_stage(pipelines, balanced) + stepped.min(axis=0) + _freed(pipelines)
     busiest = np.maximum(back, _summing_bound(pipelines, layers))
-    longest = np.maximum(_mean_bound(chains, pipelines.hop, layers), _trip_bound(chains, pipelines.capacity, layers))
+    longest = np.maximum(
+        _mean_bound(chains, pipelines.mean_hop, layers), _trip_bound(chains, pipelines.capacity, layers)
+    )
     least: Floats = np.maximum(busiest, longest + stepped[0] + first_sums)
     return least
 
@@ -122,7 +124,7 @@ def _bound_in_units(pipelines: Pipelines, balanced: Integers) -> Floats:
         trips = np.tile(chains.trip.layer, (len(of_part.layer) // plain.stages, 1))
         in_parts = _mean_of(trips, of_part, units)
         trip = np.maximum(trip, chains.hops + chains.trip.fixed.sum(axis=0) + in_parts)
-    longest = np.maximum(_mean_bound(chains, plain.hop, units), trip) + stepped[0] + first_sums
+    longest = np.maximum(_mean_bound(chains, plain.mean_hop, units), trip) + stepped[0] + first_sums
     if pipelines.parts_count > pipelines.stages:
         return np.asarray(longest)
     largest = (1 - CLOSE) * largest_stage(pipelines, balanced)
@@ -153,7 +155,7 @@ def in_turn(stages: int, micro_batches: int) -> int:
 
 def _chains(pipelines: Pipelines) -> _Chains:
     schedule, stages, count = pipelines.schedule, pipelines.stages, pipelines.micro_batches
-    split, hop = schedule is Schedule.zb_h1, pipelines.hop
+    split, hop = schedule is Schedule.zb_h1, pipelines.mean_hop
     forward, backward, number = pipelines.forward, pipelines.backward, np.arange(float(stages)).reshape(-1, 1)
     chunks = pipelines.parts_count // stages
     owed = np.where(number > 0, np.minimum(number + 1, count) / 2, 0) if split else 0 * number

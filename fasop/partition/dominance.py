@@ -31,6 +31,10 @@ def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.boo
         better &= (one.s_per_byte <= other.s_per_byte).all(axis=0)
     better &= (one.hop <= other.hop).all(axis=0)
     better &= (one.occupied <= other.occupied).all(axis=0)
+    if one.back is not None and other.back is not None:
+        better &= (one.back.hop <= other.back.hop).all(axis=0) & (one.back.busy <= other.back.busy).all(axis=0)
+        if one.back.s_per_byte is not None and other.back.s_per_byte is not None:
+            better &= (one.back.s_per_byte <= other.back.s_per_byte).all(axis=0)
     for mine, theirs in zip(_stage_times(one), _stage_times(other), strict=True):
         better &= (mine.fixed <= theirs.fixed).all(axis=0)
         if one.order is None:
@@ -102,6 +106,8 @@ def distinct(lines: Pipelines) -> Integers:
         rows += [lines.hidden.time.fixed, lines.hidden.time.layer, lines.hidden.last]
     rows += [lines.busy] if lines.busy is not None else []
     rows += [lines.s_per_byte] if lines.s_per_byte is not None else []
+    if (back := lines.back) is not None:
+        rows += [back.hop, back.busy] if back.s_per_byte is None else [back.hop, back.busy, back.s_per_byte]
     if lines.order is not None:
         rows = [row.reshape(-1, len(lines)) for row in rows]
     numbers = np.concatenate([*rows, lines.embedding[np.newaxis], lines.basis[np.newaxis]])

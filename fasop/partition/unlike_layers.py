@@ -66,7 +66,10 @@ def gains(pipelines: Pipelines, partitions: Integers, slopes: Floats, pairs: Int
     behind = np.cumsum(partitions, axis=0)[:-1]
     kind = np.argmax(np.diff(order.counts, axis=1), axis=0)
     chunks = parts // pipelines.stages
-    links = chunks * np.tile(pipelines.s_per_byte, (chunks, 1))[:-1]
+    rate = pipelines.s_per_byte
+    if pipelines.back is not None and pipelines.back.s_per_byte is not None:
+        rate = (rate + pipelines.back.s_per_byte) / 2
+    links = chunks * np.tile(rate, (chunks, 1))[:-1]
     cuts = np.arange(parts - 1)[:, np.newaxis]
     found = []
     for step in (-1, 1):  # a cut moves towards the beginning, or the end

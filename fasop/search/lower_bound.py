@@ -250,7 +250,7 @@ class LowerBounds:
             )
             alike = [kind if kind.gpus == gpus else replace(kind, gpus=gpus) for kind in self._kinds]
             orders = np.repeat(np.arange(len(alike))[:, np.newaxis], nodes, axis=1)
-            lines = on_nodes(replace(one, parallel=plain), Nodes(alike, orders))
+            lines = on_nodes(replace(one, parallel=plain), Nodes(alike, orders, least=True))
             amount = np.arange(one.blocks.layers + 1.0).reshape(-1, 1, 1)
             self._alone[key] = _Alone(
                 hops=lines.hop,

@@ -77,16 +77,20 @@ class Terms:
 def stage_times(lines: Pipelines, layers: Sequence[int]) -> list[StageTimes]:
     """What the stages of the one pipeline take for a micro-batch; `layers` are by virtual stage."""
     stages, column = lines.stages, np.array([layers]).T
-    counted, (hop, busy) = lines.counted(column), lines.messages(column)
+    counted, (hop, busy), (back, busy_back) = (
+        lines.counted(column),
+        lines.messages(column),
+        lines.messages_back(column),
+    )
     forward, backward = (passes.of(counted)[:, 0].tolist() for passes in (lines.forward, lines.backward))
     return [
         StageTimes(
             forward=forward[stage::stages],
             backward=backward[stage::stages],
             send_forward=float(hop[stage, 0]),
-            send_backward=float(hop[stage - 1, 0]),
+            send_backward=float(back[stage - 1, 0]),
             busy_forward=float(busy[stage, 0]),
-            busy_backward=float(busy[stage - 1, 0]),
+            busy_backward=float(busy_back[stage - 1, 0]),
             one_way_out=lines.one_way_out is not None and bool(lines.one_way_out[stage]),
         )
         for stage in range(stages)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from conf.schema.experiment import Parallel
 from fasop.costs import links, overlap, sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_handed_out
+from fasop.costs.link_table import by_size, has_pairs
 from fasop.costs.links import Link
 from fasop.costs.memory import GIB, chunks_in_flight, stage_memory
 from fasop.costs.placement import Uses, place
@@ -20,7 +19,9 @@ from fasop.costs.profile import optimizer_s_per_parameter
 from fasop.costs.training import Training
 from fasop.simulation.layer_order import LayerOrder
 from fasop.simulation.linear import Hidden, Linear
+from fasop.simulation.messages_back import Back
 from fasop.simulation.pipelines import Pipelines
+from fasop.simulation.placed_links import Hops, Messages, PlacedLinks, on_pairs
 
 
 def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
@@ -31,7 +32,7 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     Raises:
         SearchError: a profile has no costs for the tensor size.
     """
-    parallel, where = training.parallel, nodes.links_of(training.parallel)
+    parallel, where = training.parallel, nodes.links_of(training)
     times = [times_on(kind, training) for kind in nodes.kinds]
     slowest = nodes.slowest(where.stages, training, times)
     summing, handing = gradients_summed(where.sums, training), weights_handed_out(where.sums, training)
@@ -45,8 +46,8 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
         micro_batches=parallel.micro_batches,
         forward=_passes(training, slowest.forward),
         backward=backward,
-        hop=where.hops.takes(np.array(float(shortest))),
-        busy=shortest * where.hops.s_per_byte,
+        hop=where.hops.link.takes(np.array(float(shortest))),
+        busy=shortest * where.hops.link.s_per_byte,
         one_way_out=where.one_way_out,
         blocking=training.blocking,
         sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
@@ -57,7 +58,16 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
         basis=np.array([time.basis for time in times])[nodes.orders].max(axis=1),
         hidden=_hidden(training, backward.layer[..., : parallel.pipeline, :], summing) if training.overlaps else None,
         order=None if blocks.alike else _order(training),
-        s_per_byte=None if blocks.alike else where.hops.s_per_byte,
+        s_per_byte=None if blocks.alike else where.hops.longer,
+        back=None if where.back is None else _back(where.back, shortest, alike=blocks.alike),
+    )
+
+
+def _back(hops: Hops, shortest: int, *, alike: bool) -> Back:
+    return Back(
+        hop=hops.link.takes(np.array(float(shortest))),
+        busy=shortest * hops.link.s_per_byte,
+        s_per_byte=None if alike else hops.longer,
     )
 
 
@@ -69,7 +79,7 @@ def _order(training: Training) -> LayerOrder:
 
 def handing_out(training: Training, nodes: Nodes) -> Linear:
     """The part of `Pipelines.optimizer` that handing out the new weights of a sharded one takes."""
-    where = nodes.links_of(training.parallel)
+    where = nodes.links_of(training)
     return _by_parameters(training, weights_handed_out(where.sums, training))
 
 
@@ -129,42 +139,40 @@ class SlowestGpus:
     memory_gib: Floats
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlacedLinks:
-    """Where ranks lie, and the links that they have there: [items, pipelines] each."""
-
-    stages: Uses
-    hops: Link[Floats]
-    one_way_out: NDArray[np.bool_]
-    """[stages]"""
-    sums: Link[Floats]
-    embedding: Link[Floats]
-
-
 class Nodes:
     """What nodes of some kinds and their links are, in each of some orders [pipelines, nodes].
 
     All orders have the same numbers of GPUs in each place.
     """
 
-    def __init__(self, kinds: Sequence[NodeKind], orders: Integers) -> None:
+    def __init__(self, kinds: Sequence[NodeKind], orders: Integers, *, least: bool = False) -> None:
+        """With `least`, each order is of one kind, and no link of that kind's nodes with any node is quicker."""
         self.kinds = kinds
         self.orders = orders
-        self._last: tuple[tuple[int, int, int], PlacedLinks] | None = None
+        self._least = least
+        self._has_pairs, self._by_size = has_pairs(kinds), by_size(kinds)
+        self._last: tuple[tuple[float, ...], PlacedLinks] | None = None
 
-    def links_of(self, parallel: Parallel) -> PlacedLinks:
+    def links_of(self, training: Training) -> PlacedLinks:
         """That of the last sizes is kept, since plans that differ in something else come one after another."""
+        parallel = training.parallel
         sizes = (parallel.tensor, parallel.data, parallel.pipeline)
-        if self._last is None or self._last[0] != sizes:
+        key = (*sizes, *Messages.of(training)) if self._by_size else sizes
+        if self._last is None or self._last[0] != key:
             where = place(tuple(self.kinds[kind].gpus for kind in self.orders[0]), *sizes)
-            placed = PlacedLinks(
-                stages=where.stages,
-                hops=self._slowest_link(where.hops, [kind.factors.messages for kind in self.kinds]),
-                one_way_out=where.one_way_out,
-                sums=self._slowest_link(where.sums, [kind.factors.gradients for kind in self.kinds]),
-                embedding=self._slowest_link(where.embedding, [kind.factors.embedding for kind in self.kinds]),
-            )
-            self._last = (sizes, placed)
+            if self._has_pairs:
+                placed = on_pairs(self.kinds, self.orders, training, where, least=self._least)
+            else:
+                hops = self._slowest_link(where.hops, [kind.factors.messages for kind in self.kinds])
+                placed = PlacedLinks(
+                    stages=where.stages,
+                    hops=Hops(hops, hops.s_per_byte),
+                    back=None,
+                    one_way_out=where.one_way_out,
+                    sums=self._slowest_link(where.sums, [kind.factors.gradients for kind in self.kinds]),
+                    embedding=self._slowest_link(where.embedding, [kind.factors.embedding for kind in self.kinds]),
+                )
+            self._last = (key, placed)
         return self._last[1]
 
     def slowest(self, stages: Uses, training: Training, times: Sequence[LayerTimes]) -> SlowestGpus:

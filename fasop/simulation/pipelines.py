@@ -21,6 +21,7 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.simulation.layer_order import LayerOrder
 from fasop.simulation.linear import Hidden, Layers, Linear
 from fasop.simulation.loaded import Loaded, Parts
+from fasop.simulation.messages_back import Back
 from fasop.simulation.times import Times, Traffic
 
 FULL = 1 + 1e-9
@@ -38,8 +39,8 @@ class Pipelines:
     backward: Linear
     """[parts, pipelines]"""
     hop: Floats
-    """From the end of a pass until the next stage has its result; in row s from s to s + 1 and back, in the last row
-    from the last stage to the first."""
+    """From the end of a pass until the next stage has its result; in row s from s to s + 1, in the last row from the
+    last stage to the first; and back, if `back` says nothing else."""
     sums: Linear
     """All the gradients of a stage, over its replicas; `exposed` is what nothing hides."""
     optimizer: Linear
@@ -67,6 +68,7 @@ class Pipelines:
     pipelines], and `hop` and `busy` are of the shortest messages."""
     s_per_byte: Floats | None = None
     """[stages, pipelines]: with an `order`, of what messages are longer."""
+    back: Back | None = None
 
     def __len__(self) -> int:
         return len(self.basis)
@@ -96,12 +98,18 @@ class Pipelines:
             hidden=None if self.hidden is None else self.hidden.take(columns),
             busy=None if self.busy is None else self.busy[:, columns],
             s_per_byte=None if self.s_per_byte is None else self.s_per_byte[:, columns],
+            back=None if self.back is None else self.back.take(columns),
         )
 
     @property
     def occupied(self) -> Floats:
         """[stages, pipelines]: for how long a message occupies its link."""
         return self.hop if self.busy is None else np.minimum(self.busy, self.hop)
+
+    @property
+    def mean_hop(self) -> Floats:
+        """[stages, pipelines]: of there and back."""
+        return self.hop if self.back is None else (self.hop + self.back.hop) / 2
 
     def counted(self, layers: Layers) -> Layers:
         """What times are linear in: the layers of each part and, where they differ, [kinds, parts, pipelines]."""
@@ -135,7 +143,8 @@ class Pipelines:
         counted = self.counted(layers)
         held = self._of_stages(counted)
         hop, busy = self.messages(layers)
-        back, one_way_out = np.roll(hop, 1, axis=0), self.one_way_out
+        hop_back, busy_back = (hop, busy) if self.back is None else self.messages_back(layers)
+        back, one_way_out = np.roll(hop_back, 1, axis=0), self.one_way_out
         return Loaded(
             schedule=self.schedule,
             micro_batches=self.micro_batches,
@@ -149,7 +158,7 @@ class Pipelines:
             ),
             traffic=Traffic(
                 forward=busy,
-                backward=back if busy is hop else np.roll(busy, 1, axis=0),
+                backward=back if busy_back is hop_back else np.roll(busy_back, 1, axis=0),
                 one_way_out=np.full(self.stages, self.stages == 2) if one_way_out is None else one_way_out,
             ),
             exposed=self.exposed(held),
@@ -222,6 +231,14 @@ class Pipelines:
         hop = self.hop + longer
         return hop, hop if self.busy is None else np.minimum(self.busy + longer, hop)
 
+    def messages_back(self, layers: Layers) -> tuple[Floats, Floats]:
+        """The same of gradients, in the rows of `Back`."""
+        if self.back is None:
+            return self.messages(layers)
+        if self.order is None:
+            return self.back.messages(None)
+        return self.back.messages(self.order.extra_of_stages(np.asarray(layers, np.int64), self.stages))
+
 
 def joined(several: Sequence[Pipelines]) -> Pipelines:
     """One after another; of the same sizes and schedule, on nodes with the same numbers of GPUs."""
@@ -234,7 +251,7 @@ def _joined(values: Sequence[Any]) -> Any:
     match values[0]:
         case np.ndarray():
             return np.concatenate(values, axis=-1)
-        case Linear() | Hidden() as first:
+        case Linear() | Hidden() | Back() as first:
             parts = {name: _joined([getattr(value, name) for value in values]) for name in vars(first)}
             return replace(first, **parts)
         case first:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from conf.schema.experiment import Experiment, Parallel
+from conf.schema.links import only
 from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import node_kinds
 from fasop.costs.layers import Basis
@@ -111,7 +112,8 @@ def planned(experiment: Experiment) -> PlacedTraining:
     groups = {
         name: replace(experiment.cluster.groups[name], gpus_per_node=gpus) for name, gpus in sorted(counts.items())
     }
-    kinds = {kind.name: kind for kind in node_kinds(replace(experiment.cluster, groups=groups))}
+    links = only(experiment.cluster.links, groups)
+    kinds = {kind.name: kind for kind in node_kinds(replace(experiment.cluster, groups=groups, links=links))}
     training = Training.of(experiment)
     return PlacedTraining(training=training, partition=experiment.partition, nodes=[kinds[name] for name in order])
 

@@ -15,7 +15,7 @@ from fasop.search.candidates import Space
 from fasop.search.search import Best, explore
 from fasop.simulation.linear import Hidden, Linear
 from fasop.simulation.pipelines import Pipelines
-from tests.support.fasop.random_clusters import best_times, random_case
+from tests.support.fasop.random_clusters import best_times, random_case, with_links
 from tests.support.fasop.random_pipelines import all_times, random_pipelines
 from tests.support.fasop.searches import floor
 from tests.support.fasop.seeds import seeds
@@ -110,11 +110,14 @@ def test_twins_take_the_same_with_every_partition() -> None:
 
 
 @pytest.mark.slow
-def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions() -> None:
+@pytest.mark.parametrize("linked", [False, True], ids=["own-links", "links-of-pairs"])
+def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions(linked: bool) -> None:
     """With all the ways in which it leaves out plans: bounds, options that are never worse, orders that are alike."""
     tried = 0
     for seed in seeds(40):
-        training, kinds, choices = random_case(np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        training, kinds, choices = random_case(rng)
+        kinds = with_links(rng, kinds) if linked else kinds
         best = best_times(training, kinds, choices)
         if not best:
             continue

@@ -11,6 +11,7 @@ from launch.control.plan import make_plan
 from launch.control.rehearsal import rehearsal_times
 from tests.support.fasop.plans import built, column, experiment, mixed
 
+LINKS = "+cluster.links={hgx: {gpu2: {gbit_per_s: 10}}, gpu2: {hgx: {gbit_per_s_by_bytes: {1: 1, 9999: 5}}}}"
 LOCAL = ("executor=local", "container=none", "train.precision=fp16")
 
 
@@ -20,8 +21,9 @@ LOCAL = ("executor=local", "container=none", "train.precision=fp16")
         (experiment(*LOCAL), [0] * 8),
         (mixed(*LOCAL), [0] + [1] * 7),
         (mixed(*LOCAL, "parallel.schedule=zb_h1"), [0] + [1] * 7),
+        (mixed(*LOCAL, LINKS), [0] + [1] * 7),
     ],
-    ids=["8-a10", "1-a100-7-a10", "zb-h1"],
+    ids=["8-a10", "1-a100-7-a10", "zb-h1", "links-of-pairs"],
 )
 def test_the_seeds_stages_and_messages_take_the_same(one: Experiment, order: list[int]) -> None:
     by_stage = rehearsal_times(one, make_plan(one, "a/b"))[:: one.parallel.data]
@@ -33,7 +35,7 @@ def test_the_seeds_stages_and_messages_take_the_same(one: Experiment, order: lis
     assert [times.forward_ns[0] for times in by_stage] == pytest.approx(ns(mine.forward), abs=2)
     assert [times.backward_ns[0] for times in by_stage] == pytest.approx(ns(mine.backward), abs=2)
     assert [times.send_forward_ns for times in by_stage] == pytest.approx(mine.hop[:, 0] * 1e9, abs=2)
-    back = np.roll(mine.hop[:, 0], 1)
+    back = np.roll(mine.messages_back(layers)[0][:, 0], 1)
     assert [times.send_backward_ns for times in by_stage] == pytest.approx(back * 1e9, abs=2)
     assert (mine.sums.of(layers) - mine.exposed(layers)).max() > 0.005  # what the backward pass hides
     assert by_stage[0].embedding_all_reduce_ns == pytest.approx(mine.embedding[0] * 1e9, abs=4)

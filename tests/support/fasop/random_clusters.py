@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from conf.schema.experiment import Engine, EngineKind, Gpu, Model, NodeGroup, Parallel, Precision, Recompute, Schedule
+from conf.schema.links import PairLink
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory import GIB
 from fasop.costs.training import Training
@@ -73,6 +74,28 @@ def _kind(rng: np.random.Generator, name: str) -> NodeKind:
     )
     factors = Factors(forward=about(1), backward=about(1)) if rng.random() < 0.5 else Factors()
     return NodeKind(name=name, group=group, gpu=gpu, gpus=gpus, profile=None, factors=factors)
+
+
+def with_links(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> list[NodeKind]:
+    """The same nodes, of which some pairs have links of their own, whose directions or sizes may differ."""
+    alike = rng.random() < 0.4
+
+    def link() -> PairLink:
+        rate = float(20 * 10 ** rng.uniform(-1, 1))
+        latency = float(20 * 10 ** rng.uniform(-1, 1)) if rng.random() < 0.7 else None
+        if rng.random() < 0.6:
+            return PairLink(gbit_per_s=rate, latency_us=latency)
+        small = 10 ** int(rng.integers(2, 6))
+        points = ((small, rate * 0.2), (8 * small, rate), (64 * small, rate * 2))
+        return PairLink(gbit_per_s_by_bytes=points[: rng.integers(2, 4)], latency_us=latency)
+
+    table: dict[str, dict[str, PairLink]] = {kind.name: {} for kind in kinds}
+    for first, second in itertools.combinations_with_replacement([kind.name for kind in kinds], 2):
+        if rng.random() < 0.7:
+            there = link()
+            table[second][first] = there if alike else link()
+            table[first][second] = there
+    return [replace(kind, links=table[kind.name]) for kind in kinds]
 
 
 def all_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> Iterator[Training]:

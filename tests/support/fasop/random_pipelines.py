@@ -9,6 +9,7 @@ import numpy as np
 from conf.schema.experiment import Schedule
 from fasop.simulation.layer_order import LayerOrder
 from fasop.simulation.linear import Hidden, Linear
+from fasop.simulation.messages_back import Back
 from fasop.simulation.pipelines import Pipelines
 
 Numbers = Callable[[int], np.ndarray]
@@ -56,6 +57,9 @@ def random_pipelines(
     def passes() -> Linear:
         return Linear(fixed=times(parts), layer=np.concatenate([layer(stages, 1e-3)] * chunks, axis=-2))
 
+    def slower() -> np.ndarray | None:
+        return None if kinds is None else times(stages)
+
     short, hop = rng.random() < 0.5, times(stages)
     capacity = rng.integers(-1 if rng.random() < 0.1 else 0, layers + 1, (stages, MANY)) if short else None
     order = None if kinds is None else _order(rng, layers, kinds)
@@ -83,6 +87,9 @@ def random_pipelines(
             basis=np.zeros(MANY, int),
             hidden=_hidden(times, stages, layer) if rng.random() < 0.5 else None,
             **of_order,
+            back=Back(hop=(back := times(stages)), busy=back * rng.uniform(0, 1, back.shape), s_per_byte=slower())
+            if rng.random() < 0.3
+            else None,
         ),
         layers,
     )

@@ -1,0 +1,132 @@
+"""The table `cluster.links`: what messages from a node of one group (the row) to one of another (the column) take.
+
+A pair that the table leaves out has the groups' own figures, and so has what an entry leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+from conf.errors import ConfigError
+from conf.schema.ranges import NotNegative, Positive, Range
+
+KEY = "cluster.links"
+MOST_BYTES = 2**40
+"""Of a message."""
+EXAMPLE = "gbit_per_s: 10"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairLink:
+    """From a node of one group to another node."""
+
+    gbit_per_s: float | None = None
+    """Shared by the ranks of a node that send, or receive, at the same time."""
+    gbit_per_s_by_bytes: tuple[tuple[int, float], ...] = ()
+    """In its place: (bytes of a message, bandwidth), sizes rising."""
+    latency_us: float | None = None
+
+
+def pairs(links: Mapping[str, Any], groups: Collection[str]) -> dict[tuple[str, str], PairLink]:
+    """The table, by row and column.
+
+    Raises:
+        ConfigError: it is none for these groups.
+    """
+    found = {}
+    for row, columns in links.items():
+        _check_group(f"{KEY}.{row}", row, groups)
+        for column, entry in _mapping(f"{KEY}.{row}", columns, f"{{{row}: {{{EXAMPLE}}}}}").items():
+            _check_group(f"{KEY}.{row}.{column}", column, groups)
+            found[row, column] = _entry(f"{KEY}.{row}.{column}", entry)
+    for row, column in found:
+        if (column, row) not in found:
+            raise ConfigError(
+                f"{KEY}.{row}.{column} has no counterpart {KEY}.{column}.{row}: a table gives both directions of a "
+                f"pair; add {KEY}.{column}.{row}, with the same figures where the directions are alike"
+            )
+    return found
+
+
+def only(links: Mapping[str, Any], groups: Collection[str]) -> dict[str, dict[str, Any]]:
+    """What of a table is of some groups."""
+    return {
+        row: {column: entry for column, entry in columns.items() if column in groups}
+        for row, columns in links.items()
+        if row in groups
+    }
+
+
+def _check_group(key: str, name: object, groups: Collection[str]) -> None:
+    if name not in groups:
+        raise ConfigError(
+            f"{key}: {name!r} is no node group; cluster.groups has: {', '.join(groups)}; correct the name, or leave "
+            "the entry out"
+        )
+
+
+def _entry(key: str, entry: object) -> PairLink:
+    values = _mapping(key, entry, f"{{{EXAMPLE}}}")
+    names = [field.name for field in fields(PairLink)]
+    if unknown := [name for name in values if name not in names]:
+        raise ConfigError(f"{key}.{unknown[0]} is not a key of a link, which has: {', '.join(names)}")
+    link = PairLink(
+        gbit_per_s=_number(f"{key}.gbit_per_s", values.get("gbit_per_s"), Positive()),
+        gbit_per_s_by_bytes=_points(f"{key}.gbit_per_s_by_bytes", values.get("gbit_per_s_by_bytes")),
+        latency_us=_number(f"{key}.latency_us", values.get("latency_us"), NotNegative()),
+    )
+    if link == PairLink():
+        raise ConfigError(f"{key} gives nothing: give it a figure, such as {EXAMPLE}, or leave the entry out")
+    if link.gbit_per_s is not None and link.gbit_per_s_by_bytes:
+        raise ConfigError(
+            f"{key} gives both gbit_per_s={link.gbit_per_s:g} and gbit_per_s_by_bytes: leave out the first, if "
+            "bandwidth depends on the message's size, or else the second"
+        )
+    return link
+
+
+def _points(key: str, value: object) -> tuple[tuple[int, float], ...]:
+    """Sizes rise, and so do the times of messages of those sizes."""
+    if value is None:
+        return ()
+    points = []
+    for size, rate in _mapping(key, value, "{65536: 5, 16777216: 20}").items():
+        if isinstance(size, bool) or not (isinstance(size, int) or str(size).isdecimal()):
+            raise ConfigError(f"{key}.{size} must be a message's size in bytes, such as {2**20}")
+        Range(1, MOST_BYTES).check(f"size {size} of {key}", int(size))
+        rate = _number(f"{key}.{size}", rate, Positive())
+        if rate is None:
+            raise ConfigError(f"{key}.{size}=null must be a bandwidth in Gbit/s; leave the size out, or give it one")
+        points.append((int(size), rate))
+    if len(points) < 2:
+        raise ConfigError(
+            f"{key} has {len(points)} point{'s' * (len(points) != 1)}, and needs at least two, such as "
+            "{65536: 5, 16777216: 20}; a bandwidth of all sizes is gbit_per_s"
+        )
+    for (size, rate), (larger, its_rate) in pairwise(points):
+        if larger <= size:
+            raise ConfigError(f"{key}: sizes must rise, and {larger} follows {size}; sort the points by size")
+        if larger / its_rate <= size / rate:
+            raise ConfigError(
+                f"{key}: {larger} bytes at {its_rate:g} Gbit/s would take no longer than {size} bytes at {rate:g}; "
+                "correct a bandwidth, or leave a point out"
+            )
+    return tuple(points)
+
+
+def _mapping(key: str, value: object, example: str) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key}={value} must be a group of keys, such as {example}")
+    return value
+
+
+def _number(key: str, value: object, allowed: Range) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{key}={value} must be a number")
+    allowed.check(key, float(value))
+    return float(value)

@@ -1,0 +1,102 @@
+"""The links that a plan's ranks have where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasop.costs import sizes
+from fasop.costs.arrays import Floats, Integers
+from fasop.costs.hardware import NodeKind
+from fasop.costs.link_table import LinkTable
+from fasop.costs.links import Link
+from fasop.costs.pair_placement import PairUses, place_pairs
+from fasop.costs.placement import Placement, Uses
+from fasop.costs.training import Training
+from megatron_ext.contract.plan import BUCKET_BYTES
+
+
+class Messages(NamedTuple):
+    """Bytes of single messages, by which links are looked up whose bandwidth depends on them."""
+
+    shortest: int
+    """Across a cut."""
+    longest: int
+    sums: float
+    """Of a step of a ring that sums gradients: a replica's share of a bucket, or of the mean stage's gradients where
+    these are less, or are all summed at once."""
+    embedding: float
+    """Of a step that sums those of the embedding."""
+
+    @classmethod
+    def of(cls, training: Training) -> Messages:
+        parallel, blocks = training.parallel, training.blocks
+        crossing = [training.message_bytes(numbers) for numbers in blocks.crossing]
+        of_layer = sizes.kind_parameters(training.model, parallel.tensor, own_word=parallel.pipeline > 1)
+        whole = training.gradient_bytes * float(np.dot(of_layer, blocks.counts[:, -1])) / parallel.pipeline
+        shared, holders = sizes.shared_parameters(training.model, parallel.tensor)
+        return cls(
+            shortest=min(crossing),
+            longest=max(crossing),
+            sums=(whole if training.megatron_lm else min(whole, BUCKET_BYTES)) / parallel.data,
+            embedding=training.gradient_bytes * shared / min(holders, parallel.pipeline),
+        )
+
+
+class Hops(NamedTuple):
+    """From each stage to the next one, or back: [stages, pipelines]."""
+
+    link: Link[Floats]
+    """For the shortest message."""
+    longer: Floats
+    """Seconds for each byte that a message is longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedLinks:
+    """Where ranks lie, and the links that they have there: [items, pipelines] each."""
+
+    stages: Uses
+    hops: Hops
+    back: Hops | None
+    """None: as there."""
+    one_way_out: NDArray[np.bool_]
+    """[stages]"""
+    sums: Link[Floats]
+    embedding: Link[Floats]
+
+
+def on_pairs(
+    kinds: Sequence[NodeKind], orders: Integers, training: Training, where: Placement, *, least: bool = False
+) -> PlacedLinks:
+    """By pairs of kinds; with `least`, of nodes of one kind by themselves, what no link of theirs goes below."""
+    parallel, messages = training.parallel, Messages.of(training)
+    gpus = tuple(kinds[kind].gpus for kind in orders[0])
+    pairs = place_pairs(gpus, parallel.tensor, parallel.data, parallel.pipeline)
+
+    def table(term: str, size: float) -> LinkTable:
+        found = LinkTable.of(kinds, [getattr(kind.factors, term) for kind in kinds], max(1.0, size))
+        return found.least() if least else found
+
+    short, long = table("messages", messages.shortest), table("messages", messages.longest)
+    bytes_longer = messages.longest - messages.shortest
+
+    def hops(uses: PairUses) -> Hops:
+        link = short.slowest(uses, orders)
+        if not bytes_longer:
+            return Hops(link, link.s_per_byte)
+        most = messages.longest * long.slowest(uses, orders).s_per_byte
+        return Hops(link, (most - messages.shortest * link.s_per_byte) / bytes_longer)
+
+    return PlacedLinks(
+        stages=where.stages,
+        hops=hops(pairs.hops),
+        back=hops(pairs.hops.back) if short.one_way or long.one_way else None,
+        one_way_out=where.one_way_out,
+        sums=table("gradients", messages.sums).slowest(pairs.sums, orders),
+        embedding=table("embedding", messages.embedding).slowest(pairs.embedding, orders),
+    )

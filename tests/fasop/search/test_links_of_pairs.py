@@ -1,0 +1,80 @@
+"""Searches where links differ by pairs of node groups, held against brute force."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conf.schema.links import PairLink
+from fasop.costs.hardware import NodeKind
+from fasop.costs.training import Training
+from fasop.search.candidates import Space
+from fasop.search.choices import Choices
+from fasop.search.search import Best, explore
+from fasop.simulation.predict import predict_plan
+from tests.support.fasop.plans import kinds, mixed
+from tests.support.fasop.random_clusters import best_times, random_case, with_links
+from tests.support.fasop.seeds import seeds
+
+
+def _best_order(nodes: list[NodeKind], training: Training) -> list[str]:
+    keep = Best(1)
+    explore([Space(training, nodes, Choices())], keep)
+    return [node.name for node in keep.plans[0].nodes]
+
+
+def test_zones_decide_the_order_of_nodes() -> None:
+    """Three groups of like nodes: neighbours are those with the quick links, whichever these are."""
+    training = replace(Training.of(mixed("parallel.global_batch_size=32")))
+    training = replace(training, model=replace(training.model, layers=10))
+    a10 = kinds(mixed())[1]
+
+    def nodes(quick: tuple[str, str], other: tuple[str, str]) -> list[NodeKind]:
+        table: dict[str, dict[str, PairLink]] = {name: {} for name in "abc"}
+        for here in "abc":
+            for there in "abc":
+                fast = {here, there} in (set(quick), set(other))
+                table[here][there] = PairLink(gbit_per_s=100 if fast else 0.5)
+        return [replace(a10, name=name, group=replace(a10.group, count=1), links=table[name]) for name in "abc"]
+
+    middles = {
+        _best_order(nodes(("a", "b"), ("b", "c")), training)[1],
+        _best_order(nodes(("b", "a"), ("a", "c")), training)[1],
+    }
+    assert middles == {"a", "b"}
+
+
+def test_the_best_order_is_that_of_brute_force_with_links_of_pairs() -> None:
+    """Of all sizes, orders and partitions; and in some cases another order than without the table."""
+    tried, changed = 0, 0
+    for seed in seeds(25):
+        rng = np.random.default_rng(seed)
+        training, nodes, choices = random_case(rng)
+        linked = with_links(rng, nodes)
+        best = best_times(training, linked, choices)
+        if not best or not np.isfinite(least := min(seconds for _, seconds in best)):
+            continue
+        keep, plain = Best(1), Best(1)
+        explore([Space(training, linked, choices)], keep)
+        explore([Space(training, nodes, choices)], plain)
+        assert keep.plans[0].total == pytest.approx(least, rel=1e-9)
+        changed += keep.plans[0].parallel.node_order != plain.plans[0].parallel.node_order
+        tried += 1
+    assert tried > 10
+    assert changed > 1
+
+
+def test_the_replay_and_the_search_agree_on_links_of_pairs() -> None:
+    tried = 0
+    for seed in seeds(25):
+        rng = np.random.default_rng(seed)
+        training, nodes, choices = random_case(rng)
+        linked = with_links(rng, nodes)
+        keep = Best(3)
+        explore([Space(training, linked, choices)], keep)
+        for plan in keep.plans:
+            assert predict_plan(plan).iteration_s == pytest.approx(plan.total, rel=1e-9)
+            tried += 1
+    assert tried > 30
