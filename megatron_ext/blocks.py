@@ -51,7 +51,7 @@ def main(argv: List[str]) -> int:
     if as_json:
         print(json.dumps({"blocks": [block.name for block in task.blocks if block.held is Held.COUNTED]}))
     else:
-        print(table(task))
+        print(table(task, arguments["micro_batch_size"]))
     return 0
 
 
@@ -74,12 +74,13 @@ def _absolute(code: str) -> str:
     return f"{Path(file).absolute()}:{name}"
 
 
-def table(task: Task) -> str:
+def table(task: Task, micro_batch_size: int) -> str:
     """A line for each block: what it is called, its kind, its parameters, and what it gives."""
     rows = [("block", "kind", "parameters", "gives")]
+    sizes = task.sizes(micro_batch_size)
     for block in task.blocks:
         count = sum(one.numel() for one in block.make(TensorGroup()).parameters())
-        gives = ", ".join(str(list(task.wires[name].dims)) for name in block.gives)
+        gives = ", ".join(str([sizes.get(str(dim), dim) for dim in task.wires[name].dims]) for name in block.gives)
         rows.append((block.name, block.kind, f"{count:,}", gives))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(

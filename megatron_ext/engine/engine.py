@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from megatron_ext.contract.plan import BUCKET_BYTES, Place, Plan
 from megatron_ext.contract.schedule_check import actions_of
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.data.samples import BEGINNING, Position, Samples
-from megatron_ext.engine.executor import LOSS, Chunk, Executor, neighbours, warm_up
+from megatron_ext.engine.executor import LOSS, Chunk, Executor, Factor, neighbours, warm_up
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.messages import Message, message_of
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
@@ -36,12 +36,14 @@ class StepResult(NamedTuple):
     """What one iteration gave."""
 
     loss: Optional[float]
-    """Mean over the global batch; nan on all but the last stage, None in a rehearsal, which has none."""
+    """Over the global batch; nan on all but the last stage, None in a rehearsal, which has none."""
     grad_norm: Optional[float]
     """Norm of the whole model's gradient before clipping; None in a rehearsal."""
     loss_scale: float
     skipped: bool
     """Whether an overflow under fp16's loss scale kept the weights as they were."""
+    metrics: Mapping[str, float] = {}
+    """Over the global batch, as the loss; on the last stage."""
 
 
 class Engine:
@@ -124,6 +126,8 @@ class Engine:
         def message(wires: Sequence[str]) -> Message:
             return message_of(task, wires, plan.micro_batch_size, self.tensor, dtype, self._device)
 
+        self._metrics: List[Tensors] = []
+        """Of the iteration's micro-batches."""
         self._chunks = [
             Chunk(stage, message(parts[virtual].enters), message(parts[virtual].leaves if not stage.last else ()))
             for stage, virtual in zip(self._stages, virtual_stages)
@@ -143,26 +147,29 @@ class Engine:
         iterates(iteration)
         plan, scale = self._plan, self.optimizer.scaler.scale
         self._reducer.begin(plan.micro_batches[self._place.dp])
-        loss = self._executor.run(
-            self._actions,
-            self._batch(iteration),
-            scale / self.task.weight(plan.global_batch_size, plan.micro_batch_size),
-        )
+        micros = self._batch(iteration)
+        factor = self._factor(micros, scale)
+        self._metrics = []
+        loss = self._executor.run(self._actions, micros, factor)
         with Wait("reading the loss"):
             own = 0.0 if loss is None else loss.item()
         if not math.isfinite(own):
             raise _not_finite(iteration, "loss", own / scale)
         self._reduce_gradients()
-        mean = math.nan
+        mean, metrics = math.nan, {}
         if loss is not None:
-            all_reduce(loss, self._groups.data, "all-reduce of the loss")
-            with Wait("reading the mean loss"):
-                mean = loss.item() / scale  # not after the optimizer: a GPU updates weights while the host goes on
+            names = list(self._metrics[0])
+            sums = [torch.stack([one[name].float() for one in self._metrics]).sum() * factor for name in names]
+            logged = torch.stack([loss, *sums])
+            all_reduce(logged, self._groups.data, "all-reduce of the loss")
+            with Wait("reading the mean loss"):  # not after the optimizer: a GPU updates weights while the host goes on
+                mean, *others = [value / scale for value in logged.tolist()]
+            metrics = dict(zip(names, others))
         norm = self.optimizer.step(self._recorder)
         skipped = not math.isfinite(norm)
         if skipped and not self.optimizer.scaler.dynamic:
             raise _not_finite(iteration, "gradient's norm", norm)
-        return StepResult(mean, norm, scale, skipped)
+        return StepResult(mean, norm, scale, skipped, metrics)
 
     def pass_once(self) -> None:
         """Where the first pass takes long, runs each chunk once with gradients that are zero.
@@ -191,7 +198,18 @@ class Engine:
             torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
 
     def _loss(self, left: Tensors, micro: Micro) -> Tensor:
+        with torch.no_grad():
+            self._metrics.append(self.task.metrics(left, micro, self.tensor))
         return self.task.loss(left, micro, self.tensor)
+
+    def _factor(self, micros: Sequence[Optional[Micro]], scale: float) -> Factor:
+        """Of the losses: `scale`, divided by the weight of the global batch, of which other replicas have a part."""
+        weights = [micro.weight for micro in micros if micro is not None and micro.weight is not None]
+        if not weights or not any(stage.last for stage in self._stages):
+            return scale / (self._plan.global_batch_size / self._plan.micro_batch_size)
+        total = torch.stack([weight.reshape(()).double() for weight in weights]).sum()
+        all_reduce(total, self._groups.data, "all-reduce of the weights of micro-batches")
+        return torch.where(total > 0, scale / total, 0.0).float()
 
     def _batch(self, iteration: int) -> List[Optional[Micro]]:
         """This replica's micro-batches; what they hold, where the rank has a use for it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from megatron_ext.timeline.recorder import Recorder
 
 Key = Tuple[int, int]
 """A micro-batch in a chunk."""
+Factor = Union[float, Tensor]
 LOSS = "loss"
 """What leaves the last stage, by name."""
 
@@ -138,7 +139,7 @@ class Executor:
         self._losses: List[Tensor] = []
 
     def run(
-        self, actions: Sequence[Action], micro_batches: Sequence[Optional[Micro]], loss_factor: float
+        self, actions: Sequence[Action], micro_batches: Sequence[Optional[Micro]], loss_factor: Factor
     ) -> Optional[Tensor]:
         """One iteration. Only stages that take inputs, and the last one, look at the micro-batches.
 
@@ -177,7 +178,7 @@ class Executor:
         losses, self._losses = self._losses, []
         return torch.stack(losses).sum() if losses else None
 
-    def _forward(self, key: Key, micro: Optional[Micro], loss_factor: float) -> None:
+    def _forward(self, key: Key, micro: Optional[Micro], loss_factor: Factor) -> None:
         m, chunk = key
         stage = self._chunks[chunk].stage
         values = self._entered.setdefault(key, {})

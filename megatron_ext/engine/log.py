@@ -6,7 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.model import MODULE
@@ -17,8 +17,11 @@ from megatron_ext.engine.engine import StepResult
 from megatron_ext.engine.optimizer import learning_rate
 
 
-def iteration_line(plan: Plan, metrics: Dict[str, Any]) -> str:
-    """One line in Megatron's format from one object of metrics.jsonl; like Megatron it leaves out what there is not."""
+def iteration_line(plan: Plan, metrics: Dict[str, Any], own: Mapping[str, Optional[float]] = {}) -> str:
+    """One line in Megatron's format from one object of metrics.jsonl; like Megatron it leaves out what there is not.
+
+    `own` are the metrics of the task.
+    """
     loss, norm = metrics["loss"], metrics["grad_norm"]
     return "".join(
         [
@@ -28,6 +31,7 @@ def iteration_line(plan: Plan, metrics: Dict[str, Any]) -> str:
             f" learning rate: {metrics['learning_rate']:.3E} |",
             f" global batch size: {plan.global_batch_size:5d} |",
             "" if loss is None else f" {'loss' if plan.model.family == MODULE else 'lm loss'}: {loss:.6E} |",
+            *(f" {name}: {value:.6E} |" for name, value in own.items() if value is not None),
             f" loss scale: {metrics['loss_scale']:.1f} |",
             "" if plan.rehearsal is not None else f" grad norm: {math.inf if norm is None else norm:.3f} |",
             f" number of skipped iterations: {metrics['skipped']:3d} |",
@@ -49,6 +53,7 @@ class TrainingLog:
         self._path = path
         self._clock = clock
         self._losses: List[float] = []
+        self._own: Dict[str, List[float]] = {}
         self._iterations = 0
         self._skipped = 0
         self._since = clock()
@@ -60,12 +65,15 @@ class TrainingLog:
             self._skipped += 1
         elif result.loss is not None:
             self._losses.append(result.loss)
+            for name, value in result.metrics.items():
+                self._own.setdefault(name, []).append(value)
         train = self._plan.train
         if iteration % train.log_interval and iteration != train.iterations:
             return
         now = self._clock()
         seconds = (now - self._since) / self._iterations
         norm = result.grad_norm
+        own = {name: _finite(sum(values) / len(values)) for name, values in self._own.items()}
         metrics = {
             "iteration": iteration,
             "unix": time.time(),
@@ -74,15 +82,16 @@ class TrainingLog:
             "learning_rate": learning_rate(updates, train),
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             "loss_scale": result.loss_scale,
-            "grad_norm": norm if norm is not None and math.isfinite(norm) else None,
+            "grad_norm": None if norm is None else _finite(norm),
             **self._throughput(seconds),
             "skipped": self._skipped,
             "nan": 0,
+            **own,
         }
-        print(iteration_line(self._plan, metrics), flush=True)
+        print(iteration_line(self._plan, metrics, own), flush=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
-        self._losses, self._iterations, self._skipped, self._since = [], 0, 0, now
+        self._losses, self._own, self._iterations, self._skipped, self._since = [], {}, 0, 0, now
 
     def _throughput(self, seconds: float) -> Dict[str, float]:
         """Of an iteration that takes so long; nobody knows the operations of a user's module."""
@@ -92,6 +101,10 @@ class TrainingLog:
         tokens_per_s = plan.global_batch_size * plan.model.tokens / seconds
         operations = flops_per_token(plan.model) * tokens_per_s
         return {"tokens_per_s": tokens_per_s, "tflops_per_rank": operations / plan.world_size / 1e12}
+
+
+def _finite(value: float) -> Optional[float]:
+    return value if math.isfinite(value) else None
 
 
 def keep_lines(path: Path, iteration: int) -> None:

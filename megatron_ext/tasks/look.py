@@ -7,20 +7,27 @@ user's code asks for numbers, on the CPU, with two micro-batches.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.tasks import tree
+from megatron_ext.tasks.faults import (
+    CPU,
+    META,
+    Fault,
+    Randomness,
+    is_number,
+    require_gradients,
+    require_loss,
+    require_metrics,
+)
 from megatron_ext.tasks.pieces import Piece, Pieces, Value
 from megatron_ext.tasks.task import Tensors, Wire
 from megatron_ext.tasks.user_block import Form, copied
 from megatron_ext.tasks.user_code import UserCode
-
-META, CPU = "meta", "cpu"
 
 
 class Given(NamedTuple):
@@ -47,7 +54,14 @@ class Sample(NamedTuple):
     targets: Any
 
 
-Loss = Callable[[Any, Any], Any]
+class Functions(NamedTuple):
+    """What the user's file says of a model's outputs and targets."""
+
+    loss: Callable[[Any, Any], Any]
+    metrics: Optional[Callable[[Any, Any], Any]] = None
+    """Of outputs and targets: what is logged beside the loss, by name."""
+    weight: Optional[Callable[[Any], Any]] = None
+    """Of the targets: what the loss is a sum of, and the metrics are. None: they are means."""
 
 
 def look_at(
@@ -55,7 +69,7 @@ def look_at(
     pieces: Pieces,
     inputs: Mapping[str, Given],
     samples: Sequence[Sample],
-    loss: Loss,
+    functions: Functions,
     dtype: torch.dtype,
 ) -> Look:
     """`inputs` are the arguments of the model's forward pass, whose tensors `samples` have.
@@ -64,18 +78,14 @@ def look_at(
         EngineError: the user's code raises, or its pieces cannot be trained on several stages.
     """
     try:
-        return _Walk(code, pieces, inputs, samples[0], loss, dtype, META).look()
-    except _Fault:
+        return _Walk(code, pieces, inputs, samples[0], functions, dtype, META).look()
+    except Fault:
         raise
     except Exception:  # noqa: BLE001  (the user's code, which asks for numbers, or is wrong: the CPU will tell)
-        found = [_Walk(code, pieces, inputs, sample, loss, dtype, CPU).look() for sample in samples]
+        found = [_Walk(code, pieces, inputs, sample, functions, dtype, CPU).look() for sample in samples]
     for other in found[1:]:
         _require_same(code, pieces, found[0], other)
     return found[0]
-
-
-class _Fault(EngineError):
-    """Of the model, whatever it is looked at with."""
 
 
 def _require_same(code: UserCode, pieces: Pieces, one: Look, other: Look) -> None:
@@ -105,14 +115,14 @@ class _Walk:
         pieces: Pieces,
         inputs: Mapping[str, Given],
         sample: Sample,
-        loss: Loss,
+        functions: Functions,
         dtype: torch.dtype,
         device: str,
     ) -> None:
         self._code = code
         self._pieces = pieces
         self._values: Dict[str, Given] = dict(inputs)
-        self._loss = loss
+        self._functions = functions
         self._targets = _moved(sample.targets, device)
         self._modules = [copied(piece.module, dtype, device) for piece in pieces.pieces]
         self._held: Dict[str, Tensor] = {}
@@ -138,10 +148,10 @@ class _Walk:
         copies = [self._held[wire].clone() for wire in wires]
         versions = [tensor._version for tensor in copies]
         form = Form(tuple(value.shape for value in taken), piece.keywords, len(piece.gives), (), (), False)
-        with self._code.running(f"block {piece.name}{_at(piece)}"), _Randomness() as drawn:
+        with self._code.running(f"block {piece.name}{_at(piece)}"), Randomness() as drawn:
             values = form.call(module, copies)
         if len(values) != len(piece.gives):
-            raise _Fault(f"model.code={self._code.spec}: block {piece.name} gives {len(values)} values")
+            raise Fault(f"model.code={self._code.spec}: block {piece.name} gives {len(values)} values")
         changed = tuple(n for n, (tensor, before) in enumerate(zip(copies, versions)) if tensor._version != before)
         for n in changed:
             self._require_last(number, piece, wires[n])
@@ -154,7 +164,7 @@ class _Walk:
         value = next(name for name, given in self._values.items() if wire in given.wires)
         if wire in wires_of(self._pieces.output, self._values) or self._last_use.get(value, number) > number:
             after = [one.name for one in self._pieces.pieces[number + 1 :] if value in one.takes]
-            raise _Fault(
+            raise Fault(
                 f"model.code={self._code.spec}: block {piece.name}{_at(piece)} changes {wire} in place, but "
                 f"{f'block {after[0]}' if after else 'the loss'} takes it afterwards, maybe on another stage; use an "
                 "operation that is not in place"
@@ -165,12 +175,12 @@ class _Walk:
         try:
             shape, tensors = tree.apart(value)
         except TypeError as error:
-            raise _Fault(
+            raise Fault(
                 f"model.code={self._code.spec}: block {piece.name}{_at(piece)} gives {error}; only tensors can go to "
                 "another stage"
             ) from error
         if name in piece.unforeseen and _numbers(shape):
-            raise _Fault(
+            raise Fault(
                 f"model.code={self._code.spec}: block {piece.name}{_at(piece)} gives a number that follows from what "
                 "is in a tensor, and that another block takes; only tensors can go to another stage"
             )
@@ -181,19 +191,24 @@ class _Walk:
             self._wires[wire] = Wire(wire, tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
             self._held[wire] = tensor.detach().requires_grad_(tensor.requires_grad)
 
+    def _require_rest(self, outputs: Any) -> None:
+        """What the file's `metrics` and `weight` give."""
+        if self._functions.metrics is not None:
+            with self._code.running("metrics(outputs, targets)"), torch.no_grad():
+                metrics = tree.mapped(self._functions.metrics(outputs, self._targets), as_number)
+            require_metrics(self._code, "metrics(outputs, targets)", metrics)
+        if self._functions.weight is not None:
+            with self._code.running("weight(targets)"):
+                weight = as_number(self._functions.weight(self._targets))
+            if not is_number(weight):
+                raise Fault(f"model.code={self._code.spec}: weight(targets) must return one number")
+
     def _backward(self, given: Sequence[Dict[str, Tensor]]) -> None:
-        spec = self._code.spec
         outputs = returned(self._pieces.output, self._values, {name: one.clone() for name, one in self._held.items()})
         with self._code.running("loss(outputs, targets)"):
-            loss = self._loss(outputs, self._targets)
-        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()):
-            found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            raise _Fault(f"model.code={spec}: loss(outputs, targets) returns {found}, but must return one number")
-        if not loss.requires_grad:
-            raise _Fault(
-                f"model.code={spec}: the loss depends on no parameter: nothing could be trained; loss must compute "
-                "with the tensors that it is given, and parameters must have requires_grad"
-            )
+            loss = self._functions.loss(outputs, self._targets)
+        require_loss(self._code, "loss(outputs, targets)", loss)
+        self._require_rest(outputs)
         with self._code.running("the backward pass of loss(outputs, targets)"):
             torch.autograd.backward(loss.sum())
         for piece, tensors in reversed(list(zip(self._pieces.pieces, given))):
@@ -213,27 +228,9 @@ class _Walk:
         require_gradients(self._code, without)
 
 
-def require_gradients(code: UserCode, without: Sequence[str]) -> None:
-    """Raises EngineError for parameters that the loss does not depend on."""
-    if without:
-        shown = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
-        raise _Fault(
-            f"model.code={code.spec}: the loss does not depend on the parameter{'s' * (len(without) > 1)} {shown}, so "
-            "there is no gradient; use what has parameters, remove it, or freeze it with requires_grad_(False)"
-        )
-
-
-class _Randomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whether random numbers are drawn."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.any = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.any = True
-        return func(*args, **(kwargs or {}))
+def as_number(value: Any) -> Any:
+    """A Python number as a tensor."""
+    return torch.tensor(float(value)) if isinstance(value, (int, float)) else value
 
 
 def _moved(value: Any, device: str) -> Any:

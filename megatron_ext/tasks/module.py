@@ -16,15 +16,17 @@ from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks import tree, user_code
 from megatron_ext.tasks.capture import capture
-from megatron_ext.tasks.look import Given, Look, Loss, Sample, look_at, require_gradients, returned, wires_of
+from megatron_ext.tasks.faults import require_gradients
+from megatron_ext.tasks.look import Functions, Given, Look, Sample, as_number, look_at, returned, wires_of
+from megatron_ext.tasks.own_task import checked
 from megatron_ext.tasks.pieces import Pieces, children, one_piece
 from megatron_ext.tasks.task import DTYPES, Block, Micro, Task, Tensors, Wire
 from megatron_ext.tasks.user_block import HELD_AS, Form, UserBlock, copied
 from megatron_ext.tasks.user_code import UserCode
 from megatron_ext.tasks.user_samples import INPUTS, TARGETS, UserSamples
 
-LOSS = "loss"
-"""The function of the user's file."""
+LOSS, METRICS, WEIGHT = "loss", "metrics", "weight"
+"""Functions of the user's file."""
 THROUGH = "capture_through"
 """In the user's file: classes that `capture` follows inside."""
 
@@ -42,11 +44,11 @@ class ModuleTask(Task):
         self._dtype = DTYPES[plan.train.precision]
         self._micro_batch_size = plan.micro_batch_size
         self._train: Samples = UserSamples(code, "train", 2 * plan.micro_batch_size, plan.train.seed)
-        self._loss = _required_function(code, LOSS)
+        self._functions = _functions(code)
         arguments = self._arguments(model)
         pieces = _pieces(plan, code, model, tuple(arguments))
         _require_all(code, model, pieces)
-        look = look_at(code, pieces, arguments, [self._example(n) for n in range(2)], self._loss, self._dtype)
+        look = look_at(code, pieces, arguments, [self._example(n) for n in range(2)], self._functions, self._dtype)
         self._output, self._values = pieces.output, look.values
         returned_wires = wires_of(pieces.output, look.values)
         self.inputs = tuple(dict.fromkeys(wire for given in arguments.values() for wire in given.wires))
@@ -68,16 +70,16 @@ class ModuleTask(Task):
     def samples(self, split: str, count: int) -> Samples:
         return UserSamples(self._code, split, count, self._seed)
 
-    def sizes(self, micro_batch_size: int) -> Dict[str, int]:
-        """None: the sizes of wires are those of the plan's micro-batches."""
-        return {}
-
     def micro(self, sample: Tensors) -> Micro:
         inputs, targets = ({name: sample[name] for name in sample if _is_of(part, name)} for part in (INPUTS, TARGETS))
         for name, tensor in inputs.items():
             if tensor.is_floating_point():
                 inputs[name] = tensor.to(self._dtype)
-        return Micro(inputs, targets)
+        if self._functions.weight is None:
+            return Micro(inputs, targets)
+        with self._code.running("weight(targets)"):
+            weight = as_number(self._functions.weight(self._targets(targets)))
+        return Micro(inputs, targets, weight=weight)
 
     def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
         """The first samples, for no others are known to be right."""
@@ -85,11 +87,16 @@ class ModuleTask(Task):
 
     def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
         """What the user's `loss` says of the model's outputs, in fp32 at least, and the targets."""
-        tensors = {name: _wide(one) for name, one in {**micro.inputs, **left}.items()}
-        outputs = returned(self._output, self._values, tensors)
         with self._code.running("loss(outputs, targets)"):
-            loss: Tensor = self._loss(outputs, self._targets(micro.targets))
+            loss: Tensor = self._functions.loss(self._outputs(left, micro), self._targets(micro.targets))
         return loss.reshape(())
+
+    def metrics(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensors:
+        if self._functions.metrics is None:
+            return {}
+        with self._code.running("metrics(outputs, targets)"):
+            found = self._functions.metrics(self._outputs(left, micro), self._targets(micro.targets))
+        return {name: as_number(value).reshape(()) for name, value in found.items()}
 
     def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
         """Nothing: the module came with its weights."""
@@ -107,6 +114,10 @@ class ModuleTask(Task):
             count = len(tree.paths(part))
             found[name], wires = Given(part, tuple(wires[:count])), wires[count:]
         return found
+
+    def _outputs(self, left: Tensors, micro: Micro) -> Any:
+        tensors = {name: _wide(one) for name, one in {**micro.inputs, **left}.items()}
+        return returned(self._output, self._values, tensors)
 
     def _targets(self, targets: Tensors) -> Any:
         assert isinstance(self._train, UserSamples)
@@ -135,7 +146,7 @@ def users_task(plan: Plan) -> Task:
         torch.manual_seed(plan.train.seed)
         made = user_code.make(code, plan)
     if isinstance(made, Task):
-        return made
+        return checked(made, code, plan)
     if not isinstance(made, nn.Module):
         raise EngineError(
             f"model.code={code.spec}: {code.name} must be a torch.nn.Module, a megatron_ext.tasks.task.Task, a class "
@@ -184,14 +195,14 @@ def _signature(model: nn.Module) -> List[inspect.Parameter]:
     return list(inspect.signature(model.forward).parameters.values())
 
 
-def _required_function(code: UserCode, name: str) -> Loss:
-    function = code.function(name)
-    if function is None:
+def _functions(code: UserCode) -> Functions:
+    loss = code.function(LOSS)
+    if loss is None:
         raise EngineError(
-            f"model.code={code.spec}: {code.path} has no function {name}(outputs, targets); write one that returns the "
+            f"model.code={code.spec}: {code.path} has no function {LOSS}(outputs, targets); write one that returns the "
             "mean over the micro-batch"
         )
-    return function
+    return Functions(loss, code.function(METRICS), code.function(WEIGHT))
 
 
 def _require_all(code: UserCode, model: nn.Module, pieces: Pieces) -> None:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +21,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """By a run's precision."""
 Tensors = Dict[str, Tensor]
 """By the name of a wire, an input or a target."""
+LOGGED = (
+    *("iteration", "unix", "consumed_samples", "elapsed_ms", "learning_rate", "loss", "loss_scale", "grad_norm"),
+    *("samples_per_s", "tokens_per_s", "tflops_per_rank", "skipped", "nan"),
+    *("consumed samples", "learning rate", "global batch size", "lm loss", "loss scale", "grad norm"),
+)
+"""Names in metrics.jsonl and in a log line, which no metric of a task can have."""
 SEQUENCE, DECODER_SEQUENCE = "sequence", "decoder sequence"
 """The dimensions that sequence parallelism cuts."""
 
@@ -69,10 +76,15 @@ class Micro(NamedTuple):
     """What the loss takes beside the model's outputs."""
     first: int = 0
     """The number of its first sample, over the run."""
+    weight: Optional[Tensor] = None
+    """One number: what its loss, which is a sum, is the sum of: samples, or target tokens. None: its loss is a mean.
+
+    The sums of a global batch are divided by its weight; of means, the mean is taken.
+    """
 
     def to(self, device: torch.device) -> Micro:
         inputs, targets = ({name: one.to(device) for name, one in part.items()} for part in self[:2])
-        return Micro(inputs, targets, self.first)
+        return self._replace(inputs=inputs, targets=targets)
 
 
 class Task(ABC):
@@ -85,7 +97,7 @@ class Task(ABC):
     """The names in `Micro.inputs`."""
     outputs: Tuple[str, ...]
     """The wires that the loss takes."""
-    tied: Mapping[str, str]
+    tied: Mapping[str, str] = {}
     """Parameters that are equal to others: by the copy's name, that of the owner, whose block comes first."""
 
     @abstractmethod
@@ -98,25 +110,26 @@ class Task(ABC):
             DataError: the data cannot be used.
         """
 
-    @abstractmethod
     def sizes(self, micro_batch_size: int) -> Mapping[str, int]:
         """The named sizes of the wires, of a micro-batch."""
+        return {}
 
     @abstractmethod
     def micro(self, sample: Tensors) -> Micro:
         """A micro-batch from what the samples hold, [micro-batch size, …] each."""
 
-    @abstractmethod
     def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
-        """A micro-batch of the right shapes with content drawn from `source`."""
+        """A micro-batch of the right shapes, with content drawn from `source`; by default the first samples."""
+        first = self.samples("train", micro_batch_size).batch(np.arange(micro_batch_size))
+        return self.micro({name: torch.from_numpy(array) for name, array in first.items()})
 
     @abstractmethod
     def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
-        """The loss of a micro-batch: a sum, of which the whole global batch's weigh `weight` together."""
+        """The loss of a micro-batch, one number: a mean, or a sum if the micro-batch has a weight."""
 
-    def weight(self, samples: int, micro_batch_size: int) -> float:
-        """The weight of a global batch of so many samples: here 1 for each micro-batch, whose loss is a mean."""
-        return samples / micro_batch_size
+    def metrics(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensors:
+        """What is logged beside the loss: by name one number each, a mean or a sum as the loss is."""
+        return {}
 
     @abstractmethod
     def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:

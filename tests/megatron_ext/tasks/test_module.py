@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,3 +164,45 @@ def test_dropout_does_not_depend_on_the_layout(tmp_path: Path, name: str) -> Non
                 continue
             torch.testing.assert_close(tensor, runs[0].weights()[key], rtol=1e-5, atol=1e-5)
     assert abs(runs[0].losses() - plain(runs[0].plan, name, dropout=False)[0]).max() > 1e-3, "dropout drops nothing"
+
+
+def test_micro_batches_of_a_module_weigh_as_its_file_says(tmp_path: Path) -> None:
+    code = """
+from torch.nn import functional as F
+from tests.support.megatron_ext.user_models import Made, SharedEmbedding
+
+def loss(outputs, targets):
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=0, reduction="sum")
+
+def weight(targets):
+    return (targets > 0).sum()
+
+def metrics(outputs, targets):
+    return {"right": ((outputs.argmax(-1) == targets) & (targets > 0)).sum().item()}
+
+def data(split, seed):
+    samples = Made("tokens", seed)
+    samples.tokens[::3, 1, 2:] = 0
+    samples.tokens[::5, 1] = 0
+    return samples
+"""
+    layouts = [(), ("parallel.pipeline=2", "parallel.data=2", "parallel.partition=2-3")]
+    one, two = (
+        module_run(tmp_path / str(number), "SharedEmbedding", *layout, code=code, capture=True)
+        for number, layout in enumerate(layouts)
+    )
+    for run in (one, two):
+        assert run.go() == 0, run.stderr()
+    np.testing.assert_allclose(two.losses(), one.losses(), rtol=1e-5)
+    found: dict[str, Any] = {}
+    exec(code, found)
+    torch.manual_seed(one.plan.train.seed)
+    model, samples = user_models.SharedEmbedding(), found["data"]("train", one.plan.train.seed)
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(one.plan.train.seed))
+    tokens, targets = (torch.stack([samples[int(place)][part] for place in order[:8]]) for part in range(2))
+    outputs = model(tokens)
+    expected = nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=0).item()
+    right = (outputs.argmax(-1) == targets)[targets > 0].float().mean().item()
+    for run in (one, two):
+        assert run.losses()[0] == pytest.approx(expected, rel=1e-5)
+        assert run.metrics()[0]["right"] == pytest.approx(right, rel=1e-5)

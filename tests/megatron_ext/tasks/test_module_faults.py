@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks import user_code
 from megatron_ext.tasks.families import task_of
 from tests.support import ROOT
+from tests.support.megatron_ext.pages import blocks_of_page, logged_losses, printed
 
 FILE = """
 import torch
@@ -152,33 +151,13 @@ def test_a_file_that_changed_since_the_launch_is_refused(tmp_path: Path) -> None
 
 
 def test_the_page_about_your_model_shows_what_its_code_and_commands_give(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "your-model.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    page = ROOT / "docs" / "your-model.md"
+    (code,) = blocks_of_page(page, "python")
     (tmp_path / "my.py").write_text(code)
-    look, launch = (text.strip() for text in re.findall(r"```bash\n(.*?)```", page, re.DOTALL))
-    shown, logged = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
-
-    def run(command: str) -> str:
-        program, *words = command.split()
-        start = [sys.executable] if program == "python" else [sys.executable, "-m", "launch.cli"]
-        environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*start, *words],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
-
-    assert run(look) == shown
-    found, expected = (
-        {int(step): float(loss) for step, loss in re.findall(r"iteration +(\d+)/.*\| loss: (\S+)", text)}
-        for text in (run(launch), logged)
-    )
+    look, launch = (text.strip() for text in blocks_of_page(page, "bash"))
+    shown, logged = blocks_of_page(page, "text")
+    assert printed(look, tmp_path) == shown
+    found, expected = logged_losses(printed(launch, tmp_path)), logged_losses(logged)
     assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-3)
 
 
