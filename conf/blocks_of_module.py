@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -14,7 +15,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from conf.errors import ConfigError
-from conf.schema.model import check_code
+from conf.schema.model import Model, check_code
+from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.model import MODULE
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -33,6 +35,20 @@ class Asked:
     seed: int
     recompute: str
     """As `parallel.recompute`."""
+
+
+def digest_of(model: Model) -> str:
+    """SHA-256 of a module's file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return hashlib.sha256(read_regular(Path(model.code_file))).hexdigest()
+    except OSError as error:
+        raise ConfigError(
+            f"model.code={model.code}: {model.code_file} cannot be read: {why(error)}; give FILE.py:NAME"
+        ) from error
 
 
 def can_look() -> bool:

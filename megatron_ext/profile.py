@@ -24,10 +24,13 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import worker
 from megatron_ext.contract.errors import is_out_of_memory
+from megatron_ext.contract.model import MODULE, ModelConfig
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.contract.worker import PROFILE
 from megatron_ext.measuring import link_times
+from megatron_ext.measuring.kinds import Kinds
 from megatron_ext.measuring.parts import Parts, groups_of, told_medians
+from megatron_ext.measuring.passes import Passes
 from megatron_ext.parallel.comm import meet, told
 from megatron_ext.parallel.software import same_software
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -126,7 +129,7 @@ class _Measurements:
         model = replace(self._plan.model, padded_vocab_size=self._request.padded_vocab_sizes[tensor])
         trial = Trial(self._request.seconds)
         if group is not None:
-            trial.attempt(lambda: trial.begin(Parts(self._plan, model, group, batch, self._device)))
+            trial.attempt(lambda: trial.begin(self._passes(model, group, batch)))
         while self._any(trial.wants_more()):
             trial.attempt(trial.round)
         found: Dict[str, Any] = {"tensor": tensor, "micro_batch_size": batch, "too_large": trial.too_large}
@@ -135,11 +138,19 @@ class _Measurements:
             trial.parts.close()
         return found
 
-    def _told(self, parts: Parts, with_optimizer: bool) -> Dict[str, Any]:
+    def _passes(self, model: ModelConfig, group: TensorGroup, batch: int) -> Passes:
+        if model.family == MODULE:
+            return Kinds(self._plan, batch, self._device)
+        return Parts(self._plan, model, group, batch, self._device)
+
+    def _told(self, parts: Passes, with_optimizer: bool) -> Dict[str, Any]:
         known, passes = parts.known(), parts.passes()
         found: Dict[str, Any] = {"parts": told_medians(parts.medians(), parts.kept_bytes())}
         found.update(known=known, passes=passes, disturbed=parts.disturbed())
-        if self._device.type == "cuda":
+        if isinstance(parts, Kinds):
+            self._note.tell(module={"digest": self._plan.model.code_digest, **parts.module()})
+            found["sequence"] = parts.sequence()
+        if isinstance(parts, Parts) and self._device.type == "cuda":
             found.update(peak_bytes=parts.peak_bytes(), peak_layers=parts.layers)
         if with_optimizer:
             found["optimizer_ns"] = list(parts.optimizer_ns(self._request.seconds / 2))
@@ -161,7 +172,7 @@ class Trial:
         self._begun = time.monotonic()
         self._until: Optional[float] = None
         """None while it warms up."""
-        self.parts: Optional[Parts] = None
+        self.parts: Optional[Passes] = None
         self.too_large: Optional[str] = None
 
     def attempt(self, action: Callable[[], None]) -> None:
@@ -173,7 +184,7 @@ class Trial:
                 raise
             self.too_large, self.parts = str(error).strip().splitlines()[0], None
 
-    def begin(self, parts: Parts) -> None:
+    def begin(self, parts: Passes) -> None:
         self.parts = parts
 
     def wants_more(self) -> bool:

@@ -149,6 +149,11 @@ class Model:
         return (self.code or "").rpartition(":")[0]
 
     @property
+    def code_name(self) -> str:
+        """`code` without folders."""
+        return ":".join((os.path.basename(self.code_file), (self.code or "").rpartition(":")[2]))  # noqa: PTH119
+
+    @property
     def counted(self) -> int:
         """Blocks that a partition counts: the layers, of t5 the encoder's and the decoder's."""
         return self.sized(1).counted

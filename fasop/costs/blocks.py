@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 from conf.schema.experiment import Model
 from fasop.costs.arrays import Integers
+from fasop.costs.measured_module import MeasuredModule
 from megatron_ext.contract.activations import crossing
 
 Kinds = tuple[str, ...]
-"""Of the blocks that lie together."""
+"""Of the blocks that lie together. In the place of its kind, a block of a user's module has the name of the first one
+that costs the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +33,19 @@ class Blocks:
     sequence: tuple[int, ...]
     """Of each layer the number of its kind."""
     crossing: tuple[int, ...]
-    """Numbers of a sample that cross a cut behind so many layers, from none to all."""
+    """Numbers of a sample that cross a cut behind so many layers, from none to all; of a user's module the bytes of the
+    smallest micro-batch that was measured."""
+    names: tuple[str, ...] = ()
+    """Of layers, where they have names that their owner knows."""
 
     @property
     def layers(self) -> int:
         return len(self.sequence)
+
+    @property
+    def most_stages(self) -> int:
+        """That have anything to do."""
+        return self.layers + bool(self.first) + bool(self.last)
 
     @property
     def alike(self) -> bool:
@@ -59,6 +70,13 @@ class Blocks:
         behind = self.counts[:, np.cumsum([0, *partition])]
         return [tuple(part) for part in np.diff(behind, axis=1).T.tolist()]
 
+    def contents(self, partition: Sequence[int]) -> list[str]:
+        """Of each part its layers, in words: how many, by kind where there are several, or by their names."""
+        if not self.names:
+            return [self.named(counts) for counts in self.by_kind(partition)]
+        ends = np.cumsum([0, *partition]).tolist()
+        return [_from_to(self.names[begin:end]) for begin, end in pairwise(ends)]
+
     def named(self, counts: tuple[int, ...]) -> str:
         """So many layers of each kind, in words: `4 encoder + 2 decoder`; where all are alike the number alone."""
         names: dict[str, int] = {}
@@ -71,23 +89,56 @@ class Blocks:
 
 @lru_cache(maxsize=256)
 def blocks_of(model: Model) -> Blocks:
+    if isinstance(model, MeasuredModule):
+        return _of_module(model)
     sized = model.sized(1)
     counted = dict(sized.kinds())
+    places: list[tuple[str, str | None]] = []
+    before = "first"
+    for kind, count in sized.all_kinds():
+        places += [(kind, None if kind in counted else before)] * count
+        before = "next" if kind in counted else before
+    return _laid_out(places, [crossing(sized, after) for after in range(sized.counted + 1)], ())
+
+
+def _of_module(model: MeasuredModule) -> Blocks:
+    alike: dict[object, str] = {}
+    places = []
+    for block in model.sequence:
+        costs = (block.kind, block.parameters, block.fixed_bytes, block.kept, block.given)
+        places.append((alike.setdefault(costs, block.name), block.held))
+    names = tuple(block.name for block in model.sequence if block.held is None)
+    return _laid_out(places, [values[0] for values in model.crossing], names)
+
+
+def _laid_out(places: Sequence[tuple[str, str | None]], crosses: Sequence[int], names: tuple[str, ...]) -> Blocks:
+    """Of all blocks in their order: their kinds, and where each lies, which None says of a layer. What follows the last
+    layer lies on the last stage."""
     first: list[str] = []
+    last: list[str] = []
     waiting: list[str] = []
     kinds: dict[Kinds, int] = {}
     sequence: list[int] = []
-    for kind, count in sized.all_kinds():
-        if kind not in counted:
-            (waiting if sequence else first).extend([kind] * count)
-            continue
-        for _ in range(count):
-            sequence.append(kinds.setdefault((*waiting, kind), len(kinds)))
-            waiting = []
+    for kind, held in places:
+        waiting.append(kind)
+        if held is None:
+            sequence.append(kinds.setdefault(tuple(waiting), len(kinds)))
+        elif held != "next":
+            (first if held == "first" else last).extend(waiting)
+        waiting = waiting if held == "next" else []
+    last += waiting
     return Blocks(
         first=tuple(first),
-        last=tuple(waiting),
+        last=tuple(last),
         kinds=tuple(kinds),
         sequence=tuple(sequence),
-        crossing=tuple(crossing(sized, after) for after in range(len(sequence) + 1)),
+        crossing=tuple(crosses),
+        names=names,
     )
+
+
+def _from_to(names: Sequence[str]) -> str:
+    """Blocks by their names: `conv`, `conv, norm`, or `conv … head (5)`."""
+    if len(names) <= 2:
+        return ", ".join(names) or "-"
+    return f"{names[0]} … {names[-1]} ({len(names)})"

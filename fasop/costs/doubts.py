@@ -13,7 +13,7 @@ from itertools import pairwise
 from conf.schema.experiment import Model
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis, why_not_measured
-from fasop.costs.profile import LayerProfile, ModelCosts, Shape
+from fasop.costs.profile import LayerProfile, ModelCosts
 from fasop.costs.training import Training
 
 LONGEST_MS = 600_000.0
@@ -55,9 +55,10 @@ def doubts(training: Training, kinds: Sequence[NodeKind], bases: Collection[Basi
 
 def profile_doubts(profile: LayerProfile, model: Model | None = None) -> list[str]:
     """The figures of a profile that are hard to believe, in words; with a model those of other models are left out."""
-    names = {name for name, shape in profile.models.items() if model is None or shape == Shape.of(model)}
+    names = {*profile.models, *profile.modules} if model is None else profile.names(model)
     costs = [costs for costs in profile.costs if costs.model in names]
-    found = [*_lone_doubts(costs), *_doubts_between(costs)]
+    usual = [one for one in costs if one.model in profile.models]  # a user's blocks may do anything
+    found = [*_too_long(costs), *_lone_doubts(usual), *_doubts_between(usual)]
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
         if nanoseconds > SLOWEST_NS:
             found.append(
@@ -67,13 +68,18 @@ def profile_doubts(profile: LayerProfile, model: Model | None = None) -> list[st
     return found
 
 
-def _lone_doubts(every: Sequence[ModelCosts]) -> Iterator[str]:
-    """Of each entry by itself."""
+def _too_long(every: Sequence[ModelCosts]) -> Iterator[str]:
     for costs in every:
         for name, part in costs.parts.items():
             for key in ("forward", "backward"):
                 if (ms := getattr(part, key)) > LONGEST_MS:
                     yield f"{costs}: {name}.{key}={ms:g} ms is more than {LONGEST_MS / 60_000:g} minutes"
+
+
+def _lone_doubts(every: Sequence[ModelCosts]) -> Iterator[str]:
+    """Of each entry by itself."""
+    for costs in every:
+        for name, part in costs.parts.items():
             if not name.endswith("embedding"):
                 yield from _unlike(f"{costs}: {name}.backward", part.backward, "forward", part.forward, SLOWER_BACKWARD)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from conf.schema.experiment import Gpu, Model, Recompute
-from conf.schema.model import Family
 from fasop.costs.blocks import Kinds
 from fasop.costs.links import Link, Number
+from fasop.costs.measured_module import LOSS, MeasuredModule
 from fasop.costs.profile import OTHER_16_BIT, LayerProfile, ModelCosts
 from fasop.costs.training import Training
 from fasop.errors import SearchError
@@ -90,8 +90,6 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
     Raises:
         SearchError: the profile knows the model in this number format, but not with this tensor size.
     """
-    if training.model.family is Family.module:
-        raise SearchError(f"nothing is known of what the blocks of model.code={training.model.code} cost")
     points, of_format = _known(gpu, profile, training)
     if points:
         times, of_sizes = _profiled(gpu, points, training)
@@ -99,6 +97,8 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
     else:
         times, basis = _roofline(gpu, training, within), Basis.NOT_MEASURED
     blocks = training.blocks
+    if isinstance(training.model, MeasuredModule):
+        times = _computed_again(training, times)
     return LayerTimes(
         embedding=_together(times, blocks.first),
         layers=tuple(_together({**times, **_recomputed(training, times, kinds)}, kinds) for kinds in blocks.kinds),
@@ -117,10 +117,20 @@ def _together(times: Mapping[str, Time], kinds: Kinds) -> Time:
 def _recomputed(training: Training, times: Mapping[str, Time], kinds: Kinds) -> Mapping[str, Time]:
     """By kind of block of a layer: the last one's forward pass is repeated, or a part of it."""
     time, recompute = times[kinds[-1]], training.parallel.recompute
-    if recompute is Recompute.none:
+    if recompute is Recompute.none or isinstance(training.model, MeasuredModule):
         return {}
     again = 1.0 if recompute is Recompute.full else _core_share(training.model, kinds[-1])
     return {kinds[-1]: Time(forward=time.forward, backward=time.backward + again * time.forward)}
+
+
+def _computed_again(training: Training, times: Mapping[str, Time]) -> Mapping[str, Time]:
+    """Of a user's module: with full recomputation every block's forward pass is repeated, and not the loss."""
+    if training.parallel.recompute is Recompute.none:
+        return times
+    return {
+        name: time if name == LOSS else Time(forward=time.forward, backward=time.backward + time.forward)
+        for name, time in times.items()
+    }
 
 
 def measured_tensor_sizes(gpu: Gpu, profile: LayerProfile | None, training: Training) -> set[int] | None:
@@ -176,7 +186,10 @@ def _profiled(gpu: Gpu, points: Sequence[ModelCosts], training: Training) -> tup
         costs = [known[size].parts[kind] for size in sizes_known]
         return Time(forward=of([c.forward for c in costs]) * 1e-3, backward=of([c.backward for c in costs]) * 1e-3)
 
-    return {kind: time(kind) for kind in training.blocks.every_kind}, basis
+    model, every = training.model, training.blocks.every_kind
+    if isinstance(model, MeasuredModule):
+        return {name: time(model.block(name).kind) for name in every}, basis
+    return {kind: time(kind) for kind in every}, basis
 
 
 def _between(sizes: Sequence[int], wanted: int) -> tuple[Basis, Callable[[Sequence[float]], float]]:

@@ -5,6 +5,7 @@ A stage's memory is linear in its layers, so the GPUs of a stage allow it a larg
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic
@@ -16,6 +17,7 @@ from conf.schema.experiment import Precision, Recompute, Schedule
 from conf.schema.model import Family
 from fasop.costs.blocks import blocks_of
 from fasop.costs.links import Number
+from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
 from fasop.costs.sizes import LOGITS_AT_ONCE, activation_bytes, embedding_parameters, head_parameters, kind_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.activations import inside_activations, outside_activations
@@ -26,6 +28,10 @@ CONTEXT_BYTES = GIB
 
 SCORE_BYTES = 14
 """Measured: what is there at once for each of an attention's weights, in fp32 or in 16 bits, where some are dropped."""
+
+
+ONE_BYTE = 1.0
+"""Of a layer that keeps nothing, so that some number of them fits into a memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +228,8 @@ def stage_memory(
     for a stage of one chunk. Of several chunks each has its own number (`chunks_in_flight`). Layers are of one kind
     (`Blocks.kinds`).
     """
+    if isinstance(training.model, MeasuredModule):
+        return _of_module(training, training.model, stage, of_layer, kind)
     model, parallel = training.model, training.parallel
     tensor, stages = parallel.tensor, parallel.pipeline
     first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
@@ -254,4 +262,45 @@ def stage_memory(
         optimizer=Amount(layer=state.optimizer * layer, fixed=state.optimizer * fixed),
         activations=Amount(layer=held * kept + put_off, fixed=activations),
         buffers=Amount(layer=none, fixed=buffers),
+    )
+
+
+def _of_module(
+    training: Training, model: MeasuredModule, stage: Number, of_layer: Number | None, kind: int
+) -> StageMemory[Number]:
+    """As `stage_memory`: what enters a stage is there for all micro-batches in flight, as much as any cut has.
+
+    Of a block that is computed again its inputs are kept, and what one of all blocks keeps is there once more.
+    """
+    parallel, blocks, state = training.parallel, blocks_of(model), parameter_bytes(training)
+    stages, batch = parallel.pipeline, parallel.micro_batch_size
+    first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
+    held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches) if of_layer is None else of_layer
+    ahead = 2 * (stages - 1 - stage) + (parallel.chunks - 1) * stages + 1
+    in_all = held if parallel.chunks == 1 else ahead  # of a stage, whatever its chunks
+    again = parallel.recompute is Recompute.full
+    each = {block.name: (model.given if again else model.kept)(block.name, batch) for block in model.sequence}
+    most = max(model.kept(block.name, batch) for block in model.sequence) if again else 0.0
+    message = float(max(training.messages))
+
+    def beside(of: Callable[[MeasuredBlock], float]) -> Number:
+        """Of what the first and the last stage have beside their layers."""
+        sums = [sum(of(model.block(name)) for name in part) for part in (blocks.first, blocks.last)]
+        both: Number = none + first * sums[0] + last * sums[1]
+        return both
+
+    layer = [model.block(name) for name in blocks.kinds[kind]]
+    parameters, fixed = sum(block.parameters for block in layer), beside(lambda block: block.parameters)
+    untrained = none + sum(block.fixed_bytes for block in layer)
+    kept = max(ONE_BYTE, sum(each[block.name] for block in layer))
+    entering = message * in_all * (1.0 if parallel.chunks > 1 else 1.0 - first)
+    return StageMemory(
+        weights=Amount(
+            layer=state.weight * parameters + untrained,
+            fixed=state.weight * fixed + beside(lambda block: block.fixed_bytes),
+        ),
+        gradients=Amount(layer=state.gradient * parameters + none, fixed=state.gradient * fixed),
+        optimizer=Amount(layer=state.optimizer * parameters + none, fixed=state.optimizer * fixed),
+        activations=Amount(layer=held * kept, fixed=most + entering + in_all * beside(lambda block: each[block.name])),
+        buffers=Amount(layer=none, fixed=CONTEXT_BYTES + 4.0 * message + none),
     )

@@ -10,18 +10,29 @@ from __future__ import annotations
 
 from conf.schema.experiment import Model, Schedule
 from fasop.costs.blocks import blocks_of
+from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.sizes import embedding_parameters, layer_parameters
 from megatron_ext.contract.plan import BUCKET_BYTES
 
 SUM_BYTES = 4
 """Of a gradient, as tdpp's engine sums it."""
+LEAST = 1e-9
+"""Buckets of a layer that has no weights."""
 LARGE_PARTS = 3
 """Of a layer: the two matrices of the MLP, and the attention's together, with a third of the weights each."""
 
 
 def buckets_per_layer(model: Model, tensor: int, kind: int = 0) -> float:
-    """Less than 1 where a bucket holds several layers."""
-    return min(float(LARGE_PARTS), SUM_BYTES * layer_parameters(model, tensor, kind) / BUCKET_BYTES)
+    """Less than 1 where a bucket holds several layers; of a user's module one for a block, at most."""
+    most = 1.0 if isinstance(model, MeasuredModule) else float(LARGE_PARTS)
+    return min(most, SUM_BYTES * layer_parameters(model, tensor, kind) / BUCKET_BYTES)
+
+
+def first_bucket_share(model: MeasuredModule) -> float:
+    """The part of a module's backward pass after which the first bucket is complete, if weights are spread evenly over
+    it: of blocks that have hardly any, no number of layers says so."""
+    weights = SUM_BYTES * sum(block.parameters for block in model.sequence)
+    return min(1.0, BUCKET_BYTES / max(1, weights))
 
 
 def filling(schedule: Schedule) -> float:
@@ -31,13 +42,15 @@ def filling(schedule: Schedule) -> float:
 
 def first_bucket_layers(model: Model, tensor: int, kind: int = 0) -> float:
     """Of how many layers the gradients must be complete before any can be summed."""
-    return 1 / buckets_per_layer(model, tensor, kind)
+    return 1 / max(LEAST, buckets_per_layer(model, tensor, kind))
 
 
 def last_bucket_parameters(model: Model, tensor: int, *, first: bool) -> float:
     """Of a stage's last bucket; that of the first stage has the embeddings, which are complete at the very end.
     Where layers differ, of the largest kind."""
-    if first:
+    if first and not isinstance(model, MeasuredModule):
         return embedding_parameters(model, tensor)
     kinds = range(len(blocks_of(model).kinds))
+    if isinstance(model, MeasuredModule):  # whose parameters nothing is known of but how many a block has
+        return max(BUCKET_BYTES / SUM_BYTES, *(layer_parameters(model, tensor, kind) for kind in kinds))
     return max(layer_parameters(model, tensor, kind) / buckets_per_layer(model, tensor, kind) for kind in kinds)

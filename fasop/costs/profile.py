@@ -17,10 +17,12 @@ from conf.reading.yaml_file import fault, load_yaml
 from conf.schema.config_class import config
 from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.blocks import blocks_of
+from fasop.costs.measured_module import LOSS, MeasuredModule
 from fasop.costs.sizes import ADAM_BYTES
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
 """Times of the one serve for the other, where nothing else tells them apart."""
+HELD = ("first", "last", "next")
 FOLDER = Path(__file__).parents[1] / "profiles"
 
 
@@ -37,6 +39,18 @@ class Cost:
     """What is kept from the forward to the backward pass."""
 
 
+@config
+class SequenceBytes:
+    """Of one micro-batch, by the blocks of a user's module in their order."""
+
+    kept: list[int] = MISSING
+    """That autograd keeps of each block, every storage once: with the block that made it."""
+    given: list[int] = MISSING
+    """That each block gives to others, and takes from the micro-batch."""
+    crossing: list[int] = MISSING
+    """That cross a cut behind so many blocks that a partition counts, from none to all, with what is handed on."""
+
+
 USUAL = ("embedding", "layer", "head")
 """Kinds of blocks that most models have, and that have keys of their own."""
 
@@ -46,7 +60,7 @@ class ModelCosts:
     """Costs of a model's parts for one tensor size, micro-batch and number format."""
 
     model: str = MISSING
-    """A key of the profile's `models`."""
+    """A key of the profile's `models` or `modules`."""
     tensor: int = MISSING
     micro_batch_size: int = MISSING
     precision: Precision = MISSING
@@ -56,6 +70,8 @@ class ModelCosts:
     """Final norm, logits and loss."""
     blocks: dict[str, Cost] = field(default_factory=dict)
     """Of other kinds of blocks, by their names: a T5's `encoder` and `decoder`, and what lies between them."""
+    sequence: SequenceBytes | None = None
+    """Of a user's module."""
     peak_bytes: int | None = None
     """Most that the allocator held at once, but for weights, gradients and optimizer, while embedding, `peak_layers`
     layers and head went forward and backward; null: not measured, as on a CPU."""
@@ -109,6 +125,44 @@ class Shape:
 
 
 @config
+class ModuleBlock:
+    name: str = MISSING
+    kind: str = MISSING
+    """By which `ModelCosts.blocks` has its times."""
+    parameters: int = MISSING
+    fixed_bytes: int = 0
+    """Of what is not trained: buffers, and frozen parameters."""
+    held: str | None = None
+    """Where it lies if no partition counts it: `first` or `last` stage, or that of the `next` block."""
+
+
+@config
+class Module:
+    """A user's module that was measured."""
+
+    code: str = MISSING
+    """FILE.py:NAME, without folders."""
+    digest: str = MISSING
+    """SHA-256 of the file."""
+    capture: bool = False
+    blocks: list[ModuleBlock] = MISSING
+    """In their order."""
+    tied_parameters: int = 0
+    """That several blocks have copies of."""
+    tied_blocks: int = 0
+    """That have copies of one parameter, at most."""
+
+    def is_of(self, model: Model, digest: str) -> bool:
+        """Whether it is this module, whose file has such a content."""
+        return (self.code, self.digest, self.capture) == (model.code_name, digest, model.capture)
+
+    @property
+    def counted(self) -> list[str]:
+        """The names of the blocks that a partition counts."""
+        return [block.name for block in self.blocks if block.held is None]
+
+
+@config
 class LinkTimes:
     """Microseconds by message size, and the latency and bandwidth fitted to them."""
 
@@ -140,6 +194,8 @@ class LayerProfile:
     versions: dict[str, str] = field(default_factory=dict)
     """Of the software that it was measured with."""
     models: dict[str, Shape] = field(default_factory=dict)
+    modules: dict[str, Module] = field(default_factory=dict)
+    """Of users, by name."""
     costs: list[ModelCosts] = MISSING
     optimizer_ns_per_parameter: dict[Precision, float] = field(default_factory=dict)
     """Nanoseconds a parameter of a rank takes in the whole optimizer step; without: what the GPU's memory allows."""
@@ -153,13 +209,19 @@ class LayerProfile:
 
     def points(self, model: Model, precision: Precision) -> list[ModelCosts]:
         """All costs of a model of this shape in this number format; none if it was not measured."""
-        names = {name for name, shape in self.models.items() if shape == Shape.of(model)}
-        kinds = set(blocks_of(model).every_kind)
+        names = self.names(model)
+        kinds = set(blocks_of(model).every_kind) if names & self.models.keys() else set()
         return [
             costs
             for costs in self.costs
             if costs.model in names and costs.precision is precision and kinds <= costs.parts.keys()
         ]
+
+    def names(self, model: Model) -> set[str]:
+        """Those of models of this shape, or of this module."""
+        if isinstance(model, MeasuredModule):
+            return {name for name, module in self.modules.items() if module.is_of(model, model.digest)}
+        return {name for name, shape in self.models.items() if shape == Shape.of(model)}
 
     def precisions(self, model: Model) -> list[Precision]:
         """The number formats in which a model of this shape was measured."""
@@ -172,11 +234,15 @@ def _check(profile: LayerProfile) -> None:
         for key in ("hidden", "heads", "sequence_length", "vocab_size"):
             if getattr(shape, key) < 1:
                 raise ConfigError(f"models.{model}.{key}={getattr(shape, key)} must be at least 1")
+    for name, module in profile.modules.items():
+        _possible_module(name, module)
     if not profile.costs:
         raise ConfigError(f"costs of {profile.gpu} is empty: a profile has the times of one model at least")
     for costs in profile.costs:
         _possible(costs)
-        if costs.model not in profile.models:
+        if costs.model in profile.modules:
+            _of_module(costs, profile.modules[costs.model])
+        elif costs.model not in profile.models:
             raise ConfigError(
                 f"costs are of model {costs.model!r}, but models has no such key: give models.{costs.model} its "
                 "hidden, heads, sequence_length and vocab_size"
@@ -212,6 +278,32 @@ def _possible(costs: ModelCosts) -> None:
         raise ConfigError(f"{costs}: peak_bytes={costs.peak_bytes} must be 0 or above, or null")
 
 
+def _of_module(costs: ModelCosts, module: Module) -> None:
+    """Raises ConfigError if a module's costs are not those of its blocks."""
+    if costs.tensor != 1:
+        raise ConfigError(f"{costs}: tensor must be 1 for one of modules")
+    kinds = dict.fromkeys([*(block.kind for block in module.blocks), LOSS])
+    if lacking := [kind for kind in kinds if kind not in costs.parts]:
+        raise ConfigError(f"{costs}: blocks has no times of kind {lacking[0]}, which modules.{costs.model}.blocks has")
+    if costs.sequence is None:
+        raise ConfigError(f"{costs}: sequence has no value: the bytes of each of modules.{costs.model}.blocks")
+    lengths = {"kept": len(module.blocks), "given": len(module.blocks), "crossing": len(module.counted) + 1}
+    for key, length in lengths.items():
+        values = getattr(costs.sequence, key)
+        if len(values) != length or min(values) < 0:
+            raise ConfigError(f"{costs}: sequence.{key} must be {length} numbers of bytes, for modules.{costs.model}")
+
+
+def _possible_module(name: str, module: Module) -> None:
+    if not module.counted:
+        raise ConfigError(f"modules.{name}.blocks must have a block that a partition counts")
+    for number, block in enumerate(module.blocks):
+        if block.held not in (None, *HELD):
+            raise ConfigError(f"modules.{name}.blocks[{number}].held={block.held} must be one of {', '.join(HELD)}")
+        if block.parameters < 0 or block.fixed_bytes < 0:
+            raise ConfigError(f"modules.{name}.blocks[{number}] must have parameters and fixed_bytes of 0 or above")
+
+
 def _distinct(every: Sequence[ModelCosts]) -> None:
     seen = set()
     for costs in every:
@@ -231,6 +323,13 @@ def _possible_link(name: str, times: LinkTimes) -> None:
     for size, us in times.us_by_bytes.items():
         if not (size > 0 and math.isfinite(us) and us > 0):
             raise ConfigError(f"{name}.us_by_bytes: {size}: {us} must be above 0, both")
+
+
+def name_of(wanted: str, gpu: str, *, alone: bool) -> str:
+    """Of the profile of a GPU; of several the name that is asked for ends with the GPU's."""
+    if alone:
+        return wanted
+    return f"{wanted.removesuffix(SUFFIX)}_{gpu}{SUFFIX}" if is_file(wanted) else f"{wanted}_{gpu}"
 
 
 def profile_path(name: str) -> Path:

@@ -43,7 +43,7 @@ def _known(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Mappings without any below them on one line; numbers and words so that OmegaConf reads what was written."""
+    """What has no mapping or list below it on one line; numbers and words so that OmegaConf reads what was written."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -51,6 +51,11 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
         node = super().represent_mapping(tag, mapping, flow_style)
         node.flow_style = all(isinstance(value, yaml.ScalarNode) for _, value in node.value)
+        return node
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        node = super().represent_sequence(tag, sequence, flow_style)
+        node.flow_style = all(isinstance(value, yaml.ScalarNode) for value in node.value)
         return node
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from conf.schema.experiment import Model, Precision
 from fasop.costs.blocks import Kinds, blocks_of
+from fasop.costs.measured_module import MeasuredModule
 from megatron_ext.contract.parameters import block_numel, block_parameters, tied_parameters
 
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
@@ -55,6 +56,8 @@ def kind_parameters(model: Model, tensor: int, *, own_word: bool) -> tuple[int, 
 @lru_cache(maxsize=4096)
 def shared_parameters(model: Model, tensor: int) -> tuple[int, int]:
     """Parameters that several blocks have copies of, and by how many blocks, at most."""
+    if isinstance(model, MeasuredModule):
+        return model.tied_parameters, max(1, model.tied_blocks)
     sized = model.sized(tensor)
     copies = tied_parameters(sized)
     owners = Counter(copies.values())
@@ -64,6 +67,8 @@ def shared_parameters(model: Model, tensor: int) -> tuple[int, int]:
 
 
 def _parameters(model: Model, tensor: int, kinds: Kinds) -> int:
+    if isinstance(model, MeasuredModule):
+        return sum(model.block(name).parameters for name in kinds)
     sized = model.sized(tensor)
     return sum(block_numel(sized, kind, tensor) for kind in kinds)
 

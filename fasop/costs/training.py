@@ -9,6 +9,7 @@ from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Parall
 from conf.schema.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
+from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.sizes import BYTES
 
 
@@ -63,6 +64,13 @@ class Training:
     def blocks(self) -> Blocks:
         """Of the model."""
         return blocks_of(self.model)
+
+    @property
+    def messages(self) -> list[int]:
+        """Bytes that a rank hands to the next stage for a micro-batch, behind so many layers from none to all."""
+        if isinstance(self.model, MeasuredModule):
+            return self.model.messages(self.parallel.micro_batch_size)
+        return [self.message_bytes(numbers) for numbers in self.blocks.crossing]
 
     def message_bytes(self, numbers: int) -> int:
         """Of so many numbers of a sample, that a rank hands to the next stage for a micro-batch."""

@@ -29,6 +29,8 @@ class Arguments:
     page: Path | None = None
     plan: str | None = None
     overwrite: bool = False
+    profile: str | None = None
+    """Of all GPUs."""
     explain: int | None = None
     leave_out: bool = True
     prove: bool = False
@@ -96,6 +98,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "page": path,
     "plan": name_of("configuration"),
     "overwrite": flag,
+    "profile": name_of("profile"),
     "leave_out": flag,
     "prove": flag,
     "pareto": _first,

@@ -140,9 +140,10 @@ def sizes(
     """Every division of all GPUs and of the batch, in increasing order of tensor, data and micro-batch size.
 
     A tensor group lies inside a node, and was measured where the model was. A pipeline has no more stages than layers
-    and one each for embedding and head. Options are as in `training`. A replica has at most so many micro-batches.
+    and one each for embedding and head, where there are such. Options are as in `training`. A replica has at most so
+    many micro-batches.
     """
-    parallel, most_stages = training.parallel, training.blocks.layers + 2
+    parallel, most_stages = training.parallel, training.blocks.most_stages
     gpus = gpus_of(kinds)
     for tensor in tensor_sizes(training, kinds):
         for data in divisors(gpus // tensor):

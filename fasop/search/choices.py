@@ -13,6 +13,7 @@ from typing import Any
 from conf.reading.values import NoValue, Reader, flag, one_of, read, several, whole
 from conf.schema.experiment import Engine, EngineKind, Model, Parallel, Recompute, Schedule, Train
 from conf.schema.megatron_lm import SCHEDULES
+from conf.schema.model import Family
 from fasop.costs.blocks import blocks_of
 from fasop.errors import SearchError
 
@@ -83,7 +84,7 @@ def _that_matter(values: Sequence[bool], matters: bool) -> Sequence[bool]:
     return values if matters or False not in values else (False,)
 
 
-def runnable(engine: Engine, train: Train) -> Choices:
+def runnable(engine: Engine, train: Train, model: Model) -> Choices:
     """All that can be run with these parts of a configuration (conf/schema/experiment.py), and that is predicted."""
     megatron_lm = engine.kind is EngineKind.megatron_lm
     schedules = tuple(
@@ -92,6 +93,12 @@ def runnable(engine: Engine, train: Train) -> Choices:
         if not (megatron_lm and schedule not in SCHEDULES) and not (train.compile and schedule is Schedule.zb_h1)
     )
     both = (False, True)
+    if model.family is Family.module:  # whose blocks put no weight gradients off, and have no tensor groups
+        return Choices(
+            schedule=tuple(schedule for schedule in schedules if schedule is not Schedule.zb_h1),
+            recompute=(Recompute.none, Recompute.full),
+            sharded_optimizer=both,
+        )
     return Choices(schedule=schedules, recompute=tuple(Recompute), sharded_optimizer=both, sequence_parallel=both)
 
 
@@ -109,7 +116,7 @@ def tried(allowed: Choices, given: Mapping[str, tuple[Any, ...]], engine: Engine
         for value in given.get(key, ()):
             if value not in can:
                 raise SearchError(
-                    f"parallel.{key}={_text(value)} cannot be searched with this engine and "
+                    f"parallel.{key}={_text(value)} cannot be searched with this engine, this model and "
                     f"train.compile; use one of: {', '.join(map(_text, can))}"
                 )
     worth = replace(

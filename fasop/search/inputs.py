@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import zip_longest
 
+from omegaconf import DictConfig, OmegaConf
+
+from conf.blocks_of_module import Asked, blocks_of, can_look
 from conf.compose import compose_unchecked, to_object
 from conf.defaults_taken import SEARCHED, defaults_taken
 from conf.errors import ConfigError
 from conf.schema.experiment import Cluster, Engine, Model, Parallel, Train
 from conf.schema.model import Family
 from fasop.costs.hardware import NodeKind, node_kinds
+from fasop.costs.known_blocks import with_known_blocks
+from fasop.costs.profile import name_of
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.arguments import WORDS
@@ -46,8 +52,8 @@ class Inputs:
     """In words, what of it nobody chose."""
 
 
-def read(overrides: Sequence[str]) -> Inputs:
-    """From the overrides of a command line.
+def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
+    """From the overrides of a command line; `profile` is that of all GPUs.
 
     Raises:
         SearchError: Hydra cannot compose them, or a plan cannot be searched with them.
@@ -58,11 +64,10 @@ def read(overrides: Sequence[str]) -> Inputs:
         cfg = compose_unchecked([*others, *PLAIN])
     except ConfigError as error:
         raise SearchError("\n".join([str(error), *_meant(others)])) from error
-    if cfg.model.family == Family.module:
-        raise SearchError(
-            f"model.code={cfg.model.code}: a search needs what each block costs, and nothing measures a module "
-            "of your own; launch it with sizes and a parallel.partition of your choice"
-        )
+    of_module = cfg.model.family == Family.module
+    counted = cfg.model.get("layers") if of_module and not OmegaConf.is_missing(cfg.model, "layers") else None
+    if of_module:
+        cfg.model.layers = 1  # its profile knows how many
     parallel = to_object(cfg, Parallel, "parallel")
     if parallel.schedule_file is not None:
         raise SearchError(
@@ -74,7 +79,8 @@ def read(overrides: Sequence[str]) -> Inputs:
         to_object(cfg, Train, "train"),
         to_object(cfg, Engine, "engine"),
     )
-    allowed = runnable(engine, train)
+    model = to_object(cfg, Model, "model")
+    allowed = runnable(engine, train, model)
     choices = tried(allowed, given, engine, parallel.sequence_parallel)
     plain = replace(
         parallel,
@@ -82,15 +88,53 @@ def read(overrides: Sequence[str]) -> Inputs:
         sharded_optimizer=choices.sharded_optimizer[0],
         sequence_parallel=choices.sequence_parallel[0],
     )
-    training = Training(model=to_object(cfg, Model, "model"), parallel=plain, precision=train.precision, engine=engine)
+    kinds = node_kinds(cluster if profile is None else _profiled(cluster, profile))
+    training = Training(model=model, parallel=plain, precision=train.precision, engine=engine)
+    if of_module:
+        training = with_known_blocks(training, kinds)
+        _require_same_blocks(training, cfg, counted)
     return Inputs(
         cluster=cluster,
-        kinds=node_kinds(cluster),
+        kinds=kinds,
         training=training,
         choices=choices,
         by_default=defaults_taken(overrides, cfg, SEARCHED),
         run=Run(iterations=train.iterations, known=LENGTH in (word.partition("=")[0].lstrip("+") for word in others)),
     )
+
+
+def _profiled(cluster: Cluster, profile: str) -> Cluster:
+    """With the profiles that 'tdpp profile' has written under this name."""
+    used = list(dict.fromkeys(group.gpu for group in cluster.groups.values()))
+    names = {gpu: name_of(profile, gpu, alone=len(used) == 1) for gpu in used}
+    gpus = {key: replace(gpu, profile=names[key]) if key in names else gpu for key, gpu in cluster.gpus.items()}
+    return replace(cluster, gpus=gpus)
+
+
+def _require_same_blocks(training: Training, cfg: DictConfig, counted: int | None) -> None:
+    """Raises SearchError if a profile has other blocks of a module than it has now, as far as this machine can tell."""
+    model = training.model
+    if counted is not None and counted != model.layers:
+        raise SearchError(
+            f"model.layers={counted}: its profile has {model.layers} blocks of model.code={model.code}; leave it out"
+        )
+    if not (can_look() and str(cfg.container.kind) == "none"):
+        return
+    asked = Asked(
+        code=str(model.code),
+        capture=model.capture,
+        micro_batch_size=1,
+        precision=str(training.precision),
+        seed=cfg.train.seed,
+        recompute="none",
+    )
+    now, known = blocks_of(asked), training.blocks.names
+    if now != known:
+        here, there = next(pair for pair in zip_longest(now, known, fillvalue="nothing more") if pair[0] != pair[1])
+        raise SearchError(
+            f"model.code={model.code}: its profile is of {len(known)} other blocks: where the module has {here} now, "
+            f"it has {there}; measure it again with 'tdpp profile'"
+        )
 
 
 def _meant(words: Sequence[str]) -> Iterator[str]:

@@ -40,14 +40,15 @@ def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -
     without = [one.parallel for one in sizes(training, kinds)]
     if without:
         return _not_as_given(without, gpus, choices)
-    replicas = sorted({gpus // t // p for t in tensor for p in divisors(gpus // t) if p <= model.counted + 2})
+    most = training.blocks.most_stages
+    replicas = sorted({gpus // t // p for t in tensor for p in divisors(gpus // t) if p <= most})
     near = sorted(
         {n for d in replicas for n in (batch // d * d, (batch // d + 1) * d) if n}, key=lambda n: abs(n - batch)
     )
     nearest = ", ".join(map(str, near[:2]))
     return (
         f"parallel.global_batch_size={batch} is divisible by no number of replicas that {gpus} GPUs can have with at "
-        f"most {model.counted + 2} stages: {', '.join(map(str, replicas))}; nearest that are: {nearest}"
+        f"most {most} stages: {', '.join(map(str, replicas))}; nearest that are: {nearest}"
     )
 
 

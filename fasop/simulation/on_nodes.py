@@ -13,6 +13,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_handed_out
 from fasop.costs.link_table import by_size, has_pairs
 from fasop.costs.links import Link
+from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.memory import GIB, chunks_in_flight, stage_memory
 from fasop.costs.placement import Uses, place
 from fasop.costs.profile import optimizer_s_per_parameter
@@ -38,7 +39,7 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     summing, handing = gradients_summed(where.sums, training), weights_handed_out(where.sums, training)
     stepping = slowest.step / (parallel.data if parallel.sharded_optimizer else 1)
     backward, sums = _passes(training, slowest.backward), _by_parameters(training, summing)
-    blocks, shortest = training.blocks, training.message_bytes(min(training.blocks.crossing))
+    blocks, shortest = training.blocks, min(training.messages)
     optimizer = Link(latency_s=handing.latency_s, s_per_byte=stepping + handing.s_per_byte)
     capacity, shares = _capacity(training, slowest.memory_gib)
     return Pipelines(
@@ -72,9 +73,8 @@ def _back(hops: Hops, shortest: int, *, alike: bool) -> Back:
 
 
 def _order(training: Training) -> LayerOrder:
-    blocks = training.blocks
-    messages = np.array([training.message_bytes(numbers) for numbers in blocks.crossing], float)
-    return LayerOrder(counts=blocks.counts, extra=messages - messages.min())
+    messages = np.array(training.messages, float)
+    return LayerOrder(counts=training.blocks.counts, extra=messages - messages.min())
 
 
 def handing_out(training: Training, nodes: Nodes) -> Linear:
@@ -240,7 +240,12 @@ def _hidden(training: Training, layer: Floats, summing: Link[Floats]) -> Hidden:
     longest."""
     model, tensor, kinds = training.model, training.parallel.tensor, range(len(training.blocks.kinds))
     layer = overlap.filling(training.parallel.schedule) * layer
-    before = -_of_kinds(training, [overlap.first_bucket_layers(model, tensor, kind) for kind in kinds]) * layer
+    if isinstance(model, MeasuredModule):
+        every = layer[np.newaxis] if layer.ndim == 2 else layer
+        whole = np.tensordot(training.blocks.counts[:, -1].astype(float), every, axes=1)
+        before = -overlap.first_bucket_share(model) * (whole if layer.ndim == 2 else whole[np.newaxis])
+    else:
+        before = -_of_kinds(training, [overlap.first_bucket_layers(model, tensor, kind) for kind in kinds]) * layer
     stages = range(training.parallel.pipeline)
     parameters = [[overlap.last_bucket_parameters(model, tensor, first=stage == 0)] for stage in stages]
     fixed = before if layer.ndim == 2 else before.min(axis=0)

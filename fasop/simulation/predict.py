@@ -17,6 +17,7 @@ from conf.schema.experiment import Experiment, Parallel
 from conf.schema.links import only
 from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import node_kinds
+from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.layers import Basis
 from fasop.costs.memory import GIB, Amount, StageMemory, chunks_in_flight, stage_memory
 from fasop.costs.placement import place
@@ -106,6 +107,7 @@ def planned(experiment: Experiment) -> PlacedTraining:
 
     Raises:
         ConfigError: a profile cannot be read.
+        SearchError: the model is a module that no profile knows.
     """
     order = experiment.node_order.groups
     counts = dict(zip(order, experiment.ranks_per_node(), strict=True))
@@ -114,7 +116,7 @@ def planned(experiment: Experiment) -> PlacedTraining:
     }
     links = only(experiment.cluster.links, groups)
     kinds = {kind.name: kind for kind in node_kinds(replace(experiment.cluster, groups=groups, links=links))}
-    training = Training.of(experiment)
+    training = with_known_blocks(Training.of(experiment), list(kinds.values()))
     return PlacedTraining(training=training, partition=experiment.partition, nodes=[kinds[name] for name in order])
 
 
@@ -135,7 +137,7 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
         except EngineError as error:
             raise SearchError(f"parallel.schedule_file: {error}") from error
     iteration_s, events = replay(schedule, durations)
-    by_kind = training.blocks.by_kind(layers)
+    holds = training.blocks.contents(layers)
     where = place(tuple(node.gpus for node in nodes), parallel.tensor, parallel.data, parallel.pipeline).stages
     on = [[nodes[node] for node in stage] for stage in np.split(where.nodes, where.starts[1:])]
     return Prediction(
@@ -143,7 +145,7 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
         stages=[
             Stage(
                 layers=layers[number :: parallel.pipeline],
-                holds=tuple(map(training.blocks.named, by_kind[number :: parallel.pipeline])),
+                holds=tuple(holds[number :: parallel.pipeline]),
                 groups=tuple(dict.fromkeys(kind.name for kind in on[number])),
                 gpus=tuple(dict.fromkeys(kind.gpu.name for kind in on[number])),
                 terms=terms([event for event in events if event.stage == number], durations.embedding),

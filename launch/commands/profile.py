@@ -13,13 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from omegaconf import DictConfig, OmegaConf
+
+from conf.blocks_of_module import can_look, count_blocks
 from conf.compose import compose, compose_unchecked, to_object
-from conf.reading.user_files import SUFFIX, is_file
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Cluster, Experiment, Model, Rehearse
 from conf.schema.model import Family
-from fasop.costs.doubts import SMALL, profile_doubts
-from fasop.costs.profile import Cost, LayerProfile, Links, profile_path
+from fasop.costs.doubts import profile_doubts
+from fasop.costs.profile import LayerProfile, Links, name_of, profile_path
 from launch.control.dry_run import dry_run_text
 from launch.control.follow import interruptible, stopped_if_interrupted
 from launch.control.short_job import end, short_job, wait
@@ -31,6 +33,7 @@ from launch.observe.look import observe
 from launch.profile.arguments import Arguments, check_free, parse
 from launch.profile.files import write
 from launch.profile.findings import Found, merged, read_found, too_large, unsettled
+from launch.profile.times_table import tables
 from launch.screen.table import print_table
 from megatron_ext.contract.worker import PROFILE
 
@@ -117,15 +120,15 @@ def prepare(arguments: Arguments) -> Job:
         TdppError: the configuration cannot be composed, or a tensor size fits no node or not the model.
     """
     cfg = compose_unchecked(arguments.overrides)
-    if cfg.model.family == Family.module:
-        raise LaunchError(
-            f"model.code={cfg.model.code}: the blocks of a module of your own cannot be profiled; it times the "
-            "kinds of blocks of gpt, bert and t5: choose such a model"
-        )
+    of_module = cfg.model.family == Family.module
+    if of_module:
+        _count(cfg)
     cluster, model = to_object(cfg, Cluster, "cluster"), to_object(cfg, Model, "model")
     tensor_sizes = _tensor_sizes(arguments, cluster, model)
-    ranks = sum(group.count * (group.gpus_per_node or max(tensor_sizes)) for group in cluster.groups.values())
-    experiment = compose([*arguments.overrides, *_plain(ranks)])
+    of_node = max(2, *tensor_sizes) if of_module else max(tensor_sizes)  # a link has two ends
+    ranks = sum(group.count * (group.gpus_per_node or of_node) for group in cluster.groups.values())
+    layers = [f"model.layers={model.layers}"] if of_module else []
+    experiment = compose([*arguments.overrides, *_plain(ranks), *layers])
     if experiment.executor.rehearse is not Rehearse.none:
         raise LaunchError(
             f"executor.rehearse={experiment.executor.rehearse}: a rehearsal measures nothing; leave it out"
@@ -133,7 +136,7 @@ def prepare(arguments: Arguments) -> Job:
     points = len(tensor_sizes) * len(arguments.micro_batches)
     run_min = math.ceil((points * (BUILD_S + 2 * arguments.seconds) + LINKS_S) / 60)
     request = {
-        "padded_vocab_sizes": {str(tensor): model.padded_vocab(tensor) for tensor in tensor_sizes},
+        "padded_vocab_sizes": {str(one): 0 if of_module else model.padded_vocab(one) for one in tensor_sizes},
         "micro_batch_sizes": arguments.micro_batches,
         "seconds": arguments.seconds,
     }
@@ -144,17 +147,18 @@ def prepare(arguments: Arguments) -> Job:
         train=replace(experiment.train, comm_timeout_s=max(PATIENCE_S, experiment.train.comm_timeout_s)),
     )
     gpus = list(dict.fromkeys(group.gpu for group in cluster.groups.values()))
-    names = {gpu: _name(arguments.profile, gpu, alone=len(gpus) == 1) for gpu in gpus}
+    wanted = arguments.profile
+    names = {gpu: gpu if wanted is None else name_of(wanted, gpu, alone=len(gpus) == 1) for gpu in gpus}
     return Job(experiment=short_job(with_request, FOLDER, arguments.wait_min, run_min), run_min=run_min, names=names)
 
 
-def _name(wanted: str | None, gpu: str, *, alone: bool) -> str:
-    """Of the profile of a GPU; of several the name that is asked for ends with the GPU's."""
-    if wanted is None:
-        return gpu
-    if alone:
-        return wanted
-    return f"{wanted.removesuffix(SUFFIX)}_{gpu}{SUFFIX}" if is_file(wanted) else f"{wanted}_{gpu}"
+def _count(cfg: DictConfig) -> None:
+    """Sets `model.layers` of a module; where it cannot be looked at here, to any number: its blocks are measured, not
+    laid out."""
+    if can_look() and str(cfg.container.kind) == "none":
+        count_blocks(cfg)
+    elif OmegaConf.is_missing(cfg.model, "layers"):
+        cfg.model.layers = 1
 
 
 def _plain(ranks: int) -> list[str]:
@@ -179,6 +183,14 @@ def _plain(ranks: int) -> list[str]:
 
 def _tensor_sizes(arguments: Arguments, cluster: Cluster, model: Model) -> tuple[int, ...]:
     """Those asked for, or all powers of two that every node can have; each divides the model's heads."""
+    if model.family is Family.module:
+        if arguments.tensor_sizes not in ((), (1,)):
+            asked = ",".join(map(str, arguments.tensor_sizes))
+            raise LaunchError(
+                f"tensor_sizes={asked}: nothing cuts the layers of model.family=module over a tensor group; use "
+                "tensor_sizes=1, or leave it out"
+            )
+        return (1,)
     nodes = [group.gpus_per_node for group in cluster.groups.values() if group.gpus_per_node is not None]
     most = min(nodes, default=max(arguments.tensor_sizes, default=2))
     if not arguments.tensor_sizes:
@@ -231,29 +243,9 @@ def _import(arguments: Arguments, comment: str) -> int:
 
 def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> None:
     """On stdout: the times, what the links give for the cluster's configuration, and where it is written."""
-    kinds = list(dict.fromkeys(kind for costs in profile.costs for kind in costs.parts))
-    keeping = [kind for kind in kinds if kind not in SMALL]
-    columns = (
-        "tensor",
-        "micro",
-        "precision",
-        *(f"{kind} ms" for kind in kinds),
-        *(f"{kind} keeps" for kind in keeping),
-    )
-    rows = [
-        [
-            str(costs.tensor),
-            str(costs.micro_batch_size),
-            str(costs.precision),
-            *(_passes(costs.parts.get(kind)) for kind in kinds),
-            *(_kept(costs.parts.get(kind)) for kind in keeping),
-        ]
-        for costs in profile.costs
-    ]
-    print(
-        f"{profile.gpu} ({profile.device or 'device not told'}), model {', '.join(profile.models)}: forward + backward"
-    )
-    print_table(columns, rows)
+    for what, table in tables(profile):
+        print(f"{profile.gpu} ({profile.device or 'device not told'}), {what}: forward + backward")
+        print_table(*table)
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
         print(f"optimizer, {precision}: {nanoseconds:g} ns a parameter")
     for line in _link_lines(profile, groups):
@@ -261,14 +253,6 @@ def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> N
     for doubt in profile_doubts(profile):
         print(f"({name}: {doubt})", file=sys.stderr)
     print(f"written: {profile_path(name)}; cluster.gpus.<key>.profile={name} uses it")
-
-
-def _passes(cost: Cost | None) -> str:
-    return "-" if cost is None else f"{cost.forward:g} + {cost.backward:g}"
-
-
-def _kept(cost: Cost | None) -> str:
-    return "-" if cost is None or cost.activation_bytes is None else f"{cost.activation_bytes / 2**20:.3g} MiB"
 
 
 def _link_lines(profile: LayerProfile, groups: Sequence[str]) -> Iterator[str]:

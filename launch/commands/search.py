@@ -43,6 +43,7 @@ chunks, sharded_optimizer, sequence_parallel.
   plan=NAME        write the best one as conf/parallel/NAME.yaml, which parallel=NAME then takes
   plan=FILE.yaml   write it to this file, which parallel=FILE.yaml then takes
   overwrite=true   also when there is such a file
+  profile=NAME     the GPUs take as long as 'tdpp profile' measured under this name (cluster.gpus.<key>.profile)
   leave_out=false  only plans on all nodes; else also those on some of them
   prove=true       look closer at how much faster other layers per stage could make the plans shown; without, a
                    quicker bound says so
@@ -96,7 +97,7 @@ def rank(args: Arguments, command: str) -> int:
     from fasop.tables.plans import csv_text, plan_yaml, ranking
     from fasop.tables.plans import front as front_table
 
-    inputs = read(args.overrides)
+    inputs = read(args.overrides, args.profile)
     if inputs.by_default is not None:
         print(f"({inputs.by_default})", file=sys.stderr)
     if args.tokens is not None:

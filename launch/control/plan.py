@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
 
+from conf.blocks_of_module import digest_of
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from conf.schema.model import Model
 from launch.control.rehearsal import rehearsal_times
-from launch.errors import LaunchError
-from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.plan import (
     Corpus,
     Node,
@@ -124,16 +122,9 @@ def code_digest(model: Model) -> str | None:
     """Of a module's file, by which a run that goes on notices that it has changed.
 
     Raises:
-        LaunchError: it cannot be read.
+        ConfigError: it cannot be read.
     """
-    if model.code is None:
-        return None
-    try:
-        return hashlib.sha256(read_regular(Path(model.code_file))).hexdigest()
-    except OSError as error:
-        raise LaunchError(
-            f"model.code={model.code}: {model.code_file} cannot be read: {why(error)}; give FILE.py:NAME"
-        ) from error
+    return None if model.code is None else digest_of(model)
 
 
 def node_names(experiment: Experiment) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from conf.errors import ConfigError
 from conf.reading.writable import write_whole
-from fasop.costs.profile import LayerProfile, Links, profile_path, read_profile
+from fasop.costs.profile import LayerProfile, Links, Module, Shape, profile_path, read_profile
 from fasop.costs.profile_text import profile_text
 from launch.errors import LaunchError
 from launch.profile.arguments import Arguments
@@ -42,11 +42,15 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
         raise LaunchError(
             f"add=true: the profile is of gpu {old.gpu}, and what is added of {new.gpu}; choose another profile=NAME"
         )
-    for name, shape in new.models.items():
-        if old.models.get(name, shape) != shape:
+    known: dict[str, Shape | Module] = {**old.models, **old.modules}
+    added: dict[str, Shape | Module] = {**new.models, **new.modules}
+    for name, model in added.items():
+        before = known.get(name, model)
+        if before != model:
             raise LaunchError(
-                f"add=true: the profile has another model under the name {name!r} ({old.models[name]}, not {shape}); "
-                "give the new one a name of its own, model.name=…"
+                f"add=true: the profile has another model under the name {name!r} ({_in_words(before)}, not "
+                f"{_in_words(model)}); give the new one a name of its own, model.name=…, or replace the file with "
+                "overwrite=true"
             )
     measured = {str(costs) for costs in new.costs}
     costs = [*(one for one in old.costs if str(one) not in measured), *new.costs]
@@ -55,6 +59,7 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
             new,
             source=new.source if new.source in old.source else f"{old.source}; {new.source}",
             models={**old.models, **new.models},
+            modules={**old.modules, **new.modules},
             costs=sorted(costs, key=lambda one: (one.model, one.precision, one.tensor, one.micro_batch_size)),
             optimizer_ns_per_parameter={**old.optimizer_ns_per_parameter, **new.optimizer_ns_per_parameter},
             within=_together(old.within, new.within),
@@ -62,6 +67,12 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
         )
     except ConfigError as error:
         raise ConfigError(f"add=true: together with what the profile has: {error}") from error
+
+
+def _in_words(model: Shape | Module) -> str:
+    if isinstance(model, Shape):
+        return str(model)
+    return f"{model.code} of SHA-256 {model.digest[:8]}…, model.capture={str(model.capture).lower()}"
 
 
 def _together(old: Links, new: Links) -> Links:

@@ -10,8 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import Experiment
-from fasop.costs.profile import Cost, LayerProfile, Links, LinkTimes, ModelCosts, Shape
+from conf.schema.experiment import Experiment, Model
+from conf.schema.model import Family
+from fasop.costs.profile import (
+    Cost,
+    LayerProfile,
+    Links,
+    LinkTimes,
+    ModelCosts,
+    Module,
+    ModuleBlock,
+    SequenceBytes,
+    Shape,
+)
 from launch.errors import LaunchError
 from launch.profile.link_fit import all_reduce_times, p2p_times, rounded
 
@@ -74,6 +85,7 @@ def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
             "a larger tensor_sizes=…, a smaller micro_batches=… or another model"
         )
     model, precision = experiment.model, experiment.train.precision
+    of_module = model.family is Family.module
     optimizer = [rank["optimizer_ns"][0] for rank in ranks if rank.get("optimizer_ns")]
     return LayerProfile(
         gpu=experiment.cluster.gpus[gpu].name,
@@ -81,7 +93,8 @@ def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
         date=date,
         device=ranks[0]["device"],
         versions=dict(ranks[0]["versions"]),
-        models={model.name: Shape.of(model)},
+        models={} if of_module else {model.name: Shape.of(model)},
+        modules={model.name: _module(model, ranks[0]["module"])} if of_module else {},
         costs=costs,
         optimizer_ns_per_parameter={precision: rounded(statistics.median(optimizer))} if optimizer else {},
         within=_links(found, gpu, between=False),
@@ -120,8 +133,24 @@ def _costs(experiment: Experiment, size: tuple[int, int], points: Sequence[Point
         tensor=tensor,
         micro_batch_size=micro_batch_size,
         precision=experiment.train.precision,
+        sequence=_sequence(points),
         peak_bytes=max(peaks) if peaks else None,
-        peak_layers=points[0]["peak_layers"] if peaks else None,
+        peak_layers=points[0].get("peak_layers") if peaks else None,
+    )
+
+
+def _module(model: Model, found: Mapping[str, Any]) -> Module:
+    blocks = [ModuleBlock(**block) for block in found["blocks"]]
+    return Module(code=model.code_name, capture=model.capture, **{**found, "blocks": blocks})
+
+
+def _sequence(points: Sequence[Point]) -> SequenceBytes | None:
+    """Of a module, the most of any rank."""
+    every = [point["sequence"] for point in points if "sequence" in point]
+    if not every:
+        return None
+    return SequenceBytes(
+        **{key: [max(of) for of in zip(*(one[key] for one in every), strict=True)] for key in every[0]}
     )
 
 

@@ -236,16 +236,27 @@ def _kinds(pieces: Pieces, look: Look) -> List[str]:
         if isinstance(piece.module, fx.GraphModule):
             nodes = [node for node in piece.module.graph.nodes if node.op.startswith("call_")]
             leaves = [piece.module.get_submodule(node.target) for node in nodes if node.op == "call_module"]
-            calls = [repr(leaf) for leaf in leaves] + [str(node.target) for node in nodes if node.op != "call_module"]
+            calls = [repr(leaf) + _attributes(leaf) for leaf in leaves]
+            calls += [str(node.target) for node in nodes if node.op != "call_module"]
             kind = type(leaves[0]).__name__ if leaves else "functions"
-        shapes = tuple(tuple(one.shape) for one in piece.module.parameters())
-        sizes = tuple(look.wires[wire].dims for name in piece.gives for wire in look.values[name].wires)
+        shapes = tuple((tuple(one.shape), one.requires_grad) for one in piece.module.parameters())
+        wires = [wire for name in (*piece.takes, *piece.gives) for wire in look.values[name].wires]
+        sizes = tuple(look.wires[wire][1:] if wire in look.wires else wire for wire in wires)  # or an input's name
         key = (kind, tuple(calls), shapes, sizes)
         if key not in found:
             same = sum(one[0] == kind for one in found)
             found[key] = f"{kind}-{same + 1}" if same else kind
         kinds.append(found[key])
     return kinds
+
+
+def _attributes(leaf: nn.Module) -> str:
+    """Numbers and words that a module's forward pass may go by, which its `repr` need not have."""
+    own = [
+        {key: value for key, value in vars(part).items() if not key.startswith("_") and isinstance(value, tree.PLAIN)}
+        for part in leaf.modules()
+    ]
+    return repr(own)
 
 
 def _is_of(part: str, name: str) -> bool:

@@ -209,7 +209,7 @@ OPTIONS = ("schedule", "recompute", "sharded_optimizer", "sequence_parallel")
 
 def test_every_option_that_can_be_searched_is_rehearsed_below() -> None:
     one = compose(["executor.rehearse=virtual"])
-    can = runnable(one.engine, one.train)
+    can = runnable(one.engine, one.train, one.model)
     for number, key in enumerate(OPTIONS):
         values = {str(value).lower() for value in getattr(can, key)}
         assert values == {options[number] for options in SEARCHED.values()}

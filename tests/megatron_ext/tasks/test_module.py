@@ -14,27 +14,16 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.optimizer import learning_rate
 from tests.support.megatron_ext import user_models
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
+from tests.support.megatron_ext.users_files import MODELS, users_file
 
-MODELS = {
-    "convnet": ("image", False),
-    "Residual": ("image", True),
-    "UNet": ("picture", True),
-    "Translator": ("pair", True),
-    "SharedEmbedding": ("tokens", True),
-    "Seq2Seq": ("pair", True),
-    "TwoHeads": ("named", True),
-}
-"""By name: what a sample is, and whether the module is captured."""
 RANDOM = ("convnet", "Residual", "Translator")
 """Those with dropout, which one plain process without micro-batches' seeds draws otherwise."""
 
 
 def module_run(folder: Path, name: str, *overrides: str, code: str = "", capture: bool | None = None) -> EngineRun:
     """A run of one of `user_models`, with a file that imports it as a user's file would define it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    file = folder.parent / f"my_{name.lower()}.py"
-    kind, captured = MODELS.get(name, ("image", False))
-    file.write_text(code or _file(name, kind))
+    file = users_file(folder.parent, name, code)
+    _, captured = MODELS.get(name, ("image", False))
     words = [
         *(
             "model=module",
@@ -46,13 +35,6 @@ def module_run(folder: Path, name: str, *overrides: str, code: str = "", capture
         *("parallel=single", "parallel.global_batch_size=8", "parallel.micro_batch_size=2"),
     ]
     return make_run(folder, Path("none"), *words, *overrides, base=())
-
-
-def _file(name: str, kind: str) -> str:
-    return (
-        f"from tests.support.megatron_ext.user_models import {name}, Made, loss\n\n\n"
-        f"def data(split, seed):\n    return Made({kind!r}, seed)\n"
-    )
 
 
 def plain(plan: Plan, name: str, dropout: bool) -> tuple[np.ndarray, dict[str, torch.Tensor]]:

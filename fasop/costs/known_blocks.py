@@ -1,0 +1,138 @@
+"""The blocks of a user's module, from the profiles of the GPUs that it is to run on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from conf.blocks_of_module import digest_of
+from conf.schema.experiment import Model, Precision
+from conf.schema.model import Family
+from fasop.costs.hardware import NodeKind
+from fasop.costs.measured_module import LOSS, MeasuredBlock, MeasuredModule
+from fasop.costs.profile import OTHER_16_BIT, ModelCosts, Module, SequenceBytes
+from fasop.costs.training import Training
+from fasop.errors import SearchError
+
+
+def with_known_blocks(training: Training, kinds: Sequence[NodeKind]) -> Training:
+    """The same, whose model is a `MeasuredModule` if it is a user's module.
+
+    Raises:
+        SearchError: a GPU's profile does not know the module as it is now, or not in this number format.
+    """
+    if training.model.family is not Family.module:
+        return training
+    return replace(training, model=measured(training.model, training.precision, kinds))
+
+
+def measured(model: Model, precision: Precision, kinds: Sequence[NodeKind]) -> MeasuredModule:
+    """A module whose bytes are, where GPUs differ, the most of any.
+
+    Raises:
+        SearchError: as `with_known_blocks`.
+    """
+    found = [(kind, module_in(kind, model)) for kind in kinds]
+    first, (_, module) = found[0][0], found[0][1]
+    for kind, (_, other) in found[1:]:
+        if other.blocks != module.blocks:
+            raise SearchError(
+                f"model.code={model.code}: profile {kind.gpu.profile!r} has other blocks of it than profile "
+                f"{first.gpu.profile!r}; measure both again with 'tdpp profile'"
+            )
+    points = [_points(kind, name, model, precision) for kind, (name, _) in found]
+    common = sorted(set.intersection(*({one.micro_batch_size for one in of} for of in points)))
+    if not common:
+        gpus = ", ".join(kind.gpu.name for kind in kinds)
+        raise SearchError(
+            f"model.code={model.code}: the profiles of {gpus} have no micro-batch size in common; measure the same "
+            "micro_batches=… with 'tdpp profile'"
+        )
+    by_size = [[_sequence(one) for of in points for one in of if one.micro_batch_size == size] for size in common]
+
+    def most(key: str, number: int) -> tuple[int, ...]:
+        return tuple(max(getattr(one, key)[number] for one in of) for of in by_size)
+
+    sequence = [
+        MeasuredBlock(
+            name=block.name,
+            kind=block.kind,
+            held=block.held,
+            parameters=block.parameters,
+            fixed_bytes=block.fixed_bytes,
+            kept=most("kept", number),
+            given=most("given", number),
+        )
+        for number, block in enumerate(module.blocks)
+    ]
+    of_loss = tuple(
+        max(one.parts[LOSS].activation_bytes or 0 for of in points for one in of if one.micro_batch_size == size)
+        for size in common
+    )
+    loss = MeasuredBlock(name=LOSS, kind=LOSS, held="last", parameters=0, fixed_bytes=0, kept=of_loss, given=of_loss)
+    return MeasuredModule(
+        model,
+        digest=module.digest,
+        sequence=[*sequence, loss],
+        sizes=common,
+        crossing=[most("crossing", number) for number in range(len(module.counted) + 1)],
+        tied_parameters=module.tied_parameters,
+        tied_blocks=module.tied_blocks,
+    )
+
+
+def module_in(kind: NodeKind, model: Model) -> tuple[str, Module]:
+    """What a GPU's profile knows of a module, and under which name.
+
+    Raises:
+        SearchError: nothing, or of another version of its file.
+    """
+    profile, gpu = kind.profile, kind.gpu
+    again = f"'tdpp profile model=module model.code={model.code}{' model.capture=true' * model.capture} profile=NAME'"
+    if profile is None or not (modules := profile.modules):
+        what = f"{gpu.name} has no profile" if profile is None else f"profile {gpu.profile!r} has no times of modules"
+        raise SearchError(
+            f"model.code={model.code}: a search needs what each block costs, and {what}; measure them with "
+            f"{again}, and search with profile=NAME"
+        )
+    named = [name for name, module in modules.items() if module.code == model.code_name]
+    if not named:
+        known = ", ".join(module.code for module in modules.values())
+        raise SearchError(
+            f"model.code={model.code}: profile {gpu.profile!r} is of other code, {known}; measure this one with {again}"
+        )
+    digest = digest_of(model)
+    now = [name for name in named if modules[name].digest == digest]
+    if not now:
+        raise SearchError(
+            f"model.code={model.code}: {model.code_file} has changed since profile {gpu.profile!r} was measured; "
+            f"measure it again with {again}"
+        )
+    for name in now:
+        if modules[name].is_of(model, digest):
+            return name, modules[name]
+    other = str(not model.capture).lower()
+    raise SearchError(
+        f"model.code={model.code}: profile {gpu.profile!r} has its blocks with model.capture={other} only; search with "
+        f"that, or measure it with {again}"
+    )
+
+
+def _points(kind: NodeKind, name: str, model: Model, precision: Precision) -> Sequence[ModelCosts]:
+    """The costs of a module in a profile, by micro-batch size; those of the other format of 16 bits have as many
+    bytes."""
+    assert kind.profile is not None
+    every = [costs for costs in kind.profile.costs if costs.model == name]
+    for wanted in (precision, OTHER_16_BIT.get(precision)):
+        if found := [costs for costs in every if costs.precision is wanted]:
+            return found
+    formats = " and ".join(dict.fromkeys(str(costs.precision) for costs in every))
+    raise SearchError(
+        f"model.code={model.code}: profile {kind.gpu.profile!r} has its times in {formats or 'no number format'}, not "
+        f"in train.precision={precision}; measure that with 'tdpp profile' and add=true"
+    )
+
+
+def _sequence(costs: ModelCosts) -> SequenceBytes:
+    assert costs.sequence is not None, "checked when the profile was read"
+    return costs.sequence

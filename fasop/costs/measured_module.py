@@ -1,0 +1,93 @@
+"""A user's module as costs see it: its blocks and their bytes as profiles have them, in the place of a formula."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from conf.schema.experiment import Model
+
+LOSS = "loss()"
+"""The kind of the loss, as megatron_ext.measuring.sequence calls it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredBlock:
+    name: str
+    kind: str
+    """By which its times are known."""
+    held: str | None
+    """None: a partition counts it; else `first`, `last` or `next`, where it lies."""
+    parameters: int
+    fixed_bytes: int
+    """Of what is not trained: buffers, and frozen parameters."""
+    kept: tuple[int, ...]
+    """Bytes that autograd keeps of a micro-batch, by `MeasuredModule.sizes`."""
+    given: tuple[int, ...]
+    """Bytes that are kept of it where it is computed again."""
+
+
+class MeasuredModule(Model):
+    """A model of the family `module` whose blocks are known. Two are the same only if they are one."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        digest: str,
+        sequence: Sequence[MeasuredBlock],
+        sizes: Sequence[int],
+        crossing: Sequence[Sequence[int]],
+        tied_parameters: int,
+        tied_blocks: int,
+    ) -> None:
+        """
+        Args:
+            model: of which the number of blocks is that of the counted ones from now on.
+            digest: SHA-256 of its file.
+            sequence: all blocks in their order, and the loss as one that lies on the last stage.
+            sizes: micro-batch sizes that were measured, which increase.
+            crossing: by how many counted blocks are before a cut, the bytes of a micro-batch that cross it, by `sizes`.
+            tied_parameters: that several blocks have copies of.
+            tied_blocks: that have copies of one parameter, at most.
+        """
+        layers = sum(block.held is None for block in sequence)
+        for key in fields(Model):
+            object.__setattr__(self, key.name, layers if key.name == "layers" else getattr(model, key.name))
+        self.digest = digest
+        self.sequence = tuple(sequence)
+        self.sizes = tuple(sizes)
+        self.crossing = tuple(map(tuple, crossing))
+        self.tied_parameters = tied_parameters
+        self.tied_blocks = tied_blocks
+        self._by_name = {block.name: block for block in sequence}
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def block(self, name: str) -> MeasuredBlock:
+        return self._by_name[name]
+
+    def kept(self, name: str, micro_batch_size: int) -> float:
+        """Bytes of a block that are there from its forward to its backward pass."""
+        return between(self.sizes, self.block(name).kept, micro_batch_size)
+
+    def given(self, name: str, micro_batch_size: int) -> float:
+        """The same if it is computed again."""
+        return between(self.sizes, self.block(name).given, micro_batch_size)
+
+    def messages(self, micro_batch_size: int) -> list[int]:
+        """Bytes that cross a cut behind so many counted blocks."""
+        return [round(between(self.sizes, values, micro_batch_size)) for values in self.crossing]
+
+
+def between(sizes: Sequence[int], values: Sequence[float], wanted: int) -> float:
+    """Bytes at a micro-batch size, from those at `sizes`, which increase: what a micro-batch takes is a constant and so
+    much for each sample, so that a line between neighbours goes on beyond them."""
+    if len(sizes) == 1:
+        return values[0] * wanted / sizes[0]
+    right = min(max(bisect_left(sizes, wanted), 1), len(sizes) - 1)
+    low, high = sizes[right - 1], sizes[right]
+    share = (wanted - low) / (high - low)
+    return max(0.0, values[right - 1] + share * (values[right] - values[right - 1]))

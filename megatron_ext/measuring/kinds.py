@@ -1,0 +1,157 @@
+"""What the blocks of any task take on a rank: one of each kind is timed, with what the blocks before it give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from megatron_ext.contract.plan import Plan
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.measuring.passes import Keeping, Passes
+from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, one_of_each_kind
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import Part
+from megatron_ext.tasks.families import task_of
+from megatron_ext.tasks.linear import WeightGradients
+from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import DTYPES, Block, Task, Tensors
+
+GRADIENT = 1e-3
+"""Of each number that leaves a block: small enough that no sum of gradients becomes infinite, and no denormal."""
+
+
+class _Timed(NamedTuple):
+    """A block of a kind, or the loss."""
+
+    stage: Optional[Stage]
+    """None: the loss."""
+    wires: Tensors
+    """That it takes."""
+    gradients: Tensors
+    """Of what it gives."""
+
+
+class Kinds(Passes):
+    """One block of each kind with what it takes of a micro-batch, and the loss.
+
+    No more of the model than these blocks is on the device at once, so that one that needs a pipeline can be measured.
+    """
+
+    def __init__(self, plan: Plan, micro_batch_size: int, device: torch.device) -> None:
+        self._task = task = task_of(replace(plan, micro_batch_size=micro_batch_size, recompute="none"))
+        self._precision = plan.train.precision
+        self._compiled = plan.train.compile
+        source = torch.Generator().manual_seed(plan.train.seed)
+        self._micro = task.example(micro_batch_size, source).to(device)
+        stages = {kind: _alone(task, block) for kind, block in one_of_each_kind(task).items()}
+        flat = self._placed([*stages.values()], device)
+        names = [*stages, LOSS]
+        laps: List[Tuple[Optional[str], int]] = []
+        for kind in names:
+            laps += [(f"{kind}.forward", 1), (f"{kind}.backward", 1), (None, 1)]
+        super().__init__(flat, plan.train, device, laps[:-1])
+        self._kinds: Dict[str, _Timed] = {}
+        self._kept: Dict[str, int] = {}
+        self._walk(stages)
+        self._kinds = {kind: self._kinds[kind] for kind in names}
+
+    def module(self) -> Dict[str, object]:
+        """What a profile says of the blocks, whatever the micro-batch."""
+        return described(self._task)
+
+    def sequence(self) -> Dict[str, List[int]]:
+        """Bytes of a micro-batch: kept and given by each block, and crossing behind so many of the counted ones."""
+        return {"kept": self._ledger.kept, "given": self._ledger.given, "crossing": self._crossing}
+
+    def kept_bytes(self) -> Dict[str, int]:
+        return self._kept
+
+    def _placed(self, stages: List[Stage], device: torch.device) -> FlatWeights:
+        """With all that they hold on the device."""
+        dtype = DTYPES[self._precision]
+        for stage in stages:
+            stage.initialise(1)
+        named = [
+            (f"{number}.{name}", one) for number, stage in enumerate(stages) for name, one in stage.parameters_by_name()
+        ]
+        flat = FlatWeights(named, dtype, device)
+        for stage in stages:
+            stage.place(device, dtype)
+            if not self._compiled:  # as in the engine
+                stage.put_off(WeightGradients(flat.add, flat.add_rows), (), flat.adds)
+        return flat
+
+    def _walk(self, stages: Dict[str, Stage]) -> None:
+        """Goes through all blocks once, and takes note of what one of each kind takes and what every one keeps."""
+        task, ledger = self._task, Ledger(self._task)
+        last_use = {name: number for number, block in enumerate(task.blocks) for name in block.takes}
+        last_use.update(dict.fromkeys(task.outputs, len(task.blocks)))
+        wires: Tensors = {}
+        sizes: Dict[str, int] = {}
+        first = one_of_each_kind(task)
+        for number, block in enumerate(task.blocks):
+            stage, weights = stages[block.kind], self._flat
+            if first[block.kind] is not block:
+                stage = _alone(task, block)
+                weights = self._placed([stage], self._device)
+            taken = {name: wires[name] for name in stage.part.enters}
+            with Keeping() as kept:
+                left = self._through(stage, taken)
+            self._leave_out(kept, stage, weights)
+            ledger.note(number, {name: self._micro.inputs[name] for name in stage.inputs}, left, kept.sizes)
+            if first[block.kind] is block:
+                self._kinds[block.kind] = _Timed(stage, taken, _gradients(left))
+                self._kept[block.kind] = sum(kept.sizes.values())
+            sizes.update(bytes_of(left))
+            wires.update({name: _cut_off(tensor) for name, tensor in left.items()})
+            wires = {name: tensor for name, tensor in wires.items() if last_use.get(name, -1) > number}
+            ledger.forget_all_but(wires)
+        with Keeping() as kept:
+            loss = self._task.loss(wires, self._micro, TensorGroup())
+        self._kinds[LOSS] = _Timed(None, wires, _gradients({"loss": loss}))
+        shared = {tensor.untyped_storage().data_ptr() for tensor in wires.values()}
+        self._kept[LOSS] = sum(size for address, size in kept.sizes.items() if address not in shared)
+        self._ledger, self._crossing = ledger, crossing(task, sizes)
+
+    def _leave_out(self, kept: Keeping, stage: Stage, flat: FlatWeights) -> None:
+        """What the stage has anyway."""
+        for tensor in (flat.weight, *stage.parameters(), *stage.buffers()):
+            kept.sizes.pop(tensor.untyped_storage().data_ptr(), None)
+
+    def _through(self, stage: Optional[Stage], taken: Tensors) -> Tensors:
+        if stage is None:
+            return {"loss": self._task.loss(taken, self._micro, TensorGroup())}
+        left: Tensors = stage({**taken, **{name: self._micro.inputs[name] for name in stage.inputs}})
+        return left
+
+    def _pass(self) -> None:
+        marks = self._marks
+        for one in self._kinds.values():
+            taken = {name: _cut_off(tensor) for name, tensor in one.wires.items()}
+            marks.set()
+            left = self._through(one.stage, taken)
+            marks.set()
+            roots = [name for name, tensor in left.items() if tensor.requires_grad]
+            if roots:
+                torch.autograd.backward([left[name] for name in roots], [one.gradients[name] for name in roots])
+            marks.set()
+
+
+def _alone(task: Task, block: Block) -> Stage:
+    """A stage of one block, which gives all its wires to the next one."""
+    inputs = tuple(name for name in task.inputs if name in block.takes)
+    enters = tuple(dict.fromkeys(name for name in block.takes if name not in inputs))
+    owned: Dict[str, nn.Parameter] = {}
+    part = Part(number=0, blocks=(block,), inputs=inputs, enters=enters, leaves=block.gives, last=False)
+    return Stage(task, part, TensorGroup(), owned)
+
+
+def _cut_off(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _gradients(left: Tensors) -> Tensors:
+    return {name: torch.full_like(tensor, GRADIENT) for name, tensor in left.items() if tensor.requires_grad}

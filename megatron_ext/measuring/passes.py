@@ -1,0 +1,140 @@
+"""Passes of a micro-batch through parts of a model, timed again and again until their medians are known."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from megatron_ext.contract.plan import TrainConfig
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.optimizer import DataGroup, Optimizer
+from megatron_ext.measuring.laps import Lap, Marks
+from megatron_ext.measuring.medians import LEAST, Median, median
+from megatron_ext.timeline.recorder import Recorder
+
+RELATIVE = 0.02
+OF_PASS = 0.005
+"""Times are known once half of each median's 95 % confidence interval is at most `RELATIVE` of it, or `OF_PASS` of a
+whole pass, in which an embedding may hardly count."""
+
+
+class Passes(ABC):
+    """One rank's share of a model's parts, and what they take."""
+
+    def __init__(
+        self, flat: FlatWeights, train: TrainConfig, device: torch.device, laps: Sequence[Tuple[Optional[str], int]]
+    ) -> None:
+        """`laps` are those of a pass, from one mark to the next: `<kind>.forward` or `<kind>.backward` and of how many
+        blocks, or None for what is not to be timed."""
+        self._flat = flat
+        self._train = train
+        self._device = device
+        self._marks = Marks(device)
+        self._laps = list(laps)
+        self.laps: Dict[str, List[Lap]] = {name: [] for name, _ in self._timed}
+        """Of every pass so far, a block's share."""
+
+    @property
+    def _timed(self) -> List[Tuple[str, int]]:
+        return [(name, count) for name, count in self._laps if name is not None]
+
+    @abstractmethod
+    def _pass(self) -> None:
+        """Sets a mark at its beginning and at the end of each of its laps."""
+
+    @abstractmethod
+    def kept_bytes(self) -> Dict[str, int]:
+        """By kind, what autograd keeps of a block from forward to backward pass, but for weights."""
+
+    def forward_and_backward(self, passes: int) -> None:
+        """So many passes, timed; a GPU gets them one after another, and need not wait for its host."""
+        for _ in range(passes):
+            self._pass()
+        laps = self._marks.laps()
+        for first in range(0, len(laps), len(self._laps) + 1):  # from the end of a pass to the next is none of them
+            for (name, count), lap in zip(self._laps, laps[first:]):
+                if name is not None:
+                    self.laps[name].append(lap.shared(count))
+
+    def medians(self) -> Dict[str, Median]:
+        return {name: median([lap.ms for lap in laps]) for name, laps in self.laps.items()}
+
+    def disturbed(self) -> float:
+        """The part of all the time that passed in which other processes had this rank's processor."""
+        every = [lap for laps in self.laps.values() for lap in laps]
+        waited = sum(lap.waited_ms for lap in every)
+        return waited / (waited + sum(lap.ms for lap in every))
+
+    def passes(self) -> int:
+        """How many there have been."""
+        name = self._timed[0][0]
+        return len(self.laps[name]) // sum(other == name for other, _ in self._timed)
+
+    def known(self) -> bool:
+        """Whether the medians are known well enough."""
+        if any(len(laps) < LEAST for laps in self.laps.values()):
+            return False
+        found = self.medians()
+        whole = sum(found[name].value * count for name, count in self._timed)
+        return all(found[name].tight(whole / count, RELATIVE, OF_PASS) for name, count in self._timed)
+
+    def peak_bytes(self) -> int:
+        """The most that the GPU's allocator holds during a pass, more than before it."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        self._pass()
+        self._marks.laps()
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+    def optimizer_ns(self, seconds: float) -> Median:
+        """Of a whole optimizer step, per parameter; measured until it is known or `seconds` have passed.
+
+        It changes the weights.
+        """
+        optimizer = Optimizer(self._flat, self._train, None, DataGroup(1, 0, None), False, [])
+        recorder, marks = Recorder(None), self._marks
+        laps: List[Lap] = []
+        until = time.monotonic() + seconds
+        found = Median(0.0, 0.0)
+        while not (laps and (found.tight(found.value, RELATIVE, RELATIVE) or time.monotonic() > until)):
+            self._flat.grad.fill_(optimizer.scaler.scale * 1e-3)
+            marks.set()
+            optimizer.step(recorder)
+            marks.set()
+            laps += marks.laps()
+            found = median([lap.ms for lap in laps[1:] or laps])  # the first one makes Adam's state
+        factor = 1e6 / self._flat.weight.numel()
+        return Median(found.value * factor, found.spread * factor)
+
+    def close(self) -> None:
+        self._marks.close()
+
+
+class Keeping:
+    """While it is entered, takes note of the storages that autograd keeps for a backward pass.
+
+    It holds their tensors, so that no other one is at the same address.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: Dict[int, int] = {}
+        """Bytes by address."""
+        self._held: List[Tensor] = []
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def __enter__(self) -> Keeping:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._hooks.__exit__(*raised)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        self.sizes[storage.data_ptr()] = storage.nbytes()
+        self._held.append(tensor)
+        return tensor

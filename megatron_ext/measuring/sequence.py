@@ -1,0 +1,143 @@
+"""The blocks of any task in their order: what they are, what each keeps, and what crosses a cut behind them."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Sequence, Set, Tuple
+
+from torch import Tensor, nn
+
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import block_of
+from megatron_ext.tasks.task import Block, Held, Task, Tensors
+
+LOSS = "loss()"
+"""The kind of the loss, which no class is called."""
+
+
+def described(task: Task) -> Dict[str, object]:
+    """What a profile says of a task's blocks, whatever the micro-batch (docs/formats.md)."""
+    made = [block.make(TensorGroup()) for block in task.blocks]
+    owners: Dict[str, Set[str]] = {}
+    for copy, owner in task.tied.items():
+        owners.setdefault(owner, set()).update(block_of(task.blocks, name).name for name in (owner, copy))
+    sizes = {
+        f"{block.name}.{name}": parameter.numel()
+        for block, module in zip(task.blocks, made)
+        for name, parameter in module.named_parameters()
+    }
+    return {
+        "blocks": [_described(block, module) for block, module in zip(task.blocks, made)],
+        "tied_parameters": sum(sizes[owner] for owner in owners),
+        "tied_blocks": max(map(len, owners.values()), default=0),
+    }
+
+
+def _described(block: Block, module: nn.Module) -> Dict[str, object]:
+    fixed = [*module.buffers(), *(one for one in module.parameters() if not one.requires_grad)]
+    found = {
+        "name": block.name,
+        "kind": block.kind,
+        "parameters": sum(one.numel() for one in module.parameters() if one.requires_grad),
+        "fixed_bytes": sum(one.numel() * one.element_size() for one in fixed),
+    }
+    return found if block.held is Held.COUNTED else {**found, "held": block.held.name.lower()}
+
+
+def one_of_each_kind(task: Task) -> Dict[str, Block]:
+    """By kind its first block."""
+    found: Dict[str, Block] = {}
+    for block in task.blocks:
+        found.setdefault(block.kind, block)
+    return found
+
+
+def _places(blocks: Sequence[Block]) -> Tuple[List[int], int]:
+    """Of each block how many counted ones come before it, and how many there are in all.
+
+    A block of the first stage comes before a cut anywhere, one of the last behind it.
+    """
+    counted = sum(block.held is Held.COUNTED for block in blocks)
+    found: List[int] = []
+    left = place = counted
+    for block in reversed(blocks):
+        if block.held is Held.COUNTED:
+            left -= 1
+        if block.held is not Held.NEXT:
+            place = {Held.FIRST: -1, Held.LAST: counted}.get(block.held, left)
+        found.append(place)
+    return found[::-1], counted
+
+
+def crossing(task: Task, sizes: Mapping[str, int]) -> List[int]:
+    """Bytes that cross a cut behind so many counted blocks, from none to all, with what is handed on; `sizes` are those
+    of the wires."""
+    places, counted = _places(task.blocks)
+    given: Dict[str, int] = {}
+    until = dict.fromkeys(task.outputs, counted)
+    for block, place in zip(task.blocks, places):
+        given.update(dict.fromkeys(block.gives, place))
+        until.update({name: max(place, until.get(name, -1)) for name in block.takes if name in given})
+    change = [0] * (counted + 2)
+    for name, place in given.items():
+        if until.get(name, -1) > place:
+            change[place + 1] += sizes[name]
+            change[until[name] + 1] -= sizes[name]
+    found, total = [], 0
+    for step in change[:-1]:
+        total += step
+        found.append(total)
+    return found
+
+
+class _Storage:
+    """Of wires that somebody may still take."""
+
+    def __init__(self, owner: int, counted: bool) -> None:
+        self.owner = owner
+        self.counted = counted
+
+
+class Ledger:
+    """What autograd keeps of each block, every storage once.
+
+    What a block takes from another one is that one's, so that the blocks of a stage keep together what the stage does.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.kept = [0] * len(task.blocks)
+        """By block, bytes."""
+        self.given = [0] * len(task.blocks)
+        """By block, bytes of what it gives, and takes of the micro-batch: all that is kept of one that is computed
+        again."""
+        self._storages: Dict[int, _Storage] = {}
+        """By address."""
+
+    def note(self, number: int, inputs: Tensors, left: Tensors, kept: Mapping[int, int]) -> None:
+        """Of a block: what it takes of the micro-batch, the wires it gives, and the storages that are kept for its
+        backward pass, by their addresses."""
+        self.given[number] += sum(map(_bytes, inputs.values()))
+        for address, size in kept.items():
+            storage = self._storages.get(address)
+            if storage is None:
+                self.kept[number] += size
+            elif not storage.counted:
+                self.kept[storage.owner] += size
+                storage.counted = True
+        for tensor in left.values():
+            address = tensor.untyped_storage().data_ptr()
+            if address not in self._storages:
+                self._storages[address] = _Storage(number, address in kept)
+                self.given[number] += _bytes(tensor)
+
+    def forget_all_but(self, wires: Tensors) -> None:
+        """Others may come to lie at the address of a wire that nobody takes any more."""
+        live = {tensor.untyped_storage().data_ptr() for tensor in wires.values()}
+        self._storages = {address: one for address, one in self._storages.items() if address in live}
+
+
+def bytes_of(wires: Tensors) -> Dict[str, int]:
+    return {name: _bytes(tensor) for name, tensor in wires.items()}
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,124 @@
+"""What is measured of a user's module: every kind of block, and the bytes of its sequence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron_ext.blocks import plan_of
+from megatron_ext.contract.plan import Plan
+from megatron_ext.measuring.kinds import Kinds
+from megatron_ext.measuring.passes import Keeping
+from megatron_ext.measuring.sequence import LOSS, crossing
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import cut
+from megatron_ext.tasks.families import task_of
+from megatron_ext.tasks.stage import Stage
+from tests.support.megatron_ext.users_files import MODELS, users_file
+
+CPU = torch.device("cpu")
+
+
+def planned(folder: Path, name: str, micro_batch_size: int = 2, code: str = "", capture: bool | None = None) -> Plan:
+    file = users_file(folder, name, code)
+    captured = MODELS[name][1] if capture is None else capture
+    return plan_of(f"{file}:{name}", captured, micro_batch_size)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_crosses_a_cut_is_what_a_stage_hands_on(tmp_path: Path, name: str) -> None:
+    """Skips that are handed on, too; behind all blocks an empty stage would compute the loss."""
+    plan = planned(tmp_path, name)
+    task = task_of(plan)
+    sizes = {
+        wire: torch.empty([int(size) for size in one.dims], dtype=one.dtype).nbytes for wire, one in task.wires.items()
+    }
+    count = len(task.blocks)
+    leaves = [cut(task, [before, count - before])[0].leaves for before in range(count + 1)]
+    expected = [sum(sizes[wire] for wire in of) for of in leaves]
+    assert crossing(task, sizes) == expected
+    assert Kinds(plan, 2, CPU).sequence()["crossing"] == expected
+
+
+@pytest.mark.parametrize("name", ["convnet", "UNet", "Seq2Seq", "SharedEmbedding", "TwoHeads"])
+def test_blocks_keep_together_what_the_whole_module_keeps(tmp_path: Path, name: str) -> None:
+    """Every storage once, though the next block takes what this one gives; weights are none of it."""
+    plan = planned(tmp_path, name)
+    task = task_of(plan)
+    whole = Stage(task, cut(task, [len(task.blocks)])[0], TensorGroup())
+    micro = task.example(2, torch.Generator())
+    with Keeping() as kept:
+        whole(dict(micro.inputs))
+    weights = {one.untyped_storage().data_ptr() for one in (*whole.parameters(), *whole.buffers())}
+    inputs = {one.untyped_storage().data_ptr() for one in micro.inputs.values()}
+    expected = sum(size for address, size in kept.sizes.items() if address not in weights | inputs)
+    taken = sum(size for address, size in kept.sizes.items() if address in inputs)
+    left = {one.untyped_storage().data_ptr(): one.nbytes for one in whole(dict(micro.inputs)).values()}
+    found = sum(Kinds(plan, 2, CPU).sequence()["kept"])
+    assert expected <= found <= expected + len(task.blocks) * taken + sum(left.values())
+    assert expected > 0
+
+
+def test_every_kind_is_timed_there_and_back_and_the_loss_by_itself(tmp_path: Path) -> None:
+    kinds = Kinds(planned(tmp_path, "UNet"), 2, CPU)
+    kinds.forward_and_backward(3)
+    names = [*dict.fromkeys(block.kind for block in task_of(planned(tmp_path, "UNet")).blocks), LOSS]
+    assert list(kinds.laps) == [f"{name}.{way}" for name in names for way in ("forward", "backward")]
+    assert {len(laps) for laps in kinds.laps.values()} == {3}
+    assert all(one.value > 0 for one in kinds.medians().values())
+    assert kinds.passes() == 3
+    assert kinds.optimizer_ns(0.05).value > 0
+
+
+def test_a_block_that_works_longer_takes_longer_and_is_a_kind_of_its_own(tmp_path: Path) -> None:
+    """Nothing but a number of the user's own tells them apart; and the first one has no gradient to hand back."""
+    code = """
+import torch
+from torch import nn
+
+
+class Turns(nn.Module):
+    def __init__(self, turns):
+        super().__init__()
+        self.turns = turns
+        self.inner = nn.Linear(128, 128)
+
+    def forward(self, x):
+        for _ in range(self.turns):
+            x = torch.tanh(self.inner(x))
+        return x
+
+
+def net():
+    return nn.Sequential(Turns(1), Turns(1), Turns(1), Turns(9), Turns(1))
+
+
+def loss(outputs, targets):
+    return (outputs - targets).square().mean()
+
+
+def data(split, seed):
+    return [(torch.ones(64, 128), torch.zeros(64, 128)) for _ in range(8)]
+"""
+    plan = planned(tmp_path, "net", code=code, capture=False)
+    assert [block.kind for block in task_of(plan).blocks] == ["Turns", "Turns-2", "Turns-2", "Turns-3", "Turns-2"]
+    kinds = Kinds(plan, 2, CPU)
+    kinds.forward_and_backward(15)
+    found = {name: min(lap.ms for lap in laps) for name, laps in kinds.laps.items()}
+    for way in ("forward", "backward"):
+        assert 4 < found[f"Turns-3.{way}"] / found[f"Turns-2.{way}"] < 20
+
+
+def test_what_is_described_are_the_users_parameters(tmp_path: Path) -> None:
+    """A frozen layer and buffers are bytes alone; a head that is tied to the embedding is counted as tied."""
+    described = Kinds(planned(tmp_path, "SharedEmbedding"), 2, CPU).module()
+    assert (described["tied_parameters"], described["tied_blocks"]) == (17 * 16 + 16 * 16 + 16, 2)
+    blocks = Kinds(planned(tmp_path, "TwoHeads"), 2, CPU).module()["blocks"]
+    assert isinstance(blocks, list)
+    frozen = next(block for block in blocks if block["name"] == "frozen")
+    assert (frozen["parameters"], frozen["fixed_bytes"]) == (0, 4 * (16 * 16 + 16))
+    norm = Kinds(planned(tmp_path, "convnet"), 2, CPU).module()["blocks"]
+    assert isinstance(norm, list)
+    assert (norm[1]["parameters"], norm[1]["fixed_bytes"]) == (16, 4 * 16 + 8)

@@ -1,0 +1,29 @@
+"""Files as users write them, which define one of `user_models` with its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODELS = {
+    "convnet": ("image", False),
+    "Residual": ("image", True),
+    "UNet": ("picture", True),
+    "Translator": ("pair", True),
+    "SharedEmbedding": ("tokens", True),
+    "Seq2Seq": ("pair", True),
+    "TwoHeads": ("named", True),
+}
+"""By name: what a sample is, and whether the module is captured."""
+
+
+def users_file(folder: Path, name: str, code: str = "") -> Path:
+    """A file in `folder` that imports a model as a user's file would define it, or with other content."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"my_{name.lower()}.py"
+    kind, _ = MODELS.get(name, ("image", False))
+    imported = (
+        f"from tests.support.megatron_ext.user_models import {name}, Made, loss\n\n\n"
+        f"def data(split, seed):\n    return Made({kind!r}, seed)\n"
+    )
+    file.write_text(code or imported)
+    return file
