@@ -14,7 +14,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.optimizer import learning_rate
 from tests.support.megatron_ext import user_models
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
-from tests.support.megatron_ext.users_files import MODELS, users_file
+from tests.support.megatron_ext.users_files import MODELS, imported, users_file
 
 RANDOM = ("convnet", "Residual", "Translator")
 """Those with dropout, which one plain process without micro-batches' seeds draws otherwise."""
@@ -118,7 +118,7 @@ def test_a_module_trains_on_stages_as_in_one_plain_process(tmp_path: Path, name:
 
 def test_each_rank_makes_the_task_once(tmp_path: Path) -> None:
     """A user's code may take its time, and what it writes should be written once for each rank."""
-    code = _file("Residual", "image") + f"\n\nopen({str(tmp_path / 'made')!r}, 'a').write('made\\n')\n"
+    code = imported("Residual") + f"\n\nopen({str(tmp_path / 'made')!r}, 'a').write('made\\n')\n"
     run = module_run(tmp_path / "run", "Residual", "parallel.pipeline=2", "train.iterations=2", code=code)
     (tmp_path / "made").unlink()  # by who counted the blocks for the plan
     assert run.go() == 0, run.stderr()

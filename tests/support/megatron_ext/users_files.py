@@ -16,14 +16,18 @@ MODELS = {
 """By name: what a sample is, and whether the module is captured."""
 
 
-def users_file(folder: Path, name: str, code: str = "") -> Path:
-    """A file in `folder` that imports a model as a user's file would define it, or with other content."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"my_{name.lower()}.py"
+def imported(name: str) -> str:
+    """A file's content that imports a model as a user's file would define it."""
     kind, _ = MODELS.get(name, ("image", False))
-    imported = (
+    return (
         f"from tests.support.megatron_ext.user_models import {name}, Made, loss\n\n\n"
         f"def data(split, seed):\n    return Made({kind!r}, seed)\n"
     )
-    file.write_text(code or imported)
+
+
+def users_file(folder: Path, name: str, code: str = "") -> Path:
+    """A file in `folder` with such a content, or another one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"my_{name.lower()}.py"
+    file.write_text(code or imported(name))
     return file
