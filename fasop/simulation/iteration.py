@@ -100,18 +100,30 @@ def stage_times(lines: Pipelines, layers: Sequence[int]) -> list[StageTimes]:
 def replay(schedule: Mapping[str, Any], durations: Durations) -> tuple[float, list[Event]]:
     """The length of an iteration, and its events: those of the schedule, and what follows them.
 
-    Every stage sums its gradients, then the first and the last one those of the embedding; once all are done, the norm
-    is known to all, and each steps its optimizer and begins the next iteration.
-
     Raises:
         SearchError: the schedule never ends.
     """
-    first = min(durations.optimizer)
-    begin = [step - first for step in durations.optimizer]
-    computed = simulate(schedule, durations.times, begin, blocking=durations.blocking)
-    stages = len(durations.optimizer)
-    done = [max(event.end for event in computed if event.stage == stage) for stage in range(stages)]
-    summed = [end + takes for end, takes in zip(done, durations.gradients, strict=True)]
+    return replay_together([(schedule, durations)])[:2]
+
+
+def replay_together(pipelines: Sequence[tuple[Mapping[str, Any], Durations]]) -> tuple[float, list[Event], int]:
+    """The same of replicas that do or take unlike things, and the number of the slowest, whose events these are.
+
+    Every stage sums its gradients over the replicas, when the last of them has all; then the first and the last one sum
+    those of the embedding. Once all are done, the norm is known to all, and each steps its optimizer and begins the
+    next iteration. What replicas do together takes the same in all `durations`.
+    """
+    first = min(min(durations.optimizer) for _, durations in pipelines)
+    stages = len(pipelines[0][1].optimizer)
+    every, ends = [], []
+    for schedule, durations in pipelines:
+        begin = [step - first for step in durations.optimizer]
+        every.append(simulate(schedule, durations.times, begin, blocking=durations.blocking))
+        ends.append([max(event.end for event in every[-1] if event.stage == stage) for stage in range(stages)])
+    slowest = max(range(len(pipelines)), key=lambda number: max(ends[number]))
+    computed, done, durations = every[slowest], ends[slowest], pipelines[slowest][1]
+    last = [max(of_stage) for of_stage in zip(*ends, strict=True)]
+    summed = [end + takes for end, takes in zip(last, durations.gradients, strict=True)]
     shared = list(summed)
     if stages > 1:
         shared[0] = shared[-1] = max(summed[0], summed[-1]) + durations.embedding
@@ -128,11 +140,11 @@ def replay(schedule: Mapping[str, Any], durations: Durations) -> tuple[float, li
             OPTIMIZER: (shared[stage], stepped),
         }
         events += [
-            Event(stage, name, -1, 0, start, end)
+            Event(stage, name, -1, 0, start, end, last[stage] if name == GRADIENTS and last[stage] > start else None)
             for name, (start, end) in spans.items()
             if end > start or name in (NORM, OPTIMIZER)
         ]
-    return known + first, events
+    return known + first, events, slowest
 
 
 def waiting(event: Event, embedding: float) -> float:
@@ -151,14 +163,14 @@ def terms(events: Sequence[Event], embedding: float) -> Terms:
     for event in events:
         took, waited = event.end - event.start, waiting(event, embedding)
         spent["bubble"] += waited
-        if event.sent is not None:
+        if event.kind == GRADIENTS:
+            spent["gradients"] += took - waited
+        elif event.sent is not None:
             spent["messages"] += took - waited
         elif event.kind == "forward-compute":
             spent["forward"] += took
         elif event.kind.startswith("backward") and event.kind.endswith("compute"):
             spent["backward"] += took
-        elif event.kind == GRADIENTS:
-            spent["gradients"] += took
         elif event.kind == EMBEDDING:
             spent["embedding"] += took - waited
         elif event.kind == WEIGHTS:

@@ -23,9 +23,10 @@ from fasop.costs.memory import GIB, Amount, StageMemory, chunks_in_flight, stage
 from fasop.costs.placement import place
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
-from fasop.simulation.iteration import Durations, Terms, replay, terms, waiting
+from fasop.simulation.iteration import Durations, Terms, replay, replay_together, terms, waiting
 from fasop.simulation.on_nodes import Nodes, handing_out, on_nodes
 from fasop.simulation.replay import Event, StageTimes
+from fasop.simulation.replicas import unlike
 from megatron_ext.contract import schedule_check
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.schedules import as_json
@@ -69,7 +70,8 @@ class Prediction:
     """From the end of one iteration to the end of the next."""
     stages: Sequence[Stage]
     events: Sequence[Event]
-    """By stage, then time; 0 is when the first stage begins. Those without a micro-batch have -1."""
+    """By stage, then time; 0 is when the first stage begins. Those without a micro-batch have -1. Of replicas with
+    unequal shares, those of the slowest."""
     basis: Basis
     """The worst of what its times rest on."""
     durations: Durations
@@ -128,15 +130,20 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
     """
     training, parallel, layers, nodes = plan.training, plan.training.parallel, plan.partition.layers, plan.nodes
     durations, basis = durations_of(plan)
-    if schedule is None:
+    if parallel.shares is not None:
+        pipelines = unlike(plan, durations, durations_alone(plan))
+        iteration_s, events, slowest = replay_together(pipelines)
+        schedule, durations = pipelines[slowest]
+    elif schedule is None:
         lists = make_schedule(str(parallel.schedule), parallel.pipeline, parallel.chunks, parallel.micro_batches)
         schedule = as_json(lists, parallel.chunks, parallel.micro_batches)
+        iteration_s, events = replay(schedule, durations)
     else:
         try:
             schedule_check.parsed(schedule, parallel.pipeline, parallel.chunks, parallel.micro_batches)
         except EngineError as error:
             raise SearchError(f"parallel.schedule_file: {error}") from error
-    iteration_s, events = replay(schedule, durations)
+        iteration_s, events = replay(schedule, durations)
     holds = training.blocks.contents(layers)
     where = place(tuple(node.gpus for node in nodes), parallel.tensor, parallel.data, parallel.pipeline).stages
     on = [[nodes[node] for node in stage] for stage in np.split(where.nodes, where.starts[1:])]
@@ -173,6 +180,20 @@ def durations_of(plan: PlacedTraining) -> tuple[Durations, Basis]:
     nodes = Nodes(kinds, np.array([[names.index(node.name) for node in plan.nodes]]))
     lines, handing = on_nodes(plan.training, nodes), handing_out(plan.training, nodes)
     return Durations.of(lines, handing, plan.partition.layers), Basis(int(lines.basis[0]))
+
+
+def durations_alone(plan: PlacedTraining) -> dict[str, Durations]:
+    """By kind of node, what the plan's stages would take if all its nodes were of that kind.
+
+    Raises:
+        SearchError: a profile has no costs for the tensor size.
+    """
+    return {
+        kind.name: durations_of(
+            replace(plan, nodes=[replace(kind, name=one.name, gpus=one.gpus) for one in plan.nodes])
+        )[0]
+        for kind in plan.kinds
+    }
 
 
 def _memory(training: Training, layers: Sequence[int], stage: int) -> StageMemory[float]:

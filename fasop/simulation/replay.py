@@ -60,7 +60,8 @@ class Event:
     start: float
     end: float
     sent: float | None = None
-    """Of a receive, or of a send that blocks: when the message went under way, or began to wait for its link."""
+    """Of a receive, or of a send that blocks: when the message went under way, or began to wait for its link. Of a sum
+    over the replicas: when the last of them came to it, if that is later."""
 
 
 RECEIVES = {"forward-recv": ("forward-send", -1), "backward-recv": ("backward-send", 1)}

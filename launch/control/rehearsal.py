@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from conf.schema.experiment import Experiment
 from megatron_ext.contract.plan import Plan, RankTimes
 
@@ -19,30 +17,26 @@ def rehearsal_times(experiment: Experiment, plan: Plan) -> list[RankTimes]:
         ConfigError: a profile cannot be read.
         SearchError: a profile has no costs for the tensor size.
     """
-    from fasop.simulation.predict import durations_of, planned  # with numpy, which no other launch needs
+    from fasop.simulation.predict import durations_alone, durations_of, planned  # with numpy: no other launch needs it
+    from fasop.simulation.replicas import of_replicas
 
     placed = planned(experiment)
     whole, _ = durations_of(placed)
-    alone = {
-        kind.name: durations_of(
-            replace(placed, nodes=[replace(kind, name=one.name, gpus=one.gpus) for one in placed.nodes])
-        )[0]
-        for kind in placed.kinds
-    }
+    replicas = of_replicas(placed, whole, durations_alone(placed))
     last = experiment.parallel.pipeline - 1
     ranks = []
     for place in plan.ranks:
-        stage, own = place.stage, alone[plan.nodes[place.node].group]
-        computes, sends = own.times[stage], whole.times[stage]
+        stage, own = place.stage, replicas[place.dp]
+        times = own.times[stage]
         ranks.append(
             RankTimes(
-                forward_ns=[_ns(seconds) for seconds in computes.forward],
-                backward_ns=[_ns(seconds) for seconds in computes.backward],
-                send_forward_ns=_ns(sends.send_forward),
-                send_backward_ns=_ns(sends.send_backward),
-                busy_forward_ns=_ns(sends.sends("forward-send")[1]),
-                busy_backward_ns=_ns(sends.sends("backward-send")[1]),
-                one_way_out=sends.one_way_out,
+                forward_ns=[_ns(seconds) for seconds in times.forward],
+                backward_ns=[_ns(seconds) for seconds in times.backward],
+                send_forward_ns=_ns(times.send_forward),
+                send_backward_ns=_ns(times.send_backward),
+                busy_forward_ns=_ns(times.sends("forward-send")[1]),
+                busy_backward_ns=_ns(times.sends("backward-send")[1]),
+                one_way_out=times.one_way_out,
                 grads_all_reduce_ns=_ns(whole.gradients[stage]),
                 embedding_all_reduce_ns=_ns(whole.embedding) if stage in (0, last) else 0,
                 optimizer_ns=_ns(own.optimizer[stage] - own.weights[stage]),

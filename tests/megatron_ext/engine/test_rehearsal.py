@@ -134,6 +134,37 @@ def test_every_schedule_runs_as_simulated(
     )
 
 
+FOUR = ("cluster.groups.a100.gpus_per_node=4", "cluster.groups.a10.gpus_per_node=4")
+MIXED = (
+    *("cluster=a100x8_a10x8", *FOUR, "executor=local", "container=none"),
+    *("train.precision=fp16", "parallel.data=8", "parallel.partition=null"),
+)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("parallel.node_order=a100+a10", "parallel.pipeline=1", "parallel.shares=3*4-1*4"),
+        ("parallel.node_order=a100+a10*3", "parallel.pipeline=2", "parallel.shares=5*4-3*4"),
+        ("parallel.node_order=a100+a10+a100+a10", "parallel.pipeline=2", "parallel.shares=15-11*3-4*4"),
+        (
+            *("parallel.node_order=a100+a10+a100+a10", "parallel.pipeline=2", "parallel.shares=2-3*3-1*3-2"),
+            *("parallel.schedule=zb_h1", "parallel.sharded_optimizer=true", "parallel.partition=31-17"),
+        ),
+    ],
+    ids=["one-stage", "one-stage-mixed", "1f1b", "zb-h1-sharded"],
+)
+def test_replicas_of_unequal_shares_take_what_is_predicted(
+    rehearse: Callable[..., EngineRun], overrides: tuple[str, ...]
+) -> None:
+    given = (*MIXED, "parallel.micro_batch_size=1", "parallel.global_batch_size=64", *overrides)
+    run = rehearse(*given)
+    predicted = predict(compose(["model=xl", "train=gpt2", *given]))
+    assert run.metrics()[-1]["elapsed_ms"] == pytest.approx(predicted.iteration_s * 1e3, rel=1e-6)
+    for stage in predicted.stages:
+        assert sum(stage.terms.by_name().values()) == pytest.approx(predicted.iteration_s)
+
+
 def test_a_schedule_from_a_file_runs_as_simulated_from_that_file(rehearse: Callable[..., EngineRun]) -> None:
     """Nobody's order, with uneven chunks and a part of the backward passes split."""
     own = json.dumps(as_json(random_schedule(Random(7), 4, 2, 8), 2, 8))
