@@ -44,11 +44,16 @@ def digest_of(model: Model) -> str:
         ConfigError: it cannot be read.
     """
     try:
-        return hashlib.sha256(read_regular(Path(model.code_file))).hexdigest()
+        return digest_of_file(Path(model.code_file))
     except OSError as error:
         raise ConfigError(
             f"model.code={model.code}: {model.code_file} cannot be read: {why(error)}; give FILE.py:NAME"
         ) from error
+
+
+def digest_of_file(path: Path) -> str:
+    """SHA-256 of what it holds. Raises OSError if it cannot be read."""
+    return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 def can_look() -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from conf.blocks_of_module import digest_of_file
 from conf.compose import config_text, read_experiment
 from conf.errors import RunFolderError
 from conf.identity import identity
@@ -151,6 +152,7 @@ def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
             f"resume={run.name}: it has finished ({verdict.reason}); to train on, start a new run with more "
             f"train.iterations and train.load={run.path}"
         )
+    _require_same_code(run, plan)
     check_supported(experiment)
     require_exported(experiment, os.environ)
     before, stopped = run.read_json(run.jobs), run.read_json(run.stop_request)
@@ -165,6 +167,23 @@ def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
         if stopped is not None:
             run.write_json(run.stop_request, stopped)
         raise
+
+
+def _require_same_code(run: RunDir, plan: Plan) -> None:
+    """A run of another model.code would be another run; its ranks would refuse it."""
+    if plan.model.code is None or plan.model.code_digest is None:
+        return
+    path = Path(plan.model.code.rpartition(":")[0])
+    try:
+        if digest_of_file(path) == plan.model.code_digest:
+            return
+        wrong = "has changed since the run was launched"
+    except OSError as error:
+        wrong = f"cannot be read: {why(error)}"
+    raise LaunchError(
+        f"resume={run.name}: model.code={plan.model.code}: {path} {wrong}; put it back as it was, or go on with its "
+        f"weights in a new run: train.load={run.path}"
+    )
 
 
 def _where_it_was_launched(run: RunDir) -> contextlib.AbstractContextManager[None]:

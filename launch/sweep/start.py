@@ -15,6 +15,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment, Rehearse
 from launch.control.dry_run import dry_run_text
 from launch.control.follow import finishing, follow, give_up
+from launch.control.plan import code_digest
 from launch.control.rehearsal import doubts
 from launch.control.submit import read_schedule, start
 from launch.errors import LaunchError
@@ -54,7 +55,10 @@ def _observed(run: RunDir) -> Observation:
 
 
 def _is_run_of(run: RunDir, experiment: Experiment) -> bool:
-    """The hash in a folder's name is short, and does not know what is in the file of a schedule."""
+    """The hash in a folder's name is short, and does not know what is in the files of a schedule and of a module."""
+    code = code_digest(experiment.model)
+    if code is not None and not (run.plan.is_file() and run.read_plan().model.code_digest == code):
+        return False
     own = experiment.parallel.schedule_file
     if own is not None and read_text(run.schedule) != read_schedule(own):
         return False

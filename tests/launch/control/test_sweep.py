@@ -21,6 +21,7 @@ from conf.schema.experiment import Experiment
 from launch.commands.launch import main
 from launch.control.follow import finishing
 from launch.control.plan import make_plan
+from launch.control.stop import stop
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
@@ -169,6 +170,42 @@ def test_a_schedule_with_other_content_is_another_run(here: Path, tmp_path: Path
         own.write_text(content)
         assert launch(*SHORT, f"parallel.schedule_file={own}", "skip_existing=true") == 0
         assert len(list(RunDir.all(here))) == runs
+
+
+def test_a_module_whose_file_has_other_content_is_another_run(here: Path, tmp_path: Path) -> None:
+    own = tmp_path / "my.py"
+    for content, runs in (("# one", 1), ("# one", 1), ("# two", 2)):
+        own.write_text(content)
+        assert launch(*SHORT, *module_of(own), "skip_existing=true") == 0
+        assert len(list(RunDir.all(here))) == runs
+
+
+def test_a_module_whose_file_has_changed_is_not_resumed(runs: Path, tmp_path: Path) -> None:
+    own = tmp_path / "my.py"
+    own.write_text("# one")
+    run = start(runs, *module_of(own), "train.iterations=100000")
+    wait_until_running(run)
+    stop(run)
+    own.write_text("# two")
+    before = run.jobs.read_text()
+    with pytest.raises(LaunchError) as caught:
+        main([f"resume={run.path}"], worker=WORKER)
+    assert str(caught.value) == (
+        f"resume={run.name}: model.code={own}:Net: {own} has changed since the run was launched; put it back as it "
+        f"was, or go on with its weights in a new run: train.load={run.path}"
+    )
+    own.unlink()
+    with pytest.raises(LaunchError, match=r"my\.py cannot be read: No such file or directory; put it back as it was"):
+        main([f"resume={run.path}"], worker=WORKER)
+    assert run.jobs.read_text() == before
+
+
+def module_of(file: Path) -> tuple[str, ...]:
+    """Overrides for a module that nothing looks at."""
+    return (
+        *("model=module", f"model.code={file}:Net", "model.layers=4", "parallel.data=1", "parallel.tensor=1"),
+        *("parallel.pipeline=4", "parallel.partition=1-1-1-1", "parallel.micro_batch_size=1"),
+    )
 
 
 def test_other_names_are_not_looked_at(here: Path) -> None:
