@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from conf.schema.experiment import Engine, EngineKind, Gpu, Model, NodeGroup, Parallel, Precision, Recompute, Schedule
+from conf.schema.experiment import (
+    Engine,
+    EngineKind,
+    Family,
+    Gpu,
+    Model,
+    NodeGroup,
+    Parallel,
+    Precision,
+    Recompute,
+    Schedule,
+)
 from conf.schema.links import PairLink
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory import GIB
 from fasop.costs.training import Training
 from fasop.search.choices import Choices
+from megatron_ext.contract.model import ModelConfig
 from tests.support.fasop.plans import pipelines
 from tests.support.fasop.random_pipelines import all_partitions
 
@@ -21,21 +34,53 @@ MOST_PLANS = 10_000
 """Partitions and orders of any sizes of a cluster that are tried one and all."""
 
 
-def random_case(rng: np.random.Generator) -> tuple[Training, list[NodeKind], Choices]:
-    """One to three groups of nodes whose speed, memory and links differ, and a model of a few layers."""
+class _Shuffled(ModelConfig):
+    """A T5's blocks between embedding and head, in an order of their own."""
+
+    def all_kinds(self) -> tuple[tuple[str, int], ...]:
+        first, *between, last = super().all_kinds()
+        single = [kind for kind, count in between for _ in range(count)]
+        random.Random(repr(self)).shuffle(single)
+        while single[-1] in ("encoder_norm", "decoder_embedding"):  # they lie with a layer behind them
+            single.insert(0, single.pop())
+        return (first, *((kind, 1) for kind in single), last)
+
+
+class Shuffled(Model):
+    """A model of layers of several kinds, in any order."""
+
+    def sized(self, tensor: int) -> ModelConfig:
+        return _Shuffled(**vars(super().sized(tensor)))
+
+
+def random_case(
+    rng: np.random.Generator, *, alike: bool = True, schedules: Sequence[Schedule] = tuple(Schedule)
+) -> tuple[Training, list[NodeKind], Choices]:
+    """One to three groups of nodes whose speed, memory and links differ, and a model of a few layers: of a GPT's, which
+    are alike; or of a T5's, in its order or in any. Some of the schedules are its choices.
+    """
     kinds = [_kind(rng, name) for name in "abc"[: rng.integers(1, 4)]]
     if rng.random() < 0.6:
         kinds = [replace(kind, gpus=kinds[0].gpus) for kind in kinds]
-    model = Model(
+    model_class, own = Model, {}
+    if not alike:
+        model_class = (Model, Shuffled)[rng.integers(2)]
+        own = {
+            "family": Family.t5,
+            "decoder_layers": int(rng.integers(1, 4)),
+            "decoder_sequence_length": int(rng.choice([16, 256])),
+        }
+    model = model_class(
         name="small",
-        layers=int(rng.integers(2, 7)),
+        layers=int(rng.integers(2, 7) if alike else rng.integers(1, 4)),
         hidden=int(rng.choice([16, 64, 256])),
         heads=int(rng.choice([2, 4])),
         sequence_length=int(rng.choice([32, 256])),
         vocab_size=int(rng.choice([100, 5000])),
+        **own,
     )
     choices = Choices(
-        schedule=tuple(rng.permutation(np.array(tuple(Schedule), object))[: rng.integers(1, 5)]),
+        schedule=tuple(rng.permutation(np.array(tuple(schedules), object))[: rng.integers(1, 5)]),
         recompute=(Recompute.none, Recompute.full)[: rng.integers(1, 3)],
         sharded_optimizer=(False, True)[: rng.integers(1, 3)],
     )
@@ -105,14 +150,14 @@ def all_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -
     for tensor, data in itertools.product(range(1, gpus + 1), repeat=2):
         pipeline, left = divmod(gpus, tensor * data)
         whole_nodes = all(kind.gpus % tensor == 0 for kind in kinds)
-        if left or model.heads % tensor or not whole_nodes or batch % data or pipeline > model.layers + 2:
+        if left or model.heads % tensor or not whole_nodes or batch % data or pipeline > model.counted + 2:
             continue
         for micro in range(1, batch // data + 1):
             if batch // data % micro:
                 continue
             for schedule in choices.schedule:
                 chunks = 2 if schedule == "interleaved" else 1
-                if chunks > 1 and (pipeline == 1 or pipeline * chunks > model.layers):
+                if chunks > 1 and (pipeline == 1 or pipeline * chunks > model.counted):
                     continue
                 for recompute, sharded in itertools.product(choices.recompute, choices.sharded_optimizer):
                     parallel = replace(
@@ -140,7 +185,7 @@ def best_times(training: Training, kinds: Sequence[NodeKind], choices: Choices) 
     most = max(map(len, alike.values()))
     best = []
     for sized in all_sizes(training, kinds, choices):
-        table = all_partitions(training.model.layers, sized.parallel.virtual_stages)
+        table = all_partitions(training.model.counted, sized.parallel.virtual_stages)
         if table.shape[1] * most > MOST_PLANS:
             return None
         seconds = []

@@ -1,0 +1,59 @@
+"""Searches where layers differ, as those of a T5 or of any sequence do, against trying everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from conf.schema.experiment import Schedule
+from fasop.costs.hardware import NodeKind
+from fasop.costs.training import Training
+from fasop.search.candidates import Space
+from fasop.search.choices import Choices
+from fasop.search.search import Best, explore
+from tests.support.fasop.random_clusters import best_times, random_case
+from tests.support.fasop.searches import floor
+from tests.support.fasop.seeds import seeds
+
+ROUNDING = 1e-9
+
+
+def cases(
+    count: int, schedules: Sequence[Schedule] = tuple(Schedule)
+) -> Iterator[tuple[Training, list[NodeKind], Choices, list[tuple[Training, float]]]]:
+    """With the seconds of the best of all partitions and node orders, by sizes and options, where these are few."""
+    for seed in seeds(count):
+        training, kinds, choices = random_case(np.random.default_rng(seed), alike=False, schedules=schedules)
+        if training.blocks.alike:
+            continue
+        if best := best_times(training, kinds, choices):
+            yield training, kinds, choices, best
+
+
+@pytest.mark.parametrize("name", Schedule)
+def test_no_plan_is_faster_than_the_lower_bound_of_its_sizes(name: Schedule) -> None:
+    """In any node order, with any partition; the bounds are of some use, too."""
+    near = []
+    for _, kinds, _, best in cases(20, [name]):
+        for sized, seconds in best:
+            least = floor(sized, kinds)
+            assert least <= seconds * (1 + ROUNDING)
+            near += [least / seconds] if np.isfinite(seconds) else []
+    assert len(near) > 30
+    assert np.mean(near) > 0.4
+
+
+@pytest.mark.slow
+def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions() -> None:
+    tried = 0
+    for training, kinds, choices, best in cases(30):
+        keep = Best(1)
+        seen = explore([Space(training, kinds, choices)], keep)
+        least = min(seconds for _, seconds in best)
+        found = keep.plans[0].total if keep.plans else np.inf
+        assert found == pytest.approx(least, rel=ROUNDING)
+        assert seen.least <= least * (1 + ROUNDING)
+        tried += 1
+    assert tried > 10
