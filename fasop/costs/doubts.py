@@ -13,6 +13,7 @@ from itertools import pairwise
 from conf.schema.experiment import Model
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis, why_not_measured
+from fasop.costs.link_doubts import link_doubts
 from fasop.costs.profile import LayerProfile, ModelCosts
 from fasop.costs.training import Training
 
@@ -51,6 +52,9 @@ def doubts(training: Training, kinds: Sequence[NodeKind], bases: Collection[Basi
             yield f"profile {gpu.profile!r} is of {profile.gpu}, not of {gpu.name}"
         if (why := why_not_measured(gpu, profile, training)) is not None:
             yield why
+    groups = {kind.name: kind.group for kind in kinds}
+    links = {(kind.name, name): link for kind in kinds for name, link in kind.links.items() if name in groups}
+    yield from link_doubts(groups, links)
 
 
 def profile_doubts(profile: LayerProfile, model: Model | None = None) -> list[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conf.schema.experiment import Experiment
+from conf.schema.links import KEY, pairs
+from fasop.costs.link_doubts import link_doubts
+from fasop.costs.links import transfer_s
 from fasop.costs.sizes import activation_bytes
 from launch.doctor.checks import Check, Level
 from launch.doctor.findings import Link, NodeFindings
@@ -25,12 +28,8 @@ class Path:
     sharing: int
     """Pairs of ranks that used it at once."""
     latency_us: float
-    gbit_per_s: float
-    """Of all pairs together, in the slower direction."""
-
-    def message_us(self, size: int) -> float:
-        """How long it takes until every pair has a message of so many bytes."""
-        return _message_us(self.latency_us, self.gbit_per_s, size * self.sharing)
+    gbit_per_s: tuple[float, float]
+    """Of all pairs together, from the first end to the second and back."""
 
 
 def _message_us(latency_us: float, gbit_per_s: float, size: float) -> float:
@@ -38,14 +37,18 @@ def _message_us(latency_us: float, gbit_per_s: float, size: float) -> float:
 
 
 def links(experiment: Experiment, nodes: Sequence[NodeFindings]) -> Iterator[Check]:
-    """A check for the links within the nodes of a group, and for those between two groups, or between a group's own."""
+    """A check for the links within the nodes of a group, and for those between two groups, or between a group's own;
+    and of what is hard to believe of the configuration's table of pairs."""
     groups = {node.name: node.group for node in nodes}
     paths: dict[tuple[bool, str, str], list[Path]] = {}
     for path in measured(nodes):
         first, second = sorted((groups[end] for end in path.ends), key=list(groups.values()).index)
         paths.setdefault((path.ends[0] != path.ends[1], first, second), []).append(path)
     for (between, first, second), found in sorted(paths.items(), key=lambda item: item[0][0]):
-        yield _judge(experiment, between, (first, second), found)
+        yield _judge(experiment, groups, between, (first, second), found)
+    cluster = experiment.cluster
+    for doubt in link_doubts(cluster.groups, pairs(cluster.links, cluster.groups)):
+        yield Check(level=Level.warning, where="cluster.links", what="links between nodes", text=doubt)
 
 
 def measured(nodes: Sequence[NodeFindings]) -> list[Path]:
@@ -62,35 +65,81 @@ def measured(nodes: Sequence[NodeFindings]) -> list[Path]:
             ends=(first, second),
             sharing=len(together),
             latency_us=statistics.median(link.latency_us for link in together),
-            gbit_per_s=min(sum(link.gbit_per_s[way] for link in together) for way in (0, 1)),
+            gbit_per_s=(sum(link.gbit_per_s[0] for link in together), sum(link.gbit_per_s[1] for link in together)),
         )
         for (first, second, _), together in shared.items()
     ]
 
 
-def _judge(experiment: Experiment, between: bool, pair: tuple[str, str], paths: Sequence[Path]) -> Check:
-    """By the slowest path. The configuration's own figures are those of the slower group, as in a rehearsal."""
-    configured = [experiment.cluster.groups[name] for name in pair]
+@dataclass(frozen=True, kw_only=True)
+class OneWay:
+    """A path in one direction, as it was measured and as it is configured."""
+
+    path: Path
+    groups: tuple[str, str]
+    """That of the sender, and that of the receiver."""
+    gbit_per_s: float
+    latency_us: float
+    configured_gbit_per_s: float
+    """For a message of the plan."""
+    configured_latency_us: float
+    ratio: float
+    """How many times as long as by the configuration a message of the plan takes."""
+
+
+def _judge(
+    experiment: Experiment, groups: Mapping[str, str], between: bool, pair: tuple[str, str], paths: Sequence[Path]
+) -> Check:
+    """By the path and direction that is worst against the configuration."""
     kind = "inter" if between else "intra"
-    gbit_per_s = min(getattr(group, f"{kind}_gbit_per_s") for group in configured)
-    latency_us = max(getattr(group, f"{kind}_latency_us") for group in configured)
-    size = activation_bytes(experiment.model, experiment.parallel.micro_batch_size, experiment.train.precision)
-    slowest = max(paths, key=lambda path: path.message_us(size))
-    ratio = slowest.message_us(size) / _message_us(latency_us, gbit_per_s, size * slowest.sharing)
+    ways = [_one_way(experiment, groups, kind, path, way) for path in paths for way in (0, 1)]
+    worst = max(ways, key=lambda one: one.ratio)
+    table = pairs(experiment.cluster.links, experiment.cluster.groups) if between else {}
+    own = pair in table
     where = pair[0] if pair[0] == pair[1] else " - ".join(pair)
-    ends = slowest.ends[0] if not between else " - ".join(slowest.ends)
+    ends = worst.path.ends[0] if not between else " - ".join(worst.path.ends)
     text = (
-        f"{slowest.gbit_per_s:.3g} Gbit/s, {slowest.latency_us:.3g} us"
+        f"{worst.gbit_per_s:.3g} Gbit/s, {worst.latency_us:.3g} us"
         + (f" (slowest of {len(paths)}: {ends})" if len(paths) > 1 else "")
-        + f"; configured {gbit_per_s:g} Gbit/s, {latency_us:g} us; a message of the plan takes {ratio:.2g} x as long"
+        + (f" from {worst.groups[0]} to {worst.groups[1]}" if own and pair[0] != pair[1] else "")
+        + f"; configured {worst.configured_gbit_per_s:.4g} Gbit/s, {worst.configured_latency_us:g} us; a message of "
+        f"the plan takes {worst.ratio:.2g} x as long"
     )
-    if ratio > SLOW:
-        keys = " or ".join(dict.fromkeys(f"cluster.groups.{name}" for name in pair))
+    if worst.ratio > SLOW:
         interface = "the network in use (NCCL_SOCKET_IFNAME, NCCL_IB_HCA, GLOO_SOCKET_IFNAME)" if between else "the bus"
-        text += f"; look at {interface}, or correct {kind}_gbit_per_s and {kind}_latency_us of {keys}"
+        keys = " or ".join(dict.fromkeys(f"cluster.groups.{name}" for name in pair))
+        figures = f"{kind}_gbit_per_s and {kind}_latency_us of {keys}"
+        text += f"; look at {interface}, or correct {'.'.join([KEY, *worst.groups]) if own else figures}"
     return Check(
-        level=Level.warning if ratio > SLOW else Level.ok,
+        level=Level.warning if worst.ratio > SLOW else Level.ok,
         where=where,
         what="links between nodes" if between else "links in a node",
         text=text,
+    )
+
+
+def _one_way(experiment: Experiment, groups: Mapping[str, str], kind: str, path: Path, way: int) -> OneWay:
+    """The configuration's own figures are those of the slower group, as in a rehearsal, where its table of pairs says
+    nothing else."""
+    cluster = experiment.cluster
+    source, target = (groups[end] for end in (path.ends if way == 0 else path.ends[::-1]))
+    ends = [cluster.groups[source], cluster.groups[target]]
+    size = activation_bytes(experiment.model, experiment.parallel.micro_batch_size, experiment.train.precision)
+    gbit_per_s = min(getattr(group, f"{kind}_gbit_per_s") for group in ends)
+    latency_us = max(getattr(group, f"{kind}_latency_us") for group in ends)
+    link = pairs(cluster.links, cluster.groups).get((source, target)) if kind == "inter" else None
+    if link is not None:
+        latency_us = latency_us if link.latency_us is None else link.latency_us
+        seconds = transfer_s(link, size)
+        gbit_per_s = gbit_per_s if seconds is None else size * 8e-9 / seconds
+    whole = size * path.sharing
+    measured_us = _message_us(path.latency_us, path.gbit_per_s[way], whole)
+    return OneWay(
+        path=path,
+        groups=(source, target),
+        gbit_per_s=path.gbit_per_s[way],
+        latency_us=path.latency_us,
+        configured_gbit_per_s=gbit_per_s,
+        configured_latency_us=latency_us,
+        ratio=measured_us / _message_us(latency_us, gbit_per_s, whole),
     )

@@ -147,7 +147,8 @@ def _together(plan: Plan, place: Place, note: Note, join: Callable[[], Store]) -
     note.tell(stage="clocks")
     note.tell(clock=_clock(store, device))
     note.tell(stage="links")
-    note.tell(links=links.measure(links.steps([node.ranks for node in plan.nodes]), device))
+    every = links.steps([node.ranks for node in plan.nodes], [node.group for node in plan.nodes])
+    note.tell(links=links.measure(every, device))
     with told("leaving the other ranks"):
         dist.barrier()
     dist.destroy_process_group()

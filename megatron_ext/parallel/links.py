@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from itertools import combinations
 from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
@@ -28,11 +29,12 @@ Step = List[Tuple[int, int]]
 """Pairs of ranks that measure at the same time."""
 
 
-def steps(nodes: Sequence[Sequence[int]]) -> List[Step]:
+def steps(nodes: Sequence[Sequence[int]], groups: Sequence[str] = ()) -> List[Step]:
     """Which ranks measure with which, one step after another. `nodes` are the ranks of each node, by node rank.
 
     First neighbours within each node. Then each node with the next one in the plan's order, the last with the first:
-    their ranks all at once, as they share the nodes' link. No node is in two pairs of a step.
+    their ranks all at once, as they share the nodes' link. No node is in two pairs of a step. Then the first nodes of
+    every pair of node groups, or of one group, that none of these are; `groups` are by node rank.
     """
     within = [
         [(ranks[index], ranks[index + 1]) for ranks in nodes if index + 1 < len(ranks)]
@@ -41,8 +43,21 @@ def steps(nodes: Sequence[Sequence[int]]) -> List[Step]:
     count = len(nodes)
     chain = [(node, node + 1) for node in range(count - 1)]
     rounds = [chain[0::2], chain[1::2], [(count - 1, 0)] if count > 2 else []]
+    rounds += [[pair] for pair in _first_of_other_pairs(groups, [pair for pairs in rounds for pair in pairs])]
     between = [[pair for first, second in pairs for pair in zip(nodes[first], nodes[second])] for pairs in rounds]
     return [step for step in within + between if step]
+
+
+def _first_of_other_pairs(groups: Sequence[str], known: Sequence[Tuple[int, int]]) -> List[Tuple[int, int]]:
+    """Nodes of the pairs of groups that `known` pairs of nodes are not of."""
+    seen = {frozenset((groups[first], groups[second])) for first, second in known} if groups else set()
+    found = []
+    for pair in combinations(range(len(groups)), 2):
+        of_groups = frozenset(groups[node] for node in pair)
+        if of_groups not in seen:
+            seen.add(of_groups)
+            found.append(pair)
+    return found
 
 
 def measure(every: Sequence[Step], device: torch.device) -> List[Dict[str, Any]]:

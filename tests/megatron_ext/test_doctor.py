@@ -72,6 +72,14 @@ def test_all_neighbours_measure_and_none_is_in_two_pairs_at_once(
         assert len(ranks) == len(set(ranks))
 
 
+def test_every_pair_of_node_groups_is_measured_once() -> None:
+    """Of groups a a b c b: neighbours are a-a, a-b, b-c, c-b and b-a around; a-c and b-b are left."""
+    nodes = [[2 * node, 2 * node + 1] for node in range(5)]
+    plain = steps(nodes)
+    assert steps(nodes, ["a"] * 5) == plain
+    assert steps(nodes, [*"aabcb"]) == [*plain, [(0, 6), (1, 7)], [(4, 8), (5, 9)]]
+
+
 def start(folder: Path, *overrides: str, **environment: str) -> subprocess.Popen[str]:
     """The doctor of the first node of a plan for the CPU."""
     plan = make_plan(compose(["parallel=single", "parallel.global_batch_size=24", *overrides]), "x/y").as_json()

@@ -252,6 +252,42 @@ def test_a_fault_of_one_node_is_told_with_its_name_and_its_weight(
     assert {check.level for at, check in found.items() if at not in {place, *everywhere}} == {Level.ok}
 
 
+def with_table(table: str) -> list[Check]:
+    """Checks of links between nodes."""
+    experiment = compose(
+        ["experiment=seed_a100x1_a10x7", "container=none", "executor=slurm", f"+cluster.links={table}"]
+    )
+    case = Case(experiment=experiment, groups=("hgx", *["gpu2"] * 7), cuda=True, nodes=ALL, lost={})
+    return [check for check in judge(case) if check.what == "links between nodes"]
+
+
+def test_a_pairs_link_is_held_against_the_table_in_each_direction() -> None:
+    """36 Gbit/s one way and 38 the other, from either end."""
+    pair, own, *odd = with_table(
+        "{hgx: {gpu2: {gbit_per_s: 40}}, gpu2: {hgx: {gbit_per_s_by_bytes: {1: 1, 4194304: 160}, latency_us: 5}}}"
+    )
+    assert own.level is Level.ok
+    assert "configured 40 Gbit/s, 20 us" in own.text
+    assert (pair.where, pair.level) == ("hgx - gpu2", Level.warning)
+    assert pair.text.startswith(
+        "36 Gbit/s, 18 us (slowest of 2: gpu2-6 - hgx-0) from gpu2 to hgx; configured 160 Gbit/s, 5 us; a message of "
+        "the plan takes 4.4 x as long; look at the network in use"
+    )
+    assert pair.text.endswith("or correct cluster.links.gpu2.hgx")
+    assert {(check.where, check.level) for check in odd} == {("cluster.links", Level.warning)}
+    assert [check.text.partition(";")[0] for check in odd] == [
+        "cluster.links.gpu2.hgx has up to 160 Gbit/s and cluster.links.hgx.gpu2 40: networks are mostly alike in both "
+        "directions",
+        "cluster.links.gpu2.hgx has up to 160 Gbit/s, and a node's own link (inter_gbit_per_s) 40",
+    ]
+
+
+def test_a_table_as_it_was_measured_is_well() -> None:
+    found = with_table("{hgx: {gpu2: {gbit_per_s: 36}}, gpu2: {hgx: {gbit_per_s: 38}, gpu2: {latency_us: 18}}}")
+    assert {check.level for check in found} == {Level.ok}
+    assert len(found) == 2
+
+
 def test_torchruns_store_is_open_to_everybody() -> None:
     engine = Engine(kind=EngineKind.megatron_lm, checkout="/lm", vocab_file="v.json", merge_file="m.txt")
     experiment = replace(SEED, engine=engine)

@@ -1,0 +1,51 @@
+"""What is hard to believe of a table of links between pairs of node groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+from conf.schema.experiment import NodeGroup
+from conf.schema.links import KEY, PairLink
+
+OTHER = 2.0
+"""By how many times directions may differ, or a pair may be faster than its groups' own links."""
+
+
+def link_doubts(groups: Mapping[str, NodeGroup], links: Mapping[tuple[str, str], PairLink]) -> Iterator[str]:
+    """In words: pairs that the table leaves out, directions that differ, and links that are faster than the nodes'."""
+    if any(row != column for row, column in links):
+        for pair in combinations(groups, 2):
+            if pair not in links:
+                own, latency = _own(groups, pair)
+                yield (
+                    f"{KEY}.{pair[0]}.{pair[1]} and its counterpart are not there: messages between these groups are "
+                    f"taken to have the groups' own figures, {own:g} Gbit/s and {latency:g} us; measure the pair with "
+                    "'tdpp profile', or give it these figures"
+                )
+    for (row, column), link in links.items():
+        rate, back = _rate(link), _rate(links[column, row])
+        if rate is None:
+            continue
+        own, _ = _own(groups, (row, column))
+        if row < column and back is not None and max(rate, back) > OTHER * min(rate, back):
+            yield (
+                f"{KEY}.{row}.{column} has up to {rate:g} Gbit/s and {KEY}.{column}.{row} {back:g}: networks are "
+                "mostly alike in both directions; look for a slip in either, or measure again"
+            )
+        if rate > OTHER * own:
+            yield (
+                f"{KEY}.{row}.{column} has up to {rate:g} Gbit/s, and a node's own link (inter_gbit_per_s) "
+                f"{own:g}; look for a slip in either, or measure again"
+            )
+
+
+def _rate(link: PairLink) -> float | None:
+    """Gbit/s of large messages; None: by the groups' own figures."""
+    return link.gbit_per_s_by_bytes[-1][1] if link.gbit_per_s_by_bytes else link.gbit_per_s
+
+
+def _own(groups: Mapping[str, NodeGroup], pair: tuple[str, str]) -> tuple[float, float]:
+    """Bandwidth and latency by the groups' own figures."""
+    ends = [groups[name] for name in pair]
+    return min(one.inter_gbit_per_s for one in ends), max(one.inter_latency_us for one in ends)
