@@ -24,18 +24,20 @@ LOW_FREQUENCY, HIGH_FREQUENCY, TRAINED_WITH = 1.0, 4.0, 8192
 shorter than `TRAINED_WITH / HIGH_FREQUENCY` are not, and between them by part (as in Megatron-LM)."""
 
 
-class Dropout(nn.Module):
-    """Of a tensor [batch, sequence, hidden], of which a rank may hold its share of the sequence."""
+class Dropout:
+    """Of a tensor [batch, sequence, hidden], of which a rank may hold its share of the sequence.
+
+    Not a module: calling one costs more than everything else where nothing is dropped.
+    """
 
     def __init__(self, rate: float, key: int, tensor: TensorGroup) -> None:
-        super().__init__()
         self.rate = rate
         self.key = key
         self.tensor = tensor
 
-    def forward(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
+    def __call__(self, x: Tensor, number: Optional[Tensor], training: bool) -> Tensor:
         """`number` [batch] are the samples' numbers in the run."""
-        if number is None or not (self.training and self.rate):
+        if not self.rate or number is None or not training:
             return x
         positions = self.tensor.places(x.shape[1], x.device)
         return dropout(x, self.rate, rows_of(self.key, number, positions))
@@ -67,8 +69,7 @@ class Embedding(nn.Module):
             x = x + self.position[here]
         if self.types is not None and types is not None:
             x = x + F.embedding(types[:, here], self.types)
-        dropped: Tensor = self.dropout(x, number)
-        return dropped
+        return self.dropout(x, number, self.training)
 
 
 class TransformerLayer(nn.Module):
@@ -86,6 +87,8 @@ class TransformerLayer(nn.Module):
         self.later: Optional[WeightGradients] = None
         """Where weight gradients are put off to, under a schedule that splits the backward pass."""
         self.heads, self.groups = config.heads // tensor.size, config.query_groups // tensor.size
+        self.shares = [self.heads, self.groups, self.groups]
+        """Of queries, keys and values."""
         width, inner = self.heads * config.head_width, config.inner // tensor.size
         bias = config.add_bias_linear
         self.core_key = key_of(seed, f"{name}.core")
@@ -125,12 +128,11 @@ class TransformerLayer(nn.Module):
         self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor], context: Optional[Tensor]
     ) -> Tensor:
         attended = self._attention(self.tensor.enter(self.attention_norm(x)), number, None if self.crosses else mask)
-        x = x + self.attention_dropout(attended, number)
+        x = x + self.attention_dropout(attended, number, self.training)
         if context is not None:
             crossed = self._cross(self.tensor.enter(self.cross_norm(x)), self.tensor.enter(context), number, mask)
-            x = x + self.cross_dropout(crossed, number)
-        y: Tensor = x + self.mlp_dropout(self._mlp(self.tensor.enter(self.mlp_norm(x))), number)
-        return y
+            x = x + self.cross_dropout(crossed, number, self.training)
+        return x + self.mlp_dropout(self._mlp(self.tensor.enter(self.mlp_norm(x))), number, self.training)
 
     def _attention(self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
         qkv = linear(x, self.qkv.weight, self.qkv.bias, self.later)
@@ -158,7 +160,7 @@ class TransformerLayer(nn.Module):
         batch, sequence, _ = qkv.shape
         width = self.config.head_width
         heads = qkv.view(batch, sequence, -1, width).transpose(1, 2)
-        query, key, value = torch.split(heads, [self.heads, self.groups, self.groups], 1)
+        query, key, value = heads.split_with_sizes(self.shares, 1)  # torch.split itself is slow Python
         if self.config.position_embedding_type == ROTARY:
             cos, sin = rotary(self.config, sequence, qkv.device)
             query, key = rotated(query, cos, sin), rotated(key, cos, sin)
