@@ -8,14 +8,14 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from conf.errors import ConfigError
-from conf.schema.model import Model, check_code
+from conf.schema.experiment import Experiment
+from conf.schema.model import Family, Model, check_code
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.model import MODULE
 
@@ -56,18 +56,48 @@ def digest_of_file(path: Path) -> str:
     return hashlib.sha256(read_regular(path)).hexdigest()
 
 
+def asked_of(experiment: Experiment) -> Asked:
+    """What the blocks of an experiment's module depend on."""
+    model, parallel, train = experiment.model, experiment.parallel, experiment.train
+    return Asked(
+        code=str(model.code),
+        capture=model.capture,
+        micro_batch_size=parallel.micro_batch_size,
+        precision=str(train.precision),
+        seed=train.seed,
+        recompute=str(parallel.recompute),
+    )
+
+
 def can_look() -> bool:
     """Whether torch is here."""
     return find_spec("torch") is not None
 
 
-@cache
+_seen: dict[Asked, tuple[str, ...]] = {}
+"""By this process, in which the file does not change: looking takes seconds."""
+
+
+def known_blocks(experiment: Experiment) -> list[str] | None:
+    """The names of the blocks of an experiment's module, if this process has looked at it."""
+    if experiment.model.family is not Family.module:
+        return None
+    names = _seen.get(asked_of(experiment))
+    return list(names) if names is not None and len(names) == experiment.model.layers else None
+
+
 def blocks_of(asked: Asked) -> tuple[str, ...]:
     """The names of a module's blocks, once one micro-batch has passed through them, forward and backward.
 
     Raises:
         ConfigError: the module cannot be trained.
     """
+    if asked not in _seen:
+        _seen[asked] = _look(asked)
+    return _seen[asked]
+
+
+def _look(asked: Asked) -> tuple[str, ...]:
     command = [sys.executable, "-m", LOOK, asked.code, "--json", f"--micro-batch-size={asked.micro_batch_size}"]
     command += [f"--precision={asked.precision}", f"--seed={asked.seed}", f"--recompute={asked.recompute}"]
     command += ["--capture"] * asked.capture

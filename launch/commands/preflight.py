@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from conf.blocks_of_module import Asked, blocks_of, can_look
+from conf.blocks_of_module import asked_of, blocks_of, can_look
 from conf.schema.experiment import ContainerKind, Experiment, Rehearse
 from conf.schema.model import Family
 from launch.errors import LaunchError
@@ -15,18 +15,10 @@ Preflight = Callable[[Experiment], Sequence[str]]
 
 def _check_module(experiment: Experiment) -> list[str]:
     """Raises a TdppError for a module that cannot be trained, as far as this machine can tell."""
-    model, parallel, train = experiment.model, experiment.parallel, experiment.train
+    model = experiment.model
     if not can_look() or experiment.container.kind is not ContainerKind.none:
         return [f"model.code={model.code} is looked at when the run starts, where its ranks are"]
-    asked = Asked(
-        code=str(model.code),
-        capture=model.capture,
-        micro_batch_size=parallel.micro_batch_size,
-        precision=str(train.precision),
-        seed=train.seed,
-        recompute=str(parallel.recompute),
-    )
-    count = len(blocks_of(asked))
+    count = len(blocks_of(asked_of(experiment)))
     if count != model.layers:
         raise LaunchError(f"model.layers={model.layers}, but model.code={model.code} has {count} blocks; leave it out")
     return []

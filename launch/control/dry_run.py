@@ -103,6 +103,9 @@ def stage_contents(plan: Plan, stage: int) -> str:
     kinds = dict(plan.model.all_kinds())
     holds = ["embedding"] if stage == 0 and "embedding" in kinds else []
     for part in range(stage, len(plan.partition), plan.pipeline):
+        if plan.blocks is not None:
+            holds += [plan.named(part)] * (plan.partition[part] > 0)
+            continue
         for stack, held in plan.model.spans(plan.layers_of(part)):
             holds += [kind.replace("_", " ") for kind in plan.model.before(stack.kind) if held[0] == 0]
             holds.append(f"{stack.name} {held[0]}-{held[-1]}" if len(held) > 1 else f"{stack.kind} {held[0]}")

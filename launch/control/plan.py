@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
 
-from conf.blocks_of_module import digest_of
+from conf.blocks_of_module import digest_of, known_blocks
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from conf.schema.model import Model
@@ -73,6 +73,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
             for rank in range(first, first + count)
         ],
         model=replace(model.sized(parallel.tensor), code_digest=code_digest(model)),
+        blocks=known_blocks(experiment),
         train=TrainConfig(
             **asdict(train)
             | {

@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from megatron_ext.contract.block_names import in_words
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.model import MODULE, OPTIONS, SIZES, ModelConfig
@@ -166,6 +167,8 @@ class Content:
     nodes: List[RunNode]
     ranks: List[Place]
     model: ModelConfig
+    blocks: Optional[List[str]]
+    """Of a module, the names of its blocks, where the module was looked at before the start."""
     train: TrainConfig
     data_prefix: str
     data_blend: List[Corpus]
@@ -277,6 +280,13 @@ class Plan(Content):
         """Global numbers of the transformer layers of a virtual stage."""
         first = sum(self.partition[:virtual_stage])
         return range(first, first + self.partition[virtual_stage])
+
+    def named(self, virtual_stage: int) -> str:
+        """The counted blocks of a virtual stage by their names, in few words; empty if it has none."""
+        names = [
+            self.model.block_name(n) if self.blocks is None else self.blocks[n] for n in self.layers_of(virtual_stage)
+        ]
+        return in_words(names)
 
 
 KEYS = (

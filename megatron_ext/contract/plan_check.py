@@ -40,7 +40,7 @@ from megatron_ext.contract.model import (
     ModelConfig,
 )
 
-MAY_LACK = ("shares", "data_masking")
+MAY_LACK = ("shares", "blocks", "data_masking")
 """Keys of a plan that are left out where they are null."""
 _SHOWN = 80
 """Characters of a value in a message."""

@@ -168,6 +168,12 @@ def _rehearsal(plan: Values) -> Faults:
                 yield f"rehearsal.ranks[{number}].{key}", of_rank[key], f"of chunks={chunks} numbers"
 
 
+def _blocks(plan: Values) -> Faults:
+    blocks = plan.get("blocks")
+    if blocks is not None and len(blocks) != sum(plan["partition"]):
+        yield "blocks", blocks, f"{sum(plan['partition'])} names, as many as partition has blocks"
+
+
 _GRID = ("tensor", "data", "pipeline")
 _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("partition", "pipeline", "chunks", "model"), _partition),
@@ -177,6 +183,7 @@ _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     ((*_GRID, "ranks"), _ranks),
     (("nodes", "ranks"), _nodes),
     (("model", "tensor"), _model),
+    (("partition",), _blocks),
     (("train",), _train),
     (("data_split", "data_blend", "data_prefix"), _data),
     (("model", "data_prefix"), _masking),

@@ -51,22 +51,16 @@ def rank_label(rank: Place) -> str:
 def stage_contents(plan: Plan, stage: int) -> str:
     """What a stage holds: the counted blocks of each of its chunks, the embedding, the head.
 
-    Blocks of one row of layers are counted; where a model has several rows, they are named.
+    Blocks of one row of layers are counted; where a model has several rows, or a module's blocks are known, they are
+    named.
     """
     kinds = dict(plan.model.all_kinds())
     first = " + embedding" if stage == 0 and "embedding" in kinds else ""
     last = " + head" if stage == plan.pipeline - 1 and "head" in kinds else ""
     parts = range(stage, len(plan.partition), plan.pipeline)
-    one_row = len(plan.model.stacks()) == 1
-    held = [str(plan.partition[part]) if one_row else _named_blocks(plan, part) for part in parts]
+    named = plan.blocks is not None or len(plan.model.stacks()) > 1
+    held = [plan.named(part) or "none" if named else str(plan.partition[part]) for part in parts]
     return f"{', '.join(held) or 'unknown'}{first}{last}"
-
-
-def _named_blocks(plan: Plan, virtual_stage: int) -> str:
-    """As `encoder.9-11 + decoder.0`."""
-    spans = plan.model.spans(plan.layers_of(virtual_stage))
-    names = [f"{stack.name}.{held[0]}" + (f"-{held[-1]}" if len(held) > 1 else "") for stack, held in spans]
-    return " + ".join(names) or "none"
 
 
 @dataclass(frozen=True)

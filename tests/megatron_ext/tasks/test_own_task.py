@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from conf.run_folder.rundir import RunDir
 from megatron_ext import blocks
 from megatron_ext.engine.optimizer import learning_rate
 from megatron_ext.tasks import module
@@ -264,6 +265,13 @@ def test_the_page_about_a_task_shows_what_its_code_and_commands_give(tmp_path: P
     assert printed(look.strip(), tmp_path) == shown
     found, expected = logged_losses(printed(launch.strip(), tmp_path)), logged_losses(logged)
     assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-3)
+    (run,) = RunDir.all(tmp_path / "runs")
+    plan = run.read_plan()
+    assert [plan.named(stage) for stage in range(3)] == [
+        "embedding + encoder.0",
+        "encoder.1 + decoder.0",
+        "decoder.1 + head",
+    ]
 
 
 def test_a_log_line_has_no_name_that_a_metric_may_have(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
+from launch.control.dry_run import stage_contents as dry_run_contents
 from launch.control.plan import make_plan
-from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan import Plan, PlanFault
 from reports.readers.record import stage_contents
 from reports.sections.plan_section import plan_section
 
@@ -80,6 +82,24 @@ def test_a_users_module_has_blocks_and_nothing_else(tmp_path: Path) -> None:
     assert {"The 5 blocks are cut 2-3.", "Model: module my.py:Net."} <= set(said)
     assert not re.search(r"\b0\b|None|vocabulary|tokens|heads|hidden|embedding", " ".join(said))
     assert [stage_contents(plan, stage) for stage in range(2)] == ["2", "3"]
+
+
+def test_a_module_s_blocks_are_named_where_they_are_known(tmp_path: Path) -> None:
+    code = tmp_path / "my.py"
+    code.write_text("from torch import nn\n\nNet = nn.Sequential(*[nn.Linear(2, 2) for _ in range(5)])\n")
+    layout = ("model.layers=5", "parallel.data=1", "parallel.pipeline=2", "parallel.partition=4-1")
+    plan = planned("model=module", f"model.code={code}:Net", *layout)
+    for names, held in (
+        (["embedding", "encoder.0", "encoder.1", "decoder.0", "head"], ["embedding + encoder.0-1 + decoder.0", "head"]),
+        (["a", "b", "c", "d", "e"], ["a to d (4)", "e"]),
+        (["0", "1", "3", "4", "5"], ["0-1 + 3-4", "5"]),
+    ):
+        named = replace(plan, blocks=names)
+        assert [stage_contents(named, stage) for stage in range(2)] == held
+        assert [dry_run_contents(named, stage) for stage in range(2)] == held
+        assert Plan.parse(json.loads(json.dumps(named.as_json())), tmp_path).blocks == names
+    with pytest.raises(PlanFault, match=r"blocks=\[.*5 names"):
+        Plan.parse({**plan.as_json(), "blocks": ["a"]}, tmp_path)
 
 
 def test_what_a_model_does_not_have_is_not_said() -> None:
