@@ -26,7 +26,7 @@ from megatron_ext.parallel.grid import Grid, Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.linear import WeightGradients
-from megatron_ext.tasks.stage import Stage, threads_for
+from megatron_ext.tasks.stage import Stage, backward, threads_for
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.progress import Wait, iterates
 from megatron_ext.timeline.recorder import Recorder
@@ -192,10 +192,7 @@ class Engine:
             left = stage({**entered, **{name: micro.inputs[name] for name in stage.inputs}})
             if stage.last:
                 left = {LOSS: self._loss(left, micro)}
-            roots = [tensor for tensor in left.values() if tensor.requires_grad]
-            if not roots:
-                continue
-            torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
+            backward(left, {name: torch.zeros_like(tensor) for name, tensor in left.items()})
 
     def _loss(self, left: Tensors, micro: Micro) -> Tensor:
         with torch.no_grad():

@@ -14,7 +14,7 @@ from megatron_ext.engine.pace import Pace
 from megatron_ext.parallel.comm import Inbox, Outbox, Peer, all_reduce, told
 from megatron_ext.parallel.grid import Groups
 from megatron_ext.tasks.linear import WeightGradients
-from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import Micro, Tensors
 from megatron_ext.timeline.recorder import Recorder
 
@@ -202,10 +202,8 @@ class Executor:
         m, chunk = key
         entered, left = self._entered.pop(key), self._left.pop(key)
         received = self._gradients_left.pop(key, {})
-        roots = [name for name, tensor in left.items() if tensor.requires_grad]
         with self._recorder.span(kind.value, m, chunk=chunk):
-            if roots:
-                torch.autograd.backward([left[name] for name in roots], [received.get(name) for name in roots])
+            backward(left, received)
         self._gradients_entered[key] = {
             name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
             for name, tensor in entered.items()

@@ -16,7 +16,7 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part
 from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.linear import WeightGradients
-from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import DTYPES, Block, Task, Tensors
 
 GRADIENT = 1e-3
@@ -134,9 +134,7 @@ class Kinds(Passes):
             marks.set()
             left = self._through(one.stage, taken)
             marks.set()
-            roots = [name for name, tensor in left.items() if tensor.requires_grad]
-            if roots:
-                torch.autograd.backward([left[name] for name in roots], [one.gradients[name] for name in roots])
+            backward(left, one.gradients)
             marks.set()
 
 

@@ -18,7 +18,7 @@ from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
 from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.linear import WeightGradients
-from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import DTYPES, Tensors
 
 LAYERS = 4
@@ -78,8 +78,7 @@ class Parts(Passes):
             entered = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in left.items()}
         gradients: Dict[str, Optional[Tensor]] = {}
         for entered, left in reversed(passed):
-            roots = [name for name, tensor in left.items() if tensor.requires_grad]
-            torch.autograd.backward([left[name] for name in roots], [gradients.get(name) for name in roots])
+            backward(left, gradients)
             gradients = {name: tensor.grad for name, tensor in entered.items()}
             marks.set()
 

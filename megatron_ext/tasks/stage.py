@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -157,6 +157,13 @@ class Stage(nn.Module):
 def threads_for(plan: Plan) -> int:
     """Cores that a rank may use while it draws its weights."""
     return len(os.sched_getaffinity(0)) // max(len(node.ranks) for node in plan.nodes)
+
+
+def backward(left: Tensors, gradients: Mapping[str, Optional[Tensor]]) -> None:
+    """The backward pass from what left a stage, as far as anything behind it is trained; a loss needs no gradient."""
+    roots = [name for name, tensor in left.items() if tensor.requires_grad]
+    if roots:
+        torch.autograd.backward([left[name] for name in roots], [gradients.get(name) for name in roots])
 
 
 def _replace(module: nn.Module, before: nn.Parameter, parameter: nn.Parameter) -> None:

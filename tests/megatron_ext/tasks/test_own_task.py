@@ -15,7 +15,6 @@ from torch import nn
 from conf.run_folder.rundir import RunDir
 from megatron_ext import blocks
 from megatron_ext.engine.optimizer import learning_rate
-from megatron_ext.tasks import module
 from megatron_ext.tasks.task import LOGGED
 from tests.support import ROOT
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
@@ -251,7 +250,6 @@ def test_a_fault_of_an_own_task_is_one_message(
     file = tmp_path / "my.py"
     assert before in code()
     file.write_text(code().replace(before, after))
-    module._made_before.clear()
     assert blocks.main([f"{file}:Backwards", "--micro-batch-size=2"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: model.code={file}:Backwards: ")
