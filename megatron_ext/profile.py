@@ -103,7 +103,8 @@ class _Measurements:
                     self._points.append(found)
                     self._note.tell(points=self._points, optimizer_ns=optimizer)
         self._note.tell(doing="links")
-        self._note.tell(p2p=link_times.p2p(self._nodes, self._device))
+        groups = [node.group for node in self._plan.nodes]
+        self._note.tell(p2p=link_times.p2p(self._nodes, groups, self._device))
         self._note.tell(all_reduces=link_times.all_reduces(self._nodes, self._device), doing=None, done=True)
 
     def _tensor_group(self, size: int) -> Optional[TensorGroup]:

@@ -73,6 +73,8 @@ class Cluster:
     links: dict[str, Any] = field(default_factory=dict)
     """Between nodes of pairs of groups, where these are not as the groups' own figures say: by row the group that
     sends, by column the one that receives (`conf.schema.links`)."""
+    links_file: str | None = None
+    """A YAML file with that table, as `tdpp profile` writes it. Once it is read, the table is in `links`."""
     environment: dict[str, str] = field(default_factory=dict)
     """Given to every rank, for example NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME."""
     environment_from: list[str] = field(default_factory=list)
@@ -83,9 +85,24 @@ class Cluster:
     def __post_init__(self) -> None:
         _check_gpus(self)
         _check_groups(self)
-        links.pairs(self.links, self.groups)
+        _read_links(self)
         groups = {name: group.environment for name, group in self.groups.items()}
         environment.check(self.environment, groups, self.environment_from)
+
+
+def _read_links(cluster: Cluster) -> None:
+    if (name := cluster.links_file) is None:
+        links.pairs(cluster.links, cluster.groups)
+        return
+    if cluster.links:
+        raise ConfigError(f"cluster.links and {links.FILE}={name} are both given; leave out one of them")
+    table = links.from_file(name)
+    try:
+        links.pairs(table, cluster.groups)
+    except ConfigError as error:
+        raise ConfigError(f"{links.FILE}={name}: {error}") from error
+    object.__setattr__(cluster, "links", table)  # a run keeps the table, not the file's name
+    object.__setattr__(cluster, "links_file", None)
 
 
 def _check_gpus(cluster: Cluster) -> None:

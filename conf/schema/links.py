@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from conf.errors import ConfigError
+from conf.reading.yaml_file import fault, load_yaml
 from conf.schema.ranges import NotNegative, Positive, Range
 
-KEY = "cluster.links"
+KEY, FILE = "cluster.links", "cluster.links_file"
 MOST_BYTES = 2**40
 """Of a message."""
 EXAMPLE = "gbit_per_s: 10"
@@ -49,6 +54,24 @@ def pairs(links: Mapping[str, Any], groups: Collection[str]) -> dict[tuple[str, 
                 f"pair; add {KEY}.{column}.{row}, with the same figures where the directions are alike"
             )
     return found
+
+
+def from_file(name: str) -> dict[str, Any]:
+    """The table in a YAML file, unchecked: its keys are the rows.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(load_yaml(Path(name)), resolve=True))
+    except ConfigError as error:
+        raise ConfigError(f"{FILE}={name}: {error}") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{FILE}={name}: {fault(error)}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"{FILE}={name} cannot be read: {error.strerror}; 'tdpp profile links=FILE.yaml' writes such a file"
+        ) from error
 
 
 def only(links: Mapping[str, Any], groups: Collection[str]) -> dict[str, dict[str, Any]]:

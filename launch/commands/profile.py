@@ -19,6 +19,7 @@ from conf.blocks_of_module import can_look, count_blocks
 from conf.compose import compose, compose_unchecked, to_object
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Cluster, Experiment, Model, Rehearse
+from conf.schema.links import FILE
 from conf.schema.model import Family
 from fasop.costs.doubts import profile_doubts
 from fasop.costs.profile import LayerProfile, Links, name_of, profile_path
@@ -30,6 +31,7 @@ from launch.control.submit import submit
 from launch.errors import LaunchError
 from launch.judge.verdict import decide
 from launch.observe.look import observe
+from launch.profile import pair_links
 from launch.profile.arguments import Arguments, check_free, parse
 from launch.profile.files import write
 from launch.profile.findings import Found, merged, read_found, too_large, unsettled
@@ -59,6 +61,7 @@ KEY and --config-dir DIR are those of 'tdpp launch'; of parallel nothing counts.
 
   profile=NAME           write fasop/profiles/NAME.yaml (the GPU's key in cluster.gpus; of several NAME_KEY)
   profile=FILE.yaml      write this file, where tdpp is installed for others, too (of several FILE_KEY.yaml)
+  links=FILE.yaml        write links between the node groups as a table: cluster.links_file=FILE.yaml uses it
   add=true               into a file that is there; the same sizes and number format are replaced
   overwrite=true         in the place of a file that is there
   tensor_sizes=1,2       (all powers of two that the nodes and the model's heads allow; on a CPU 1 and 2)
@@ -90,6 +93,8 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         return 0
     for name in job.names.values():
         check_free(name, arguments)
+    if arguments.links is not None:
+        pair_links.check_free(arguments.links, arguments)
     with interruptible():
         found = _measure(job, arguments, worker)
     for gpu, name in job.names.items():
@@ -100,7 +105,18 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
             print(f"({name}: {text} was not known to 2 % within seconds={arguments.seconds:g})", file=sys.stderr)
         write(name, profile, arguments, comment)
         _print_profile(name, profile, [group for group, one in job.experiment.cluster.groups.items() if one.gpu == gpu])
+    _tell_pairs(found, arguments, comment)
     return 0
+
+
+def _tell_pairs(found: Found, arguments: Arguments, comment: str) -> None:
+    """Links between node groups: written where that is asked for, else on stdout, if there are several groups."""
+    table = pair_links.measured_table(found)
+    if arguments.links is not None:
+        pair_links.write_table(arguments.links, table, arguments, comment)
+        print(f"written: {arguments.links}; {FILE}={arguments.links} uses it")
+    elif len(table) > 1:
+        print(f"between node groups:\n  {pair_links.override(table)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,8 @@ class Arguments:
     """At most, of passes for a tensor size and micro-batch."""
     wait_min: float = 10.0
     profile: str | None = None
+    links: Path | None = None
+    """Where the table of links between node groups is written."""
     overwrite: bool = False
     add: bool = False
     known_cost: Import | None = None
@@ -93,6 +95,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "seconds": above_0,
     "wait_min": above_0,
     "profile": name_of("profile"),
+    "links": path,
     "overwrite": flag,
     "add": flag,
 }

@@ -38,6 +38,8 @@ class Found:
     nodes: tuple[tuple[str, tuple[int, ...]], ...]
     """By node rank: its GPU's key in cluster.gpus, and its ranks."""
     ranks: Mapping[int, Mapping[str, Any]]
+    groups: tuple[str, ...] = ()
+    """By node rank."""
 
     def of(self, gpu: str) -> list[Mapping[str, Any]]:
         return [self.ranks[rank] for kind, ranks in self.nodes if kind == gpu for rank in ranks]
@@ -58,7 +60,7 @@ def read_found(run: RunDir, experiment: Experiment) -> Found:
         ranks[place.rank] = content
     groups = experiment.cluster.groups
     nodes = tuple((groups[node.group].gpu, tuple(node.ranks)) for node in plan.nodes)
-    return Found(experiment=experiment, nodes=nodes, ranks=ranks)
+    return Found(experiment=experiment, nodes=nodes, ranks=ranks, groups=tuple(node.group for node in plan.nodes))
 
 
 def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
@@ -192,7 +194,7 @@ def _p2p(found: Found, gpu: str, between: bool) -> LinkTimes | None:
     if not chosen:
         return None
     sharing = max(number for number, _ in chosen)
-    return p2p_times(_medians([times for number, times in chosen if number == sharing]), sharing)
+    return p2p_times(medians([times for number, times in chosen if number == sharing]), sharing)
 
 
 def _all_reduce(found: Found, gpu: str, between: bool) -> LinkTimes | None:
@@ -201,8 +203,9 @@ def _all_reduce(found: Found, gpu: str, between: bool) -> LinkTimes | None:
         return None
     ranks = max(one["ranks"] for one in alike)
     sharing = min(len(of_node) for _, of_node in found.nodes) if between else 1
-    return all_reduce_times(_medians([one["us_by_bytes"] for one in alike if one["ranks"] == ranks]), ranks, sharing)
+    return all_reduce_times(medians([one["us_by_bytes"] for one in alike if one["ranks"] == ranks]), ranks, sharing)
 
 
-def _medians(times: Sequence[Mapping[str, float]]) -> dict[int, float]:
+def medians(times: Sequence[Mapping[str, float]]) -> dict[int, float]:
+    """By size, of times by size."""
     return {int(size): statistics.median(one[size] for one in times) for size in times[0]}

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from megatron_ext.parallel.comm import told
 from megatron_ext.parallel.links import LARGEST, steps
@@ -19,6 +20,8 @@ REPEATS = 25
 LARGE = 2**20
 """Bytes from which on messages are few, and their first quartile counts: what shares the link is a part of it."""
 FEW = 7
+LEAST_S = 1e-9
+"""Of any message, if the byte that answers it happened to take longer."""
 
 
 def sizes(device: torch.device) -> List[int]:
@@ -29,20 +32,28 @@ def sizes(device: torch.device) -> List[int]:
     return found
 
 
-def p2p(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Dict[str, Any]]:
-    """One way between neighbours, half of a message there and back. `nodes` are the ranks of each node.
+def p2p(nodes: Sequence[Sequence[int]], groups: Sequence[str], device: torch.device) -> List[Dict[str, Any]]:
+    """One way between neighbours, half of a message there and back; between nodes of two groups, whose directions may
+    differ, each way by itself. `nodes` are the ranks of each node, `groups` the nodes' groups.
 
     All ranks call it together. Pairs of a node and the next one measure at the same time, since they share its link.
-    Returns what pairs measured whose first rank is this one: `to` and `us_by_bytes`.
+    Returns what this rank measured, of a pair that has one time for both ways the first one: `to` and `us_by_bytes`.
     """
     rank, found = dist.get_rank(), []
-    for step in steps(nodes):
+    group_of = {rank: group for ranks, group in zip(nodes, groups) for rank in ranks}
+    for step in steps(nodes, groups):
         _together(device, None)
         for first, second in step:
-            if rank in (first, second):
-                times = _there_and_back(second if rank == first else first, rank == first, device)
-                if rank == first:
-                    found.append({"to": second, "us_by_bytes": times})
+            if rank not in (first, second):
+                continue
+            peer = second if rank == first else first
+            if group_of[first] != group_of[second]:
+                times = [_one_way(peer, rank == sender, device) for sender in (first, second)]
+                found.append({"to": peer, "us_by_bytes": times[0 if rank == first else 1]})
+                continue
+            there_and_back = _there_and_back(peer, rank == first, device)
+            if rank == first:
+                found.append({"to": second, "us_by_bytes": there_and_back})
     return found
 
 
@@ -69,22 +80,39 @@ def all_reduces(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Di
 
 def _there_and_back(peer: int, first: bool, device: torch.device) -> Dict[str, float]:
     payload = torch.zeros(sizes(device)[-1], dtype=torch.uint8, device=device)
-    found = {}
     with told(f"messages to and from rank {peer}"):
-        for size in sizes(device):
-            times = []
-            for _ in range(WARM_UP + _repeats(size)):
-                before = time.perf_counter()
-                if first:
-                    dist.send(payload[:size], peer)
-                    dist.recv(payload[:size], peer)
-                else:
-                    dist.recv(payload[:size], peer)
-                    dist.send(payload[:size], peer)
-                _finish(device)
-                times.append(time.perf_counter() - before)
-            found[str(size)] = _counting(times[WARM_UP:], size) / 2 * 1e6
-    return found
+        return {
+            str(size): _round_trip(payload[:size], payload[:size], peer, first, device) / 2 * 1e6
+            for size in sizes(device)
+        }
+
+
+def _one_way(peer: int, sends: bool, device: torch.device) -> Dict[str, float]:
+    """By size, as the sender times it: until a single byte is back, less what that byte takes."""
+    payload = torch.zeros(sizes(device)[-1], dtype=torch.uint8, device=device)
+    answer = torch.zeros(1, dtype=torch.uint8, device=device)
+    with told(f"messages {'to' if sends else 'from'} rank {peer}"):
+        back = _round_trip(answer, answer, peer, sends, device) / 2
+        return {
+            str(size): max(_round_trip(payload[:size], answer, peer, sends, device) - back, LEAST_S) * 1e6
+            for size in sizes(device)
+        }
+
+
+def _round_trip(there: Tensor, back: Tensor, peer: int, first: bool, device: torch.device) -> float:
+    """Seconds until a message of the first of two ranks has an answer; the second one's figure means nothing."""
+    times = []
+    for _ in range(WARM_UP + _repeats(there.numel())):
+        before = time.perf_counter()
+        if first:
+            dist.send(there, peer)
+            dist.recv(back, peer)
+        else:
+            dist.recv(there, peer)
+            dist.send(back, peer)
+        _finish(device)
+        times.append(time.perf_counter() - before)
+    return _counting(times[WARM_UP:], there.numel())
 
 
 def _all_reduce(group: dist.ProcessGroup, device: torch.device) -> Dict[str, float]:
