@@ -13,8 +13,10 @@ from data_prep.indexed.check import check, open_checked
 from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.indexed.reshape import merge, split
 from data_prep.preparation import options
+from megatron_ext.contract.model import BERT, GPT, T5
 
 PREFIX = "path without .bin or .idx"
+FAMILIES = (GPT, BERT, T5)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,6 +54,14 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument("--split", default="969,30,1", metavar="W,W,W", help="of the run; without it 969,30,1")
     look.add_argument(
         "--samples", type=option(whole), metavar="N", help="of the run in all, if they take several epochs"
+    )
+    look.add_argument("--family", choices=FAMILIES, default=GPT, help="of the run's model; without it gpt")
+    look.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="what else the run of a bert or t5 has, such as data.mask_prob=0.2 or model.bert_binary_head=false",
     )
     look.add_argument("--page", type=Path, metavar="FILE", help="write a page with figures of documents and tokens")
     sound = commands.add_parser("check", help="check indexed data in full")
@@ -100,7 +110,14 @@ def _inspect(arguments: argparse.Namespace) -> None:
             seed=arguments.seed,
             split=arguments.split,
         )
-        print(sample_text(data, prefix, sample))
+        if arguments.family == GPT and arguments.set:
+            raise DataPrepError(f"--set {arguments.set[0]}: is for --family bert and t5; leave it out")
+        if arguments.family == GPT:
+            print(sample_text(data, prefix, sample))
+            return
+        from data_prep.indexed.masked_text import masked_text  # it composes a run's configuration
+
+        print(masked_text(prefix, sample, arguments.family, arguments.set))
         return
     facts = described(data, prefix)
     print("\n".join(f"{key}: {value}" for key, value in facts.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from conf.compose import compose
 from data_prep.errors import DataPrepError
 from data_prep.indexed.check import check_for_training
+from data_prep.indexed.manifest import tokenizer_of
 from data_prep.preparation import prepare as preparation
 from data_prep.preparation.prepare import Request, prepare
 from data_prep.text.corpus import corpus_of
@@ -21,7 +23,10 @@ from data_prep.text.sentences import sentences
 from data_prep.tokenizers.special import vocabulary_of, with_special
 from data_prep.tokenizers.tokenizer import JsonTokenizer, content_of, train_bpe
 from launch.commands.data import main
+from megatron_ext.contract.plan import Masking
+from megatron_ext.data.bert_samples import BertSamples
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
+from megatron_ext.data.samples import Split
 from megatron_ext.data.sentence_maps import saved_sentence_maps
 from megatron_ext.data.vocabulary import VOCABULARY, Vocabulary
 
@@ -164,6 +169,80 @@ def test_sentinels_are_for_sentences(source: Path) -> None:
     given = ["--source", str(source), "--output", str(source.parent / "x"), "--vocab-extra-ids", "3"]
     with pytest.raises(DataPrepError, match=r"--vocab-extra-ids 3 is for data of sentences"):
         main(["prepare", *given])
+
+
+@pytest.mark.parametrize("pairs", [True, False], ids=["pairs", "one part"])
+def test_inspect_prints_what_a_bert_reads_and_is_to_find(
+    source: Path, capsys: pytest.CaptureFixture[str], pairs: bool
+) -> None:
+    prefix = prepared(source)
+    sizes = [
+        "--sequence-length",
+        "48",
+        "--samples",
+        "30",
+        "--seed",
+        "7",
+        "--split",
+        "1,0,0",
+        "--set",
+        "data.mask_prob=0.3",
+    ]
+    masking = Masking(0.3, 0.1, 3, True, False, False)
+    size = Vocabulary.read(prefix).size
+    run = BertSamples(prefix, Split(30, 7, cache=str(source.parent / "cache")), 48, size, masking, pairs)
+    tokenizer = tokenizer_of(prefix)
+    before = {path.name for path in prefix.parent.iterdir()}
+    for number in (0, 29):
+        capsys.readouterr()
+        more = [] if pairs else ["--set", "model.bert_binary_head=false"]
+        assert main(["inspect", str(prefix), "--sample", str(number), "--family", "bert", *sizes, *more]) == 0
+        text, found, *second = capsys.readouterr().out.splitlines()
+        sample = run.sample(number)
+        assert text.startswith("text: [CLS] ")
+        assert text.endswith(" [SEP]")
+        assert text.count("[SEP]") == (2 if pairs else 1)
+        places = np.flatnonzero(sample["loss_mask"])
+        hidden = [f"{place} {tokenizer.decode(sample['labels'][[place]])!r}" for place in places]
+        assert found == f"to be found: {', '.join(hidden)}"
+        order = "preceded the first" if sample["is_random"] else "follows the first"
+        assert second == [f"the second part {order} in the text"] * pairs
+    assert {path.name for path in prefix.parent.iterdir()} == before
+
+
+def test_inspect_prints_what_a_t5_reads_and_writes(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prefix = prepared(source, "--train-wordpiece", "250", "--vocab-extra-ids", "20")
+    capsys.readouterr()
+    sizes = ["--sequence-length", "64", "--split", "1,0,0", "--set", "model.decoder_sequence_length=60"]
+    assert main(["inspect", str(prefix), "--sample", "3", "--family", "t5", *sizes]) == 0
+    encoder, decoder = capsys.readouterr().out.splitlines()
+    read, written = encoder[len("encoder: ") :], decoder[len("decoder: ") :]
+    assert written.endswith(" [EOS]")
+    spans = re.findall(r"\[(\d+)\] (.*?)(?= \[)", written)
+    assert [int(number) for number, _ in spans] == list(range(len(spans)))
+    assert spans
+    for number, span in spans:
+        read = read.replace(f"[{number}]", span)
+    whole = "".join(json.loads(line)["text"] for line in source.read_text().splitlines()).lower()
+    squeezed = "".join(read.replace("##", "").split())
+    assert squeezed in "".join(whole.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--family", "t5"], r"--sample 0: .*no sentinels"),
+        (["--family", "bert", "--set", "data.mask_prob=2"], r"--sample 0: data\.mask_prob=2"),
+        (["--family", "bert", "--set", "data.mask=2"], r"--sample 0: .*mask"),
+        (["--set", "data.mask_prob=0.2"], r"--set data\.mask_prob=0\.2: is for --family bert and t5"),
+        (["--family", "bert", "--sequence-length", "4"], r"--sample 0: .*samples have room for 1 tokens"),
+    ],
+    ids=["no sentinels", "a value that cannot be", "no such key", "gpt", "too short"],
+)
+def test_a_masked_sample_that_no_run_has_is_refused(source: Path, options: list[str], message: str) -> None:
+    prefix = prepared(source)
+    with pytest.raises(DataPrepError, match=message):
+        main(["inspect", str(prefix), "--sample", "0", *options])
 
 
 def test_check_merge_and_split_know_sentences(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
