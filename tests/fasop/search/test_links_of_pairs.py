@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from conf.compose import compose
 from conf.schema.links import PairLink
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
 from fasop.search.candidates import Space
 from fasop.search.choices import Choices
 from fasop.search.search import Best, explore
-from fasop.simulation.predict import predict_plan
+from fasop.simulation.predict import predict, predict_plan
 from tests.support.fasop.plans import kinds, mixed
 from tests.support.fasop.random_clusters import best_times, random_case, with_links
 from tests.support.fasop.seeds import seeds
@@ -78,3 +79,14 @@ def test_the_replay_and_the_search_agree_on_links_of_pairs() -> None:
             assert predict_plan(plan).iteration_s == pytest.approx(plan.total, rel=1e-9)
             tried += 1
     assert tried > 30
+
+
+def test_a_plan_on_some_of_the_groups_has_their_part_of_the_table() -> None:
+    """As a run that leaves one zone out."""
+    words = ("cluster=a10_zones", "model=xl", "train.precision=fp16", "executor=slurm", "parallel.micro_batch_size=1")
+    sizes = ("parallel.global_batch_size=8", "parallel.tensor=1", "parallel.data=4", "parallel.pipeline=4")
+    within, across = (
+        predict(compose([*words, *sizes, f"parallel.node_order={order}", "parallel.partition=null"])).iteration_s
+        for order in ("west*4", "west*2+east*2")
+    )
+    assert 1.3 * within < across
