@@ -51,7 +51,8 @@ PATIENCE_S = 300
 USAGE = """usage: tdpp profile [GROUP=CHOICE ...] [KEY=VALUE ...] [profile=NAME] [tensor_sizes=N,...] ...
 
 Measures on all nodes of a cluster, with a short job, what embedding, layers and head of the model take there, forward
-and backward, what they keep in memory, what an optimizer step takes, and messages and all-reduces by their size. GROUP,
+and backward, what they keep in memory, what an optimizer step takes, and messages and all-reduces by their size; of a
+module of your own (model=module model.code=FILE.py:NAME) every kind of block. GROUP,
 KEY and --config-dir DIR are those of 'tdpp launch'; of parallel nothing counts. Every type of GPU gets a file that
 'tdpp search' reads.
 

@@ -102,6 +102,11 @@ def rank(args: Arguments, command: str) -> int:
         print(f"({inputs.by_default})", file=sys.stderr)
     if args.tokens is not None:
         training = inputs.training
+        if not training.model.sequence_length:
+            raise SearchError(
+                f"tokens={args.tokens:g}: samples of model.code={training.model.code} have no tokens; say how long the "
+                "training is with train.iterations=N"
+            )
         run = Run.of_tokens(args.tokens, training.parallel.global_batch_size, training.model.sequence_length)
         inputs = replace(inputs, run=run)
     if not inputs.run.known and (limits := args.limits()):

@@ -53,8 +53,9 @@ def _by_kind(profile: LayerProfile, name: str, every: Sequence[ModelCosts]) -> T
         names = f"{alike[0].name} … ({len(alike)})" if len(alike) > 1 else "".join(block.name for block in alike)
         times = [_passes(costs.parts.get(kind)) for costs in every]
         parameters = str(alike[0].parameters) if alike else "-"
-        rows.append([kind, names or "-", parameters, *times, _kept(keeps.parts[kind])])
-    return [*columns, f"{largest} keeps"], rows
+        kib = (keeps.parts[kind].activation_bytes or 0) / 2**10
+        rows.append([kind, names or "-", parameters, *times, f"{kib:,.4g}"])
+    return [*columns, f"{largest} keeps KiB"], rows
 
 
 def _passes(cost: Cost | None) -> str:

@@ -70,7 +70,7 @@ def _virtue(plans: Sequence[Plan]) -> str:
 def _answer(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str]) -> str:
     plan, virtue = plans[0], _virtue(plans)
     parallel = plan.parallel
-    tokens = parallel.global_batch_size * plan.training.model.sequence_length / plan.total
+    rate, unit = _rate(plan)
     cost = run.cost(plan)
     paid = "" if cost is None else f" and ${cost:,.2f}"
     whole = f"; {run.iterations:,} iterations take {_span(run.days(plan))}{paid}" if run.known else ""
@@ -78,11 +78,17 @@ def _answer(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[st
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in remarks)
     return (
         f'<section class="verdict good"><h2>{virtue}: {escape(_sizes(plan))}</h2>'
-        f'<p class="reason">{plan.total * 1e3:,.1f} ms an iteration, {tokens:,.0f} tokens/s{whole}.</p>'
-        f"<p>Layers {escape(str(parallel.partition))} on "
+        f'<p class="reason">{plan.total * 1e3:,.1f} ms an iteration, {rate:,.0f} {unit}{whole}.</p>'
+        f"<p>{'Blocks' if plan.training.blocks.names else 'Layers'} {escape(str(parallel.partition))} on "
         f"{escape(str(parallel.node_order))}. {escape(best_layers(plan.gap))}</p>{notes}"
         f'<pre class="command">{escape(command)}</pre></section>'
     )
+
+
+def _rate(plan: Plan) -> tuple[float, str]:
+    """What it trains in a second: tokens, or samples of a model that has none."""
+    samples, tokens = plan.parallel.global_batch_size / plan.total, plan.training.model.sequence_length
+    return (samples * tokens, "tokens/s") if tokens else (samples, "samples/s")
 
 
 def _sizes(plan: Plan) -> str:
@@ -123,7 +129,18 @@ def _link(number: int) -> str:
 def _table(plans: Sequence[Plan], run: Run) -> str:
     ahead = _ahead(plans)
     priced = any(price_per_hour(plan.nodes) is not None for plan in plans)
-    titles = ["plan", "tensor", "data", "pipeline", "micro", "layers by stage", "nodes", "options", "ms", "tokens/s"]
+    titles = [
+        "plan",
+        "tensor",
+        "data",
+        "pipeline",
+        "micro",
+        "layers by stage",
+        "nodes",
+        "options",
+        "ms",
+        _rate(plans[0])[1],
+    ]
     idle = any(map(marked, plans))
     titles += ["idle GPUs"] * idle
     titles += ["$/1000 steps"] * priced + ["$"] * (priced and run.known) + ["all takes"] * run.known
@@ -139,7 +156,7 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
                 *map(str, (one.tensor, one.data, one.pipeline, one.micro_batch_size, one.partition, one.node_order)),
                 options(one),
                 f"{plan.total * 1e3:,.1f}",
-                f"{one.global_batch_size * plan.training.model.sequence_length / plan.total:,.0f}",
+                f"{_rate(plan)[0]:,.0f}",
                 *([marked(plan)] if idle else []),
                 *([number(_cost(plan), ",.2f")] if priced else []),
                 *([number(run.cost(plan), ",.2f")] if priced and run.known else []),

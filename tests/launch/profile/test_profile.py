@@ -19,6 +19,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Model, Precision
 from fasop.costs import profile as profiles
 from fasop.costs.links import Link
+from fasop.costs.measured_module import LOSS
 from fasop.costs.profile import read_profile
 from fasop.simulation.predict import predict
 from launch.cli import main
@@ -28,6 +29,7 @@ from launch.profile.findings import Found, merged, too_large, unsettled
 from launch.profile.link_fit import all_reduce_times, p2p_times
 from megatron_ext.contract.worker import PROFILE
 from tests.support.launch.live import token
+from tests.support.megatron_ext.users_files import users_file
 from tests.support.ordinary_user import ordinary_user
 
 SMALL = ("model.hidden=32", "model.heads=2", "model.layers=2", "model.sequence_length=16", "model.vocab_size=101")
@@ -67,6 +69,48 @@ def test_this_machine_is_measured_and_a_search_reads_what_was_written(
     assert main(searched) == 0
     table = capsys.readouterr()
     assert "not measured" not in table.out + table.err
+
+
+def test_a_module_is_measured_by_kind_of_block_and_its_plan_is_one_that_launch_takes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An LSTM encoder and decoder, captured: states and a mask cross its cuts."""
+    module = ["model=module", f"model.code={users_file(folder, 'Seq2Seq')}:Seq2Seq", "model.capture=true"]
+    assert main(["profile", *module, "micro_batches=1,2", "seconds=0.1", "profile=mine"]) == 0
+    shown = capsys.readouterr().out
+    written = read_profile("mine")
+    found = written.modules["module"]
+    assert [block.name for block in found.blocks][:3] == ["source", "encoder1", "encoder2"]
+    assert {costs.micro_batch_size for costs in written.costs} == {1, 2}
+    for costs in written.costs:
+        assert costs.parts.keys() == {*(block.kind for block in found.blocks), LOSS}
+        assert costs.sequence is not None
+        assert costs.sequence.crossing[0] == 0 < min(costs.sequence.crossing[1:])
+    assert written.within.p2p is not None
+    assert all(block.name in shown for block in found.blocks)
+    sizes = ["cluster.groups.local.gpus_per_node=2", "parallel.global_batch_size=4", "parallel.pipeline=2"]
+    searched = ["search", *module, *sizes, "profile=mine", "top=1", "explain=1", "page=page.html", "plan=./best.yaml"]
+    assert main(searched) == 0
+    assert " source" in capsys.readouterr().out
+    page = (folder / "page.html").read_text()
+    assert "samples/s" in page
+    assert "tokens/s" not in page
+    assert main(["launch", *module, "parallel=./best.yaml", "train.iterations=6"]) == 0
+    assert main([*searched[:-1], "tokens=5"]) == 1
+    assert "have no tokens; say how long the training is with train.iterations=N" in capsys.readouterr().err
+
+
+def test_a_module_that_cannot_be_measured_is_one_message_before_anything_is_started(folder: Path) -> None:
+    file = users_file(folder, "convnet")
+    words = ["model=module", f"model.code={file}:convnet"]
+    with pytest.raises(TdppError, match=r"tensor_sizes=2: nothing cuts the layers of model.family=module over a tenso"):
+        profile.main([*words, "tensor_sizes=2"])
+    with pytest.raises(TdppError, match=rf"model.code={file}:nothing: .* has no nothing; it defines"):
+        profile.main(["model=module", f"model.code={file}:nothing"])
+    file.write_text("def data(split, seed):\n    return [(1.0, 1.0)]\n\n\ndef convnet():\n    return 1 / 0\n")
+    with pytest.raises(TdppError, match=r"line 6, in convnet: return 1 / 0: ZeroDivisionError"):
+        profile.main([*words, "train.seed=5"])
+    assert not (folder / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -154,11 +154,26 @@ def test_the_page_about_your_model_shows_what_its_code_and_commands_give(tmp_pat
     page = ROOT / "docs" / "your-model.md"
     (code,) = blocks_of_page(page, "python")
     (tmp_path / "my.py").write_text(code)
-    look, launch = (text.strip() for text in blocks_of_page(page, "bash"))
-    shown, logged = blocks_of_page(page, "text")
+    look, launch, profile, search, launch_plan = (text.strip() for text in blocks_of_page(page, "bash"))
+    shown, logged, measured, searched = blocks_of_page(page, "text")
     assert printed(look, tmp_path) == shown
     found, expected = logged_losses(printed(launch, tmp_path)), logged_losses(logged)
     assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-3)
+    assert columns(printed(profile, tmp_path), "kind", 3) == columns(measured, "kind", 3)
+    assert headings(printed(search, tmp_path)) == headings(searched)
+    assert logged_losses(printed(launch_plan, tmp_path))[40] == pytest.approx(found[40], rel=1e-3)
+
+
+def columns(text: str, first: str, count: int) -> list[list[str]]:
+    """The first columns of the table whose heading begins so."""
+    lines = text.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith(first))
+    return [line.split()[:count] for line in lines[begin : begin + 7]]
+
+
+def headings(text: str) -> list[list[str]]:
+    """Of all tables; what is below them depends on times."""
+    return [line.split() for line in text.splitlines() if line.split()[:1] in (["tensor"], ["stage"])]
 
 
 @pytest.mark.parametrize("code", ["null", "my.py", "my.py:", "my:Net"])
