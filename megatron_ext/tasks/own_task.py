@@ -32,18 +32,15 @@ def checked(task: Task, code: UserCode, plan: Plan) -> Task:
     Raises:
         EngineError: it cannot be trained.
     """
-    for name in ("blocks", "wires", "inputs", "outputs", "tied"):
-        if not hasattr(task, name):
-            raise EngineError(
-                f"model.code={code.spec}: {type(task).__name__} has no attribute {name}; a Task has blocks, wires, "
-                "inputs and outputs (megatron_ext/tasks/task.py)"
-            )
+    _require_attributes(task, code)
     try:
         check(task)
     except EngineError as error:
         raise EngineError(f"model.code={code.spec}: {error}") from error
     micros = _micros(task, code, plan.micro_batch_size)
-    dtype, sizes = DTYPES[plan.train.precision], dict(task.sizes(plan.micro_batch_size))
+    dtype = DTYPES[plan.train.precision]
+    with code.running(f"sizes({plan.micro_batch_size})"):
+        sizes = dict(task.sizes(plan.micro_batch_size))
     try:
         drawing = _Walk(task, code, micros[0], sizes, dtype, META).drawing()
     except Fault:
@@ -55,6 +52,31 @@ def checked(task: Task, code: UserCode, plan: Plan) -> Task:
     _require_initial_weights(task, code)
     task.blocks = [_repeatable(block, plan, block.name in drawing) for block in task.blocks]
     return task
+
+
+def _require_attributes(task: Task, code: UserCode) -> None:
+    rows = (tuple, list)
+    for attribute, kinds, of in (
+        ("blocks", rows, Block),
+        ("wires", (dict,), str),
+        ("inputs", rows, str),
+        ("outputs", rows, str),
+        ("tied", (dict,), str),
+    ):
+        found = getattr(task, attribute, None)
+        if not isinstance(found, kinds) or not all(isinstance(one, of) for one in found):
+            raise EngineError(
+                f"model.code={code.spec}: {attribute} of {type(task).__name__} must be a "
+                f"{'dict by name' if kinds == (dict,) else f'tuple or list of {of.__name__}'}, but is {found!r:.80}"
+            )
+    for block in task.blocks:
+        for attribute in ("takes", "gives"):
+            found = getattr(block, attribute)
+            if not isinstance(found, rows):
+                raise EngineError(
+                    f"model.code={code.spec}: {attribute} of block {block.name} must be a tuple of names, but is "
+                    f"{found!r}"
+                )
 
 
 def _repeatable(block: Block, plan: Plan, draws: bool) -> Block:
@@ -85,6 +107,11 @@ def _micros(task: Task, code: UserCode, micro_batch_size: int) -> List[Micro]:
             batch = samples.batch(numbers)
         with code.running("micro(sample)"):
             micro = task.micro({name: torch.from_numpy(array) for name, array in batch.items()})
+        if not isinstance(micro, Micro):
+            raise EngineError(
+                f"model.code={code.spec}: micro(sample) returns a {type(micro).__name__}, but must return a "
+                "megatron_ext.tasks.task.Micro"
+            )
         missing = [name for name in task.inputs if name not in micro.inputs]
         if missing:
             raise EngineError(

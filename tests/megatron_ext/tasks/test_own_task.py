@@ -234,7 +234,23 @@ FAULTS = {
     ),
     "a sample that fails": ("[::-1]", "[::-1][0:0]", r"batch\(\) of samples\('train', 4\) fails: \S+my\.py, line \d+"),
     "a method that is missing": ("def micro(", "def micros(", r"Backwards\(\) fails: .*abstract method '?micro"),
-    "an attribute that is missing": ('self.outputs = ("logits",)', "pass", r"Backwards has no attribute outputs"),
+    "an attribute that is missing": (
+        'self.outputs = ("logits",)',
+        "pass",
+        r"outputs of Backwards must be a tuple or list of str, but is None",
+    ),
+    "inputs that are no row": (
+        '("source",)\n',
+        '"source"\n',
+        r"inputs of Backwards must be a tuple or list of str, but",
+    ),
+    "takes that are no row": (
+        '("decoded.1",), ("logits",)',
+        '"decoded.1", ("logits",)',
+        r"takes of block head must be a",
+    ),
+    "sizes that fail": ("def sizes(self, micro_batch_size)", "def sizes(self)", r"sizes\(2\) fails: .*positional arg"),
+    "no micro-batch": ("(target > 0).sum())", "(target > 0).sum())[:]", r"micro\(sample\) returns a tuple, but"),
     "a part with a name of the engine's": (
         MORE,
         f"{MORE}\n        self.first = nn.ReLU()",
