@@ -29,14 +29,14 @@ ROUNDING = 1e-12
 
 def fitting(pipelines: Pipelines) -> NDArray[np.bool_]:
     """[pipelines]: whether any partition fits; of several chunks, whether one fits whose chunks share the memory."""
-    return _filled([_memory(pipelines)], _memory_limits(pipelines)[np.newaxis]).possible
+    return _filled([memory_taken(pipelines)], memory_left(pipelines)[np.newaxis]).possible
 
 
 def least_largest_part(pipelines: Pipelines) -> Integers:
     """The partitions whose largest part, forward and backward, takes least, but for `CLOSE`. All must be `fitting`."""
-    both = _both(pipelines)
-    memory, room = _memory(pipelines), _memory_limits(pipelines)
-    costs, fixed = _sums(pipelines, both.layer), both.fixed
+    both = both_of_parts(pipelines)
+    memory, room = memory_taken(pipelines), memory_left(pipelines)
+    costs, fixed = of_first_layers(pipelines, both.layer), both.fixed
     found = _filled([memory], room[np.newaxis]).partitions
     most = both.of(pipelines.counted(found)).max(axis=0)
     least = np.maximum(fixed.max(axis=0), _level(both, pipelines))
@@ -143,7 +143,7 @@ def _filled(sums: list[Floats], limits: Floats) -> _Filled:
     return _Filled(partitions=found, possible=possible)
 
 
-def _both(pipelines: Pipelines) -> Linear:
+def both_of_parts(pipelines: Pipelines) -> Linear:
     """Forward and backward pass of each part."""
     return Linear(
         fixed=pipelines.forward.fixed + pipelines.backward.fixed,
@@ -151,21 +151,21 @@ def _both(pipelines: Pipelines) -> Linear:
     )
 
 
-def _sums(pipelines: Pipelines, layer: Floats) -> Floats:
+def of_first_layers(pipelines: Pipelines, layer: Floats) -> Floats:
     """[layers + 1, parts, pipelines], of [kinds, parts, pipelines]."""
     assert pipelines.order is not None
     whole: Floats = np.tensordot(pipelines.order.counts.T.astype(float), layer, axes=1)
     return whole
 
 
-def _memory(pipelines: Pipelines) -> Floats:
+def memory_taken(pipelines: Pipelines) -> Floats:
     """As `_sums`, of the part of a stage's free memory; of several chunks at their fullest moments."""
     assert pipelines.shares is not None
     shares = pipelines.shares.max(axis=0)
-    return _sums(pipelines, np.where(np.isnan(shares), 1.0, shares))
+    return of_first_layers(pipelines, np.where(np.isnan(shares), 1.0, shares))
 
 
-def _memory_limits(pipelines: Pipelines) -> Floats:
+def memory_left(pipelines: Pipelines) -> Floats:
     """[parts, pipelines]; of a stage on which not even no layer fits below 0."""
     chunks = pipelines.parts_count // pipelines.stages
     room = np.where(pipelines.capacity >= 0, FULL / chunks, -1.0)
@@ -213,7 +213,7 @@ def in_units(pipelines: Pipelines) -> tuple[Pipelines, Floats]:
     """Pipelines of alike layers that no partition of these ones beats, and [pipelines] how many they have, which is no
     whole number. Every one has its own memory left out.
     """
-    units = Units.of(_both(pipelines).layer, pipelines)
+    units = Units.of(both_of_parts(pipelines).layer, pipelines)
 
     def alike(times: Linear) -> Linear:
         return Linear(fixed=times.fixed, layer=units.least(times.layer))

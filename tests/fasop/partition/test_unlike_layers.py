@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from conf.schema.experiment import Schedule
+from fasop.partition.baselines import even, minmax, start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.dominance import distinct, never_worse
+from fasop.partition.least_sum import amp_of_unlike, least_sum
 from fasop.partition.local_search import bottleneck, feasible, improved_by_cuts, largest_stage, shortest
-from fasop.partition.unlike_layers import gains
+from fasop.partition.unlike_layers import both_of_parts, gains, memory_left, memory_taken, of_first_layers
 from fasop.simulation.iteration import stage_times
 from fasop.simulation.layer_order import LayerOrder
 from fasop.simulation.linear import Hidden, Linear
@@ -102,6 +104,52 @@ def test_the_balance_is_the_best_there_is() -> None:
             assert largest_stage(some, balanced)[column] <= best * (1 + 1e-6)
             tried += 1
     assert tried > 1000
+
+
+def test_the_least_sum_is_that_of_the_best_of_all_partitions() -> None:
+    """Of all that fit into memory and whose parts take no more than a limit."""
+    tried = 0
+    for rng, lines, layers in cases(60):
+        both, table = both_of_parts(lines), all_partitions(layers, lines.parts_count)
+        limits = [np.full(both.fixed.shape, np.inf), rng.uniform(0, 20, both.fixed.shape)]
+        memory, room = memory_taken(lines), memory_left(lines)
+        found, sums = least_sum(of_first_layers(lines, both.layer), memory, room, limits)
+        for column in range(0, len(lines), 5):
+            one = lines.take(np.full(table.shape[1], column))
+            layer = np.broadcast_to(both.layer[..., column, np.newaxis], (*both.layer.shape[:2], table.shape[1]))
+            takes = (layer * one.counted(table)).sum(axis=0)
+            ends = np.cumsum(table, axis=0)
+            part = np.arange(len(table))[:, np.newaxis]
+            held = memory[ends, part, column] - memory[ends - table, part, column]
+            fits = (held <= room[:, [column]] + 1e-8).all(axis=0)
+            for number, limit in enumerate(limits):
+                allowed = fits & (takes <= limit[:, [column]] + 1e-8).all(axis=0)
+                best = np.where(allowed, takes.sum(axis=0), np.inf).min()
+                assert sums[number, column] == pytest.approx(best, rel=1e-6)
+                if np.isfinite(best):
+                    place = np.nonzero((table == found[number, :, [column]].T).all(axis=0))[0][0]
+                    assert allowed[place]
+                    assert takes[:, place].sum() == pytest.approx(best, rel=1e-6)
+                    tried += 1
+    assert tried > 200
+
+
+def test_a_search_begins_at_no_slower_partition_than_the_public_tools() -> None:
+    """Or AMP's."""
+    better = 0
+    for _, lines, layers in cases(40):
+        possible = feasible(lines, layers)
+        if not possible.any():
+            continue
+        some = lines.take(np.nonzero(possible)[0])
+        balanced = bottleneck(some, layers)
+        begun = some.iteration(start(some, layers, balanced))
+        for other in (balanced, minmax(some, layers), even(some, layers), amp_of_unlike(some, balanced)):
+            seconds = np.where(some.fits(other), some.iteration(other), np.inf)
+            assert (begun <= seconds * (1 + ROUNDING)).all()
+        without = [np.where(some.fits(one), some.iteration(one), np.inf) for one in (balanced, minmax(some, layers))]
+        better += int((begun < 0.9 * np.min(without, axis=0)).sum())
+    assert better > 50
 
 
 def test_no_partition_is_faster_than_the_bounds() -> None:
