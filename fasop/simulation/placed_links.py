@@ -35,13 +35,12 @@ class Messages(NamedTuple):
     @classmethod
     def of(cls, training: Training) -> Messages:
         parallel, blocks = training.parallel, training.blocks
-        crossing = [training.message_bytes(numbers) for numbers in blocks.crossing]
         of_layer = sizes.kind_parameters(training.model, parallel.tensor, own_word=parallel.pipeline > 1)
         whole = training.gradient_bytes * float(np.dot(of_layer, blocks.counts[:, -1])) / parallel.pipeline
         shared, holders = sizes.shared_parameters(training.model, parallel.tensor)
         return cls(
-            shortest=min(crossing),
-            longest=max(crossing),
+            shortest=min(training.messages),
+            longest=max(training.messages),
             sums=(whole if training.megatron_lm else min(whole, BUCKET_BYTES)) / parallel.data,
             embedding=training.gradient_bytes * shared / min(holders, parallel.pipeline),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,16 @@ import pytest
 from conf.compose import compose
 from conf.schema.links import PairLink
 from fasop.costs.hardware import NodeKind
+from fasop.costs.links import transfer_s
 from fasop.costs.training import Training
+from fasop.search.arguments import Arguments
 from fasop.search.candidates import Space
 from fasop.search.choices import Choices
+from fasop.search.inputs import read
+from fasop.search.run import best_plans
 from fasop.search.search import Best, explore
 from fasop.simulation.predict import predict, predict_plan
+from tests.support.fasop.modules import random_profile, words, written
 from tests.support.fasop.plans import kinds, mixed
 from tests.support.fasop.random_clusters import best_times, random_case, with_links
 from tests.support.fasop.seeds import seeds
@@ -90,3 +96,20 @@ def test_a_plan_on_some_of_the_groups_has_their_part_of_the_table() -> None:
         for order in ("west*4", "west*2+east*2")
     )
     assert 1.3 * within < across
+
+
+def test_messages_of_a_module_of_ones_own_have_the_bandwidth_of_their_size(tmp_path: Path) -> None:
+    """Two nodes, and one cut: in the middle of a module whose cut there has the largest message."""
+    profile = random_profile(np.random.default_rng(3), tmp_path, 5)
+    sizes = ("parallel.global_batch_size=8", "parallel.pipeline=2", "parallel.micro_batch_size=2")
+    path = str(written(profile, tmp_path))
+    inputs = read(words(tmp_path, "cluster.groups.local.gpus_per_node=1", *sizes), path)
+    (node,), link = inputs.kinds, PairLink(gbit_per_s_by_bytes=((1000, 0.1), (10**8, 1.0)))
+    two = [replace(node, name=name, links={other: link}) for name, other in ("ab", "ba")]
+    (plan,) = best_plans(replace(inputs, kinds=two), Arguments(top=1, leave_out=False)).plans
+    assert predict_plan(plan).iteration_s == pytest.approx(plan.total)
+    sent = plan.training.messages
+    cut = int(np.argmax(sent[:-1]))
+    (hop, _), seconds = plan.pipelines.messages(np.array([[cut], [len(sent) - 1 - cut]])), transfer_s(link, sent[cut])
+    assert seconds is not None
+    assert hop[0, 0] == pytest.approx(node.group.inter_latency_us * 1e-6 + seconds)
