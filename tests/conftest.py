@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from conf import compose
 from tests.support import composing
-from tests.support.slurm.cluster import OF_A_JOB
+from tests.support.slurm.login_node import OF_A_JOB
 
 # A machine that does other things, too, makes a test slow, not wrong. A random failure prints what reproduces it on any
 # machine: Hypothesis keeps its database only where it ran.

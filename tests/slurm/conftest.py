@@ -20,8 +20,9 @@ from tests.launch.containers.conftest import REAL, Runtime, double, enroot, imag
 from tests.support.containers import pyxis_double
 from tests.support.ordinary_user import open_to_others
 from tests.support.slurm import machines
-from tests.support.slurm.cluster import OF_A_JOB, PACKAGES, Cluster, missing
+from tests.support.slurm.cluster import PACKAGES, Cluster, missing
 from tests.support.slurm.configuration import SCAVENGE
+from tests.support.slurm.login_node import OF_A_JOB
 
 REAL_PYXIS = os.environ.get("TDPP_TEST_PYXIS")
 

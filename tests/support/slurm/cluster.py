@@ -17,45 +17,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from tests.support.slurm import configuration, machines
-from tests.support.slurm.configuration import HGX_AND_GPU2, SCAVENGE, Head, Node, Partition, Site
+from tests.support.slurm.configuration import HGX_AND_GPU2, Head, Node, Partition, Site
+from tests.support.slurm.login_node import ClusterError, LoginNode, daemons_path
 from tests.support.slurm.network import Network
 
 PROGRAMS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "sbatch", "ip")
 PACKAGES = ("slurm-wlm", "slurmdbd", "munge", "mariadb-server", "iproute2")
-OF_A_JOB = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SACCT_", "SQUEUE_", "SINFO_", "SCANCEL_", "PMI", "SUBMITIT_")
-"""How variables begin that steer Slurm's commands, or that a job around the tests has set."""
 HEAD = "head"
 FOLDERS = ("munge", "log", "state", "database", "spool", "devices")
 DATABASE = 'mkdir "$1/data" "$1/tmp"; exec mariadbd "$2"'
 TOO_LONG_FOR_SOCKETS = 60
 """Characters of `base`: what Slurm adds must fit the 107 of a socket's path (unix(7))."""
-
-
-class Job(NamedTuple):
-    """A line of squeue. `id` is as squeue shows it: `7`, `7_1` of an array, `7+0` of a heterogeneous job."""
-
-    id: str
-    state: str
-    reason: str
-    name: str
-
-
-class Account(NamedTuple):
-    """A line of sacct; a requeued job has one for every start. It lags behind squeue by seconds."""
-
-    id: str
-    partition: str
-    state: str
-    exit_code: str
-    nodes: str
-    name: str
-
-
-class ClusterError(RuntimeError):
-    """The cluster does not do what it must; the message holds the end of its logs."""
 
 
 class DaemonEnded(ClusterError):
@@ -64,10 +38,10 @@ class DaemonEnded(ClusterError):
 
 def missing() -> list[str]:
     """Programs that the cluster needs and this machine lacks."""
-    return [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    return [name for name in PROGRAMS if shutil.which(name, path=daemons_path()) is None]
 
 
-class Cluster:
+class Cluster(LoginNode):
     """With `isolated`, every node has a network, a host name, pids and a /dev/shm of its own; files are shared."""
 
     def __init__(
@@ -78,11 +52,9 @@ class Cluster:
                 f"{base}: Slurm bears no spaces, and sockets below it at most {TOO_LONG_FOR_SOCKETS} characters;"
                 " choose another folder with pytest --basetemp"
             )
-        self.base = base
+        super().__init__(base)
         self.isolated = isolated
         self.nodes = tuple(name for partition in partitions for name in partition.node_names)
-        self.env = {key: value for key, value in os.environ.items() if not key.startswith(OF_A_JOB)}
-        self.env |= {"PATH": _path(), "SLURM_CONF": str(base / "slurm.conf")}
         self._partitions = tuple(partitions)
         self._pyxis = pyxis
         self._user = pwd.getpwuid(os.getuid()).pw_name
@@ -149,50 +121,17 @@ class Cluster:
             self._machines.popitem()[1].kill()
         shutil.rmtree(self.base / "database")
 
-    def run(self, *argv: str | Path, timeout: float = 60, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """A command on the login node, to its end."""
-        return subprocess.run(argv, env=self.env, input=stdin, capture_output=True, text=True, timeout=timeout)
-
-    def jobs(self) -> list[Job]:
-        """All that wait, run or are about to end."""
-        return [Job(*line.split("|", 3)) for line in self._lines("squeue", "--noheader", "--format=%i|%T|%r|%j")]
-
-    def sacct(self, *ids: str | int) -> list[Account]:
-        """The jobs' accounts, without their steps."""
-        fields = "JobID,Partition,State,ExitCode,NodeList,JobName"
-        which = ["--jobs", ",".join(map(str, ids)), "--format", fields]
-        lines = self._lines("sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", *which)
-        return [Account(*line.split("|", 5)) for line in lines]
-
-    def states(self) -> dict[str, str]:
-        """By node: idle, mixed, allocated, down, drained…; a star after it: does not answer."""
-        lines = self._lines("sinfo", "--noheader", "--Node", f"--partition={SCAVENGE}", "--format=%N %T")
-        return dict(line.split() for line in lines)
-
-    def cancel_all(self) -> None:
-        """Asks every job, of whatever user, to end; it may take a moment, or KillWait where the job ignores SIGTERM."""
-        if ids := [job.id.split("+")[0] for job in self.jobs()]:
-            self.run("scancel", "--quiet", *dict.fromkeys(ids))
-
-    def set_node(self, name: str, state: str, reason: str = "test") -> None:
-        """`down` fails the jobs on it (they are requeued where they may be), `drain` lets them end, `resume` undoes."""
-        self._lines("scontrol", "update", f"nodename={name}", f"state={state}", f"reason={reason}")
-
-    def resume_node(self, name: str) -> None:
-        """Until the node is idle: Slurm may take it down again for what a job has left there."""
+    def resume(self, *names: str) -> None:
+        """Until these nodes are idle: Slurm may take one down again for what a job has left there."""
 
         def idle() -> bool:
-            state = self.states()[name]
-            if state.startswith(("down", "drain")):
-                self.run("scontrol", "update", f"nodename={name}", "state=resume")
-            return state == "idle"
+            states = self.states()
+            for name in names:
+                if states[name].startswith(("down", "drain")):  # if it is back by now, Slurm calls this an error
+                    self.run("scontrol", "update", f"nodename={name}", "state=resume")
+            return all(states[name] == "idle" for name in names)
 
-        self._wait(f"node {name}, which is resumed", idle, 300)
-
-    def set_end(self, job: str | int, seconds: int) -> None:
-        """Moves a running job's time limit. Slurm looks only every 30 s (PERIODIC_TIMEOUT in slurmctld.h), and so warns
-        (sbatch --signal) up to 30 s early: with 31, a job is warned when Slurm looks next, and ended 30 s later."""
-        self._lines("scontrol", "update", f"jobid={job}", f"endtime=now+{seconds}")
+        self._wait(f"nodes that are resumed: {', '.join(names)}", idle, 300)
 
     def kill_node(self, name: str) -> None:
         """Power off: every process of the node is gone. It takes Slurm half a minute to notice; `set_node` tells it."""
@@ -238,10 +177,6 @@ class Cluster:
                 self.start_node(name)
         left = [str(job) for job in self.jobs() if job.state != "COMPLETING"]
         self.cancel_all()
-        for name, state in self.states().items():
-            if state.startswith(("down", "drain")):
-                # It may be back by itself by now, which Slurm calls an error; the nodes are waited for below.
-                self.run("scontrol", "update", f"nodename={name}", "state=resume")
         self._wait("end of the jobs", lambda: not self.jobs())
         until = time.monotonic() + 3
         while (strays := self.processes()) and time.monotonic() < until:
@@ -249,14 +184,8 @@ class Cluster:
         for pid in strays:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._wait("nodes", lambda: set(self.states().values()) == {"idle"})
+        self.resume(*self.nodes)
         return [*left, *strays.values()]
-
-    def log_tail(self, lines: int = 50) -> str:
-        """The end of every daemon's log, or of what it printed, where it did not live to have a log."""
-        paths = {path.stem: path for path in sorted((self.base / "log").iterdir(), reverse=True)}
-        tails = {name: path.read_text(errors="replace").splitlines()[-lines:] for name, path in paths.items()}
-        return "\n".join("\n".join([f"== {name}", *tail]) for name, tail in tails.items() if tail)
 
     def _machine(self, host: str) -> machines.Machine:
         return machines.Isolated(host, self.base / "hosts") if self.isolated else machines.Plain()
@@ -322,12 +251,6 @@ class Cluster:
         log = self._site.logs / f"{name}.out"
         self._daemons[name] = self._machines[HEAD].spawn(argv, log, self.env | environment)
 
-    def _lines(self, *argv: str) -> list[str]:
-        done = self.run(*argv)
-        if done.returncode:
-            raise ClusterError(f"{' '.join(argv)}: {done.stderr}\n{self.log_tail()}")
-        return done.stdout.splitlines()
-
     def _wait(self, what: str, condition: Callable[[], bool], seconds: float = 90) -> None:
         until = time.monotonic() + seconds
         while not condition():
@@ -336,11 +259,6 @@ class Cluster:
             if time.monotonic() > until:
                 raise ClusterError(f"{what}: not within {seconds} s\n{self.log_tail()}")
             time.sleep(0.01)
-
-
-def _path() -> str:
-    """Daemons lie where not every user looks."""
-    return os.environ["PATH"] + ":/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def _listens(address: str, port: int) -> bool:
