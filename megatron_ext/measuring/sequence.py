@@ -16,18 +16,18 @@ LOSS = "loss()"
 
 def described(task: Task) -> Dict[str, object]:
     """What a profile says of a task's blocks, whatever the micro-batch (docs/formats.md)."""
-    made = [block.make(TensorGroup()) for block in task.blocks]
     owners: Dict[str, Set[str]] = {}
     for copy, owner in task.tied.items():
         owners.setdefault(owner, set()).update(block_of(task.blocks, name).name for name in (owner, copy))
-    sizes = {
-        f"{block.name}.{name}": parameter.numel()
-        for block, module in zip(task.blocks, made)
-        for name, parameter in module.named_parameters()
-    }
+    blocks, tied_parameters = [], 0
+    for block in task.blocks:  # one after another: all of them may be more than a machine has room for
+        module = block.make(TensorGroup())
+        blocks.append(_described(block, module))
+        named = module.named_parameters()
+        tied_parameters += sum(one.numel() for name, one in named if f"{block.name}.{name}" in owners)
     return {
-        "blocks": [_described(block, module) for block, module in zip(task.blocks, made)],
-        "tied_parameters": sum(sizes[owner] for owner in owners),
+        "blocks": blocks,
+        "tied_parameters": tied_parameters,
         "tied_blocks": max(map(len, owners.values()), default=0),
     }
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
+from conf.compose import compose
+from conf.run_folder.rundir import RunDir
+from launch.control.plan import make_plan
 from megatron_ext.blocks import plan_of
 from megatron_ext.contract.plan import Plan
 from megatron_ext.measuring.kinds import Kinds
@@ -40,6 +44,25 @@ def test_what_crosses_a_cut_is_what_a_stage_hands_on(tmp_path: Path, name: str) 
     expected = [sum(sizes[wire] for wire in of) for of in leaves]
     assert crossing(task, sizes) == expected
     assert Kinds(plan, 2, CPU).sequence()["crossing"] == expected
+
+
+def test_blocks_that_no_partition_counts_lie_where_a_task_says(tmp_path: Path) -> None:
+    """Of a T5: on the first stage, on the last one, or with the block that follows."""
+    one = compose(["model=t5-tiny", "parallel=single", "parallel.global_batch_size=2", "parallel.micro_batch_size=2"])
+    run = RunDir(tmp_path)
+    run.write_json(run.plan, make_plan(one, "test/run").as_json())
+    plan = Plan.read(run.plan)
+    task, kinds = task_of(plan), Kinds(plan, 2, CPU)
+    named = task.sizes(2)
+    sizes = {
+        wire: 4 * math.prod(size if isinstance(size, int) else named[size] for size in each.dims)
+        for wire, each in task.wires.items()
+    }
+    expected = [sum(sizes[wire] for wire in cut(task, [before, 4 - before])[0].leaves) for before in range(5)]
+    assert kinds.sequence()["crossing"] == expected
+    blocks = kinds.module()["blocks"]
+    assert isinstance(blocks, list)
+    assert [block.get("held") for block in blocks] == ["first", None, None, "next", "next", None, None, "last"]
 
 
 @pytest.mark.parametrize("name", ["convnet", "UNet", "Seq2Seq", "SharedEmbedding", "TwoHeads"])
