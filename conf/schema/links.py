@@ -5,6 +5,7 @@ A pair that the table leaves out has the groups' own figures, and so has what an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -117,7 +118,7 @@ def _points(key: str, value: object) -> tuple[tuple[int, float], ...]:
         return ()
     points = []
     for size, rate in _mapping(key, value, "{65536: 5, 16777216: 20}").items():
-        if isinstance(size, bool) or not (isinstance(size, int) or str(size).isdecimal()):
+        if isinstance(size, bool) or not (isinstance(size, int) or re.fullmatch("[0-9]{1,18}", str(size))):
             raise ConfigError(f"{key}.{size} must be a message's size in bytes, such as {2**20}")
         Range(1, MOST_BYTES).check(f"size {size} of {key}", int(size))
         rate = _number(f"{key}.{size}", rate, Positive())
@@ -151,5 +152,11 @@ def _number(key: str, value: object, allowed: Range) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{key}={value} must be a number")
-    allowed.check(key, float(value))
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ConfigError(
+            f"{key} has a number of {len(str(value))} digits; it must be at most {allowed.most:g}"
+        ) from error
+    allowed.check(key, number)
+    return number

@@ -124,7 +124,8 @@ def _one_way(experiment: Experiment, groups: Mapping[str, str], kind: str, path:
     cluster = experiment.cluster
     source, target = (groups[end] for end in (path.ends if way == 0 else path.ends[::-1]))
     ends = [cluster.groups[source], cluster.groups[target]]
-    size = activation_bytes(experiment.model, experiment.parallel.micro_batch_size, experiment.train.precision)
+    sent = activation_bytes(experiment.model, experiment.parallel.micro_batch_size, experiment.train.precision)
+    size = max(1, sent)  # of a module whose messages nobody knows
     gbit_per_s = min(getattr(group, f"{kind}_gbit_per_s") for group in ends)
     latency_us = max(getattr(group, f"{kind}_latency_us") for group in ends)
     link = pairs(cluster.links, cluster.groups).get((source, target)) if kind == "inter" else None

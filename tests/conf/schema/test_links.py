@@ -66,6 +66,14 @@ BROKEN = {
         "cluster.links.hgx.hgx.gbit_per_s=-1.0 must be a number above 0",
     ),
     "a word": ("hgx: {hgx: {gbit_per_s: fast}}", "cluster.links.hgx.hgx.gbit_per_s=fast must be a number"),
+    "a number of many digits": (
+        f"hgx: {{hgx: {{gbit_per_s: 1{'0' * 400}}}}}",
+        "cluster.links.hgx.hgx.gbit_per_s has a number of 401 digits; it must be at most 1e+09",
+    ),
+    "a size of many digits": (
+        "hgx: {hgx: {gbit_per_s_by_bytes: {'" + "9" * 400 + "': 1, 2: 2}}}",
+        "must be a message's size in bytes, such as 1048576",
+    ),
     "a negative latency": ("hgx: {hgx: {latency_us: -1}}", "cluster.links.hgx.hgx.latency_us=-1.0 must be a number, 0"),
     "both spellings": (
         "hgx: {hgx: {gbit_per_s: 5, gbit_per_s_by_bytes: {1: 2, 3: 4}}}",
