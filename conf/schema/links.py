@@ -120,7 +120,7 @@ def _points(key: str, value: object) -> tuple[tuple[int, float], ...]:
     for size, rate in _mapping(key, value, "{65536: 5, 16777216: 20}").items():
         if isinstance(size, bool) or not (isinstance(size, int) or re.fullmatch("[0-9]{1,18}", str(size))):
             raise ConfigError(f"{key}.{size} must be a message's size in bytes, such as {2**20}")
-        Range(1, MOST_BYTES).check(f"size {size} of {key}", int(size))
+        Range(1, MOST_BYTES).check(f"{key}: size", int(size))
         rate = _number(f"{key}.{size}", rate, Positive())
         if rate is None:
             raise ConfigError(f"{key}.{size}=null must be a bandwidth in Gbit/s; leave the size out, or give it one")

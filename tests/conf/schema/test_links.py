@@ -71,8 +71,8 @@ BROKEN = {
         "cluster.links.hgx.hgx.gbit_per_s has a number of 401 digits; it must be at most 1e+09",
     ),
     "a size of many digits": (
-        "hgx: {hgx: {gbit_per_s_by_bytes: {'" + "9" * 400 + "': 1, 2: 2}}}",
-        "must be a message's size in bytes, such as 1048576",
+        "hgx: {hgx: {gbit_per_s_by_bytes: {" + "9" * 400 + ": 1, 2: 2}}}",
+        "cluster.links.hgx.hgx.gbit_per_s_by_bytes: size=" + "9" * 400 + " must be at most 1099511627776",
     ),
     "a negative latency": ("hgx: {hgx: {latency_us: -1}}", "cluster.links.hgx.hgx.latency_us=-1.0 must be a number, 0"),
     "both spellings": (
