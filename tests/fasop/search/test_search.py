@@ -419,6 +419,7 @@ def test_a_batch_that_nothing_divides_is_told_with_a_rounder_one() -> None:
         best_plans(read(asked), Arguments(top=1))
 
 
-def test_a_module_of_the_users_own_is_refused_in_one_message() -> None:
-    with pytest.raises(SearchError, match=r"model.code=net.py:Net: a search needs what each block costs"):
-        read(["model=module", "model.code=net.py:Net", "parallel.global_batch_size=8"])
+def test_a_module_that_was_not_measured_is_refused_in_one_message() -> None:
+    words = ["model=module", "model.code=net.py:Net", "cluster.groups.local.gpus_per_node=2"]
+    with pytest.raises(SearchError, match=r"needs what each block costs, and profile 'cpu' has no times of modules; me"):
+        read([*words, "parallel.global_batch_size=8"])
