@@ -421,5 +421,5 @@ def test_a_batch_that_nothing_divides_is_told_with_a_rounder_one() -> None:
 
 def test_a_module_that_was_not_measured_is_refused_in_one_message() -> None:
     words = ["model=module", "model.code=net.py:Net", "cluster.groups.local.gpus_per_node=2"]
-    with pytest.raises(SearchError, match=r"needs what each block costs, and profile 'cpu' has no times of modules; me"):
+    with pytest.raises(SearchError, match=r"needs what each block costs, and profile 'cpu' has no times of modules; m"):
         read([*words, "parallel.global_batch_size=8"])
