@@ -18,7 +18,7 @@ from fasop.costs.blocks import blocks_of
 from fasop.errors import SearchError
 
 SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
-FOUND = ("partition", "node_order")
+FOUND = ("partition", "node_order", "shares")
 """What nobody can give: finding it is what a search is for."""
 
 

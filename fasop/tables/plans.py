@@ -73,6 +73,7 @@ def options(parallel: Parallel) -> str:
     given += [f"recompute {parallel.recompute}"] if parallel.recompute is not Recompute.none else []
     given += ["sharded optimizer"] if parallel.sharded_optimizer else []
     given += ["sequence parallel"] if parallel.sequence_parallel else []
+    given += [f"shares {parallel.shares}"] if parallel.shares else []
     return ", ".join(given)
 
 
@@ -108,6 +109,7 @@ def _record(plan: Plan, run: Run) -> dict[str, object]:
         "chunks": p.chunks,
         "recompute": p.recompute,
         "sharded_optimizer": p.sharded_optimizer,
+        "shares": p.shares,
         "sequence_parallel": p.sequence_parallel,
         "optimizer_s": float(parts.optimizer[0]),
         "bound_s": plan.bound,
@@ -153,6 +155,7 @@ def plan_yaml(plan: Plan, command: str) -> str:
             f"global_batch_size: {q.global_batch_size}",
             f"schedule: {q.schedule}",
             f"chunks: {q.chunks}",
+            f'shares: "{q.shares}"' if q.shares else "shares: null",
             f'node_order: "{q.node_order}"',
             "",
         ]

@@ -1,0 +1,162 @@
+"""Shares of replicas: the best ones, and plans that have them, against brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conf.compose import compose
+from conf.schema.parallel import Schedule
+from conf.schema.partition import NodeOrder, Partition, Shares
+from fasop.costs.hardware import NodeKind
+from fasop.costs.training import PlacedTraining, Training
+from fasop.errors import SearchError
+from fasop.search.arguments import Arguments
+from fasop.search.inputs import read
+from fasop.search.run import best_plans
+from fasop.search.unequal_shares import best_with_shares, least_seconds
+from fasop.simulation.iteration import Durations
+from fasop.simulation.predict import predict, predict_plan
+from fasop.simulation.replay import StageTimes
+from fasop.simulation.shares import Replica, best_shares
+from fasop.tables.plans import plan_yaml
+from tests.support.fasop.random_clusters import random_case
+from tests.support.fasop.random_pipelines import all_partitions
+
+
+def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write a number as so many numbers from 1 on."""
+    if parts == 1:
+        yield (total,)
+        return
+    for first in range(1, total - parts + 2):
+        yield from ((first, *rest) for rest in compositions(total - first, parts - 1))
+
+
+def random_replica(rng: np.random.Generator, name: str, stages: int, chunks: int) -> Replica:
+    def times() -> StageTimes:
+        forward = rng.uniform(0.5, 3, chunks).tolist()
+        hop = float(rng.uniform(0, 0.5))
+        return StageTimes(forward=forward, backward=[2 * one for one in forward], send_forward=hop, send_backward=hop)
+
+    optimizer = rng.uniform(0, 2, stages).tolist()
+    stage_times, gradients = [times() for _ in range(stages)], rng.uniform(0, 1, stages).tolist()
+    nothing = [0.0] * stages
+    durations = Durations(
+        times=stage_times, gradients=gradients, embedding=0.3, optimizer=optimizer, weights=nothing, blocking=False
+    )
+    return Replica(name, chunks, durations)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_division_of_the_batch_takes_less(seed: int):
+    rng = np.random.default_rng(seed)
+    name = str(rng.choice([*Schedule]))
+    stages, chunks = (int(rng.integers(2, 4)), 2) if name == "interleaved" else (int(rng.integers(1, 4)), 1)
+    kinds = [random_replica(rng, name, stages, chunks) for _ in range(int(rng.integers(1, 4)))]
+    replicas = [kinds[int(rng.integers(len(kinds)))] for _ in range(int(rng.integers(1, 5)))]
+    total = int(rng.integers(len(replicas), 10))
+    found = best_shares(replicas, total)
+    every = {
+        counts: max(one.seconds(count) for one, count in zip(replicas, counts, strict=True))
+        for counts in compositions(total, len(replicas))
+    }
+    assert found.seconds == pytest.approx(min(every.values()), rel=1e-8)
+    assert every[found.counts] == found.seconds
+
+
+def with_all_shares(training: Training, kinds: list[NodeKind], rng: np.random.Generator) -> Iterator[PlacedTraining]:
+    """All partitions and shares of some random sizes on an order in which every stage has nodes of all kinds."""
+    stages = int(rng.choice([one for one in (1, 2) if all(kind.group.count % one == 0 for kind in kinds)]))
+    gpus = sum(kind.group.count * kind.gpus for kind in kinds)
+    data, count = gpus // stages, gpus // stages + 2
+    order = [kind for kind in kinds for _ in range(kind.group.count // stages)] * stages
+    schedule = Schedule(rng.choice(["gpipe", "one_f_one_b", "zb_h1"]))
+    for shares in compositions(count, data):
+        for layers in all_partitions(training.blocks.layers, stages).T.tolist():
+            parallel = replace(
+                training.parallel,
+                tensor=1,
+                data=data,
+                pipeline=stages,
+                micro_batch_size=1,
+                global_batch_size=count,
+                shares=str(Shares(shares)),
+                schedule=schedule,
+                partition="-".join(map(str, layers)),
+                node_order=str(NodeOrder(tuple(kind.name for kind in order))),
+            )
+            placed = replace(training, parallel=parallel)
+            yield PlacedTraining(training=placed, partition=Partition(tuple(layers)), nodes=order)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_plan_with_shares_is_below_its_bound_and_none_beats_what_is_found(seed: int):
+    rng = np.random.default_rng(seed)
+    while True:
+        training, kinds, choices = random_case(rng)
+        kinds = [replace(one, gpus=1, group=replace(one.group, count=2)) for one in kinds[:2]]
+        if len(kinds) == 2 and training.blocks.layers <= 4:
+            break
+    plans = [*with_all_shares(training, kinds, rng)]
+    every = [predict_plan(plan) for plan in plans]
+    seconds = [one.iteration_s for one in every]
+    parallel = plans[0].training.parallel
+    assert least_seconds(plans[0].training, kinds) <= min(seconds) * (1 + 1e-9)
+    sized = replace(training, parallel=replace(parallel, shares=None, partition=None, node_order=None, data=1))
+    only = replace(
+        choices,
+        tensor=(1,),
+        data=(parallel.data,),
+        pipeline=(parallel.pipeline,),
+        micro_batch_size=(1,),
+        schedule=(parallel.schedule,),
+        recompute=(parallel.recompute,),
+        sharded_optimizer=(False,),
+        sequence_parallel=(False,),
+    )
+    found = best_with_shares(sized, [kinds], only, 1e9, 1e9)
+    fit = [
+        (one.iteration_s, len(set(plan.training.parallel.micro_batches_of)) > 1)
+        for one, plan in zip(every, plans, strict=True)
+        if all(stage.memory_gib <= stage.limit_gib for stage in one.stages)
+    ]
+    if fit and min(fit)[1]:
+        assert found is not None
+        assert found.total == pytest.approx(min(fit)[0], rel=1e-6)
+        assert found.bound <= found.total
+
+
+SMALL = (
+    *("cluster=a100x8_a10x8", "cluster.groups.a100.count=1", "cluster.groups.a10.count=1"),
+    *("cluster.groups.a100.gpus_per_node=1", "cluster.groups.a10.gpus_per_node=1", "model=xl", "train.precision=fp16"),
+    *("model.layers=1", "cluster.groups.a100.inter_gbit_per_s=4000", "cluster.groups.a10.inter_gbit_per_s=4000"),
+    *("parallel.global_batch_size=64", "parallel.pipeline=1", "parallel.data=2"),
+)
+
+
+def test_a_search_finds_shares_and_launch_takes_them(tmp_path, monkeypatch):
+    outcome = best_plans(read(SMALL), Arguments(leave_out=False))
+    best, even = outcome.plans[0], next(plan for plan in outcome.plans if plan.parallel.shares is None)
+    assert best.parallel.shares is not None
+    assert best.total < 0.9 * even.total
+    assert f"With unequal shares of the replicas, {best.parallel.shares}, the first plan is " in outcome.summary
+    text = plan_yaml(best, "tdpp search")
+    assert f'shares: "{best.parallel.shares}"' in text
+    sizes = [word for word in SMALL if not word.startswith("parallel.")]
+    given = [f"parallel.{key}={value}" for key, value in _keys(text).items()]
+    experiment = compose([*sizes, "executor=local", "container=none", *given])
+    assert predict(experiment).iteration_s == pytest.approx(best.total)
+
+
+def _keys(text: str) -> dict[str, str]:
+    pairs = (line.split(": ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    return {key: value.strip('"') for key, value in pairs}
+
+
+def test_a_search_does_not_take_shares(tmp_path):
+    with pytest.raises(SearchError, match="a search finds the shares; leave it out"):
+        read([*SMALL, "parallel.shares=3-1"])
