@@ -21,6 +21,7 @@ import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.linear_program import LeastLargest, Node, Solved
+from fasop.partition.unlike_proof import proved_of_unlike
 from fasop.simulation.linear import Layers
 from fasop.simulation.pipelines import FULL, Pipelines
 
@@ -55,7 +56,8 @@ class Proof:
 def proved(one: Pipelines, layers: int, begin: Integers, boxes: int) -> Proof:
     """The best partition, from `begin` [parts, 1], which fits; and its bound, the best that so many boxes prove."""
     if one.order is not None:
-        return Proof(partition=begin, seconds=float(one.iteration(begin)[0]), bound=0.0, boxes=0)
+        partition, seconds, bound = proved_of_unlike(one, begin)
+        return Proof(partition=partition, seconds=seconds, bound=bound, boxes=0)
     search = _Search(one, layers, begin)
     bound, looked_at = search.run(boxes)
     seconds = float(one.iteration(search.best)[0])

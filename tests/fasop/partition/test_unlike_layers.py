@@ -13,6 +13,7 @@ from conf.schema.experiment import Schedule
 from fasop.partition.baselines import even, minmax, start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.dominance import distinct, never_worse
+from fasop.partition.exact import proved
 from fasop.partition.least_sum import amp_of_unlike, least_sum
 from fasop.partition.local_search import bottleneck, feasible, improved_by_cuts, largest_stage, shortest
 from fasop.partition.unlike_layers import both_of_parts, gains, memory_left, memory_taken, of_first_layers
@@ -162,6 +163,22 @@ def test_no_partition_is_faster_than_the_bounds() -> None:
             assert (quick_bound(some, layers, bottleneck(some, layers)) <= best * (1 + ROUNDING)).all()
             tried += len(some)
     assert tried > 2000
+
+
+def test_no_partition_is_faster_than_what_is_proved() -> None:
+    near = []
+    for _, lines, layers in cases(60):
+        _, seconds = all_times(lines, layers)
+        possible = feasible(lines, layers) & np.isfinite(seconds).any(axis=1)
+        for number in np.nonzero(possible)[0][:4]:
+            one, best = lines.take(np.array([number])), seconds[number].min()
+            proof = proved(one, layers, bottleneck(one, layers), 0)
+            assert proof.bound <= best * (1 + ROUNDING) <= proof.seconds * (1 + 2 * ROUNDING)
+            assert one.fits(proof.partition)[0]
+            assert one.iteration(proof.partition)[0] == proof.seconds
+            near.append(proof.bound / best if best else 1.0)
+    assert len(near) > 100
+    assert np.mean(near) > 0.8
 
 
 def test_no_move_gains_more_than_is_expected_of_it() -> None:
