@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import groupby
 
 from conf.errors import ConfigError
@@ -89,12 +90,21 @@ class Shares:
     def fitted(self, micro_batches: int) -> Shares:
         """The nearest shares of so many micro-batches, no fewer than there are replicas, none being 0.
 
-        Every replica has one; the others go, one by one, to the replica that is furthest behind its share.
+        Largest remainders, as of a partition; where every replica but has one, those that are furthest ahead have less.
         """
-        counts = [1] * len(self.numbers)
-        for _ in range(micro_batches - len(counts)):
-            behind = [count / number for count, number in zip(counts, self.numbers, strict=True)]
-            counts[behind.index(min(behind))] += 1
+        total = sum(self.numbers)
+        counts = [max(1, micro_batches * number // total) for number in self.numbers]
+        left = micro_batches - sum(counts)
+        ahead = [count * total - micro_batches * number for count, number in zip(counts, self.numbers, strict=True)]
+        for place in sorted(range(len(counts)), key=ahead.__getitem__)[: max(0, left)]:
+            counts[place] += 1
+        heap = [(-over, place) for place, over in enumerate(ahead) if counts[place] > 1] if left < 0 else []
+        heapify(heap)
+        for _ in range(-left):
+            over, place = heappop(heap)
+            counts[place] -= 1
+            if counts[place] > 1:
+                heappush(heap, (over + total, place))
         return Shares(tuple(counts))
 
     def __str__(self) -> str:

@@ -29,6 +29,7 @@ from fasop.simulation.predict import Prediction, durations_alone, durations_of, 
 from fasop.simulation.replicas import of_replicas
 from fasop.simulation.shares import Replica, Shared, best_shares
 
+MOST_REPLICAS = 1024
 MOST_S = 5.0
 """CPU seconds."""
 WORTH = 0.999
@@ -49,7 +50,11 @@ def best_with_shares(
     if training.megatron_lm:
         return None
     found, until = None, min(until, time.process_time() + MOST_S)
-    looked = ((least, one, order) for kinds in sets for least, one, order in _looked_at(training, kinds, choices))
+    looked = []
+    for row in (row for kinds in sets for row in _looked_at(training, kinds, choices)):
+        looked.append(row)
+        if time.process_time() > until:
+            break
     for least, one, order in sorted(looked, key=lambda row: row[0]):
         if least >= seconds * WORTH or time.process_time() > until:
             break
@@ -87,6 +92,8 @@ def _sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> I
     parallel, gpus = training.parallel, gpus_of(kinds)
     for tensor in tensor_sizes(training, kinds):
         for data in divisors(gpus // tensor)[1:]:
+            if data > MOST_REPLICAS:
+                break
             pipeline = gpus // tensor // data
             for size in divisors(parallel.global_batch_size):
                 count = parallel.global_batch_size // size
@@ -228,11 +235,12 @@ def _parts(predicted: Prediction) -> Parts:
     ends = {name: [event.end for event in predicted.events if event.kind == name] for name in (GRADIENTS, NORM)}
     computed = max(event.end for event in predicted.events if event.micro_batch >= 0)
     summed = max([computed, *ends[GRADIENTS]])
+    known = max(ends[NORM])
     seconds = {
         "total": predicted.iteration_s,
-        "pipeline": computed,
+        "pipeline": predicted.iteration_s - (known - computed),
         "sums": summed - computed,
-        "embedding": max(0.0, max(ends[NORM]) - summed),
+        "embedding": known - summed,
         "optimizer": max(predicted.durations.optimizer),
     }
     return Parts(**{name: np.array([value]) for name, value in seconds.items()})

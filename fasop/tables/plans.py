@@ -155,7 +155,7 @@ def plan_yaml(plan: Plan, command: str) -> str:
             f"global_batch_size: {q.global_batch_size}",
             f"schedule: {q.schedule}",
             f"chunks: {q.chunks}",
-            f'shares: "{q.shares}"' if q.shares else "shares: null",
+            *([f'shares: "{q.shares}"'] if q.shares else []),
             f'node_order: "{q.node_order}"',
             "",
         ]

@@ -128,6 +128,8 @@ def test_no_plan_with_shares_is_below_its_bound_and_none_beats_what_is_found(see
         assert found is not None
         assert found.total == pytest.approx(min(fit)[0], rel=1e-6)
         assert found.bound <= found.total
+        parts = found.parts
+        assert (parts.pipeline + parts.sums + parts.embedding)[0] == pytest.approx(found.total)
 
 
 SMALL = (

@@ -21,9 +21,11 @@ class Network:
         here = f"tdpp{self._number}"
         _ip("addr", "add", f"{self.login}/24", "dev", here)
         _ip("link", "set", here, "up")
+        # A bridge without an address of its own takes the lowest of its ports', and changes it as nodes come and go:
+        # what others know of it is then wrong for a moment.
         head.ip(
             f"""\
-link add nodes type bridge forward_delay 0
+link add nodes address 02:00:00:00:00:01 type bridge forward_delay 0
 addr add {self.head}/24 dev nodes
 link set nodes up
 link set login master nodes up
