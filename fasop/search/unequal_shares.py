@@ -18,7 +18,7 @@ from conf.schema.partition import NodeOrder, Partition, Shares
 from fasop.costs.arrays import Integers
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.training import PlacedTraining, Training
-from fasop.search.candidates import MOST_MICRO_BATCHES, Candidates, divisors, fitting, tensor_sizes
+from fasop.search.candidates import Candidates, divisors, fitting, tensor_sizes
 from fasop.search.choices import Choices
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
@@ -30,6 +30,8 @@ from fasop.simulation.replicas import of_replicas
 from fasop.simulation.shares import Replica, Shared, best_shares
 
 MOST_REPLICAS = 1024
+MOST_PASSES = 2**11
+"""Micro-batches of a replica, times stages: every one of them is simulated, many times."""
 MOST_S = 5.0
 """CPU seconds."""
 WORTH = 0.999
@@ -59,7 +61,7 @@ def best_with_shares(
         if least >= seconds * WORTH or time.process_time() > until:
             break
         group = fitting([one], order)
-        for plan in [] if group is None else _plans(group, seconds * WORTH, least):
+        for plan in [] if group is None else _plans(group, seconds * WORTH, least, until):
             if plan.total < seconds * WORTH:
                 found, seconds = plan, plan.total / WORTH
     return found
@@ -97,7 +99,7 @@ def _sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> I
             pipeline = gpus // tensor // data
             for size in divisors(parallel.global_batch_size):
                 count = parallel.global_batch_size // size
-                if not data <= count <= MOST_MICRO_BATCHES * data or pipeline > training.blocks.most_stages:
+                if count < data or count * pipeline > MOST_PASSES * data or pipeline > training.blocks.most_stages:
                     continue
                 sized = replace(
                     parallel,
@@ -160,7 +162,7 @@ def _micro_batches(time: float, first: float, stages: int) -> float:
     return float(first / (1 - (1 - first / time) ** (1 / stages)))
 
 
-def _plans(group: Candidates, limit: float, least: float) -> Iterator[Plan]:
+def _plans(group: Candidates, limit: float, least: float, until: float) -> Iterator[Plan]:
     """Of each candidate the best that is found, if it takes less than `limit`."""
     bounded = Bounded.of(group)
     partitions, _ = search_partitions(bounded)
@@ -169,7 +171,9 @@ def _plans(group: Candidates, limit: float, least: float) -> Iterator[Plan]:
         training = group.training(column)
         order = str(NodeOrder(tuple(kind.name for kind in nodes)))
         training = replace(training, parallel=replace(training.parallel, node_order=order))
-        placed = _moved(PlacedTraining(training=training, partition=Partition(()), nodes=nodes), partitions[:, column])
+        placed = _moved(
+            PlacedTraining(training=training, partition=Partition(()), nodes=nodes), partitions[:, column], until
+        )
         shared = _shared(placed)
         if shared.seconds < limit and len(set(shared.counts)) > 1:
             plan = _plan(placed, shared, group, column, least)
@@ -191,8 +195,8 @@ def _shared(placed: PlacedTraining) -> Shared:
     return best_shares([kinds[id(one)] for one in durations], sum(parallel.micro_batches_of))
 
 
-def _moved(placed: PlacedTraining, layers: Integers) -> PlacedTraining:
-    """With the layers of each part from which no move of one to a neighbour gains."""
+def _moved(placed: PlacedTraining, layers: Integers, until: float) -> PlacedTraining:
+    """With the layers of each part from which no move of one to a neighbour gains, if there is the time for it."""
     best = _with(placed, layers.tolist())
     if len(layers) == 1:
         return best
@@ -203,7 +207,7 @@ def _moved(placed: PlacedTraining, layers: Integers) -> PlacedTraining:
             for step in (1, -1):
                 parts = [*best.partition.layers]
                 parts[here], parts[here + 1] = parts[here] - step, parts[here + 1] + step
-                if min(parts) < 0:
+                if min(parts) < 0 or time.process_time() > until:
                     continue
                 other = _with(placed, parts)
                 if (found := _shared(other).seconds) < seconds:
