@@ -20,8 +20,6 @@ REPEATS = 25
 LARGE = 2**20
 """Bytes from which on messages are few, and their first quartile counts: what shares the link is a part of it."""
 FEW = 7
-LEAST_S = 1e-9
-"""Of any message, if the byte that answers it happened to take longer."""
 
 
 def sizes(device: torch.device) -> List[int]:
@@ -88,15 +86,14 @@ def _there_and_back(peer: int, first: bool, device: torch.device) -> Dict[str, f
 
 
 def _one_way(peer: int, sends: bool, device: torch.device) -> Dict[str, float]:
-    """By size, as the sender times it: until a single byte is back, less what that byte takes."""
+    """By size, as the sender times it: until a single byte is back, less what that byte takes, at most half of any$
+    message there and that byte back."""
     payload = torch.zeros(sizes(device)[-1], dtype=torch.uint8, device=device)
     answer = torch.zeros(1, dtype=torch.uint8, device=device)
     with told(f"messages {'to' if sends else 'from'} rank {peer}"):
-        back = _round_trip(answer, answer, peer, sends, device) / 2
-        return {
-            str(size): max(_round_trip(payload[:size], answer, peer, sends, device) - back, LEAST_S) * 1e6
-            for size in sizes(device)
-        }
+        trips = {size: _round_trip(payload[:size], answer, peer, sends, device) for size in sizes(device)}
+        back = min(_round_trip(answer, answer, peer, sends, device), *trips.values()) / 2
+        return {str(size): (trip - back) * 1e6 for size, trip in trips.items()}
 
 
 def _round_trip(there: Tensor, back: Tensor, peer: int, first: bool, device: torch.device) -> float:
