@@ -86,7 +86,7 @@ def _there_and_back(peer: int, first: bool, device: torch.device) -> Dict[str, f
 
 
 def _one_way(peer: int, sends: bool, device: torch.device) -> Dict[str, float]:
-    """By size, as the sender times it: until a single byte is back, less what that byte takes, at most half of any$
+    """By size, as the sender times it: until a single byte is back, less what that byte takes, at most half of any
     message there and that byte back."""
     payload = torch.zeros(sizes(device)[-1], dtype=torch.uint8, device=device)
     answer = torch.zeros(1, dtype=torch.uint8, device=device)
