@@ -113,14 +113,14 @@ def _check_shares(parallel: Parallel) -> None:
     if batch % (shares.least * size) == 0:
         return
     step = shares.least * size
-    near = ", ".join(str(n) for n in (batch // step * step, (batch // step + 1) * step) if n)
+    near = " or ".join(str(n) for n in (batch // step * step, (batch // step + 1) * step) if n)
     other = ""
     if batch % size == 0 and batch // size >= data:
         other = f", or parallel.shares={shares.fitted(batch // size)}"
     raise ConfigError(
         f"parallel.shares={shares} cannot share out parallel.global_batch_size={batch} samples in micro-batches of "
         f"{size}: it must be a multiple of {shares.least} micro-batches, {step} samples; use "
-        f"parallel.global_batch_size={near.replace(', ', ' or ')}{other}"
+        f"parallel.global_batch_size={near}{other}"
     )
 
 

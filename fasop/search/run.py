@@ -78,7 +78,8 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
         "proved to be slower."
     )
     closer = "" if args.prove or plans[0].gap < OPTIMAL else " prove=true looks closer."
-    any_plan = proved_of_all(min(seen.least, plans[0].bound), plans[0].total)
+    # Of plans with unequal shares not all are looked at, so nothing is proved of those.
+    any_plan = proved_of_all(min(seen.least, plans[0].bound), plans[0].total) if shared is None else ""
     summary = (
         f"{where}. {gained}{_nodes_used(inputs, plans[0])}{not_shown} {any_plan}{best_layers(plans[0].gap)}{closer}"
     )
