@@ -5,8 +5,10 @@ Every `_check_…` raises `ConfigError` where its rule is broken.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import field, replace
 from enum import StrEnum
+from itertools import accumulate
 
 from omegaconf import MISSING
 
@@ -21,7 +23,7 @@ from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.megatron_lm import Engine, EngineKind
 from conf.schema.model import Family, Model
 from conf.schema.parallel import Parallel, Recompute, Schedule
-from conf.schema.partition import NodeOrder, Partition
+from conf.schema.partition import NodeOrder, Partition, in_runs
 from conf.schema.train import Precision, Train
 
 __all__ = [
@@ -235,10 +237,7 @@ def _check_nodes(experiment: Experiment) -> None:
 def _check_ranks(experiment: Experiment) -> None:
     parallel = experiment.parallel
     if parallel.world_size > ranges.MOST_RANKS:
-        raise ConfigError(
-            f"parallel.tensor * parallel.data * parallel.pipeline = {parallel.tensor} * {parallel.data} * "
-            f"{parallel.pipeline} = {parallel.world_size} ranks; a plan has at most {ranges.MOST_RANKS}"
-        )
+        raise ConfigError(f"{parallel.sizes} = {parallel.world_size} ranks; a plan has at most {ranges.MOST_RANKS}")
     ranks = experiment.ranks_per_node()
     available = sum(ranks)
     if parallel.world_size == available:
@@ -248,8 +247,7 @@ def _check_ranks(experiment: Experiment) -> None:
         count = parallel.world_size // ranks[0]
         ways.append(f"{count} node{'s' * (count != 1)} (cluster.groups.<group>.count)")
     raise ConfigError(
-        f"parallel.tensor * parallel.data * parallel.pipeline = {parallel.tensor} * {parallel.data} * "
-        f"{parallel.pipeline} = {parallel.world_size} ranks, but the chosen nodes of cluster "
+        f"{parallel.sizes} = {parallel.world_size} ranks, but the chosen nodes of cluster "
         f"{experiment.cluster.name!r}, {experiment.node_order}, have {available} GPUs"
         + (f"; one of these fits: {'; '.join(ways)}" if ways else "; change these sizes or the node order")
     )
@@ -258,6 +256,8 @@ def _check_ranks(experiment: Experiment) -> None:
 def _sizes_that_fill(experiment: Experiment, ranks: int) -> list[tuple[str, int]]:
     """The changes of one parallel size that give so many ranks and break no other rule."""
     ways = []
+    if not experiment.parallel.alike:
+        return []
     for key in ("tensor", "data", "pipeline"):
         value, rest = divmod(getattr(experiment.parallel, key) * ranks, experiment.parallel.world_size)
         if rest or not value:
@@ -290,27 +290,62 @@ def _check_module(experiment: Experiment) -> None:
 
 
 def _check_tensor(experiment: Experiment) -> None:
-    tensor = experiment.parallel.tensor
-    model = experiment.model
+    """Whether tensor groups share layers evenly, and each lies inside one node."""
+    parallel, model = experiment.parallel, experiment.model
     if model.family is Family.module:
         return
-    divides("parallel.tensor", tensor, "model.heads", model.heads)
-    if model.num_query_groups is not None:
-        divides("parallel.tensor", tensor, "model.num_query_groups", model.num_query_groups)
-    if model.ffn_hidden is not None:
-        divides("parallel.tensor", tensor, "model.ffn_hidden", model.ffn_hidden)
-    if experiment.parallel.sequence_parallel:
-        divides("parallel.tensor", tensor, "model.sequence_length", model.sequence_length)
-        if model.decoder_sequence_length is not None:
-            divides("parallel.tensor", tensor, "model.decoder_sequence_length", model.decoder_sequence_length)
+    for tensor in dict.fromkeys(parallel.layout.tensors):
+        divides("parallel.tensor", tensor, "model.heads", model.heads)
+        if model.num_query_groups is not None:
+            divides("parallel.tensor", tensor, "model.num_query_groups", model.num_query_groups)
+        if model.ffn_hidden is not None:
+            divides("parallel.tensor", tensor, "model.ffn_hidden", model.ffn_hidden)
+        if parallel.sequence_parallel:
+            divides("parallel.tensor", tensor, "model.sequence_length", model.sequence_length)
+            if model.decoder_sequence_length is not None:
+                divides("parallel.tensor", tensor, "model.decoder_sequence_length", model.decoder_sequence_length)
+    if not parallel.alike:
+        _check_groups_in_nodes(experiment)
+        return
     for name in dict.fromkeys(experiment.node_order.groups):
         per_node = experiment.cluster.groups[name].gpus_per_node
-        if per_node is not None and per_node % tensor:
-            near = ", ".join(map(str, nearest_divisors(per_node, tensor)))
+        if per_node is not None and per_node % parallel.tensor_size:
+            near = ", ".join(map(str, nearest_divisors(per_node, parallel.tensor_size)))
             raise ConfigError(
-                f"parallel.tensor={tensor} does not fit cluster.groups.{name}.gpus_per_node={per_node}: a "
+                f"parallel.tensor={parallel.tensor} does not fit cluster.groups.{name}.gpus_per_node={per_node}: a "
                 f"tensor-parallel group lies inside one node; nearest that fit: {near}"
             )
+
+
+def _check_groups_in_nodes(experiment: Experiment) -> None:
+    """The same where stages differ: ranks fill the nodes one after another, stage by stage."""
+    layout, names = experiment.parallel.layout, experiment.node_order.groups
+    ends = list(accumulate(experiment.ranks_per_node()))
+
+    def over(stage: int, tensor: int) -> int | None:
+        """The first rank of a group that lies over two nodes, were the stage's ranks in groups of this size."""
+        first = layout.rank(stage, 0, 0)
+        firsts = range(first, first + layout.tensors[stage] * layout.replicas[stage], tensor)
+        return next((rank for rank in firsts if rank + tensor > ends[bisect_right(ends, rank)]), None)
+
+    for stage, tensor in enumerate(layout.tensors):
+        first = over(stage, tensor)
+        if first is None:
+            continue
+        fits = [
+            next(size for size in range(wanted, 0, -1) if wanted % size == 0 and over(number, size) is None)
+            for number, wanted in enumerate(layout.tensors)
+        ]
+        ranks = [one * count for one, count in zip(layout.tensors, layout.replicas, strict=True)]
+        nearest = f"parallel.tensor={in_runs(fits, '-')}"
+        nearest += f" parallel.replicas={in_runs([r // t for r, t in zip(ranks, fits, strict=True)], '-')}"
+        node = bisect_right(ends, first)
+        raise ConfigError(
+            f"parallel.tensor={experiment.parallel.tensor} puts a tensor group of stage {stage}, ranks {first} to "
+            f"{first + tensor - 1}, over node {node} ({names[node]}) and node {node + 1} ({names[node + 1]}), but a "
+            "tensor-parallel group lies inside one node, and ranks fill the nodes of parallel.node_order stage by "
+            f"stage; nearest that fits: {nearest}"
+        )
 
 
 def _check_compile(experiment: Experiment) -> None:

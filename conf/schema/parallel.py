@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
-from conf.schema.partition import Shares
+from conf.schema.partition import Shares, in_runs, numbers_in
+from megatron_ext.contract.layout import Layout
+
+if TYPE_CHECKING:
+    OneOrMany = int | str
+else:
+    OneOrMany = Any  # omegaconf 2.3 cannot merge a union into a part that has no value yet
 
 
 class Schedule(StrEnum):
@@ -39,8 +46,10 @@ class Recompute(StrEnum):
 class Parallel:
     """The plan: how the model and the batch are cut, and which node takes which part."""
 
-    tensor: int = 1
+    tensor: OneOrMany = 1
+    """Ranks that share the layers of a stage, in all stages alike or by stage, such as 4-4-2-2."""
     data: int = 1
+    """Replicas of every stage."""
     pipeline: int = 1
     partition: str | None = None
     """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible.
@@ -59,6 +68,8 @@ class Parallel:
     """Parts of the model that each stage holds, 2 or more with the schedule `interleaved`."""
     schedule_file: str | None = None
     """A schedule of your own, which runs instead of `schedule` (docs/formats.md)."""
+    replicas: str | None = None
+    """Replicas by stage, such as 15-1, which take micro-batches in turn; null: `data` of them in all stages."""
     shares: str | None = None
     """Micro-batches of each replica in proportion, such as 3-1 or 3*4-1*4, for replicas on GPUs of unlike speed; null:
     all take the same number."""
@@ -67,13 +78,31 @@ class Parallel:
 
     def __post_init__(self) -> None:
         ranges.check("parallel", self)
+        _check_by_stage(self)
         _check_shares(self)
         _check_batch(self)
         _check_chunks(self)
 
     @property
+    def layout(self) -> Layout:
+        """Where ranks stand."""
+        tensors = (self.tensor,) * self.pipeline if isinstance(self.tensor, int) else numbers_in(self.tensor)
+        replicas = (self.data,) * self.pipeline if self.replicas is None else numbers_in(self.replicas)
+        return Layout(tensors, replicas)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all stages have tensor groups of one size, and as many replicas."""
+        return self.layout.even and len(set(self.layout.tensors)) == 1
+
+    @property
+    def tensor_size(self) -> int:
+        """Ranks of a tensor group; where stages differ, of the largest."""
+        return self.tensor if isinstance(self.tensor, int) else max(numbers_in(self.tensor))
+
+    @property
     def world_size(self) -> int:
-        return self.tensor * self.data * self.pipeline
+        return self.layout.world_size
 
     @property
     def virtual_stages(self) -> int:
@@ -82,22 +111,85 @@ class Parallel:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches that a data-parallel replica runs in an iteration; of unequal shares the most."""
+        """Micro-batches that a replica runs in an iteration; where replicas differ, the most."""
+        if not self.layout.even:
+            return -(-self.global_batch_size // self.micro_batch_size // min(self.layout.replicas))
+        replicas = self.layout.replicas[0]
         return (
-            max(self.micro_batches_of) if self.shares else self.global_batch_size // (self.data * self.micro_batch_size)
+            max(self.micro_batches_of) if self.shares else self.global_batch_size // (replicas * self.micro_batch_size)
         )
 
     @property
     def micro_batches_of(self) -> tuple[int, ...]:
-        """By replica."""
-        shares = Shares.parse(self.shares) if self.shares else Shares((1,) * self.data)
+        """By replica, where all stages have as many."""
+        shares = Shares.parse(self.shares) if self.shares else Shares((1,) * self.layout.replicas[0])
         return shares.of(self.global_batch_size // self.micro_batch_size)
+
+    @property
+    def sizes(self) -> str:
+        """The product, or sum of products, that is the number of ranks, in words."""
+        layout = self.layout
+        if self.alike:
+            sizes = f"{self.tensor_size} * {layout.replicas[0]} * {self.pipeline}"
+            return f"parallel.tensor * parallel.data * parallel.pipeline = {sizes}"
+        products = " + ".join(f"{t} * {r}" for t, r in zip(layout.tensors, layout.replicas, strict=True))
+        return f"tensor size * replicas, stage by stage, = {products}"
+
+
+def _check_by_stage(parallel: Parallel) -> None:
+    """What is written stage by stage."""
+    stages = parallel.pipeline
+    for key, value, one in (("tensor", parallel.tensor, "2"), ("replicas", parallel.replicas, "3")):
+        if type(value) is int or (value is None and key == "replicas"):
+            continue
+        wrong = f"parallel.{key}={value}"
+        try:
+            numbers = numbers_in(value) if isinstance(value, str) else ()
+        except ValueError:
+            numbers = ()
+        if not numbers:
+            raise ConfigError(
+                f"{wrong} must be {'a whole number, or ' if key == 'tensor' else ''}whole numbers by stage joined by "
+                f"dashes, with *N for a run of N stages, such as {one}-1 or {one}*2-1*4"
+            )
+        for number in numbers:
+            ranges.RANGES["parallel"]["tensor" if key == "tensor" else "data"].check(f"parallel.{key}", number)
+        if len(numbers) != stages:
+            fitted = (*numbers, *[numbers[-1]] * stages)[:stages]
+            raise ConfigError(
+                f"{wrong} is for {len(numbers)} stage{'s' * (len(numbers) != 1)}, but parallel.pipeline={stages}; use "
+                f"parallel.pipeline={len(numbers)}, or parallel.{key}={in_runs(fitted, '-')}"
+            )
+    if not parallel.layout.even:
+        _check_unequal_replicas(parallel)
+
+
+def _check_unequal_replicas(parallel: Parallel) -> None:
+    wrong, largest = f"parallel.replicas={parallel.replicas}", max(parallel.layout.replicas)
+    for key, value, allowed in (
+        ("shares", parallel.shares, None),
+        ("schedule_file", parallel.schedule_file, None),
+        ("chunks", parallel.chunks, 1),
+    ):
+        if value != allowed:
+            raise ConfigError(
+                f"parallel.{key}={value} does not go with {wrong}: it is for stages with as many replicas; use "
+                f"parallel.{key}={'null' if allowed is None else allowed}, or parallel.data={largest}"
+            )
+    size, batch = parallel.micro_batch_size, parallel.global_batch_size
+    if batch // size < largest:
+        fitted = tuple(min(count, batch // size) for count in parallel.layout.replicas)
+        raise ConfigError(
+            f"{wrong} has a stage of {largest} replicas, but parallel.global_batch_size={batch} in micro-batches of "
+            f"{size} gives {batch // size} of them: not each gets one; use "
+            f"parallel.global_batch_size={largest * size}, or parallel.replicas={in_runs(fitted, '-')}"
+        )
 
 
 def _check_shares(parallel: Parallel) -> None:
     if parallel.shares is None:
         return
-    shares, data = Shares.parse(parallel.shares), parallel.data
+    shares, data = Shares.parse(parallel.shares), parallel.layout.replicas[0]
     if len(shares.numbers) != data:
         count = len(shares.numbers)
         raise ConfigError(
@@ -127,13 +219,14 @@ def _check_shares(parallel: Parallel) -> None:
 def _check_batch(parallel: Parallel) -> None:
     if parallel.shares is not None:
         return
-    step = parallel.data * parallel.micro_batch_size
+    data = parallel.layout.replicas[0] if parallel.layout.even else 1
+    step = data * parallel.micro_batch_size
     batch = parallel.global_batch_size
     if batch % step:
         near = ", ".join(str(n) for n in (batch // step * step, (batch // step + 1) * step) if n)
         raise ConfigError(
             f"parallel.global_batch_size={batch} is not divisible by parallel.data * "
-            f"parallel.micro_batch_size = {parallel.data} * {parallel.micro_batch_size} = {step}; "
+            f"parallel.micro_batch_size = {data} * {parallel.micro_batch_size} = {step}; "
             f"nearest that are: {near}"
         )
 

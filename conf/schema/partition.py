@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import groupby
@@ -67,16 +67,13 @@ class Shares:
 
     @classmethod
     def parse(cls, text: str) -> Shares:
-        numbers: list[int] = []
-        for item in text.split("-"):
-            match = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*(?:\*\s*([1-9][0-9]{0,5}))?\s*", item)
-            if match is None:
-                raise ConfigError(
-                    f"parallel.shares={text!r} are no shares: {item!r} is neither a whole number from 1 on nor "
-                    "NUMBER*REPLICAS; write for example 3-1 or 3*4-1*4"
-                )
-            numbers += [int(match[1])] * int(match[2] or 1)
-        return cls(tuple(numbers))
+        try:
+            return cls(numbers_in(text))
+        except ValueError as error:
+            raise ConfigError(
+                f"parallel.shares={text!r} are no shares: {error} is neither a whole number from 1 on nor "
+                "NUMBER*REPLICAS; write for example 3-1 or 3*4-1*4"
+            ) from None
 
     @property
     def least(self) -> int:
@@ -108,8 +105,7 @@ class Shares:
         return Shares(tuple(counts))
 
     def __str__(self) -> str:
-        runs = ((number, sum(1 for _ in same)) for number, same in groupby(self.numbers))
-        return "-".join(str(number) if count == 1 else f"{number}*{count}" for number, count in runs)
+        return in_runs(self.numbers, "-")
 
 
 @dataclass(frozen=True)
@@ -140,5 +136,25 @@ class NodeOrder:
         return cls(tuple(name for name, count in counts.items() for _ in range(count)))
 
     def __str__(self) -> str:
-        runs = ((name, sum(1 for _ in nodes)) for name, nodes in groupby(self.groups))
-        return "+".join(name if count == 1 else f"{name}*{count}" for name, count in runs)
+        return in_runs(self.groups, "+")
+
+
+def numbers_in(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on, joined by dashes, with `*N` for a run of N: `3-1`, `3*4-1*4`.
+
+    Raises:
+        ValueError: with the part that is neither.
+    """
+    numbers: list[int] = []
+    for item in text.split("-"):
+        match = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*(?:\*\s*([1-9][0-9]{0,5}))?\s*", item)
+        if match is None:
+            raise ValueError(repr(item))
+        numbers += [int(match[1])] * int(match[2] or 1)
+    return tuple(numbers)
+
+
+def in_runs(items: Iterable[object], join: str) -> str:
+    """The same item several times in a row as `item*N`."""
+    runs = ((item, sum(1 for _ in same)) for item, same in groupby(items))
+    return join.join(str(item) if count == 1 else f"{item}*{count}" for item, count in runs)

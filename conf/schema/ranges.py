@@ -181,7 +181,7 @@ def check(part: str, values: Any, name: str | None = None) -> None:
     """
     before = part if name is None else name
     for key, allowed in RANGES[part].items():
-        if (value := getattr(values, key)) is not None:
+        if (value := getattr(values, key)) is not None and isinstance(value, (int, float)):
             allowed.check(f"{before}.{key}" if before else key, value)
 
 

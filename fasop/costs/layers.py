@@ -171,12 +171,12 @@ def _known(gpu: Gpu, profile: LayerProfile | None, training: Training) -> tuple[
 def _profiled(gpu: Gpu, points: Sequence[ModelCosts], training: Training) -> tuple[Mapping[str, Time], Basis]:
     """By kind of block."""
     parallel = training.parallel
-    known = {p.micro_batch_size: p for p in points if p.tensor == parallel.tensor}
+    known = {p.micro_batch_size: p for p in points if p.tensor == parallel.tensor_size}
     if not known:
         sizes = ", ".join(map(str, sorted({p.tensor for p in points})))
         raise SearchError(
             f"the profile {gpu.profile!r} of {gpu.name} has no costs for model={points[0].model} "
-            f"parallel.tensor={parallel.tensor}; it has tensor sizes {sizes}; use those, or measure this one with "
+            f"parallel.tensor={parallel.tensor_size}; it has tensor sizes {sizes}; use those, or measure this one with "
             "'tdpp profile'"
         )
     sizes_known = sorted(known)
@@ -219,7 +219,7 @@ def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> Mapping[str,
     layer's forward pass and in its backward pass, once after an embedding and once before the head (Shoeybi et al.
     2019).
     """
-    model, tensor, width = training.model, training.parallel.tensor, training.width
+    model, tensor, width = training.model, training.parallel.tensor_size, training.width
     sizes, batch = model.sized(tensor), training.parallel.micro_batch_size
     rate = {"fp32": gpu.fp32_tflops, "fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops}[training.precision] * 1e12
     traffic = gpu.memory_gb_per_s * 1e9

@@ -131,7 +131,7 @@ def layer_activations(training: Training, kind: int = 0) -> float:
     Korthikanti et al. 2022, equations 2 and 4, where the scores are kept unless they are recomputed.
     """
     model, parallel = training.model, training.parallel
-    tensor = parallel.tensor
+    tensor = parallel.tensor_size
     size = parallel.micro_batch_size * model.sequence_length * model.hidden * training.width
     if training.megatron_lm and model.family is not Family.t5:
         scores = (
@@ -209,7 +209,7 @@ def _score_bytes(training: Training) -> float:
     if training.megatron_lm or not model.attention_dropout:
         return 0.0
     scores = max(stack.tokens * max(stack.tokens, stack.context) for stack in model.sized(1).stacks())
-    return SCORE_BYTES * training.parallel.micro_batch_size * model.heads / training.parallel.tensor * scores
+    return SCORE_BYTES * training.parallel.micro_batch_size * model.heads / training.parallel.tensor_size * scores
 
 
 def _context_bytes(training: Training) -> int:
@@ -231,7 +231,7 @@ def stage_memory(
     if isinstance(training.model, MeasuredModule):
         return _of_module(training, training.model, stage, of_layer, kind)
     model, parallel = training.model, training.parallel
-    tensor, stages = parallel.tensor, parallel.pipeline
+    tensor, stages = parallel.tensor_size, parallel.pipeline
     first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
     state = parameter_bytes(training)
     message = float(activation_bytes(model, parallel.micro_batch_size, training.precision))

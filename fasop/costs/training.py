@@ -75,7 +75,7 @@ class Training:
     def message_bytes(self, numbers: int) -> int:
         """Of so many numbers of a sample, that a rank hands to the next stage for a micro-batch."""
         whole = self.parallel.micro_batch_size * numbers * self.width
-        return whole // self.parallel.tensor if self.parallel.sequence_parallel else whole
+        return whole // self.parallel.tensor_size if self.parallel.sequence_parallel else whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,7 +185,7 @@ def divisors(number: int) -> list[int]:
 
 def _shares_sequence(training: Training) -> bool:
     parallel = training.parallel
-    return not parallel.sequence_parallel or training.model.sequence_length % parallel.tensor == 0
+    return not parallel.sequence_parallel or training.model.sequence_length % parallel.tensor_size == 0
 
 
 def fitting(options: Sequence[Training], nodes: Nodes) -> Candidates | None:

@@ -69,7 +69,7 @@ class Choices:
         """A plan's sizes and schedule with each option that changes anything; those that save memory come last."""
         for recompute in self.recompute:
             for sharded in _that_matter(self.sharded_optimizer, sized.data > 1):
-                for sequence in _that_matter(self.sequence_parallel, sized.tensor > 1):
+                for sequence in _that_matter(self.sequence_parallel, sized.tensor_size > 1):
                     yield _with(sized, recompute=recompute, sharded_optimizer=sharded, sequence_parallel=sequence)
 
 

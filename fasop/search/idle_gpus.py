@@ -27,7 +27,7 @@ class Idle:
 def idle(plan: Plan) -> Idle:
     """The first stage has the embedding and the last one the head, so they compute in any case."""
     parallel, stages = plan.parallel, plan.parallel.pipeline
-    width = parallel.tensor * parallel.data
+    width = parallel.tensor_size * parallel.data
     empty = [not any(plan.partition.layers[stage::stages]) and 0 < stage < stages - 1 for stage in range(stages)]
     whole, parts, rank = [], [], 0
     for node in plan.nodes:

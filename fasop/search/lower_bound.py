@@ -149,7 +149,7 @@ class LowerBounds:
         fastest = np.argsort(times.sum(axis=2), axis=1, kind="stable")
         forward, backward = np.take_along_axis(times, fastest[..., np.newaxis], axis=1).transpose(2, 0, 1)
         gpus = np.array([kind.gpus * kind.group.count for kind in kinds])[fastest]
-        width = np.array([[one.parallel.tensor * one.parallel.data] for one in plans])
+        width = np.array([[one.parallel.tensor_size * one.parallel.data] for one in plans])
         most = max(one.parallel.pipeline for one in plans)
         passes = np.array([_passes(way, one.parallel.pipeline, one.parallel.micro_batches, most) for one in plans])
         ahead, back = passes.transpose(1, 0, 2, 3)[..., np.newaxis, :]
@@ -186,7 +186,7 @@ class LowerBounds:
         if not plans[0].overlaps:
             return whole
         model = plans[0].model
-        first = np.array([overlap.first_bucket_layers(model, one.parallel.tensor) for one in plans])
+        first = np.array([overlap.first_bucket_layers(model, one.parallel.tensor_size) for one in plans])
         after = np.arange(1.0, plans[0].blocks.layers + 1) - first[:, np.newaxis, np.newaxis]
         hidden = overlap.filling(way.schedule) * backward[..., np.newaxis] * after
         left = np.take_along_axis(last, order, axis=1)[..., np.newaxis]
@@ -198,7 +198,7 @@ class LowerBounds:
 
     def _of_kinds(self, one: Training, recompute: Recompute) -> Sequence[LayerTimes]:
         parallel = one.parallel
-        key = parallel.tensor, parallel.micro_batch_size, recompute
+        key = parallel.tensor_size, parallel.micro_batch_size, recompute
         if key not in self._times:
             sized = replace(one, parallel=replace(parallel, recompute=recompute))
             self._times[key] = [times_on(kind, sized) for kind in self._kinds]
@@ -221,7 +221,7 @@ class LowerBounds:
         if len({kind.gpus for kind in kinds}) > 1:
             return 0.0, 0.0, 0.0
         p, nodes = one.parallel, [kind.group.count for kind in kinds]
-        key = p.tensor, p.data, p.micro_batch_size, *some, *nodes
+        key = p.tensor_size, p.data, p.micro_batch_size, *some, *nodes
         if key not in self._links:
             self._links[key] = self._on_known_links(one, some, nodes, kinds[0].gpus)
         return self._links[key]
@@ -230,7 +230,7 @@ class LowerBounds:
         self, one: Training, some: Sequence[int], nodes: Sequence[int], gpus: int
     ) -> tuple[float, float, float]:
         p, alone = one.parallel, self._of_one_kind(one, sum(nodes), gpus)
-        width, hops = p.tensor * p.data, alone.hops[:, some]
+        width, hops = p.tensor_size * p.data, alone.hops[:, some]
         ends = sorted(zip(alone.embedding[some].tolist(), nodes, strict=True))
         first_and_last, fast = 2 * max(width, gpus), 0
         embedding = ends[0][0]
@@ -243,7 +243,7 @@ class LowerBounds:
 
     def _of_one_kind(self, one: Training, nodes: int, gpus: int) -> _Alone:
         p = one.parallel
-        key = nodes, gpus, p.tensor, p.data, p.micro_batch_size
+        key = nodes, gpus, p.tensor_size, p.data, p.micro_batch_size
         if key not in self._alone:
             plain = replace(
                 p, schedule=Schedule.one_f_one_b, chunks=1, recompute=Recompute.none, sharded_optimizer=True

@@ -121,7 +121,7 @@ def _faster(some: Bounded, one: Integers, other: Integers) -> Integers:
 def _carried(found: BestOrder, group: Candidates) -> Integers:
     """The partitions of `group` in which nodes take their layers with them, as nearly as whole layers allow."""
     old, parallel = found.one.group.orders[0], group.training(0).parallel
-    stages, width = parallel.pipeline, parallel.tensor * parallel.data
+    stages, width = parallel.pipeline, parallel.tensor_size * parallel.data
     if stages * width % len(old):
         return np.repeat(found.partition, len(group.orders), axis=1)
     moved = np.argsort(old, kind="stable")[np.argsort(np.argsort(group.orders, axis=1, kind="stable"), axis=1)]

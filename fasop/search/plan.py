@@ -48,7 +48,7 @@ def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
     p = plan.parallel
     options = (list(Recompute).index(p.recompute), p.sharded_optimizer, p.sequence_parallel)
     schedule = (list(Schedule).index(p.schedule), p.chunks)
-    sizes = (p.tensor, p.data, p.pipeline, p.micro_batch_size)
+    sizes = (p.tensor_size, p.data, p.pipeline, p.micro_batch_size)
     return plan.total, (p.world_size, *options, *schedule, *sizes, p.node_order, p.partition)
 
 

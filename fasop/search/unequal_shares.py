@@ -138,7 +138,7 @@ def least_seconds(one: Training, kinds: Sequence[NodeKind]) -> float:
             first = min(each, default=1.0)
         if parallel.schedule is Schedule.interleaved:
             first = 0.0
-        replicas.append((kind.group.count * kind.gpus / parallel.tensor / stages, work, first))
+        replicas.append((kind.group.count * kind.gpus / parallel.tensor_size / stages, work, first))
     needed = parallel.global_batch_size / parallel.micro_batch_size
 
     def done(seconds: float) -> float:

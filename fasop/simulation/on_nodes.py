@@ -156,7 +156,7 @@ class Nodes:
     def links_of(self, training: Training) -> PlacedLinks:
         """That of the last sizes is kept, since plans that differ in something else come one after another."""
         parallel = training.parallel
-        sizes = (parallel.tensor, parallel.data, parallel.pipeline)
+        sizes = (parallel.tensor_size, parallel.data, parallel.pipeline)
         key = (*sizes, *Messages.of(training)) if self._by_size else sizes
         if self._last is None or self._last[0] != key:
             where = place(tuple(self.kinds[kind].gpus for kind in self.orders[0]), *sizes)
@@ -215,7 +215,7 @@ def _passes(training: Training, times: Floats) -> Linear:
 
 def _by_parameters(training: Training, link: Link[Floats]) -> Linear:
     """What takes so many seconds for each parameter of a stage's ranks."""
-    model, tensor = training.model, training.parallel.tensor
+    model, tensor = training.model, training.parallel.tensor_size
     fixed = np.zeros((training.parallel.pipeline, 1))
     fixed[0] += sizes.embedding_parameters(model, tensor)
     fixed[-1] += sizes.head_parameters(model, tensor, own_word=len(fixed) > 1)
@@ -230,7 +230,7 @@ def _of_kinds(training: Training, numbers: Sequence[float]) -> Floats:
 
 def _in_buckets(training: Training, sums: Linear, summing: Link[Floats]) -> Linear:
     """With the latency of every bucket."""
-    model, tensor, kinds = training.model, training.parallel.tensor, range(len(training.blocks.kinds))
+    model, tensor, kinds = training.model, training.parallel.tensor_size, range(len(training.blocks.kinds))
     buckets = [overlap.buckets_per_layer(model, tensor, kind) for kind in kinds]
     return replace(sums, layer=sums.layer + _of_kinds(training, buckets) * summing.latency_s)
 
@@ -238,7 +238,7 @@ def _in_buckets(training: Training, sums: Linear, summing: Link[Floats]) -> Line
 def _hidden(training: Training, layer: Floats, summing: Link[Floats]) -> Hidden:
     """`layer` is the backward pass of one, by stage. Where layers differ, the first bucket is of those that take
     longest."""
-    model, tensor, kinds = training.model, training.parallel.tensor, range(len(training.blocks.kinds))
+    model, tensor, kinds = training.model, training.parallel.tensor_size, range(len(training.blocks.kinds))
     layer = overlap.filling(training.parallel.schedule) * layer
     if isinstance(model, MeasuredModule):
         every = layer[np.newaxis] if layer.ndim == 2 else layer
@@ -254,7 +254,7 @@ def _hidden(training: Training, layer: Floats, summing: Link[Floats]) -> Hidden:
 
 def _embedding(link: Link[Floats], training: Training) -> Floats:
     parallel = training.parallel
-    parameters, holders = sizes.shared_parameters(training.model, parallel.tensor)
+    parameters, holders = sizes.shared_parameters(training.model, parallel.tensor_size)
     size = training.gradient_bytes * parameters
     whole = link.all_reduce(min(holders, parallel.pipeline)).takes(np.array(float(size)))
     return whole.reshape(-1)

@@ -35,9 +35,9 @@ class Messages(NamedTuple):
     @classmethod
     def of(cls, training: Training) -> Messages:
         parallel, blocks = training.parallel, training.blocks
-        of_layer = sizes.kind_parameters(training.model, parallel.tensor, own_word=parallel.pipeline > 1)
+        of_layer = sizes.kind_parameters(training.model, parallel.tensor_size, own_word=parallel.pipeline > 1)
         whole = training.gradient_bytes * float(np.dot(of_layer, blocks.counts[:, -1])) / parallel.pipeline
-        shared, holders = sizes.shared_parameters(training.model, parallel.tensor)
+        shared, holders = sizes.shared_parameters(training.model, parallel.tensor_size)
         return cls(
             shortest=min(training.messages),
             longest=max(training.messages),
@@ -75,7 +75,7 @@ def on_pairs(
     """By pairs of kinds; with `least`, of nodes of one kind by themselves, what no link of theirs goes below."""
     parallel, messages = training.parallel, Messages.of(training)
     gpus = tuple(kinds[kind].gpus for kind in orders[0])
-    pairs = place_pairs(gpus, parallel.tensor, parallel.data, parallel.pipeline)
+    pairs = place_pairs(gpus, parallel.tensor_size, parallel.data, parallel.pipeline)
 
     def table(term: str, size: float) -> LinkTable:
         found = LinkTable.of(kinds, [getattr(kind.factors, term) for kind in kinds], max(1.0, size))

@@ -145,7 +145,7 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
             raise SearchError(f"parallel.schedule_file: {error}") from error
         iteration_s, events = replay(schedule, durations)
     holds = training.blocks.contents(layers)
-    where = place(tuple(node.gpus for node in nodes), parallel.tensor, parallel.data, parallel.pipeline).stages
+    where = place(tuple(node.gpus for node in nodes), parallel.tensor_size, parallel.data, parallel.pipeline).stages
     on = [[nodes[node] for node in stage] for stage in np.split(where.nodes, where.starts[1:])]
     return Prediction(
         iteration_s=iteration_s,

@@ -61,5 +61,5 @@ def of_replicas(plan: PlacedTraining, whole: Durations, alone: Mapping[str, Dura
 def _kinds(plan: PlacedTraining) -> Sequence[tuple[str, ...]]:
     """By replica, the kind of node that has it, stage by stage: a tensor group lies in one node."""
     parallel = plan.training.parallel
-    groups = [node.name for node in plan.nodes for _ in range(node.gpus // parallel.tensor)]
+    groups = [node.name for node in plan.nodes for _ in range(node.gpus // parallel.tensor_size)]
     return [tuple(groups[replica :: parallel.data]) for replica in range(parallel.data)]

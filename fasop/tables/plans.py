@@ -62,7 +62,7 @@ def _table(rows: Sequence[dict[str, str]]) -> Table:
 
 def _sizes(plan: Plan) -> dict[str, str]:
     p = plan.parallel
-    sizes = {"tensor": p.tensor, "data": p.data, "pipeline": p.pipeline, "micro": p.micro_batch_size}
+    sizes = {"tensor": p.tensor_size, "data": p.data, "pipeline": p.pipeline, "micro": p.micro_batch_size}
     return {name: str(size) for name, size in sizes.items()}
 
 
@@ -92,7 +92,7 @@ def _record(plan: Plan, run: Run) -> dict[str, object]:
     p, parts, idle_gpus = plan.parallel, plan.parts, idle(plan)
     return {
         "mbs": p.micro_batch_size,
-        "tp": p.tensor,
+        "tp": p.tensor_size,
         "dp": p.data,
         "pp": p.pipeline,
         "node placement": p.node_order,
@@ -144,7 +144,7 @@ def plan_yaml(plan: Plan, command: str) -> str:
         [
             "# Found by: " + command.replace("\n", "\n# "),
             f"# Predicted: {plan.total * 1e3:.1f} ms an iteration = {terms}; times {plan.basis}.",
-            f"tensor: {q.tensor}",
+            f"tensor: {q.tensor_size}",
             f"data: {q.data}",
             f"pipeline: {q.pipeline}",
             f'partition: "{q.partition}"',

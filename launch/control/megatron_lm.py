@@ -164,7 +164,7 @@ def _layout(experiment: Experiment) -> Options:
     parallel = experiment.parallel
     full = parallel.recompute is Recompute.full
     return {
-        "tensor-model-parallel-size": parallel.tensor,
+        "tensor-model-parallel-size": parallel.tensor_size,
         "pipeline-model-parallel-size": parallel.pipeline,
         "pipeline-model-parallel-layout": layout(experiment.partition.layers, parallel.pipeline),
         "sequence-parallel": _flag(parallel.sequence_parallel),

@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from conf.blocks_of_module import digest_of, known_blocks
+from conf.errors import ConfigError
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from conf.schema.model import Model
@@ -33,6 +34,8 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
     Ranks lie in Megatron's order, tensor fastest, then data, then pipeline, and fill the nodes one after another.
     """
     parallel, model, train = experiment.parallel, experiment.model, experiment.train
+    if not parallel.alike:
+        raise ConfigError("stages of unlike sizes cannot be trained yet")
     names = node_names(experiment)
     counts = experiment.ranks_per_node()
     first_ranks = [0, *accumulate(counts)]
@@ -40,7 +43,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
     gpus = [_gpu_name(experiment, group) for group in experiment.node_order.groups]
     plan = Plan(
         run=run_name,
-        tensor=parallel.tensor,
+        tensor=parallel.tensor_size,
         data=parallel.data,
         pipeline=parallel.pipeline,
         chunks=parallel.chunks,
@@ -68,11 +71,11 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
             )
         ],
         ranks=[
-            Place(rank, node, rank - first, *stage_dp_tp(rank, parallel.tensor, parallel.data))
+            Place(rank, node, rank - first, *stage_dp_tp(rank, parallel.tensor_size, parallel.data))
             for node, (first, count) in enumerate(zip(first_ranks, counts, strict=False))
             for rank in range(first, first + count)
         ],
-        model=replace(model.sized(parallel.tensor), code_digest=code_digest(model)),
+        model=replace(model.sized(parallel.tensor_size), code_digest=code_digest(model)),
         blocks=known_blocks(experiment),
         train=TrainConfig(
             **asdict(train)

@@ -93,7 +93,7 @@ def _rate(plan: Plan) -> tuple[float, str]:
 
 def _sizes(plan: Plan) -> str:
     one = plan.parallel
-    sizes = f"tensor {one.tensor} × data {one.data} × pipeline {one.pipeline}, micro-batch {one.micro_batch_size}"
+    sizes = f"tensor {one.tensor_size} × data {one.data} × pipeline {one.pipeline}, micro-batch {one.micro_batch_size}"
     return f"{sizes}, {options(one)}"
 
 
@@ -153,7 +153,9 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
         rows.append(
             [
                 Cell(f'{name} <span class="tag">{marks[tone]}</span>'),
-                *map(str, (one.tensor, one.data, one.pipeline, one.micro_batch_size, one.partition, one.node_order)),
+                *map(
+                    str, (one.tensor_size, one.data, one.pipeline, one.micro_batch_size, one.partition, one.node_order)
+                ),
                 options(one),
                 f"{plan.total * 1e3:,.1f}",
                 f"{_rate(plan)[0]:,.0f}",
@@ -186,7 +188,7 @@ def _charts(plans: Sequence[Plan]) -> str:
     cost = Axis(title="$ for 1000 steps", values=[_cost(plan) for plan in plans])
     priced = any(not math.isnan(_cost(plan)) for plan in plans)
     keys = {
-        "tensor": [str(plan.parallel.tensor) for plan in plans],
+        "tensor": [str(plan.parallel.tensor_size) for plan in plans],
         "data": [str(plan.parallel.data) for plan in plans],
         "pipeline": [str(plan.parallel.pipeline) for plan in plans],
         "micro-batch": [str(plan.parallel.micro_batch_size) for plan in plans],

@@ -32,7 +32,9 @@ PARTS = {
 def numbers(kind: type) -> set[str]:
     hints = typing.get_type_hints(kind)
     return {
-        field.name for field in fields(kind) if {int, float} & {hints[field.name], *typing.get_args(hints[field.name])}
+        field.name
+        for field in fields(kind)
+        if {int, float, typing.Any} & {hints[field.name], *typing.get_args(hints[field.name])}
     }
 
 

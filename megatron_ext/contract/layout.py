@@ -1,0 +1,114 @@
+"""Where ranks stand: stage by stage, in a stage replica by replica, in a replica by place in the tensor group.
+
+Where all stages are alike this is Megatron's order, tensor fastest, then data, then pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import List, Sequence, Tuple
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks of a plan."""
+
+    tensors: Tuple[int, ...]
+    """Ranks of a tensor group, by stage."""
+    replicas: Tuple[int, ...]
+    """By stage."""
+
+    @classmethod
+    def grid(cls, tensor: int, data: int, pipeline: int) -> Layout:
+        """All stages alike."""
+        return cls((tensor,) * pipeline, (data,) * pipeline)
+
+    @property
+    def stages(self) -> int:
+        return len(self.tensors)
+
+    @property
+    def even(self) -> bool:
+        """Whether all stages have as many replicas, so that each replica is a pipeline of its own."""
+        return len(set(self.replicas)) == 1
+
+    @cached_property
+    def _firsts(self) -> List[int]:
+        """The first rank of each stage, and after the last one."""
+        return [0, *accumulate(t * r for t, r in zip(self.tensors, self.replicas))]
+
+    @property
+    def world_size(self) -> int:
+        return self._firsts[-1]
+
+    def rank(self, stage: int, dp: int, tp: int) -> int:
+        """The rank of a place."""
+        return self._firsts[stage] + dp * self.tensors[stage] + tp
+
+    def stage_dp_tp(self, rank: int) -> Tuple[int, int, int]:
+        """Stage, replica and place in the tensor group of a rank."""
+        return self._places[rank]
+
+    @cached_property
+    def _places(self) -> List[Tuple[int, int, int]]:
+        return [
+            (stage, dp, tp)
+            for stage, (tensor, replicas) in enumerate(zip(self.tensors, self.replicas))
+            for dp in range(replicas)
+            for tp in range(tensor)
+        ]
+
+    def data_groups(self) -> List[List[int]]:
+        """Ranks with the same weights: they all-reduce gradients."""
+        return [
+            [self.rank(stage, dp, tp) for dp in range(self.replicas[stage])]
+            for stage in range(self.stages)
+            for tp in range(self.tensors[stage])
+        ]
+
+    def tensor_groups(self) -> List[List[int]]:
+        """Ranks that share layers."""
+        return [list(self._group(stage, dp)) for stage in range(self.stages) for dp in range(self.replicas[stage])]
+
+    def model_groups(self) -> List[List[int]]:
+        """Ranks that together have the whole model: of each replica, or all ranks where stages have unlike numbers."""
+        if not self.even:
+            return [list(range(self.world_size))]
+        return [
+            [rank for stage in range(self.stages) for rank in self._group(stage, dp)] for dp in range(self.replicas[0])
+        ]
+
+    def channel_groups(self, stages: Sequence[int]) -> List[List[int]]:
+        """Ranks of these stages that hand activations to each other."""
+        if not self.even:
+            return [[rank for stage in stages for dp in range(self.replicas[stage]) for rank in self._group(stage, dp)]]
+        if len(set(self.tensors)) > 1:
+            return [[rank for stage in stages for rank in self._group(stage, dp)] for dp in range(self.replicas[0])]
+        return [
+            [self.rank(stage, dp, tp) for stage in stages]
+            for dp in range(self.replicas[0])
+            for tp in range(self.tensors[0])
+        ]
+
+    def _group(self, stage: int, dp: int) -> range:
+        """The ranks of a tensor group."""
+        first = self.rank(stage, dp, 0)
+        return range(first, first + self.tensors[stage])
+
+    def sources(self, stage: int, dp: int, other: int) -> List[int]:
+        """The replicas of stage `other` that share micro-batches with replica `dp` of `stage`, by micro-batch number.
+
+        Micro-batch m, counted over the iteration, is taken by replica m mod r of a stage of r; the list is of those of
+        this replica in their order, until it repeats.
+        """
+        own, theirs = self.replicas[stage], self.replicas[other]
+        if self.even:
+            return [dp]
+        found: List[int] = []
+        micro_batch = dp
+        while not found or micro_batch % theirs != found[0]:
+            found.append(micro_batch % theirs)
+            micro_batch += own
+        return found
