@@ -10,7 +10,7 @@ from megatron_ext.contract.model import ModelConfig
 
 
 class Block(nn.Module):
-    """A transformer layer; its parts are called as in `megatron_ext.tasks.gpt`."""
+    """A transformer layer; its parts are called as in `megatron_ext.tasks.language.gpt`."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """A layer of Llama; its parts are called as in `megatron_ext.tasks.transformer`."""
+    """A layer of Llama; its parts are called as in `megatron_ext.tasks.language.transformer`."""
 
     cos: torch.Tensor
     sin: torch.Tensor

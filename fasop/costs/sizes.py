@@ -1,4 +1,4 @@
-"""How many weights a rank holds of the parts of a model (megatron_ext/tasks/gpt.py), and what a message weighs."""
+"""How many weights a rank holds of a model's parts (megatron_ext/tasks/language/gpt.py), and what a message weighs."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from typing import Callable, Dict
 from megatron_ext.contract.model import BERT, GPT, MODULE, T5
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.bert import BertTask
 from megatron_ext.tasks.cut import cut
-from megatron_ext.tasks.gpt import GptTask
-from megatron_ext.tasks.module import users_task
+from megatron_ext.tasks.language.bert import BertTask
+from megatron_ext.tasks.language.gpt import GptTask
+from megatron_ext.tasks.language.t5 import T5Task
 from megatron_ext.tasks.stage import Stage, threads_for
-from megatron_ext.tasks.t5 import T5Task
 from megatron_ext.tasks.task import Task
+from megatron_ext.tasks.user.module import users_task
 
 FAMILIES: Dict[str, Callable[[Plan], Task]] = {GPT: GptTask, BERT: BertTask, T5: T5Task, MODULE: users_task}
 

@@ -40,8 +40,8 @@ from megatron_ext.contract.schedules import Kind, schedule
 from megatron_ext.parallel import tensor_parallel
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
 from megatron_ext.tasks.families import stage_of
+from megatron_ext.tasks.language.transformer import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients
-from megatron_ext.tasks.transformer import TransformerLayer
 from tests.support.fasop.plans import MEGATRON, training
 
 

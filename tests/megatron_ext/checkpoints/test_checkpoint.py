@@ -19,7 +19,7 @@ from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.engine.engine import Engine, StepResult
-from megatron_ext.tasks import gpt
+from megatron_ext.tasks.language import gpt
 from tests.support.full_disk import largest_file
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 

@@ -11,8 +11,8 @@ import torch
 
 from megatron_ext.engine import engine, flat
 from megatron_ext.parallel import tensor_parallel
-from megatron_ext.tasks.bert import BertTask
-from megatron_ext.tasks.t5 import T5Task
+from megatron_ext.tasks.language.bert import BertTask
+from megatron_ext.tasks.language.t5 import T5Task
 from tests.megatron_ext.engine.test_layouts_agree import Layout
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.masked import MaskedLoss, masked_samples

@@ -27,10 +27,10 @@ from megatron_ext.engine.reduce import GradientReducer
 from megatron_ext.parallel.grid import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of, task_of
+from megatron_ext.tasks.language.transformer import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Tensors
-from megatron_ext.tasks.transformer import TransformerLayer
 from megatron_ext.timeline.recorder import Recorder
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun
 

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
-from megatron_ext.tasks import initial_weights, language
+from megatron_ext.tasks import initial_weights
 from megatron_ext.tasks.families import stage_of
-from megatron_ext.tasks.gpt import GptTask
 from megatron_ext.tasks.initial_weights import draw
+from megatron_ext.tasks.language import language_task
+from megatron_ext.tasks.language.gpt import GptTask
 from megatron_ext.tasks.stage import Stage
 from tests.megatron_ext.test_worker import ended
 from tests.support.megatron_ext.engine_run import EngineRun
@@ -104,7 +105,7 @@ def test_a_stage_has_the_numbers_of_its_names_however_many_threads_draw_them(
         shard = GptTask(plan).shard(name)
         found = first if shard is None else shard.whole([share[name] for share in shares])
         filled = plan.model.vocab_size if name.endswith("word") else len(found)
-        source = torch.Generator().manual_seed(language._seed(plan.train.seed, name))
+        source = torch.Generator().manual_seed(language_task._seed(plan.train.seed, name))
         std = 0.02 / 6**0.5 if "_out." in name else 0.02
         expected = torch.zeros_like(found)
         expected[:filled] = torch.empty(filled, found.shape[1]).normal_(0.0, std, generator=source)

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 from megatron_ext.contract.plan import ModelConfig
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.language.transformer import TransformerLayer
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
 from megatron_ext.tasks.task import DTYPES
-from megatron_ext.tasks.transformer import TransformerLayer
 
 CONFIG = ModelConfig(layers=1, hidden=8, heads=2, sequence_length=5, vocab_size=7, padded_vocab_size=7)
 

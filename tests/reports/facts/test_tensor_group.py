@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from launch.commands.report import main
-from megatron_ext.tasks.transformer import Embedding
+from megatron_ext.tasks.language.transformer import Embedding
 from reports.facts.breakdown import TENSOR
 from reports.facts.statistics import statistics
 from reports.facts.terms import TITLES

@@ -14,7 +14,7 @@ from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.engine import engine, optimizer
 from megatron_ext.engine.engine import Engine
 from megatron_ext.node import ranks
-from megatron_ext.tasks.gpt import GptTask
+from megatron_ext.tasks.language.gpt import GptTask
 from megatron_ext.tasks.stage import Stage
 
 RANK, AT = int(os.environ["HANG_RANK"]), os.environ["HANG_AT"]

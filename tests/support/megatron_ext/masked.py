@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from megatron_ext.contract.model import BERT, ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples
-from megatron_ext.tasks.language import LanguageTask
+from megatron_ext.tasks.language.language_task import LanguageTask
 
 LABELS = {"labels", "loss_mask", "is_random"}
 

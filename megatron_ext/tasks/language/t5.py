@@ -14,9 +14,10 @@ from megatron_ext.data.masked_samples import masking_of
 from megatron_ext.data.samples import Samples
 from megatron_ext.data.t5_samples import T5Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
-from megatron_ext.tasks.language import LanguageTask
+from megatron_ext.tasks.language.language_task import LanguageTask
+from megatron_ext.tasks.language.norms import Norm
+from megatron_ext.tasks.language.transformer import Embedding, Head
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Held, Micro, Tensors, Wire
-from megatron_ext.tasks.transformer import Embedding, Head, Norm
 
 
 class T5Task(LanguageTask):

@@ -25,10 +25,10 @@ from megatron_ext.contract.model import BERT, ModelConfig
 from megatron_ext.contract.parameters import parameter_count
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks import language
-from megatron_ext.tasks.bert import BertTask
 from megatron_ext.tasks.families import stage_of
-from megatron_ext.tasks.t5 import T5Task
+from megatron_ext.tasks.language import language_task
+from megatron_ext.tasks.language.bert import BertTask
+from megatron_ext.tasks.language.t5 import T5Task
 from tests.megatron_ext.engine.test_layouts_agree import Layout
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.masked import MaskedLoss, masked_samples
@@ -57,8 +57,8 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> None:
     for task in (BertTask, T5Task):
         monkeypatch.setattr(task, "samples", masked_samples)
     # Weights ten times as large, so that it matters which GELU a layer has, and which tokens are seen.
-    draw = language.draw
-    monkeypatch.setattr(language, "draw", lambda *rest: draw(*rest[:6], 10.0 * rest[6], *rest[7:]))
+    draw = language_task.draw
+    monkeypatch.setattr(language_task, "draw", lambda *rest: draw(*rest[:6], 10.0 * rest[6], *rest[7:]))
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -12,10 +12,10 @@ from typing import Any, Dict, List, Sequence, Set, Tuple, Type
 import torch
 from torch import Tensor, fx, nn
 
-from megatron_ext.tasks import tree
-from megatron_ext.tasks.in_place import not_in_place, take_results
-from megatron_ext.tasks.pieces import Piece, Pieces, Value
-from megatron_ext.tasks.tracing import LINE, trace
+from megatron_ext.tasks.user import tree
+from megatron_ext.tasks.user.in_place import not_in_place, take_results
+from megatron_ext.tasks.user.pieces import Piece, Pieces, Value
+from megatron_ext.tasks.user.tracing import LINE, trace
 
 _OF_SHAPES = {"size", "dim", "numel", "ndimension", "element_size", "is_floating_point", "stride"}
 """Methods of a tensor whose result follows from its shape and number format, the same for all micro-batches."""

@@ -12,9 +12,9 @@ from megatron_ext.data.blend import samples_of_plan
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
-from megatron_ext.tasks.language import LanguageTask
+from megatron_ext.tasks.language.language_task import LanguageTask
+from megatron_ext.tasks.language.transformer import Embedding, Head
 from megatron_ext.tasks.task import SEQUENCE, Block, Held, Micro, Tensors, Wire
-from megatron_ext.tasks.transformer import Embedding, Head
 
 
 class GptTask(LanguageTask):

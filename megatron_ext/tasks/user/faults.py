@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.tasks.task import LOGGED
-from megatron_ext.tasks.user_code import UserCode
+from megatron_ext.tasks.user.code import UserCode
 
 META, CPU = "meta", "cpu"
 _METRIC = re.compile(r"\w[\w /.@-]*")

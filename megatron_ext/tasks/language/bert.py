@@ -17,10 +17,11 @@ from megatron_ext.data.blend import samples_of_plan
 from megatron_ext.data.masked_samples import masking_of
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
-from megatron_ext.tasks.language import LanguageTask
+from megatron_ext.tasks.language.language_task import LanguageTask
+from megatron_ext.tasks.language.norms import norm
+from megatron_ext.tasks.language.transformer import Embedding, Head, empty_linear
 from megatron_ext.tasks.linear import linear
 from megatron_ext.tasks.task import SEQUENCE, Block, Held, Micro, Tensors, Wire
-from megatron_ext.tasks.transformer import Embedding, Head, empty_linear, norm
 
 MASKED = 0.15
 """The part of an example's tokens that the loss asks for."""

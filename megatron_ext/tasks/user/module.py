@@ -14,16 +14,16 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks import tree, user_code
-from megatron_ext.tasks.capture import capture
-from megatron_ext.tasks.faults import require_gradients
-from megatron_ext.tasks.look import Functions, Given, Look, Sample, as_number, look_at, returned, wires_of
-from megatron_ext.tasks.own_task import checked
-from megatron_ext.tasks.pieces import Pieces, children, one_piece
 from megatron_ext.tasks.task import DTYPES, Block, Micro, Task, Tensors, Wire
-from megatron_ext.tasks.user_block import HELD_AS, Form, UserBlock, copied
-from megatron_ext.tasks.user_code import UserCode
-from megatron_ext.tasks.user_samples import INPUTS, TARGETS, UserSamples
+from megatron_ext.tasks.user import tree
+from megatron_ext.tasks.user.block import HELD_AS, Form, UserBlock, copied
+from megatron_ext.tasks.user.capture import capture
+from megatron_ext.tasks.user.code import UserCode, load, make
+from megatron_ext.tasks.user.faults import require_gradients
+from megatron_ext.tasks.user.look import Functions, Given, Look, Sample, as_number, look_at, returned, wires_of
+from megatron_ext.tasks.user.own_task import checked
+from megatron_ext.tasks.user.pieces import Pieces, children, one_piece
+from megatron_ext.tasks.user.samples import INPUTS, TARGETS, UserSamples
 
 LOSS, METRICS, WEIGHT = "loss", "metrics", "weight"
 """Functions of the user's file."""
@@ -142,9 +142,9 @@ def users_task(plan: Plan) -> Task:
     assert plan.model.code is not None
     with torch.random.fork_rng([]):
         torch.manual_seed(plan.train.seed)  # the file may make the model while it is imported
-        code = user_code.load(plan.model.code, plan.model.code_digest)
+        code = load(plan.model.code, plan.model.code_digest)
         torch.manual_seed(plan.train.seed)
-        made = user_code.make(code, plan)
+        made = make(code, plan)
     if isinstance(made, Task):
         return checked(made, code, plan)
     if not isinstance(made, nn.Module):

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
-from typing import Any, Callable, Optional, Tuple, Union
+from functools import partial
+from typing import Callable, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
-from megatron_ext.contract.model import RMS_NORM, ROTARY, ModelConfig, Stack
+from megatron_ext.contract.model import ROTARY, ModelConfig, Stack
 from megatron_ext.contract.parameters import block_parameters
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_embedding
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
+from megatron_ext.tasks.language.norms import norm
+from megatron_ext.tasks.language.rotary import rotary, rotated
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
-
-LOW_FREQUENCY, HIGH_FREQUENCY, TRAINED_WITH = 1.0, 4.0, 8192
-"""Of Llama 3's scaled rotary embedding: waves longer than `TRAINED_WITH / LOW_FREQUENCY` tokens are stretched, those
-shorter than `TRAINED_WITH / HIGH_FREQUENCY` are not, and between them by part (as in Megatron-LM)."""
 
 
 class Dropout:
@@ -245,79 +242,6 @@ class Head(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """Of what is normalized."""
         return linear(self.tensor.enter(x), self.word, self.bias, self.later)
-
-
-class RMSNorm(nn.Module):
-    """Root mean square normalization, computed in fp32 (Zhang and Sennrich 2019)."""
-
-    def __init__(self, hidden: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden))
-        self.epsilon = epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _RMSNorm.apply(x, self.weight, self.epsilon)  # type: ignore[no-untyped-call]
-        return y
-
-
-class _RMSNorm(Function):
-    """Keeps only what comes in and one number a token: autograd's own way would keep three tensors more."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        wide = x.float()
-        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-        ctx.save_for_backward(x, weight, inverse)
-        return (wide * inverse).to(x.dtype) * weight
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, Tensor, None]:
-        x, weight, inverse = ctx.saved_tensors
-        normal = x.float() * inverse
-        of_weight = (gradient * normal.to(x.dtype)).flatten(0, -2).sum(0)
-        of_normal = (gradient * weight).float()
-        of_x = inverse * (of_normal - normal * (of_normal * normal).mean(-1, keepdim=True))
-        return of_x.to(x.dtype), of_weight, None
-
-
-def norm(config: ModelConfig) -> nn.Module:
-    """A normalization layer of the model's kind."""
-    if config.normalization == RMS_NORM:
-        return RMSNorm(config.hidden, config.norm_epsilon)
-    return nn.LayerNorm(config.hidden, config.norm_epsilon)
-
-
-@lru_cache(maxsize=8)
-def rotary(config: ModelConfig, sequence: int, device: torch.device) -> Tuple[Tensor, Tensor]:
-    """Cosines and sines [sequence, head width] by which queries and keys are rotated (Su et al. 2021), fp32."""
-    half = torch.arange(0, config.head_width, 2, dtype=torch.float32)
-    frequencies = 1.0 / config.rotary_base ** (half / config.head_width)
-    if config.rope_scaling_factor is not None:
-        waves = 2 * math.pi / frequencies
-        kept = (TRAINED_WITH / waves - LOW_FREQUENCY) / (HIGH_FREQUENCY - LOW_FREQUENCY)
-        kept = kept.clamp(0.0, 1.0)
-        frequencies = frequencies * (kept + (1 - kept) / config.rope_scaling_factor)
-    angles = torch.outer(torch.arange(sequence, dtype=torch.float32), frequencies)
-    angles = torch.cat([angles, angles], -1)
-    return angles.cos().to(device), angles.sin().to(device)
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [batch, heads, sequence, width], each pair of numbers half a width apart turned by its angle."""
-    first, second = x.chunk(2, -1)
-    return x * cos.to(x.dtype) + torch.cat([-second, first], -1) * sin.to(x.dtype)
-
-
-class Norm(nn.Module):
-    """The norm behind a stack whose result another one attends to."""
-
-    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
-        super().__init__()
-        self.norm = norm(config)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(x)
-        return y
 
 
 def empty_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:

@@ -18,7 +18,7 @@ from megatron_ext.contract.model import ModelConfig
 from megatron_ext.contract.parameters import parameter_count
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
-from megatron_ext.tasks.transformer import rotary
+from megatron_ext.tasks.language.rotary import rotary
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 from tests.support.megatron_ext.textbook import textbook
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.data.samples import Samples
-from megatron_ext.tasks import tree
-from megatron_ext.tasks.user_code import UserCode
+from megatron_ext.tasks.user import tree
+from megatron_ext.tasks.user.code import UserCode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -160,7 +160,7 @@ def _is_users(file: str) -> bool:
 
 _OTHERS = tuple(
     str(folder)
-    for folder in (Path(torch.__file__).parent, Path(__file__).resolve().parents[1], Path(inspect.__file__).parent)
+    for folder in (Path(torch.__file__).parent, Path(__file__).resolve().parents[2], Path(inspect.__file__).parent)
 )
 
 

@@ -13,8 +13,8 @@ from conf.errors import ConfigError
 from megatron_ext import blocks
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks import user_code
 from megatron_ext.tasks.families import task_of
+from megatron_ext.tasks.user.code import digest, load
 from tests.support import ROOT
 from tests.support.megatron_ext.pages import blocks_of_page, logged_losses, printed
 
@@ -143,11 +143,11 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Captur
 def test_a_file_that_changed_since_the_launch_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "changing.py"
     file.write_text("Net = 1\n")
-    before = user_code.digest(file)
-    assert user_code.load(f"{file}:Net", before).name == "Net"
+    before = digest(file)
+    assert load(f"{file}:Net", before).name == "Net"
     file.write_text("Net = 2\n")
     with pytest.raises(EngineError, match="has changed since the run was launched"):
-        user_code.load(f"{file}:Net", before)
+        load(f"{file}:Net", before)
 
 
 def test_the_page_about_your_model_shows_what_its_code_and_commands_give(tmp_path: Path) -> None:

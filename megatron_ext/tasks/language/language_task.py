@@ -16,8 +16,8 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 from megatron_ext.tasks.cut import block_of
 from megatron_ext.tasks.initial_weights import draw
+from megatron_ext.tasks.language.transformer import TransformerLayer
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Task, Wire
-from megatron_ext.tasks.transformer import TransformerLayer
 
 
 class LanguageTask(Task):

@@ -14,8 +14,8 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.tasks import torch_stacks
-from megatron_ext.tasks.user_code import described, line_here
+from megatron_ext.tasks.user import torch_stacks
+from megatron_ext.tasks.user.code import described, line_here
 
 LINE = "line"
 """Under `Node.meta`: where in the user's code a node comes from."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from megatron_ext.tasks import tree
+from megatron_ext.tasks.user import tree
 
 HELD_AS = "module"
 """The name of the user's module in a block."""

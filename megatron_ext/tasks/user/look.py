@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.tasks import tree
-from megatron_ext.tasks.faults import (
+from megatron_ext.tasks.task import Tensors, Wire
+from megatron_ext.tasks.user import tree
+from megatron_ext.tasks.user.block import Form, copied
+from megatron_ext.tasks.user.code import UserCode
+from megatron_ext.tasks.user.faults import (
     CPU,
     META,
     Fault,
@@ -24,10 +27,7 @@ from megatron_ext.tasks.faults import (
     require_loss,
     require_metrics,
 )
-from megatron_ext.tasks.pieces import Piece, Pieces, Value
-from megatron_ext.tasks.task import Tensors, Wire
-from megatron_ext.tasks.user_block import Form, copied
-from megatron_ext.tasks.user_code import UserCode
+from megatron_ext.tasks.user.pieces import Piece, Pieces, Value
 
 
 class Given(NamedTuple):

@@ -1,0 +1,1 @@
+"""Transformers over tokens: GPT and Llama, BERT, T5."""
