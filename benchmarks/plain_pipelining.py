@@ -18,7 +18,7 @@ from benchmarks.textbook import Block, LlamaBlock
 from megatron_ext.contract.model import RMS_NORM
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.data.samples import BEGINNING, Samples
-from megatron_ext.engine.optimizer import learning_rate
+from megatron_ext.engine.learning_rate import learning_rate
 from megatron_ext.parallel.grid import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of

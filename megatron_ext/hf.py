@@ -21,13 +21,13 @@ from torch import Tensor
 from megatron_ext.checkpoints import hf_files, hf_gpt2, hf_llama, safetensors
 from megatron_ext.checkpoints.hf_files import taken
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_file, part_names
-from megatron_ext.checkpoints.tensors import WEIGHTS
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular
 from megatron_ext.contract.model import OPTIONS, ModelConfig
 from megatron_ext.contract.parameters import checkpoint_parameter
 from megatron_ext.contract.run_files import META
 from megatron_ext.data.indexed_dataset import replacing
+from megatron_ext.engine.optimizer import WEIGHTS
 
 FAMILIES = {"gpt2": hf_gpt2, "llama": hf_llama}
 """By `model_type` of config.json."""

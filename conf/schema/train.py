@@ -9,6 +9,7 @@ from omegaconf import MISSING
 from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
+from megatron_ext.contract.train_config import DECAYING, ONLY_WITH, OPTIONS
 
 
 class Precision(StrEnum):
@@ -17,6 +18,31 @@ class Precision(StrEnum):
     fp32 = "fp32"
     bf16 = "bf16"
     fp16 = "fp16"
+
+
+class Optimizer(StrEnum):
+    """How the weights follow their gradients (docs/training.md); biases and norms never decay."""
+
+    adamw = "adamw"
+    """Adam with decoupled weight decay."""
+    adam = "adam"
+    """Adam whose gradients carry the weight decay (L2)."""
+    sgd = "sgd"
+    """With momentum, and Nesterov's where asked for; the gradients carry the weight decay."""
+    lamb = "lamb"
+    """Adam whose updates are scaled to the norm of each weight matrix, for large batches."""
+
+
+class LrPolicy(StrEnum):
+    """How the learning rate goes on after its warm-up (docs/training.md)."""
+
+    cosine = "cosine"
+    constant = "constant"
+    step = "step"
+    polynomial = "polynomial"
+    exponential = "exponential"
+    noam = "noam"
+    linear = "linear"
 
 
 @config
@@ -28,6 +54,17 @@ class Train:
     lr_warmup_iterations: int = 0
     lr_decay_iterations: int | None = None
     """Length of warm-up and cosine together; null: all iterations."""
+    lr_policy: LrPolicy = LrPolicy.cosine
+    lr_step_iterations: int | None = None
+    """Of lr_policy step and exponential: the learning rate takes so many iterations for each factor lr_gamma."""
+    lr_gamma: float = 0.1
+    lr_power: float = 1.0
+    """Of lr_policy polynomial."""
+    optimizer: Optimizer = Optimizer.adamw
+    momentum: float = 0.9
+    """Of optimizer sgd."""
+    nesterov: bool = False
+    """Of optimizer sgd."""
     weight_decay: float = 0.01
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
@@ -60,6 +97,7 @@ class Train:
         ranges.check("train", self)
         _check_saving(self)
         _check_learning_rate(self)
+        _check_options(self)
 
 
 def _check_saving(train: Train) -> None:
@@ -75,6 +113,9 @@ def _check_saving(train: Train) -> None:
 def _check_learning_rate(train: Train) -> None:
     if not 0 <= train.min_lr <= train.lr:
         raise ConfigError(f"train.min_lr={train.min_lr} must be between 0 and train.lr={train.lr}")
+    if str(train.lr_policy) not in DECAYING:
+        _check_policy(train)
+        return
     key = "iterations" if train.lr_decay_iterations is None else "lr_decay_iterations"
     decay = getattr(train, key)
     if not 0 <= train.lr_warmup_iterations < decay:
@@ -82,3 +123,34 @@ def _check_learning_rate(train: Train) -> None:
             f"train.lr_warmup_iterations={train.lr_warmup_iterations} must be at least 0 and less than "
             f"train.{key}={decay}"
         )
+
+
+def _check_policy(train: Train) -> None:
+    """Of a policy that goes on without end."""
+    if train.lr_policy is LrPolicy.noam and train.lr_warmup_iterations < 1:
+        raise ConfigError(
+            f"train.lr_policy=noam falls from the end of the warm-up on, but train.lr_warmup_iterations="
+            f"{train.lr_warmup_iterations}; give it at least 1, such as 4000"
+        )
+    if train.lr_policy in (LrPolicy.step, LrPolicy.exponential) and train.lr_step_iterations is None:
+        raise ConfigError(
+            f"train.lr_policy={train.lr_policy} multiplies the learning rate by train.lr_gamma={train.lr_gamma:g} each "
+            "time train.lr_step_iterations have passed; give that number"
+        )
+
+
+def _check_options(train: Train) -> None:
+    """An option that another optimizer or policy alone looks at would be forgotten in silence."""
+    if train.nesterov and not train.momentum:
+        raise ConfigError(
+            "train.nesterov=true looks ahead along the momentum, but train.momentum=0; use train.momentum=0.9, or "
+            "train.nesterov=false"
+        )
+    for key, (decider, allowed) in ONLY_WITH.items():
+        value, decided = getattr(train, key), str(getattr(train, decider))
+        if decided not in allowed and value != OPTIONS[key]:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise ConfigError(
+                f"train.{key}={shown} does nothing with train.{decider}={decided}; use train.{decider}="
+                f"{' or '.join(allowed)}, or leave it out"
+            )

@@ -42,7 +42,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     model, parallel, train = experiment.model, experiment.parallel, experiment.train
     if train.load is not None:
         try:
-            meta.to_load(Path(train.load), model.sized(1).identity(), train.iterations)
+            meta.to_load(Path(train.load), model.sized(1).identity(), train.iterations, str(train.optimizer))
         except EngineError as error:
             raise LaunchError(str(error)) from error
     if parallel.schedule_file is not None:

@@ -21,9 +21,9 @@ from megatron_ext.contract.plan import (
     Plan,
     RehearsalConfig,
     RunNode,
-    TrainConfig,
 )
 from megatron_ext.contract.rank_order import stage_dp_tp
+from megatron_ext.contract.train_config import TrainConfig
 
 
 def make_plan(experiment: Experiment, run_name: str) -> Plan:
@@ -81,6 +81,8 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
             **asdict(train)
             | {
                 "precision": str(train.precision),
+                "optimizer": str(train.optimizer),
+                "lr_policy": str(train.lr_policy),
                 "lr_decay_iterations": decay,
                 "load": train.load and os.path.abspath(train.load),  # noqa: PTH100
             }

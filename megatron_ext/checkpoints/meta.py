@@ -13,6 +13,7 @@ from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.model import ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.run_files import CHECKPOINTS, LATEST, META
+from megatron_ext.contract.train_config import ADAMW, OPTIMIZERS
 from megatron_ext.data.samples import Position
 
 VERSION = 2
@@ -33,6 +34,8 @@ class Meta:
     """`Samples.order` of the run; None if no sample was consumed."""
     model: Dict[str, object]
     """`ModelConfig.identity`."""
+    optimizer: str = ADAMW
+    """Whose state it has; not written where it is AdamW's."""
 
     def config(self) -> ModelConfig:
         """The model, without padding of its vocabulary.
@@ -49,7 +52,10 @@ class Meta:
         return config
 
     def as_json(self) -> str:
-        return json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n"
+        content = {"version": VERSION, **asdict(self)}
+        if self.optimizer == ADAMW:
+            del content["optimizer"]
+        return json.dumps(content, indent=1) + "\n"
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ class Checkpoint:
         for key in ("iteration", "consumed_samples", "updates"):
             if content[key] < 0:
                 raise EngineError(f"{path}: damaged: {key}={content[key]} must be at least 0")
+        if meta.optimizer not in OPTIMIZERS:
+            raise EngineError(f"{path}: damaged: optimizer={meta.optimizer!r} must be one of {', '.join(OPTIMIZERS)}")
         return cls(folder, meta)
 
     @classmethod
@@ -156,15 +164,26 @@ def require_model(found: Checkpoint, model: Mapping[str, object]) -> None:
         )
 
 
-def to_load(path: Path, model: Mapping[str, object], iterations: int) -> Checkpoint:
+def require_optimizer(found: Checkpoint, optimizer: str) -> None:
+    """Raises EngineError if a checkpoint has the state of another optimizer than this one."""
+    if found.meta.updates and found.meta.optimizer != optimizer:
+        raise EngineError(
+            f"{found.folder}: has the state of train.optimizer={found.meta.optimizer}, which train.optimizer="
+            f"{optimizer} cannot go on with; use train.optimizer={found.meta.optimizer}, or take the weights alone, by "
+            "export and import with python -m megatron_ext.hf"
+        )
+
+
+def to_load(path: Path, model: Mapping[str, object], iterations: int, optimizer: str) -> Checkpoint:
     """The checkpoint that a new run of `iterations` in all goes on from, where `train.load` is `path`.
 
     Raises:
-        EngineError: there is none, or it is of another model, or leaves nothing to train.
+        EngineError: there is none, or it is of another model or optimizer, or leaves nothing to train.
     """
     try:
         found = Checkpoint.at(path)
         require_model(found, model)
+        require_optimizer(found, optimizer)
     except EngineError as error:
         raise EngineError(f"train.load={path}: {error}") from error
     except OSError as error:

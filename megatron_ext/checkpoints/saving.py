@@ -83,6 +83,7 @@ class Saver:
             scaler=optimizer.scaler.state(),
             order=self._order,
             model=self._plan.model.identity(),
+            optimizer=self._plan.train.optimizer,
         )
         if self._place.rank == 0:
             with _told(final):

@@ -12,17 +12,15 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.checkpoints import safetensors
-from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name, require_model, to_load
+from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name, require_model, require_optimizer, to_load
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.optimizer import WEIGHTS
 from megatron_ext.parallel.comm import all_gather, told
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import Task
 
-WEIGHTS = "weights"
-KINDS = (WEIGHTS, "adam_m", "adam_v")
-"""What a part holds of each parameter: the tensor `<kind>/<parameter>`, whole and in fp32."""
 STATE = "state"
 """What a part holds of what is not trained, such as running statistics: the tensor `state/<name>`."""
 
@@ -30,6 +28,7 @@ STATE = "state"
 def parts(engine: Engine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
     """The parts of the model that this rank's stage holds, one at a time, with the tensors of each on the CPU.
 
+    A part holds of each parameter the tensors `<kind>/<parameter>`, whole and in fp32 (`Optimizer.kinds`).
     All ranks of a tensor group go through it together; only the first gets the parts. `state` is the optimizer's.
     A copy of a tied parameter is left out: the stage of the owner has it. So is what only pads a parameter.
     """
@@ -73,8 +72,11 @@ def _find(plan: Plan) -> Optional[Checkpoint]:
     if plan.files.latest_checkpoint.is_file():
         found = Checkpoint.at(own)
         require_model(found, model)
+        require_optimizer(found, plan.train.optimizer)
         return found
-    return None if plan.train.load is None else to_load(Path(plan.train.load), model, plan.train.iterations)
+    if plan.train.load is None:
+        return None
+    return to_load(Path(plan.train.load), model, plan.train.iterations, plan.train.optimizer)
 
 
 def check_order(checkpoint: Checkpoint, order: Dict[str, float]) -> None:
@@ -106,7 +108,8 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
         EngineError: a part is missing, damaged, or not of this model; the message has the file.
     """
     flat = engine.flat
-    state = {kind: torch.zeros(flat.weight.numel()) for kind in KINDS}
+    kinds = engine.optimizer.kinds
+    state = {kind: torch.zeros(flat.weight.numel()) for kind in kinds}
     names: Dict[str, List[str]] = {}
     for name, (block, _) in engine.places.items():
         names.setdefault(block, []).append(name)
@@ -119,7 +122,7 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
             if holder == block:
                 like = _kept(kept)
                 kept.data.copy_(_tensor(path, content, f"{STATE}/{inner}", list(like.shape), like.dtype))
-        for kind in KINDS if checkpoint.meta.updates else (WEIGHTS,):
+        for kind in kinds if checkpoint.meta.updates else (WEIGHTS,):
             for name in members:
                 target = flat.view(name, state[kind])
                 padded = _whole_shape(name, target, engine.tensor, engine.task)

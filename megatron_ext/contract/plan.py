@@ -14,6 +14,8 @@ from megatron_ext.contract.model import MODULE, OPTIONS, SIZES, ModelConfig
 from megatron_ext.contract.plan_check import MAY_LACK, PlanFault, build, check_object, require
 from megatron_ext.contract.plan_rules import check_rules
 from megatron_ext.contract.run_files import RunFiles
+from megatron_ext.contract.train_config import OPTIONS as TRAIN_OPTIONS
+from megatron_ext.contract.train_config import TrainConfig
 
 VERSION = 2
 EVEN = 1
@@ -49,32 +51,6 @@ class Masking:
     """Whether long runs are more frequent than short ones."""
     geometric: bool
     """Whether the lengths of runs are distributed geometrically (SpanBERT), which overrides `longer_ngrams`."""
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Optimizer, schedule and logging."""
-
-    iterations: int
-    seed: int
-    lr: float
-    min_lr: float
-    lr_warmup_iterations: int
-    lr_decay_iterations: int
-    weight_decay: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_eps: float
-    clip_grad: float
-    precision: str
-    compile: bool
-    log_interval: int
-    load: Optional[str]
-    checkpoint: bool
-    save_interval: Optional[int]
-    keep_checkpoints: int
-    save_async: bool
-    comm_timeout_s: int
 
 
 @dataclass(frozen=True)
@@ -235,6 +211,9 @@ class Plan(Content):
             key: value
             for key, value in content["model"].items()
             if value != OPTIONS.get(key, MISSING) and key not in sizes
+        }
+        content["train"] = {
+            key: value for key, value in content["train"].items() if value != TRAIN_OPTIONS.get(key, MISSING)
         }
         del content["folder"]
         for key in MAY_LACK:

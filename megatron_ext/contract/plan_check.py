@@ -39,6 +39,8 @@ from megatron_ext.contract.model import (
     T5,
     ModelConfig,
 )
+from megatron_ext.contract.train_config import LR_POLICIES, OPTIMIZERS, TrainConfig
+from megatron_ext.contract.train_config import OPTIONS as TRAIN_OPTIONS
 
 MAY_LACK = ("shares", "blocks", "data_masking")
 """Keys of a plan that are left out where they are null."""
@@ -99,12 +101,14 @@ _RANGES: Dict[str, Range] = {
         f"train.{key}": _COUNT
         for key in (
             *("iterations", "lr_decay_iterations", "log_interval", "save_interval", "keep_checkpoints"),
-            "comm_timeout_s",
+            *("comm_timeout_s", "lr_step_iterations"),
         )
     },
     **{f"train.{key}": _NOT_NEGATIVE for key in ("min_lr", "lr_warmup_iterations", "weight_decay", "clip_grad")},
-    **{f"train.{key}": _POSITIVE for key in ("lr", "adam_eps")},
-    **{f"train.{key}": _FRACTION for key in ("adam_beta1", "adam_beta2")},
+    **{f"train.{key}": _POSITIVE for key in ("lr", "adam_eps", "lr_gamma", "lr_power")},
+    **{f"train.{key}": _FRACTION for key in ("adam_beta1", "adam_beta2", "momentum")},
+    "train.optimizer": _one_of(*OPTIMIZERS),
+    "train.lr_policy": _one_of(*LR_POLICIES),
     "train.seed": _from(0, 2**32 - 1),
     "train.precision": _one_of("fp32", "fp16", "bf16"),
     "data_blend.weight": _POSITIVE,
@@ -221,9 +225,10 @@ def _may_lack(kind: Any, name: str) -> bool:
 
 
 def _has_default(kind: Any, name: str) -> bool:
-    return kind is ModelConfig and name in OPTIONS
+    return name in _OPTIONS.get(kind, ())
 
 
+_OPTIONS = {ModelConfig: OPTIONS, TrainConfig: TRAIN_OPTIONS}
 _BEFORE = {"chunks": 1, "recompute": "none", "precision": "fp32"}
 """What runs did before there was a key for it."""
 

@@ -9,6 +9,8 @@ from typing import Any, Callable, Iterator, List, Mapping, Tuple
 from megatron_ext.contract.model import BERT, GPT, MODULE, ONLY_OF, OPTIONS, T5
 from megatron_ext.contract.plan_check import fault
 from megatron_ext.contract.rank_order import stage_dp_tp
+from megatron_ext.contract.train_config import COSINE, DECAYING, EXPONENTIAL, NOAM, ONLY_WITH, STEP
+from megatron_ext.contract.train_config import OPTIONS as OPTIONS_OF_TRAINING
 
 Values = Mapping[str, Any]
 Faults = Iterator[Tuple[str, Any, str]]
@@ -136,8 +138,19 @@ def _train(plan: Values) -> Faults:
     if {"min_lr", "lr"} <= train.keys() and train["min_lr"] > train["lr"]:
         yield "train.min_lr", train["min_lr"], f"at most train.lr={train['lr']}"
     warmup, decay = train.get("lr_warmup_iterations", 0), train.get("lr_decay_iterations", math.inf)
-    if warmup >= decay:
+    policy = train.get("lr_policy", COSINE)
+    if warmup >= decay and policy in DECAYING:
         yield "train.lr_warmup_iterations", warmup, f"below train.lr_decay_iterations={decay}"
+    if policy in (STEP, EXPONENTIAL) and train.get("lr_step_iterations") is None:
+        yield "train.lr_step_iterations", None, f"given with train.lr_policy={policy}"
+    if train.get("nesterov") and train.get("momentum") == 0:
+        yield "train.momentum", 0, "above 0 with train.nesterov"
+    if policy == NOAM and not warmup:
+        yield "train.lr_warmup_iterations", warmup, "at least 1 with train.lr_policy=noam"
+    for key, (decider, allowed) in ONLY_WITH.items():
+        value, decided = train.get(key, OPTIONS_OF_TRAINING[key]), train.get(decider, OPTIONS_OF_TRAINING[decider])
+        if decided not in allowed and value != OPTIONS_OF_TRAINING[key]:
+            yield f"train.{key}", value, f"{json.dumps(OPTIONS_OF_TRAINING[key])} with train.{decider}={decided}"
 
 
 def _data(plan: Values) -> Faults:

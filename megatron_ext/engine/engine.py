@@ -114,6 +114,8 @@ class Engine:
             DataGroup(plan.data, place.dp, groups.data),
             plan.sharded_optimizer,
             list(elsewhere.values()),
+            groups.tensor,
+            {name for name, _ in named if task.shard(name) is not None},
         )
         self._actions = actions_of(plan, place.dp)[place.stage]
         later = WeightGradients(self.flat.add, self.flat.add_rows)

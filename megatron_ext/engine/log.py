@@ -14,7 +14,7 @@ from megatron_ext.contract.operations import flops_per_token
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import BEGINNING, Position
 from megatron_ext.engine.engine import StepResult
-from megatron_ext.engine.optimizer import learning_rate
+from megatron_ext.engine.learning_rate import learning_rate
 
 
 def iteration_line(plan: Plan, metrics: Dict[str, Any], own: Mapping[str, Optional[float]] = {}) -> str:

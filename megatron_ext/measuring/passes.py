@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from megatron_ext.contract.plan import TrainConfig
+from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.measuring.laps import Lap, Marks

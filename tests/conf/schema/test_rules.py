@@ -17,6 +17,26 @@ SEED = "experiment=seed_a10x8"
 HET = "experiment=seed_a100x1_a10x7"
 
 BROKEN = {
+    "momentum of an optimizer without": (
+        ["train.momentum=0.8"],
+        "train.momentum=0.8 does nothing with train.optimizer=adamw; use train.optimizer=sgd, or leave it out",
+    ),
+    "Nesterov's momentum without any": (
+        ["train.optimizer=sgd", "train.nesterov=true", "train.momentum=0"],
+        "train.nesterov=true looks ahead along the momentum, but train.momentum=0; use train.momentum=0.9",
+    ),
+    "a factor of a policy without steps": (
+        ["train.lr_gamma=0.5"],
+        "train.lr_gamma=0.5 does nothing with train.lr_policy=cosine; use train.lr_policy=step or exponential",
+    ),
+    "steps of no length": (
+        ["train.lr_policy=step"],
+        "train.lr_policy=step multiplies the learning rate by train.lr_gamma=0.1 each time train.lr_step_iterations",
+    ),
+    "Noam without a warm-up": (
+        ["train.lr_policy=noam", "train.lr_warmup_iterations=0"],
+        "train.lr_policy=noam falls from the end of the warm-up on, but train.lr_warmup_iterations=0; give it",
+    ),
     "layers are not the partition's sum": (
         ["parallel.partition=1-4"],
         "parallel.partition=1-4 has 1 + 4 = 5 layers, but model.layers=4; nearest that fits: 1-3",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from conf.schema.experiment import Cluster, Experiment, Gpu, NodeGroup, Parallel
 from launch.control.plan import make_plan
 from launch.judge.plan_line import plan_line
 from megatron_ext.contract.plan import Corpus, Plan
+from megatron_ext.contract.train_config import TrainConfig
 
 DEMO = compose([])
 
@@ -133,3 +134,11 @@ def test_the_plan_in_a_line() -> None:
     assert plan_line(make_plan(DEMO, "a/b")) == (
         "tensor 1 x data 2 x pipeline 2, partition 1-3, micro-batch 2, global batch 16, 4 ranks on 1 node"
     )
+
+
+def test_a_plan_names_only_the_options_of_training_that_are_not_at_their_default() -> None:
+    options = ["train.optimizer=sgd", "train.momentum=0.5", "train.lr_policy=step", "train.lr_step_iterations=7"]
+    before = make_plan(compose([]), "a/b").as_json()["train"]
+    assert set(before) == {field.name for field in fields(TrainConfig) if field.default is MISSING}
+    own = {"optimizer": "sgd", "momentum": 0.5, "lr_policy": "step", "lr_step_iterations": 7}
+    assert make_plan(compose(options), "a/b").as_json()["train"] == {**before, **own}

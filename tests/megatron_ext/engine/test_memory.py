@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megatron_ext.checkpoints.tensors import KINDS
 from megatron_ext.contract.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.gpt_samples import GptSamples
@@ -100,7 +99,7 @@ def test_a_sharded_optimizer_keeps_its_share_only(
     engine = first_rank(engine_run("parallel.data=4", "parallel.pipeline=1", *options).plan)
     monkeypatch.setattr(dist, "all_gather", lambda *given, **_: None)
     numel = engine.flat.weight.numel()
-    engine.optimizer.load({kind: torch.zeros(numel) for kind in KINDS}, 1)
+    engine.optimizer.load({kind: torch.zeros(numel) for kind in engine.optimizer.kinds}, 1)
     adam = engine.optimizer._adam
     (master,) = adam.param_groups[0]["params"]
     tensors = [engine.flat.weight, engine.flat.grad, engine.flat.initial, master, *adam.state[master].values()]

@@ -19,14 +19,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.operations import flops_per_token
-from megatron_ext.contract.plan import TrainConfig
 from megatron_ext.contract.schedules import Kind
+from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.executor import neighbours
 from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.learning_rate import learning_rate
 from megatron_ext.engine.log import iteration_line
-from megatron_ext.engine.optimizer import NORM_ROW, DataGroup, Optimizer, learning_rate
+from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.precision import LossScaler
 from megatron_ext.engine.reduce import buckets
+from megatron_ext.engine.update_rules import NORM_ROW
 from megatron_ext.parallel.grid import Grid, Groups
 from megatron_ext.parallel.software import difference
 from megatron_ext.parallel.tensor_parallel import TensorGroup

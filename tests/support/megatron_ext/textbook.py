@@ -1,4 +1,4 @@
-"""The oracle of every layout: one process that holds the whole model, with torch's own AdamW and clipping."""
+"""The oracle of every layout: one process that holds the whole model, with torch's own optimizer and clipping."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from megatron_ext.checkpoints.meta import part_name
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.samples import Split
-from megatron_ext.engine.optimizer import learning_rate
+from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.engine.update_rules import KINDS
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from tests.support.megatron_ext.engine_run import VOCAB
@@ -69,14 +71,7 @@ def trained(
     train = plan.train
     model = Ours(plan) if model is None else model
     parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
-            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
-        ],
-        betas=(train.adam_beta1, train.adam_beta2),
-        eps=train.adam_eps,
-    )
+    optimizer = _optimizer(parameters, train)
     losses = []
     for step in range(train.iterations):
         optimizer.zero_grad()
@@ -88,7 +83,47 @@ def trained(
         optimizer.step()
         losses.append(loss.item())
     state = {f"weights/{name}": value for name, value in model.state(lambda p: p.detach()).items()}
-    for kind, moment in (("adam_m", "exp_avg"), ("adam_v", "exp_avg_sq")):
+    for kind, moment in zip(KINDS[train.optimizer], _KEPT[train.optimizer], strict=True):
         found = model.state(lambda p, moment=moment: optimizer.state[p][moment])
         state.update({f"{kind}/{name}": value for name, value in found.items()})
     return np.array(losses), state
+
+
+_KEPT = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "sgd": ("momentum_buffer",),
+    "lamb": ("exp_avg", "exp_avg_sq"),
+}
+"""By optimizer, torch's names of what it keeps of a weight."""
+
+
+def _optimizer(parameters: list[nn.Parameter], train: TrainConfig) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=0.0, momentum=train.momentum, nesterov=train.nesterov)
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "lamb": _Lamb}[train.optimizer]
+    return kind(groups, betas=(train.adam_beta1, train.adam_beta2), eps=train.adam_eps)
+
+
+class _Lamb(torch.optim.Adam):
+    """Algorithm 2 of You et al. 2020, a parameter at a time; what does not decay takes Adam's step."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for weight in group["params"]:
+                kept = self.state[weight]
+                kept.setdefault("exp_avg", torch.zeros_like(weight))
+                kept.setdefault("exp_avg_sq", torch.zeros_like(weight))
+                kept["step"] = t = kept.get("step", 0) + 1
+                kept["exp_avg"] = first * kept["exp_avg"] + (1 - first) * weight.grad
+                kept["exp_avg_sq"] = second * kept["exp_avg_sq"] + (1 - second) * weight.grad**2
+                m, v = kept["exp_avg"] / (1 - first**t), kept["exp_avg_sq"] / (1 - second**t)
+                update = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * weight
+                ratio = weight.norm() / update.norm() if weight.dim() > 1 else 1.0
+                weight -= group["lr"] * ratio * update

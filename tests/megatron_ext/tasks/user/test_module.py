@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from megatron_ext.contract.plan import Plan
-from megatron_ext.engine.optimizer import learning_rate
+from megatron_ext.engine.learning_rate import learning_rate
 from tests.support.megatron_ext import user_models
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.users_files import MODELS, imported, users_file

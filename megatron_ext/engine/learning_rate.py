@@ -1,0 +1,89 @@
+"""The learning rate after so many updates: a linear warm-up, then one of the policies of docs/training.md."""
+
+from __future__ import annotations
+
+import math
+from typing import Callable, Dict
+
+from megatron_ext.contract.train_config import (
+    CONSTANT,
+    COSINE,
+    EXPONENTIAL,
+    LINEAR,
+    NOAM,
+    POLYNOMIAL,
+    STEP,
+    TrainConfig,
+)
+
+
+def learning_rate(updates: int, train: TrainConfig) -> float:
+    """Linear warm-up from 0 to `lr`, then the policy, which never falls below `min_lr`.
+
+    With the cosine this is what Megatron's scheduler has after `updates`.
+    """
+    if train.lr_warmup_iterations > 0 and updates <= train.lr_warmup_iterations:
+        return train.lr * updates / train.lr_warmup_iterations
+    return _POLICIES[train.lr_policy](updates, train)
+
+
+def _cosine(updates: int, train: TrainConfig) -> float:
+    """Half a cosine (Loshchilov and Hutter 2017, equation 5, without restarts)."""
+    return _down(updates, train, lambda done: 0.5 * (math.cos(math.pi * done) + 1.0))
+
+
+def _polynomial(updates: int, train: TrainConfig) -> float:
+    """(1 - done)^power: torch's PolynomialLR, towards `min_lr`."""
+    return _down(updates, train, lambda done: (1.0 - done) ** train.lr_power)
+
+
+def _linear(updates: int, train: TrainConfig) -> float:
+    """torch's LinearLR from 1 to min_lr / lr."""
+    return _down(updates, train, lambda done: 1.0 - done)
+
+
+def _step(updates: int, train: TrainConfig) -> float:
+    """torch's StepLR."""
+    return _falling(train, (updates - train.lr_warmup_iterations) // _step_length(train))
+
+
+def _exponential(updates: int, train: TrainConfig) -> float:
+    """torch's ExponentialLR, where a step has one iteration."""
+    return _falling(train, (updates - train.lr_warmup_iterations) / _step_length(train))
+
+
+def _noam(updates: int, train: TrainConfig) -> float:
+    """Falls with the inverse square root (Vaswani et al. 2017, equation 3): `lr` is the rate after the warm-up."""
+    return max(train.min_lr, train.lr * math.sqrt(train.lr_warmup_iterations / updates))
+
+
+def _constant(_: int, train: TrainConfig) -> float:
+    return train.lr
+
+
+def _down(updates: int, train: TrainConfig, share: Callable[[float], float]) -> float:
+    """From `lr` to `min_lr`, of whose difference `share` says how much is left when a part of the way is done."""
+    if updates >= train.lr_decay_iterations:
+        return train.min_lr
+    done = (updates - train.lr_warmup_iterations) / (train.lr_decay_iterations - train.lr_warmup_iterations)
+    return train.min_lr + (train.lr - train.min_lr) * share(done)
+
+
+def _falling(train: TrainConfig, steps: float) -> float:
+    return max(train.min_lr, train.lr * math.pow(train.lr_gamma, steps))
+
+
+def _step_length(train: TrainConfig) -> int:
+    assert train.lr_step_iterations is not None, "checked by plan_rules"
+    return train.lr_step_iterations
+
+
+_POLICIES: Dict[str, Callable[[int, TrainConfig], float]] = {
+    COSINE: _cosine,
+    CONSTANT: _constant,
+    STEP: _step,
+    POLYNOMIAL: _polynomial,
+    EXPONENTIAL: _exponential,
+    NOAM: _noam,
+    LINEAR: _linear,
+}
