@@ -39,7 +39,7 @@ FLOORS = {
         *("node", "train", "worker", "doctor profile hf schedule blocks"),
     ],
     "megatron_ext/tasks": ["task", "cut linear dropout initial_weights", "stage", "language user", "families"],
-    "data_prep": ["errors", "files", "tokenizers", "indexed text", "preparation"],
+    "data_prep": ["errors", "files", "kinds tokenizers", "indexed text", "pairs preparation"],
     "fasop": ["errors", "costs", "simulation", "partition", "search", "tables"],
     "launch": [
         *("errors", "machine start_agent", "screen", "files", "node", "observe", "judge", "control"),

@@ -36,8 +36,15 @@ class Show:
             yield chunk
             self._progress.update(self._task, completed=chunk.position)
 
+    def advance(self, count: int) -> None:
+        self._progress.advance(self._task, count)
+
     def tokens(self, count: int) -> None:
-        self._progress.update(self._task, note=f"{count:,} tokens")
+        self.note(f"{count:,} tokens")
+
+    def note(self, text: str) -> None:
+        """Stands behind the bar."""
+        self._progress.update(self._task, note=text)
 
     def sha256(self, path: Path) -> str:
         """Of a file, in hexadecimal digits; the bar moves as it is read."""
@@ -51,8 +58,9 @@ class Show:
 
 
 @contextmanager
-def shown(what: str, size: int, *, stays: bool = True) -> Iterator[Show]:
-    """A bar for `what` is done to so many bytes; it ends where the block ends, and goes away if it is not to stay."""
+def shown(what: str, size: int | None, *, stays: bool = True) -> Iterator[Show]:
+    """A bar for `what` is done to so many bytes or items, None where nobody knows how many; it ends where the block
+    ends, and goes away if it is not to stay."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from data_prep.errors import DataPrepError
-from data_prep.files.progress import shown
+from data_prep.files.hashes import unchanged
 from data_prep.tokenizers.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.data.indexed_dataset import data_file
@@ -129,13 +128,6 @@ def _vocabulary(path: Path) -> dict[str, int]:
         ) from error
 
 
-def hashes(files: Mapping[str, Path]) -> dict[str, str]:
-    """SHA-256 of files by suffix; shows progress on stderr."""
-    with shown("hashing the data", sum(path.stat().st_size for path in files.values()), stays=False) as show:
-        return {suffix: show.sha256(path) for suffix, path in files.items()}
-
-
 def is_true(manifest: Manifest, prefix: Path) -> bool:
     """Whether the files beside the manifest are those it describes."""
-    files = {suffix: data_file(prefix, suffix) for suffix in manifest.sha256}
-    return all(path.is_file() for path in files.values()) and hashes(files) == manifest.sha256
+    return unchanged(manifest.sha256, prefix)

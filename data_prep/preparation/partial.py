@@ -1,8 +1,6 @@
 """Indexed data in the making: a hidden folder beside them, from which an interrupted preparation goes on.
 
-.<name>.partial/
-    lock             held by the process that works here
-    recipe.json      what the data follow from: the folder is of use for nothing else
+.<name>.partial/     beside what `data_prep/files/work_folder.py` keeps there
     tokenizer.json   the tokeniser, if it has a file
     journal.json     how far the files below are on the disk; what they have beyond is cut off
     tokens, index    as `.bin` and `.idx`, whose header comes last
@@ -14,12 +12,7 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
-import shutil
-import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +23,9 @@ from typing import Any, BinaryIO, NamedTuple
 from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, typed
 from data_prep.errors import DataPrepError
-from data_prep.indexed.manifest import TOKENIZER, Manifest, hashes
+from data_prep.files.hashes import hashes
+from data_prep.files.work_folder import JOURNAL, work_folder, work_folder_of
+from data_prep.indexed.manifest import TOKENIZER, Manifest
 from data_prep.text.encode import Encoded
 from data_prep.text.formats import DIGEST
 from megatron_ext.contract.files import read_regular, why, write_atomic
@@ -38,11 +33,6 @@ from megatron_ext.data.index_maps import saved_maps
 from megatron_ext.data.indexed_dataset import HEADER, LENGTH, OFFSET, data_file, sync
 from megatron_ext.data.sentence_maps import saved_sentence_maps
 from megatron_ext.data.vocabulary import VOCABULARY
-
-LOCK = "lock"
-WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-"""What file systems say that are mounted without locks, as Lustre may be, or NFS whose servers run no daemon for them:
-two processes cannot then see each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +73,10 @@ class Partial:
 
     def __init__(self, prefix: Path) -> None:
         self._prefix = prefix
-        self.folder = prefix.with_name(f".{prefix.name}.partial")
+        self.folder = work_folder_of(prefix)
         self.tokenizer = self.folder / "tokenizer.json"
         self.vocabulary = self.folder / "vocabulary.json"
-        self._journal = self.folder / "journal.json"
+        self._journal = self.folder / JOURNAL
 
     @property
     def begun(self) -> bool:
@@ -165,70 +155,9 @@ class Partial:
             path.replace(data_file(self._prefix, suffix))
         return manifest
 
-    def _take_up(self, recipe: dict[str, Any]) -> None:
-        """Empties the folder if it was begun by another recipe."""
-        noted, text = self.folder / "recipe.json", json.dumps(recipe)
-        if not _holds(noted, text):
-            for path in self.folder.iterdir():
-                if path.name != LOCK:
-                    path.unlink()
-            write_atomic(noted, text)
-
-
-def _holds(path: Path, text: str) -> bool:
-    try:
-        return read_regular(path) == text.encode()
-    except OSError:
-        return False
-
 
 @contextmanager
 def partial(prefix: Path, recipe: dict[str, Any]) -> Iterator[Partial]:
-    """The folder for data of this recipe, which may be begun already.
-
-    It goes away at the end, but for one from which an interrupted preparation can go on.
-
-    Raises:
-        DataPrepError: another process works in it. `OSError` where it cannot be made.
-    """
-    found = Partial(prefix)
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    found.folder.mkdir(0o755, exist_ok=True)
-    _require_own(found.folder)
-    with (found.folder / LOCK).open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataPrepError(
-                f"{prefix}: another process is preparing these data ({found.folder}); wait for it, or choose another "
-                "--output"
-            ) from error
-        except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
-                raise
-        found._take_up(recipe)
-        try:
-            yield found
-        finally:
-            if not found.resumable:
-                shutil.rmtree(found.folder)
-
-
-def _require_own(folder: Path) -> None:
-    """Raises DataPrepError unless it is a folder that this user alone may write in.
-
-    In a shared folder somebody else could have made it first: a link to a folder of ours, or a folder with links to
-    files of ours, which would then be emptied.
-    """
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        why = "is a link, or a file"
-    elif found.st_uid != os.geteuid():
-        why = "belongs to another user"
-    elif found.st_mode & 0o022:
-        why = f"can be written by others (mode {stat.S_IMODE(found.st_mode):03o})"
-    else:
-        return
-    raise DataPrepError(
-        f"{folder} {why}: what lies in it may be a trap; look at it, delete it, and run the same command again"
-    )
+    """The folder for data of this recipe, which may be begun already; raises as `work_folder` does."""
+    with work_folder(prefix, recipe):
+        yield Partial(prefix)

@@ -152,6 +152,12 @@ class JsonTokenizer:
     def decode(self, tokens: NDArray[np.integer]) -> str:
         return self._tokenizer.decode(tokens[tokens != self.end_of_document].tolist(), skip_special_tokens=False)
 
+    def text_of(self, tokens: Sequence[str]) -> str:
+        """The text of tokens that need not be in the vocabulary."""
+        decoder = self._tokenizer.decoder
+        assert decoder is not None
+        return str(decoder.decode(list(tokens)))
+
     def _ids(self, texts: Sequence[str]) -> list[Sequence[int] | NDArray[np.integer]]:
         return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
@@ -200,7 +206,7 @@ def content_of_files(vocab: Path, merges: Path) -> str:
     Raises:
         DataPrepError: they cannot be read, or do not belong together.
     """
-    _library()
+    library()
     from tokenizers.models import BPE
 
     for path in (vocab, merges):
@@ -217,7 +223,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()
 
     It begins with the `special` tokens.
     """
-    _library()
+    library()
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
     from tokenizers.trainers import BpeTrainer
@@ -235,7 +241,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, special: Sequence[str]) -> JsonTokenizer:
     """A WordPiece vocabulary as BERT's, in lower case, of at most `vocab_size` ids, the `special` ones first."""
-    _library()
+    library()
     from tokenizers.trainers import WordPieceTrainer
 
     tokenizer = _wordpiece({}, lowercase=True)
@@ -249,7 +255,7 @@ def _wordpiece(vocabulary: dict[str, int], lowercase: bool) -> HfTokenizer:
     from tokenizers import decoders, normalizers, pre_tokenizers
     from tokenizers.models import WordPiece
 
-    tokenizer = _library()(WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer = library()(WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
@@ -273,7 +279,7 @@ def _byte_level(model: Any) -> HfTokenizer:
     """GPT-2's tokeniser around its model."""
     from tokenizers import decoders, pre_tokenizers
 
-    tokenizer = _library()(model)
+    tokenizer = library()(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -285,14 +291,14 @@ def loaded(content: str) -> HfTokenizer:
     Raises:
         DataPrepError: it is none.
     """
-    library = _library()
+    tokenizers = library()
     try:
-        return library.from_str(content)
+        return tokenizers.from_str(content)
     except Exception as error:
         raise DataPrepError(f"not a tokenizer of the tokenizers library ({error})") from error
 
 
-def _library() -> type[HfTokenizer]:
+def library() -> type[HfTokenizer]:
     """One thread to a process: several processes share the work."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

@@ -12,6 +12,7 @@ from data_prep.errors import DataPrepError
 from data_prep.indexed.check import check, open_checked
 from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.indexed.reshape import merge, split
+from data_prep.pairs import options as pairs_options
 from data_prep.preparation import options
 from megatron_ext.contract.model import BERT, GPT, T5
 
@@ -25,6 +26,8 @@ def main(argv: Sequence[str]) -> int:
     command: str = arguments.command
     if command == "prepare":
         options.run(arguments)
+    elif command == "pairs":
+        pairs_options.run(arguments)
     elif command == "inspect":
         _inspect(arguments)
     elif command == "check":
@@ -42,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="tdpp data", description="Turn text into the indexed data that Megatron reads.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     options.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
+    pairs_options.add_options(commands.add_parser("pairs", help="write sentences in two languages, side by side"))
     look = commands.add_parser("inspect", help="tell what indexed data hold")
     look.add_argument("prefix", type=Path, help=PREFIX)
     one = look.add_mutually_exclusive_group()

@@ -1,0 +1,155 @@
+"""The files in a folder, a tar file or a Debian package, by name and content; nothing is unpacked onto the disk."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, NoReturn
+
+from data_prep.errors import DataPrepError
+from data_prep.files.compressed import Decompressed, unreadable
+
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".txz", ".tar.zst")
+PACKAGE = ".deb"
+_AR = b"!<arch>\n"
+_AR_HEADER = 60
+"""Bytes before each member of an ar archive: 16 of the name, from 48 on 10 of the size."""
+_DAMAGED = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError)
+
+
+def is_archive(path: Path) -> bool:
+    return path.name.lower().endswith((*TARS, PACKAGE))
+
+
+def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each file whose name is wanted: of a folder sorted by name, of an archive as they lie there.
+
+    Names are those below the folder, or in the archive, without a leading `./`. Hidden files, and links, are left out.
+
+    Raises:
+        DataPrepError: it cannot be read, or is damaged.
+    """
+    if path.is_dir():
+        for file in files_below(path):
+            name = str(file.relative_to(path))
+            if wanted(name):
+                yield name, _content(file)
+        return
+    yield from _in_tar(path, wanted)
+
+
+def names(path: Path) -> list[str]:
+    """Of the files in a folder or an archive; see `members`."""
+    if path.is_dir():
+        return [str(file.relative_to(path)) for file in files_below(path)]
+    found: list[str] = []
+
+    def note(name: str) -> bool:
+        found.append(name)
+        return False
+
+    for _ in _in_tar(path, note):
+        pass
+    return found
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All regular files in a folder and those below it but hidden ones, sorted.
+
+    Raises:
+        DataPrepError: a folder cannot be read.
+    """
+    found = []
+    for above, folders, files in os.walk(folder, onerror=_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(above, name) for name in files if not name.startswith(".")]
+    return sorted(path for path in found if path.is_file())
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise unreadable(Path(error.filename), error) from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _in_tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    try:
+        with _tar_stream(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+            for member in tar:
+                name = member.name.removeprefix("./")
+                hidden = any(part.startswith(".") for part in name.split("/"))
+                if not member.isfile() or hidden or not wanted(name):
+                    continue
+                content = tar.extractfile(member)
+                assert content is not None
+                yield name, content.read()
+    except _DAMAGED as error:
+        raise DataPrepError(
+            f"{path}: cannot be read as an archive ({error or 'it ends in the middle'}); it is damaged or was not "
+            "copied whole: get it anew"
+        ) from error
+
+
+def _tar_stream(path: Path) -> IO[bytes]:
+    name = path.name.lower()
+    if name.endswith(PACKAGE):
+        return _data_of_package(path)
+    if name.endswith((".tgz", ".txz")):
+        return _decompressed(name, path.open("rb"))
+    if name.endswith(".xz"):
+        return lzma.open(path, "rb")
+    return io.BufferedReader(Decompressed(path), 1 << 18)
+
+
+def _decompressed(name: str, file: IO[bytes]) -> IO[bytes]:
+    if name.endswith("gz"):
+        return io.BufferedReader(gzip.GzipFile(fileobj=file))
+    if name.endswith("xz"):
+        return lzma.LZMAFile(file)
+    if name.endswith("bz2"):
+        return bz2.BZ2File(file)
+    if name.endswith("zst"):
+        return _zstd(file)
+    return file
+
+
+def _zstd(file: IO[bytes]) -> IO[bytes]:
+    from data_prep.errors import missing_package
+
+    try:
+        import zstandard
+    except ModuleNotFoundError as error:
+        raise missing_package("zstandard", "to read packages that zstd has compressed") from error
+    return zstandard.ZstdDecompressor().stream_reader(file)
+
+
+def _data_of_package(path: Path) -> IO[bytes]:
+    """The tar file of a Debian package's files: the member `data.tar…` of an ar archive, decompressed.
+
+    Raises:
+        ValueError: it has none.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_AR)) != _AR:
+            raise ValueError("it is no Debian package: it does not begin with !<arch>")
+        while header := file.read(_AR_HEADER):
+            name, size = header[:16].decode("latin-1").strip().rstrip("/"), int(header[48:58])
+            if name.startswith("data.tar"):
+                content = file.read(size)
+                if len(content) < size:
+                    raise EOFError
+                return _decompressed(name, io.BytesIO(content))
+            file.seek(size + size % 2, os.SEEK_CUR)
+    raise ValueError("it has no data.tar")

@@ -1,0 +1,133 @@
+"""Pairs from gettext's catalogues, compiled (.mo) or not (.po): messages of programs, in English, and translations."""
+
+from __future__ import annotations
+
+import gettext
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from struct import error as StructError
+from typing import NamedTuple
+
+from data_prep.errors import DataPrepError
+from data_prep.files.archives import is_archive, members
+from data_prep.files.compressed import unreadable
+from data_prep.pairs.pair import Languages, Pair, same_language
+from data_prep.pairs.po_text import po_messages
+
+SUFFIXES = (".mo", ".po")
+ENGLISH = "en"
+"""What the messages themselves are in."""
+CONTEXT = "\x04"
+"""Stands between a message's context and the message."""
+_CODE = r"[a-z]{2,3}(?:[_-][A-Za-z]+)?(?:@[a-z]+)?"
+_FOLDER = re.compile(rf"(?:^|/)({_CODE})/(?:LC_MESSAGES/)?([^/]+)\.[mp]o$")
+_STEM = re.compile(rf"(?:^|/)(?:([^/]+)[.-])?({_CODE})\.[mp]o$")
+_HEADER = re.compile(r"^language:\s*(\S+)", re.IGNORECASE | re.MULTILINE)
+
+
+class Catalogue(NamedTuple):
+    name: str
+    """The same in all languages."""
+    language: str
+    """Empty where nothing says it."""
+    messages: dict[str, str]
+    """Translations by message, a context before it; of a message with several numbers the singular."""
+
+
+@dataclass(frozen=True)
+class Catalogues:
+    """Files, folders and packages that hold catalogues of the languages; one of the two may be English."""
+
+    files: tuple[Path, ...]
+    languages: Languages
+
+    def pairs(self) -> Iterator[Pair]:
+        """In the order of the messages in the catalogues.
+
+        Where neither language is English, the translations of a message into both make a pair.
+        """
+        found = [self._of_language(language) for language in self.languages]
+        for side, language in zip(found, self.languages, strict=True):
+            if not side and not same_language(ENGLISH, language):
+                raise DataPrepError(
+                    f"--source {', '.join(map(str, self.files))}: no catalogue in language {language!r} there; a "
+                    "catalogue says its language in its header, or by its path, such as de/LC_MESSAGES/app.mo"
+                )
+        source, target = found
+        for name in sorted(source.keys() | target.keys()):
+            sides = source.get(name), target.get(name)
+            for message in sides[0] or sides[1] or {}:
+                texts = [_text(message, side, code) for side, code in zip(sides, self.languages, strict=True)]
+                if texts[0] is not None and texts[1] is not None:
+                    yield Pair(texts[0], texts[1])
+
+    def _of_language(self, language: str) -> dict[str, dict[str, str]]:
+        return {
+            catalogue.name: catalogue.messages
+            for path in self.files
+            for catalogue in _catalogues(path, self.languages)
+            if same_language(language, catalogue.language)
+        }
+
+
+def is_catalogue(name: str) -> bool:
+    return name.endswith(SUFFIXES)
+
+
+def _text(message: str, side: dict[str, str] | None, language: str) -> str | None:
+    """A message in one language; None where it has no translation."""
+    if side is not None:
+        return side.get(message)
+    return message.rpartition(CONTEXT)[2] if same_language(ENGLISH, language) else None
+
+
+def _catalogues(path: Path, languages: Languages) -> Iterator[Catalogue]:
+    if path.is_dir() or is_archive(path):
+        for name, content in members(path, lambda name: is_catalogue(name) and _may_be_of(name, languages)):
+            yield catalogue(content, name, f"{path}: {name}")
+        return
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    found = catalogue(content, str(path), str(path))
+    given = next((language for language in languages if not same_language(ENGLISH, language)), "")
+    yield found if found.language else found._replace(language=given)  # it was named, so it is of what was asked for
+
+
+def _may_be_of(name: str, languages: Languages) -> bool:
+    """Whether a catalogue's path does not name another language."""
+    found = _FOLDER.search(name)
+    return found is None or any(same_language(language, found[1]) for language in languages)
+
+
+def catalogue(content: bytes, name: str, shown: str) -> Catalogue:
+    """A catalogue by the content and the path of its file.
+
+    Raises:
+        DataPrepError: it is none; it names the file as `shown`.
+    """
+    try:
+        messages = _compiled(content) if name.endswith(".mo") else po_messages(content)
+    except (OSError, StructError, UnicodeDecodeError, LookupError, ValueError) as error:
+        raise DataPrepError(f"{shown}: not a catalogue of gettext ({error}); get it anew, or leave it out") from error
+    header = _HEADER.search(messages.pop("", ""))
+    folder, stem = _FOLDER.search(name), _STEM.search(name)
+    language = folder[1] if folder else header[1] if header else stem[2] if stem else ""
+    domain = folder[2] if folder and folder[2] != folder[1] else (stem[1] or "messages") if stem else Path(name).stem
+    return Catalogue(domain, language.split("@")[0], messages)
+
+
+def _compiled(content: bytes) -> dict[str, str]:
+    found = gettext.GNUTranslations(io.BytesIO(content))
+    entries: dict[str | tuple[str, int], str] = found._catalog  # type: ignore[attr-defined]  # no other way to all
+    singular = {
+        key if isinstance(key, str) else key[0]: text
+        for key, text in entries.items()
+        if isinstance(key, str) or key[1] == 0
+    }
+    header = "".join(f"{key}: {text}\n" for key, text in found.info().items())
+    return {**singular, "": header}

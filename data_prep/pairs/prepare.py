@@ -1,0 +1,173 @@
+"""From pairs of sentences to what translation models read."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import DataPrepError
+from data_prep.files.hashes import hashes, unchanged
+from data_prep.files.journal import Journal
+from data_prep.files.work_folder import publish, work_folder
+from data_prep.kinds import PAIRS, kind_of, read_described, recipe_of
+from data_prep.pairs import steps
+from data_prep.pairs.cleaning import Rules
+from data_prep.pairs.manifest import PairsManifest, Split
+from data_prep.pairs.pair import SIDES, SPLITS, Languages, Reader
+from data_prep.pairs.wmt16 import Finished
+from data_prep.text.corpus import Corpus
+from data_prep.tokenizers.tokenizer import JsonTokenizer
+from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.files import write_atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be prepared, and how."""
+
+    corpus: Corpus
+    """All files that the pairs follow from."""
+    languages: Languages
+    pairs: Sequence[Reader] | Finished
+    rules: Rules
+    weights: Sequence[float]
+    """Of training, validation and test."""
+    seed: int
+    tokenizer: JsonTokenizer | int
+    """A number: a vocabulary of so many ids is learned from the training pairs."""
+    all_ids: bool
+    """Whether what is learned must have as many; else it may have fewer."""
+    workers: int = 1
+
+    def recipe(self) -> dict[str, Any]:
+        """All that the data follow from. Reads the whole corpus, with progress on stderr.
+
+        Raises:
+            DataPrepError: a file cannot be read.
+        """
+        recipe: dict[str, Any] = {"corpus_sha256": self.corpus.digest(), "languages": list(self.languages)}
+        if isinstance(self.pairs, Finished):
+            return recipe
+        given = self.tokenizer
+        tokenizer = {"train_bpe": given} if isinstance(given, int) else {"tokenizer": given.identity}
+        return {**recipe, **asdict(self.rules), "split": list(self.weights), "seed": self.seed, **tokenizer}
+
+
+def is_prepared(prefix: Path, recipe: dict[str, Any]) -> bool:
+    """Whether the files are there, unchanged, and of this recipe."""
+    if kind_of(prefix) != PAIRS or recipe_of(prefix) != recipe:
+        return False
+    try:
+        return unchanged(read_described(prefix, PairsManifest).sha256, prefix)
+    except DataPrepError:  # nobody can tell what the data are: that is for `prepare` to mend
+        return False
+
+
+def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> PairsManifest:
+    """Writes pairs and their manifest; shows progress on stderr. Nothing half-written takes their names.
+
+    What an earlier call left unfinished is gone on with. The bytes do not depend on `request.workers`.
+
+    Args:
+        request: what to prepare.
+        prefix: the data's path without endings.
+        recipe: of the request.
+
+    Raises:
+        DataPrepError: the pairs cannot be read, none are left, or the files cannot be written.
+    """
+    try:
+        with work_folder(prefix, recipe) as folder:
+            return _prepare(request, Journal(folder), prefix, recipe)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from there", file=sys.stderr)
+        raise
+    except DataError as error:
+        raise DataPrepError(str(error)) from error
+    except OSError as error:
+        raise DataPrepError(
+            f"{error.filename or prefix}: cannot be written ({error.strerror}); choose a folder that you may write to "
+            "and that has room, or make room: the same command goes on where it was"
+        ) from error
+
+
+def _prepare(request: Request, journal: Journal, prefix: Path, recipe: dict[str, Any]) -> PairsManifest:
+    left_out: Counter[str] = Counter()
+    if isinstance(request.pairs, Finished):
+        tokenizer, counts = _finished(request, request.pairs, journal)
+    else:
+        tokenizer, counts, left_out = _cleaned(request, request.pairs, journal)
+    files = {f"-{split}.{side}{suffix}" for split, side in counts for suffix in (".txt", ".bin", ".idx")}
+    names = {name: name for name in (*sorted(files), steps.TOKENIZER)}
+    manifest = PairsManifest(
+        source=request.languages.source,
+        target=request.languages.target,
+        vocab_size=tokenizer.vocab_size,
+        splits={split: _split(counts[split, "source"], counts[split, "target"]) for split in SPLITS},
+        corpus=request.corpus.description,
+        left_out=dict(left_out),
+        unknown=sum(count["unknown"] for count in counts.values()),
+        sha256=hashes({suffix: journal.folder / name for suffix, name in names.items()}),
+    )
+    publish(journal.folder, prefix, names, manifest.to_json(recipe))
+    return manifest
+
+
+Counts = dict[tuple[str, str], Counter[str]]
+"""By split and side."""
+
+
+def _cleaned(
+    request: Request, readers: Sequence[Reader], journal: Journal
+) -> tuple[JsonTokenizer, Counts, Counter[str]]:
+    """The tokenizer, the counts of what is written, and what is left out."""
+    what = request.corpus.description
+    read = steps.read_pairs(journal, readers, request.rules, what)
+    split = steps.split_pairs(journal, request.weights, request.seed, what, request.workers)
+    left_out = +Counter({reason: count for reason, count in read.items() if reason != "kept"})
+    left_out[steps.NEAR] += split[steps.NEAR]
+    if isinstance(request.tokenizer, int):
+        tokenizer = steps.learned(journal, request.tokenizer, request.all_ids)
+    else:
+        tokenizer = request.tokenizer
+        write_atomic(journal.folder / steps.TOKENIZER, tokenizer.content)
+    places = product(SPLITS, SIDES)
+    return (
+        tokenizer,
+        {place: steps.encode_texts(journal, place, tokenizer, request.workers) for place in places},
+        +left_out,
+    )
+
+
+def _finished(request: Request, given: Finished, journal: Journal) -> tuple[JsonTokenizer, Counts]:
+    """The tokenizer, and the counts of what is written."""
+    tokenizer = given.tokenizer()
+    write_atomic(journal.folder / steps.TOKENIZER, tokenizer.content)
+    counts: Counts = {}
+    for split in SPLITS:
+        for side, language in zip(SIDES, request.languages, strict=True):
+            counts[split, side] = steps.encode_finished(
+                journal, (split, side), given, language, tokenizer, request.workers
+            )
+        source, target = (counts[split, side]["sentences"] for side in SIDES)
+        if source != target:
+            files = [given.tokens[split, language] for language in request.languages]
+            raise DataPrepError(
+                f"{files[0]} has {source} lines, {files[1]} has {target}: line k of one must be the translation of "
+                "line k of the other; get them anew"
+            )
+    return tokenizer, counts
+
+
+def _split(source: Counter[str], target: Counter[str]) -> Split:
+    return Split(
+        pairs=source["sentences"],
+        source_tokens=source["tokens"],
+        target_tokens=target["tokens"],
+        longest=max(source["longest"], target["longest"]),
+    )
