@@ -38,7 +38,14 @@ FLOORS = {
         *("contract", "timeline", "data", "parallel", "tasks", "engine", "checkpoints", "measuring"),
         *("node", "train", "worker", "doctor profile hf schedule blocks"),
     ],
-    "megatron_ext/tasks": ["task", "cut linear dropout initial_weights", "stage", "language user", "families"],
+    "megatron_ext/tasks": [
+        "task",
+        "cut linear dropout initial_weights",
+        "stage",
+        "language",
+        "translation user",
+        "families",
+    ],
     "data_prep": ["errors", "files", "kinds tokenizers", "indexed text", "pairs preparation"],
     "fasop": ["errors", "costs", "simulation", "partition", "search", "tables"],
     "launch": [

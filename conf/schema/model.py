@@ -15,17 +15,24 @@ from conf.schema.config_class import config
 from conf.schema.divisors import divides
 from megatron_ext.contract.model import (
     BERT,
+    GNMT,
     GPT,
     LAYER_NORM,
     LEARNED,
     MODULE,
     NO_POSITIONS,
+    OF_TRANSFORMERS,
     ONLY_OF,
     OPTIONS,
+    PAIRED,
+    POSITIONS,
+    POSITIONS_OF,
     RMS_NORM,
     ROTARY,
+    SINUSOIDAL,
     SIZES,
     T5,
+    TRANSFORMER,
     ModelConfig,
 )
 from megatron_ext.contract.parameters import parameter_count
@@ -43,6 +50,10 @@ class Family(StrEnum):
     """An encoder that predicts masked tokens, and whether two sentences follow each other."""
     t5 = T5
     """An encoder and a decoder, which predicts the spans that were cut out of the encoder's tokens."""
+    transformer = TRANSFORMER
+    """An encoder and a decoder of attention, which translates sentences (docs/translation.md)."""
+    gnmt = GNMT
+    """The same of LSTMs."""
     module = MODULE
     """What a Python file of your own defines (docs/your-model.md)."""
 
@@ -61,6 +72,8 @@ class PositionEmbedding(StrEnum):
     rope = ROTARY
     """Rotary: queries and keys are turned by an angle."""
     none = NO_POSITIONS
+    sinusoidal = SINUSOIDAL
+    """Of transformer alone: sines and cosines, added to embeddings that are scaled by the root of hidden."""
 
 
 @config
@@ -70,11 +83,11 @@ class Model:
     name: str = MISSING
     family: Family = Family.gpt
     layers: int = MISSING
-    """Of t5, the encoder's; of module, its blocks, which are counted if you do not say."""
+    """With a decoder (t5, transformer, gnmt), the encoder's; of module, its blocks, counted if you do not say."""
     hidden: int = MISSING
     heads: int = MISSING
     sequence_length: int = MISSING
-    """Tokens a sample has, and positions the model knows; of t5, the encoder's."""
+    """Tokens a sample has, and positions the model knows; with a decoder, the encoder's."""
     vocab_size: int = MISSING
     """Tokens of the tokenizer, before padding."""
     vocab_multiple: int = 128
@@ -95,7 +108,7 @@ class Model:
     """An MLP with a gate instead of GELU, and so with a third matrix."""
     add_bias_linear: bool = True
     untie_embeddings_and_output_weights: bool = False
-    """The head has a matrix of its own instead of the word embedding."""
+    """The head has a matrix of its own instead of the word embedding; so has, for translation, the decoder."""
     hidden_dropout: float = 0.0
     """The part of an embedding's, an attention's and an MLP's results that training drops."""
     attention_dropout: float = 0.0
@@ -103,9 +116,11 @@ class Model:
     bert_binary_head: bool = True
     """Of bert: token types, and a head that says whether the second sentence follows the first."""
     decoder_layers: int | None = None
-    """Of t5; null: as many as the encoder has."""
+    """Of t5, transformer and gnmt; null: as many as the encoder has."""
     decoder_sequence_length: int | None = None
-    """Of t5; null: the encoder's."""
+    """Of t5, transformer and gnmt; null: the encoder's."""
+    label_smoothing: float = 0.0
+    """Of transformer and gnmt: the part of a label's probability that is shared out to the whole vocabulary."""
     code: str | None = None
     """Of module: FILE.py:NAME, what is trained, in a file with its loss and its data (docs/your-model.md)."""
     capture: bool = False
@@ -117,6 +132,8 @@ class Model:
             return
         ranges.check("model", self)
         _check_family(self)
+        if self.family is Family.gnmt:
+            _check_recurrent(self)
         if self.kv_channels is None:
             divides("model.heads", self.heads, "model.hidden", self.hidden)
         if self.num_query_groups is not None:
@@ -163,7 +180,7 @@ class Model:
         """The keys whose values add up to `counted`, in words."""
         if self.family is Family.module:
             return f"model.code={self.code} has {self.layers} block{'s' * (self.layers != 1)}"
-        if self.family is not Family.t5:
+        if self.family not in PAIRED:
             return f"model.layers={self.layers}"
         decoder = self.counted - self.layers
         return f"model.layers={self.layers} + model.decoder_layers={decoder} = {self.counted}"
@@ -200,7 +217,8 @@ def _check_module(model: Model) -> None:
 def _check_family(model: Model) -> None:
     for key, families in ONLY_OF.items():
         if model.family not in families and getattr(model, key, OPTIONS[key]) != OPTIONS[key]:
-            whose = " or ".join(f"model.family={family}" for family in families)
+            *others, last = families
+            whose = f"model.family={', '.join(others)} or {last}" if others else f"model.family={last}"
             value = "null" if OPTIONS[key] is None else str(OPTIONS[key]).lower()
             raise ConfigError(
                 f"model.{key}={str(getattr(model, key)).lower()} is only for {whose}, not for "
@@ -208,7 +226,30 @@ def _check_family(model: Model) -> None:
             )
 
 
+def _check_recurrent(model: Model) -> None:
+    """Rules for LSTMs, which have nothing of a transformer's layers."""
+    for key in OF_TRANSFORMERS:
+        if getattr(model, key) != OPTIONS[key]:
+            raise ConfigError(
+                f"model.{key}={str(getattr(model, key)).lower()} is for transformers, not for model.family=gnmt; leave "
+                "it out"
+            )
+    if model.heads != 1:
+        raise ConfigError(f"model.heads={model.heads}: the attention of model.family=gnmt has one head; use 1")
+    if model.layers < 2:
+        raise ConfigError(
+            f"model.layers={model.layers}: the encoder of model.family=gnmt has a layer in both directions, and at "
+            "least one behind it; use 2 or more"
+        )
+
+
 def _check_positions(model: Model) -> None:
+    allowed = POSITIONS_OF.get(model.family, POSITIONS)
+    if model.position_embedding_type not in allowed:
+        raise ConfigError(
+            f"model.position_embedding_type={model.position_embedding_type} does not go with "
+            f"model.family={model.family}; use {' or '.join(allowed)}"
+        )
     rotary = model.position_embedding_type is PositionEmbedding.rope
     if rotary and model.kv_channels is not None and model.kv_channels % 2:
         raise ConfigError(

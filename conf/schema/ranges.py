@@ -127,6 +127,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "rope_scaling_factor": Positive(most=1e6),
         "hidden_dropout": Fraction(),
         "attention_dropout": Fraction(),
+        "label_smoothing": Fraction(),
     },
     "parallel": {
         "tensor": Range(1, 1024),

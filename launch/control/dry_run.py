@@ -107,8 +107,10 @@ def stage_contents(plan: Plan, stage: int) -> str:
             holds += [plan.named(part)] * (plan.partition[part] > 0)
             continue
         for stack, held in plan.model.spans(plan.layers_of(part)):
-            holds += [kind.replace("_", " ") for kind in plan.model.before(stack.kind) if held[0] == 0]
-            holds.append(f"{stack.name} {held[0]}-{held[-1]}" if len(held) > 1 else f"{stack.kind} {held[0]}")
+            holds += [kind.replace("_", " ") for kind in plan.model.before(stack.kind) if held[0] == stack.first]
+            holds.append(
+                f"{stack.name} {held[0]}-{held[-1]}" if len(held) > 1 else f"{stack.kind.partition('_')[0]} {held[0]}"
+            )
     if stage == plan.pipeline - 1 and "head" in kinds:
         holds.append("norm, head")
     return ", ".join(holds) or "nothing, passes on"

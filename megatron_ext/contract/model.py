@@ -6,16 +6,31 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 GPT, BERT, T5, MODULE = "gpt", "bert", "t5", "module"
+TRANSFORMER, GNMT = "transformer", "gnmt"
+TRANSLATION = (TRANSFORMER, GNMT)
+"""Families that learn from pairs of sentences."""
+PAIRED = (T5, *TRANSLATION)
+"""Those of an encoder, and of a decoder that attends to its result."""
 LAYER_NORM, RMS_NORM = "LayerNorm", "RMSNorm"
-LEARNED, ROTARY, NO_POSITIONS = "learned_absolute", "rope", "none"
+LEARNED, ROTARY, NO_POSITIONS, SINUSOIDAL = "learned_absolute", "rope", "none", "sinusoidal"
 
 ONLY_OF = {
     "bert_binary_head": (BERT,),
-    "decoder_layers": (T5,),
-    "decoder_sequence_length": (T5,),
+    **dict.fromkeys(("decoder_layers", "decoder_sequence_length"), PAIRED),
+    "label_smoothing": TRANSLATION,
     **dict.fromkeys(("code", "code_digest", "capture"), (MODULE,)),
 }
 """Options that other families do not have, and those that do."""
+OF_TRANSFORMERS = (
+    *("ffn_hidden", "num_query_groups", "kv_channels", "normalization", "norm_epsilon", "swiglu", "add_bias_linear"),
+    "attention_dropout",
+)
+"""Options that gnmt does not have."""
+POSITIONS_OF = {TRANSFORMER: (SINUSOIDAL,), GNMT: (NO_POSITIONS,)}
+"""The position embeddings of a family; of others `POSITIONS`."""
+POSITIONS = (LEARNED, ROTARY, NO_POSITIONS)
+OF_TRAINING = ("hidden_dropout", "attention_dropout", "label_smoothing")
+"""Options that training may change on the way."""
 SIZES = ("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size")
 """Of a transformer; a user's module has none of them: here 0, and not in a plan."""
 TOKEN_TYPES = 2
@@ -34,7 +49,9 @@ class Stack(NamedTuple):
     context: int = 0
     """Tokens of another stack's result that its layers attend to, too."""
     causal: bool = False
-    """Whether a token attends to itself and those before it alone."""
+    """Whether a token attends to itself and those before it alone, as in a decoder."""
+    first: int = 0
+    """The number of its first layer, if the layers are called as those of a stack before it."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +59,18 @@ class ModelConfig:
     """A transformer of one of the families. The options are Megatron-LM's, and begin as GPT-2's.
 
     gpt: a decoder that predicts the next token. bert: an encoder that predicts masked tokens and, with a binary head,
-    whether two sentences follow each other. t5: an encoder, and a decoder that attends to its result. module: what a
-    user's file defines, of which only the number of blocks is known here.
+    whether two sentences follow each other. t5: an encoder, and a decoder that attends to its result. transformer and
+    gnmt: the same for translation, of attention or of LSTMs. module: what a user's file defines, of which only the
+    number of blocks is known here.
     """
 
     layers: int
-    """Of t5, the encoder's."""
+    """With a decoder, the encoder's."""
     hidden: int
     heads: int
+    """Of gnmt 1: its attention has one."""
     sequence_length: int
-    """Of t5, the encoder's."""
+    """With a decoder, the encoder's."""
     vocab_size: int
     padded_vocab_size: int
     family: str = GPT
@@ -78,9 +97,11 @@ class ModelConfig:
     bert_binary_head: bool = True
     """Of bert: token types, and a head that says whether the second sentence follows the first."""
     decoder_layers: Optional[int] = None
-    """Of t5; None: as many as the encoder has."""
+    """Of families with a decoder; None: as many as the encoder has."""
     decoder_sequence_length: Optional[int] = None
-    """Of t5; None: the encoder's."""
+    """Of families with a decoder; None: the encoder's."""
+    label_smoothing: float = 0.0
+    """Of transformer and gnmt: the part of a label's probability that is shared out to the whole vocabulary."""
     code: Optional[str] = None
     """Of a module: `FILE.py:NAME`, the file's path being absolute."""
     code_digest: Optional[str] = None
@@ -102,11 +123,21 @@ class ModelConfig:
         return 4 * self.hidden if self.ffn_hidden is None else self.ffn_hidden
 
     @property
+    def attention_bias(self) -> bool:
+        """Whether the linear layers of an attention have biases; those of a transformer have none."""
+        return self.add_bias_linear and self.family != TRANSFORMER
+
+    @property
     def decoder_tokens(self) -> int:
-        """Of a sample, that t5's decoder takes; 0 for other families."""
-        if self.family != T5:
+        """Of a sample, that the decoder takes; 0 for families without one."""
+        if self.family not in PAIRED:
             return 0
         return self.sequence_length if self.decoder_sequence_length is None else self.decoder_sequence_length
+
+    @property
+    def decoder_count(self) -> int:
+        """Layers of the decoder; 0 for families without one."""
+        return sum(stack.layers for stack in self.stacks() if stack.causal) if self.family in PAIRED else 0
 
     @property
     def tokens(self) -> int:
@@ -116,11 +147,11 @@ class ModelConfig:
     @property
     def predicting(self) -> int:
         """Tokens of a sample for which the head gives logits."""
-        return self.decoder_tokens if self.family == T5 else self.sequence_length
+        return self.decoder_tokens if self.family in PAIRED else self.sequence_length
 
     @property
     def positions(self) -> int:
-        """That the model knows; t5's decoder shares the encoder's."""
+        """That the model knows; a decoder shares the encoder's."""
         return max(self.sequence_length, self.decoder_tokens)
 
     @property
@@ -132,13 +163,27 @@ class ModelConfig:
         """The rows of layers, in order."""
         if self.family == MODULE:
             return (Stack("block", "blocks", self.layers, 0),)
-        if self.family != T5:
+        if self.family not in PAIRED:
             return (Stack("layer", "layers", self.layers, self.sequence_length, causal=self.family == GPT),)
         layers = self.layers if self.decoder_layers is None else self.decoder_layers
+        if self.family == GNMT:
+            return self._recurrent_stacks(layers)
         return (
             Stack("encoder", "encoder", self.layers, self.sequence_length),
             Stack("decoder", "decoder", layers, self.decoder_tokens, self.sequence_length, causal=True),
         )
+
+    def _recurrent_stacks(self, decoder_layers: int) -> Tuple[Stack, ...]:
+        """Of gnmt, whose first layers differ from the others."""
+        source, target = self.sequence_length, self.decoder_tokens
+        found = (
+            Stack("encoder_first", "encoder", 1, source),
+            Stack("encoder_second", "encoder", 1, source, first=1),
+            Stack("encoder", "encoder", self.layers - 2, source, first=2),
+            Stack("decoder_first", "decoder", 1, target, source, causal=True),
+            Stack("decoder", "decoder", decoder_layers - 1, target, causal=True, first=1),
+        )
+        return tuple(stack for stack in found if stack.layers > 0)
 
     def kinds(self) -> Tuple[Tuple[str, int], ...]:
         """The blocks that a partition counts, in order: their kinds, and how many."""
@@ -148,15 +193,20 @@ class ModelConfig:
         """The kinds of all blocks in order, also of those that no partition counts, and how many."""
         if self.family == MODULE:
             return self.kinds()
-        between = (("encoder_norm", 1), ("decoder_embedding", 1)) if self.family == T5 else ()
-        first, *others = self.kinds()
-        return (("embedding", 1), first, *between, *others, ("head", 1))
+        if self.family not in PAIRED:
+            return (("embedding", 1), *self.kinds(), ("head", 1))
+        encoder, decoder = (
+            tuple((stack.kind, stack.layers) for stack in self.stacks() if stack.causal is causal)
+            for causal in (False, True)
+        )
+        normed = () if self.family == GNMT else (("encoder_norm", 1),)
+        return (("embedding", 1), *encoder, *normed, ("decoder_embedding", 1), *decoder, ("head", 1))
 
     def block_name(self, number: int) -> str:
         """Of a counted block, which are numbered over the whole model: `layers.7`, `decoder.3`."""
         for stack in self.stacks():
             if number < stack.layers:
-                return f"{stack.name}.{number}"
+                return f"{stack.name}.{stack.first + number}"
             number -= stack.layers
         raise IndexError(number)
 
@@ -166,12 +216,12 @@ class ModelConfig:
         return "blocks" if others else first.name
 
     def spans(self, numbers: range) -> List[Tuple[Stack, range]]:
-        """Neighbours among the counted blocks, by their rows of layers, in which they have these numbers."""
+        """Neighbours among the counted blocks, by their rows of layers, with the numbers in their names."""
         found, start = [], 0
         for stack in self.stacks():
             held = range(max(numbers.start - start, 0), min(numbers.stop - start, stack.layers))
             if held:
-                found.append((stack, held))
+                found.append((stack, range(stack.first + held.start, stack.first + held.stop)))
             start += stack.layers
         return found
 
@@ -185,12 +235,12 @@ class ModelConfig:
     def identity(self) -> Dict[str, object]:
         """What two runs must have in common to train the same model: its sizes, and options other than GPT-2's.
 
-        Not its dropout: training may go on with another one. Of a user's module, the number of its blocks.
+        Not `OF_TRAINING`, in which training may go on differently. Of a user's module, the number of its blocks.
         """
         if self.family == MODULE:
             return {"family": MODULE, "layers": self.layers}
         sizes = {key: getattr(self, key) for key in ("layers", "hidden", "heads", "sequence_length", "vocab_size")}
-        return {**sizes, **{key: value for key, value in self.own_options().items() if not key.endswith("_dropout")}}
+        return {**sizes, **{key: value for key, value in self.own_options().items() if key not in OF_TRAINING}}
 
     def own_options(self) -> Dict[str, object]:
         """Options other than GPT-2's."""
@@ -200,8 +250,8 @@ class ModelConfig:
         options["num_query_groups"] = self.query_groups if self.query_groups != self.heads else None
         options["ffn_hidden"] = self.inner if self.inner != 4 * self.hidden else None
         options["kv_channels"] = self.head_width if self.head_width * self.heads != self.hidden else None
-        if self.family == T5:
-            options.update(decoder_layers=self.stacks()[-1].layers, decoder_sequence_length=self.decoder_tokens)
+        if self.family in PAIRED:
+            options.update(decoder_layers=self.decoder_count, decoder_sequence_length=self.decoder_tokens)
         return {key: value for key, value in options.items() if value != OPTIONS[key]}
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Dict
 
-from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.model import GNMT, ModelConfig
 from megatron_ext.contract.parameters import Parameter, block_parameters
 
 ONCE = ("pooler.", "binary.")
 """Parameters of the head that work on one token of a sample."""
-OF_CONTEXT = "cross_kv."
+OF_CONTEXT = ("cross_kv.", "memory.")
 """Parameters of a decoder's layer that work on the tokens it attends to."""
 
 
@@ -44,8 +44,13 @@ def operations(model: ModelConfig, kind: str) -> int:
 
 
 def core_operations(model: ModelConfig, kind: str) -> int:
-    """Of these, attention's cores: scores, and their product with the values."""
+    """Of these, attention's cores: scores, and their product with the values.
+
+    In gnmt only the first layer of the decoder has one; additive scores take as many operations as products.
+    """
     width = model.heads * model.head_width
+    if model.family == GNMT:
+        return sum(4 * stack.tokens * stack.context * width for stack in model.stacks() if stack.kind == kind)
     return sum(
         4 * stack.tokens * (stack.tokens + stack.context) * width for stack in model.stacks() if stack.kind == kind
     )

@@ -5,7 +5,18 @@ from __future__ import annotations
 import math
 from typing import Dict, NamedTuple, Optional, Tuple
 
-from megatron_ext.contract.model import BERT, LAYER_NORM, LEARNED, MODULE, T5, TOKEN_TYPES, ModelConfig
+from megatron_ext.contract.model import (
+    BERT,
+    GNMT,
+    LAYER_NORM,
+    LEARNED,
+    MODULE,
+    PAIRED,
+    T5,
+    TOKEN_TYPES,
+    TRANSLATION,
+    ModelConfig,
+)
 
 
 class Parameter(NamedTuple):
@@ -38,8 +49,11 @@ def block_parameters(model: ModelConfig, kind: str) -> Dict[str, Parameter]:
     if kind == "encoder_norm":
         return _norm(model, "norm")
     if kind == "head":
-        return {**_norm(model, "norm"), **_before_logits(model), "word": word, **_beside_logits(model)}
+        normed = {} if model.family == GNMT else _norm(model, "norm")
+        return {**normed, **_before_logits(model), "word": word, **_beside_logits(model)}
     stack = next(stack for stack in model.stacks() if stack.kind == kind)
+    if model.family == GNMT:
+        return _recurrent(model, kind)
     return {
         **_norm(model, "attention_norm"),
         **_attention(model),
@@ -52,7 +66,9 @@ def block_parameters(model: ModelConfig, kind: str) -> Dict[str, Parameter]:
 def tied_parameters(model: ModelConfig) -> Dict[str, str]:
     """Parameters that are equal to others: by the copy's name in the whole model, that of the owner."""
     copies = {} if model.untie_embeddings_and_output_weights else {"head.word": "embedding.word"}
-    if model.family == T5:
+    if model.family in TRANSLATION and model.untie_embeddings_and_output_weights:
+        return {}
+    if model.family in PAIRED:
         shared = block_parameters(model, "embedding")
         copies.update({f"decoder_embedding.{name}": f"embedding.{name}" for name in shared})
     return copies
@@ -100,7 +116,7 @@ def _before_logits(model: ModelConfig) -> Dict[str, Parameter]:
 def _beside_logits(model: ModelConfig) -> Dict[str, Parameter]:
     """The logits' bias, and the binary head."""
     found = {}
-    if model.family == BERT or (model.family == T5 and not model.untie_embeddings_and_output_weights):
+    if model.family in (BERT, GNMT) or (model.family == T5 and not model.untie_embeddings_and_output_weights):
         found["bias"] = Parameter((model.padded_vocab_size,), 0, rows=model.vocab_size)
     if model.family == BERT and model.bert_binary_head:
         found["pooler.weight"] = Parameter((model.hidden, model.hidden))
@@ -118,31 +134,60 @@ def _norm(model: ModelConfig, name: str) -> Dict[str, Parameter]:
 def _attention(model: ModelConfig) -> Dict[str, Parameter]:
     width = (model.heads + 2 * model.query_groups) * model.head_width
     pieces = (1, 1, 1) if model.query_groups == model.heads else (model.heads, model.query_groups, model.query_groups)
+    bias = model.attention_bias
     return {
-        **_linear(model, "qkv", Parameter((width, model.hidden), 0, pieces)),
-        **_linear(model, "attention_out", Parameter((model.hidden, model.heads * model.head_width), 1)),
+        **_linear("qkv", Parameter((width, model.hidden), 0, pieces), bias),
+        **_linear("attention_out", Parameter((model.hidden, model.heads * model.head_width), 1), bias),
     }
 
 
 def _cross_attention(model: ModelConfig) -> Dict[str, Parameter]:
     width, groups = model.heads * model.head_width, model.query_groups * model.head_width
+    bias = model.attention_bias
     return {
         **_norm(model, "cross_norm"),
-        **_linear(model, "cross_query", Parameter((width, model.hidden), 0)),
-        **_linear(model, "cross_kv", Parameter((2 * groups, model.hidden), 0, (1, 1))),
-        **_linear(model, "cross_out", Parameter((model.hidden, width), 1)),
+        **_linear("cross_query", Parameter((width, model.hidden), 0), bias),
+        **_linear("cross_kv", Parameter((2 * groups, model.hidden), 0, (1, 1)), bias),
+        **_linear("cross_out", Parameter((model.hidden, width), 1), bias),
     }
 
 
 def _mlp(model: ModelConfig) -> Dict[str, Parameter]:
     pieces = (1, 1) if model.swiglu else (1,)
+    bias = model.add_bias_linear
     return {
-        **_linear(model, "mlp_in", Parameter((len(pieces) * model.inner, model.hidden), 0, pieces)),
-        **_linear(model, "mlp_out", Parameter((model.hidden, model.inner), 1)),
+        **_linear("mlp_in", Parameter((len(pieces) * model.inner, model.hidden), 0, pieces), bias),
+        **_linear("mlp_out", Parameter((model.hidden, model.inner), 1), bias),
     }
 
 
-def _linear(model: ModelConfig, name: str, weight: Parameter) -> Dict[str, Parameter]:
+def _recurrent(model: ModelConfig, kind: str) -> Dict[str, Parameter]:
+    """A layer of gnmt. Its LSTMs have two biases for each gate, as torch's."""
+    hidden = model.hidden
+    if kind == "encoder_first":
+        return {**_lstm("lstm", hidden, hidden), **_lstm("reverse", hidden, hidden)}
+    if kind != "decoder_first":
+        return _lstm("lstm", hidden if kind == "encoder" else 2 * hidden, hidden)
+    attention = {
+        "query.weight": Parameter((hidden, hidden)),
+        "memory.weight": Parameter((hidden, hidden)),
+        **dict.fromkeys(("score", "score_bias"), Parameter((hidden,))),
+        "score_scale": Parameter((1,)),
+    }
+    return {**_lstm("lstm", hidden, hidden), **attention}
+
+
+def _lstm(name: str, inputs: int, hidden: int) -> Dict[str, Parameter]:
+    gates = 4 * hidden
+    return {
+        f"{name}.weight_ih_l0": Parameter((gates, inputs)),
+        f"{name}.weight_hh_l0": Parameter((gates, hidden)),
+        f"{name}.bias_ih_l0": Parameter((gates,)),
+        f"{name}.bias_hh_l0": Parameter((gates,)),
+    }
+
+
+def _linear(name: str, weight: Parameter, bias: bool) -> Dict[str, Parameter]:
     """A bias is cut as the outputs are; one of outputs that are summed is whole."""
-    bias = Parameter(weight.shape[:1], *((0, weight.pieces) if weight.cut == 0 else ()))
-    return {f"{name}.weight": weight, **({f"{name}.bias": bias} if model.add_bias_linear else {})}
+    of_outputs = Parameter(weight.shape[:1], *((0, weight.pieces) if weight.cut == 0 else ()))
+    return {f"{name}.weight": weight, **({f"{name}.bias": of_outputs} if bias else {})}

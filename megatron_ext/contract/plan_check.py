@@ -29,14 +29,15 @@ from megatron_ext.contract.model import (
     BERT,
     GPT,
     LAYER_NORM,
-    LEARNED,
     MODULE,
-    NO_POSITIONS,
+    OF_TRAINING,
     OPTIONS,
+    POSITIONS,
     RMS_NORM,
-    ROTARY,
+    SINUSOIDAL,
     SIZES,
     T5,
+    TRANSLATION,
     ModelConfig,
 )
 from megatron_ext.contract.train_config import LR_POLICIES, OPTIMIZERS, TrainConfig
@@ -92,11 +93,11 @@ _RANGES: Dict[str, Range] = {
             *("ffn_hidden", "num_query_groups", "kv_channels", "decoder_layers", "decoder_sequence_length"),
         )
     },
-    "model.family": _one_of(GPT, BERT, T5, MODULE),
+    "model.family": _one_of(GPT, BERT, T5, *TRANSLATION, MODULE),
     "model.normalization": _one_of(LAYER_NORM, RMS_NORM),
-    "model.position_embedding_type": _one_of(LEARNED, ROTARY, NO_POSITIONS),
+    "model.position_embedding_type": _one_of(*POSITIONS, SINUSOIDAL),
     **{f"model.{key}": _POSITIVE for key in ("norm_epsilon", "rotary_base", "rope_scaling_factor")},
-    **{f"model.{key}": _FRACTION for key in ("hidden_dropout", "attention_dropout")},
+    **{f"model.{key}": _FRACTION for key in OF_TRAINING},
     **{
         f"train.{key}": _COUNT
         for key in (

@@ -6,7 +6,19 @@ import json
 import math
 from typing import Any, Callable, Iterator, List, Mapping, Tuple
 
-from megatron_ext.contract.model import BERT, GPT, MODULE, ONLY_OF, OPTIONS, T5
+from megatron_ext.contract.model import (
+    BERT,
+    GNMT,
+    GPT,
+    MODULE,
+    OF_TRANSFORMERS,
+    ONLY_OF,
+    OPTIONS,
+    PAIRED,
+    POSITIONS,
+    POSITIONS_OF,
+    T5,
+)
 from megatron_ext.contract.plan_check import fault
 from megatron_ext.contract.rank_order import stage_dp_tp
 from megatron_ext.contract.train_config import COSINE, DECAYING, EXPONENTIAL, NOAM, ONLY_WITH, STEP
@@ -36,7 +48,7 @@ def _partition(plan: Values) -> Faults:
     model = plan["model"]
     layers = model.get("layers", sum(parts))
     words = f"model.layers={layers}"
-    if model.get("family", GPT) == T5 and "layers" in model:
+    if model.get("family", GPT) in PAIRED and "layers" in model:
         decoder = layers if model.get("decoder_layers") is None else model["decoder_layers"]
         words = f"{words} + model.decoder_layers={decoder} = {layers + decoder}"
         layers += decoder
@@ -110,6 +122,11 @@ def _model(plan: Values) -> Faults:
     for key, families in ONLY_OF.items():
         if family not in families and model.get(key, OPTIONS[key]) != OPTIONS[key]:
             yield f"model.{key}", model[key], f"{json.dumps(OPTIONS[key])} with model.family={family}"
+    if family == GNMT:
+        yield from _gnmt(model)
+    positions = model.get("position_embedding_type", OPTIONS["position_embedding_type"])
+    if positions not in (allowed := POSITIONS_OF.get(family, POSITIONS)):
+        yield "model.position_embedding_type", positions, f"{' or '.join(allowed)} with model.family={family}"
     if family == MODULE:
         if not model.get("code"):
             yield "model.code", model.get("code"), "FILE.py:NAME with model.family=module"
@@ -131,6 +148,17 @@ def _model(plan: Values) -> Faults:
     padded = model.get("padded_vocab_size", 0)
     if padded and (padded < model.get("vocab_size", 0) or padded % tensor):
         yield "model.padded_vocab_size", padded, f"a multiple of tensor={tensor}, and no less than model.vocab_size"
+
+
+def _gnmt(model: Values) -> Faults:
+    of_family = f"with model.family={GNMT}"
+    for key in OF_TRANSFORMERS:
+        if model.get(key, OPTIONS[key]) != OPTIONS[key]:
+            yield f"model.{key}", model[key], f"{json.dumps(OPTIONS[key])} {of_family}"
+    if model.get("heads", 1) != 1:
+        yield "model.heads", model["heads"], f"1 {of_family}"
+    if model.get("layers", 2) < 2:
+        yield "model.layers", model["layers"], f"at least 2 {of_family}"
 
 
 def _train(plan: Values) -> Faults:

@@ -27,9 +27,9 @@ what a pass costs once is shared out."""
 
 
 def few_layers(model: ModelConfig) -> ModelConfig:
-    """The same model with `LAYERS` of each kind, or as many as it has."""
-    few = [min(LAYERS, count) for _, count in model.kinds()]
-    return replace(model, layers=few[0], decoder_layers=few[1] if len(few) > 1 else None)
+    """The same model with `LAYERS` in a row, or as many as it has."""
+    decoder = min(LAYERS, model.decoder_count) or None
+    return replace(model, layers=min(LAYERS, model.layers), decoder_layers=decoder)
 
 
 class Parts(Passes):

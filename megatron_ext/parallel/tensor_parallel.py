@@ -214,18 +214,45 @@ def vocab_cross_entropy(
     many; labels [batch, sequence]. With a mask [batch, sequence], the mean is that over the tokens where it is 1;
     elsewhere labels may be anything.
     """
-    if mask is not None:
-        labels = labels.masked_fill(mask == 0, 0)
+    if mask is None and tensor.size == 1 and logits.numel() <= PART:
+        return F.cross_entropy(logits[..., :vocab_size].float().flatten(0, 1), labels.flatten())
+    if mask is None:
+        return vocab_losses(logits, labels, vocab_size, tensor).mean()
+    return _mean(vocab_losses(logits, labels.masked_fill(mask == 0, 0), vocab_size, tensor), mask)
+
+
+def vocab_losses(
+    logits: Tensor, labels: Tensor, vocab_size: int, tensor: TensorGroup, smoothing: float = 0.0
+) -> Tensor:
+    """The same of each token, [batch x sequence]. `smoothing` of a label's probability goes to all classes alike."""
     share = logits.shape[-1]
     first = tensor.rank * share
     classes = max(0, min(share, vocab_size - first))
     if tensor.size == 1 and logits.numel() <= PART:
         few = logits[..., :classes].float().flatten(0, 1)
-        if mask is None:
-            return F.cross_entropy(few, labels.flatten())
-        return _mean(F.cross_entropy(few, labels.flatten(), reduction="none"), mask)
-    losses: Tensor = _VocabCrossEntropy.apply(logits.flatten(0, 1), labels.flatten() - first, classes, tensor)  # type: ignore[no-untyped-call]
-    return losses.mean() if mask is None else _mean(losses, mask)
+        return F.cross_entropy(few, labels.flatten(), reduction="none", label_smoothing=smoothing)
+    losses: Tensor = _VocabCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits.flatten(0, 1), labels.flatten() - first, classes, tensor, smoothing, vocab_size
+    )
+    return losses
+
+
+def vocab_hits(logits: Tensor, labels: Tensor, vocab_size: int, tensor: TensorGroup) -> Tensor:
+    """[batch, sequence]: whether no class has a higher logit than the label; the arguments are those of
+    `vocab_losses`."""
+    share = logits.shape[-1]
+    first = tensor.rank * share
+    classes = max(0, min(share, vocab_size - first))
+    own = labels - first
+    elsewhere = (own < 0) | (own >= classes)
+    target = logits.gather(-1, own.masked_fill(elsewhere, 0).unsqueeze(-1)).squeeze(-1).float()
+    target = target.masked_fill(elsewhere, 0.0)
+    highest = torch.full_like(target, -torch.inf)
+    if classes:
+        highest = logits[..., :classes].amax(-1).float()
+    if tensor.size > 1:
+        target, highest = _reduce(target, tensor), _reduce(highest, tensor, dist.ReduceOp.MAX)
+    return target >= highest
 
 
 def _mean(losses: Tensor, mask: Tensor) -> Tensor:
@@ -242,35 +269,53 @@ class _VocabCrossEntropy(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, classes: int, tensor: TensorGroup) -> Tensor:
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        classes: int,
+        tensor: TensorGroup,
+        smoothing: float,
+        vocab_size: int,
+    ) -> Tensor:
+        """`smoothing` of a label's probability is shared out to all `vocab_size` classes of the group."""
         elsewhere = (labels < 0) | (labels >= classes)
         index = labels.masked_fill(elsewhere, 0).unsqueeze(-1)
         own_log_sum = torch.full(labels.shape, -torch.inf, device=logits.device)
         target = torch.zeros_like(own_log_sum)
+        sum_of_all = torch.zeros_like(own_log_sum)
         for rows in _parts(logits) if classes else ():
             target[rows] = logits[rows].gather(-1, index[rows]).squeeze(-1).float()
             logarithms = torch.log_softmax(logits[rows, :classes], -1, dtype=torch.float32)
             own_log_sum[rows] = target[rows] - logarithms.gather(-1, index[rows]).squeeze(-1)
+            if smoothing:
+                sum_of_all[rows] = logits[rows, :classes].sum(-1, dtype=torch.float32)
         log_sum = own_log_sum
         if tensor.size > 1:
             largest = _reduce(own_log_sum, tensor, dist.ReduceOp.MAX)
-            sums = _reduce(torch.stack([(own_log_sum - largest).exp(), target.masked_fill(elsewhere, 0.0)]), tensor)
-            log_sum, target = largest + sums[0].log(), sums[1]
+            parts = [(own_log_sum - largest).exp(), target.masked_fill(elsewhere, 0.0)]
+            sums = _reduce(torch.stack([*parts, sum_of_all] if smoothing else parts), tensor)
+            log_sum, target, sum_of_all = largest + sums[0].log(), sums[1], sums[-1]
         ctx.save_for_backward(logits, index, elsewhere, own_log_sum - log_sum)
         ctx.classes = classes
+        ctx.smoothing, ctx.share = smoothing, smoothing / vocab_size
+        if smoothing:
+            target = (1.0 - smoothing) * target + ctx.share * sum_of_all
         return log_sum - target
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None, None, None, None, None]:
         logits, index, elsewhere, share = ctx.saved_tensors
         logits = logits.detach()
-        ours = gradient.masked_fill(elsewhere, 0.0).unsqueeze(-1)
+        ours = (gradient * (1.0 - ctx.smoothing)).masked_fill(elsewhere, 0.0).unsqueeze(-1)
         factor = (share.exp() * gradient).unsqueeze(-1)
         for rows in _parts(logits) if ctx.classes else ():
             part = torch.softmax(logits[rows, : ctx.classes], -1, dtype=torch.float32).mul_(factor[rows])
+            if ctx.smoothing:
+                part -= gradient[rows].unsqueeze(-1) * ctx.share
             logits[rows, : ctx.classes] = part.scatter_add_(-1, index[rows], -ours[rows])
         logits[:, ctx.classes :] = 0.0
-        return logits, None, None, None
+        return logits, None, None, None, None, None
 
 
 def _parts(logits: Tensor) -> Iterator[slice]:

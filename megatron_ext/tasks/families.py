@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict
 
-from megatron_ext.contract.model import BERT, GPT, MODULE, T5
+from megatron_ext.contract.model import BERT, GNMT, GPT, MODULE, T5, TRANSFORMER
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
@@ -13,9 +13,18 @@ from megatron_ext.tasks.language.gpt import GptTask
 from megatron_ext.tasks.language.t5 import T5Task
 from megatron_ext.tasks.stage import Stage, threads_for
 from megatron_ext.tasks.task import Task
+from megatron_ext.tasks.translation.gnmt import GnmtTask
+from megatron_ext.tasks.translation.transformer import TransformerTask
 from megatron_ext.tasks.user.module import users_task
 
-FAMILIES: Dict[str, Callable[[Plan], Task]] = {GPT: GptTask, BERT: BertTask, T5: T5Task, MODULE: users_task}
+FAMILIES: Dict[str, Callable[[Plan], Task]] = {
+    GPT: GptTask,
+    BERT: BertTask,
+    T5: T5Task,
+    TRANSFORMER: TransformerTask,
+    GNMT: GnmtTask,
+    MODULE: users_task,
+}
 
 
 def task_of(plan: Plan) -> Task:

@@ -7,7 +7,7 @@ from collections import Counter
 from html import escape
 
 from conf.schema.partition import Partition
-from megatron_ext.contract.model import GPT
+from megatron_ext.contract.model import GNMT, GPT
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.figures.page import table
 from reports.readers.record import UNKNOWN
@@ -99,16 +99,20 @@ def _beside(plan: Plan, first: str, last: str) -> str:
         return ""
     between = []
     for stack in model.stacks()[1:]:
-        kinds = " and ".join(f"the {kind.replace('_', ' ')}" for kind in model.before(stack.kind))
-        between.append(f"the stage of {stack.name}.0 {kinds}")
-    return ", ".join([f"{first} also has the embedding", *between, f"{last} the final norm and the head"])
+        if kinds := " and ".join(f"the {kind.replace('_', ' ')}" for kind in model.before(stack.kind)):
+            between.append(f"the stage of {stack.name}.{stack.first} {kinds}")
+    head = "the head" if model.family == GNMT else "the final norm and the head"
+    return ", ".join([f"{first} also has the embedding", *between, f"{last} {head}"])
 
 
 def _counted(plan: Plan) -> str:
     """What the partition counts."""
     stacks = plan.model.stacks()
     if len(stacks) > 1:
-        return f"{' and '.join(f'{stack.layers} {stack.kind}' for stack in stacks)} layers"
+        counts: dict[str, int] = {}
+        for stack in stacks:
+            counts[stack.name] = counts.get(stack.name, 0) + stack.layers
+        return f"{' and '.join(f'{count} {name}' for name, count in counts.items())} layers"
     name = plan.model.counted_name()
     return f"{sum(plan.partition)} {'transformer layers' if name == 'layers' else name}"
 

@@ -18,8 +18,8 @@ def test_the_page_has_every_model_with_its_sizes() -> None:
 def row(name: str) -> str:
     model = compose([f"model={name}", "parallel.partition=null"]).model
     sizes = model.sized(1)
-    layers = "+".join(str(count) for _, count in sizes.kinds())
-    tokens = "+".join(str(stack.tokens) for stack in sizes.stacks())
+    layers = "+".join(str(count) for count in (sizes.layers, sizes.decoder_count) if count)
+    tokens = "+".join(str(count) for count in (sizes.sequence_length, sizes.decoder_tokens) if count)
     return (
         f"| `{name}` | {model.family} | {layers} | {sizes.hidden} | {sizes.heads} | {tokens} | {model.parameters():,} |"
     )

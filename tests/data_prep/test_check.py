@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.index_maps import saved_maps
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, write_indexed
 from megatron_ext.data.samples import Split
+from tests.support.megatron_ext.pairs import write_pairs
 
 
 @pytest.fixture
@@ -178,3 +181,37 @@ def test_a_manifest_that_is_none_is_refused(prefix: Path, content: str, problem:
     data_file(prefix, ".json").write_text(content)
     with pytest.raises(DataPrepError, match=rf"text\.json: .*{problem}"):
         check(prefix)
+
+
+PAIRS = ("model=gnmt-tiny", "model.vocab_size=61")
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    return write_pairs(tmp_path, 61, longest=20)
+
+
+def test_pairs_feed_a_family_that_translates(pairs: Path) -> None:
+    assert check(pairs, *PAIRS) == []
+
+
+def test_pairs_that_are_mostly_too_long_are_a_doubt(pairs: Path) -> None:
+    (doubt,) = check(pairs, *PAIRS, "model.sequence_length=6")
+    assert re.search(r"only \d+ of 40 pairs are used; the others are longer than model.sequence_length=6", doubt)
+
+
+def test_pairs_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataPrepError, match=r"none-train\.source\.idx is not there; model\.family=gnmt learns"):
+        check(tmp_path / "none", *PAIRS)
+
+
+def test_pairs_of_a_larger_vocabulary_are_refused(pairs: Path) -> None:
+    with pytest.raises(DataPrepError, match=r"has token ids up to 60, but model\.vocab_size=60"):
+        check(pairs, "model=transformer-tiny", "model.vocab_size=60")
+
+
+def test_pairs_that_do_not_belong_together_are_refused(pairs: Path) -> None:
+    for ending in (".bin", ".idx"):
+        shutil.copy(f"{pairs}-valid.target{ending}", f"{pairs}-train.target{ending}")
+    with pytest.raises(DataPrepError, match="40 sentences, but pairs-train"):
+        check(pairs, *PAIRS)

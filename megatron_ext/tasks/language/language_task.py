@@ -81,8 +81,11 @@ class LanguageTask(Task):
         std = 0.02
         if "_out." in name:
             std /= math.sqrt(2 * self._stacks[block_of(self.blocks, name).kind].layers)
-        source = torch.Generator().manual_seed(_seed(self._seed, self.tied.get(name, name)))
-        draw(parameter, whole, filled, shard, tensor.size, tensor.rank, std, source)
+        draw(parameter, whole, filled, shard, tensor.size, tensor.rank, std, self._source(name))
+
+    def _source(self, name: str) -> torch.Generator:
+        """The random numbers of a parameter of the whole model; a tied one has its owner's."""
+        return torch.Generator().manual_seed(_seed(self._seed, self.tied.get(name, name)))
 
     def _parameter(self, name: str) -> Parameter:
         block = block_of(self.blocks, name)

@@ -12,12 +12,13 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
-from megatron_ext.contract.model import ROTARY, ModelConfig, Stack
+from megatron_ext.contract.model import ROTARY, SINUSOIDAL, TRANSFORMER, ModelConfig, Stack
 from megatron_ext.contract.parameters import block_parameters
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_embedding
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
 from megatron_ext.tasks.language.norms import norm
 from megatron_ext.tasks.language.rotary import rotary, rotated
+from megatron_ext.tasks.language.sinusoids import sinusoids
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
 
 
@@ -50,6 +51,7 @@ class Embedding(nn.Module):
         self.dropout = Dropout(config.hidden_dropout, key_of(seed, name), tensor)
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
         added = block_parameters(config, "embedding")
+        self.waves = config.position_embedding_type == SINUSOIDAL
         self.position: Optional[nn.Parameter] = None
         if "position" in added:
             self.position = nn.Parameter(torch.empty(added["position"].shape))
@@ -62,6 +64,8 @@ class Embedding(nn.Module):
         dropout."""
         x = vocab_embedding(tokens, self.word, self.tensor, partial(embedding, later=self.later))
         here = self.tensor.positions(tokens.shape[1])
+        if self.waves:
+            x = x * math.sqrt(x.shape[-1]) + sinusoids(tokens.shape[1], x.shape[-1], x.device)[here].to(x.dtype)
         if self.position is not None:
             x = x + self.position[here]
         if self.types is not None and types is not None:
@@ -87,21 +91,24 @@ class TransformerLayer(nn.Module):
         self.shares = [self.heads, self.groups, self.groups]
         """Of queries, keys and values."""
         width, inner = self.heads * config.head_width, config.inner // tensor.size
-        bias = config.add_bias_linear
+        bias, attention_bias = config.add_bias_linear, config.attention_bias
+        self.relu = config.family == TRANSFORMER
+        """Instead of GELU, and dropped in training, as Vaswani et al. 2017's successors do."""
         self.core_key = key_of(seed, f"{name}.core")
         self.attention_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.attention"), tensor)
         self.mlp_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.mlp"), tensor)
         self.attention_norm = norm(config)
-        self.qkv = empty_linear(config.hidden, (self.heads + 2 * self.groups) * config.head_width, bias)
-        self.attention_out = empty_linear(width, config.hidden, bias)
+        self.qkv = empty_linear(config.hidden, (self.heads + 2 * self.groups) * config.head_width, attention_bias)
+        self.attention_out = empty_linear(width, config.hidden, attention_bias)
         self.crosses = stack.context > 0
         if self.crosses:
             self.cross_core_key = key_of(seed, f"{name}.cross_core")
             self.cross_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.cross"), tensor)
             self.cross_norm = norm(config)
-            self.cross_query = empty_linear(config.hidden, width, bias)
-            self.cross_kv = empty_linear(config.hidden, 2 * self.groups * config.head_width, bias)
-            self.cross_out = empty_linear(width, config.hidden, bias)
+            self.cross_query = empty_linear(config.hidden, width, attention_bias)
+            self.cross_kv = empty_linear(config.hidden, 2 * self.groups * config.head_width, attention_bias)
+            self.cross_out = empty_linear(width, config.hidden, attention_bias)
+        self.relu_key = key_of(seed, f"{name}.relu")
         self.mlp_norm = norm(config)
         self.mlp_in = empty_linear(config.hidden, 2 * inner if config.swiglu else inner, bias)
         self.mlp_out = empty_linear(inner, config.hidden, bias)
@@ -129,7 +136,7 @@ class TransformerLayer(nn.Module):
         if context is not None:
             crossed = self._cross(self.tensor.enter(self.cross_norm(x)), self.tensor.enter(context), number, mask)
             x = x + self.cross_dropout(crossed, number, self.training)
-        return x + self.mlp_dropout(self._mlp(self.tensor.enter(self.mlp_norm(x))), number, self.training)
+        return x + self.mlp_dropout(self._mlp(self.tensor.enter(self.mlp_norm(x)), number), number, self.training)
 
     def _attention(self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
         qkv = linear(x, self.qkv.weight, self.qkv.bias, self.later)
@@ -207,12 +214,24 @@ class TransformerLayer(nn.Module):
         rows = rows_of(dropout_key, number, heads, places)
         return dropout(F.softmax(scores, -1, dtype=torch.float32).to(query.dtype), self.config.attention_dropout, rows)
 
-    def _mlp(self, x: Tensor) -> Tensor:
+    def _mlp(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
         inner = linear(x, self.mlp_in.weight, self.mlp_in.bias, self.later)
+        if self.relu:
+            return self._joined(self.mlp_out, self._inner_dropped(F.relu(inner), number))
         if not self.config.swiglu:
             return self._joined(self.mlp_out, F.gelu(inner, approximate="tanh"))
         gate, up = inner.chunk(2, -1)
         return self._joined(self.mlp_out, F.silu(gate) * up)
+
+    def _inner_dropped(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
+        """x [batch, sequence, inner width / tensor size], of which every rank drops what one rank alone would."""
+        rate = self.config.hidden_dropout
+        if not rate or number is None or not self.training:
+            return x
+        groups = math.gcd(self.config.inner, self.config.heads) // self.tensor.size
+        places = torch.arange(x.shape[1], device=x.device)
+        rows = rows_of(self.relu_key, number, places, torch.arange(groups, device=x.device) + self.tensor.rank * groups)
+        return dropout(x.view(*x.shape[:2], groups, -1), rate, rows).flatten(2)
 
     def _joined(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """A linear layer whose input is shared out: partial products are summed, then the bias added once."""

@@ -50,14 +50,40 @@ BROKEN = {
         "parallel.partition=1-4 has 1 + 4 = 5 layers, but model.layers=2 + model.decoder_layers=2 = 4; nearest that "
         "fits: 1-3",
     ),
+    "positions that the family does not have": (
+        ["model=transformer-tiny", "model.position_embedding_type=rope"],
+        "model.position_embedding_type=rope does not go with model.family=transformer; use sinusoidal",
+    ),
+    "positions that only another family has": (
+        ["model.position_embedding_type=sinusoidal"],
+        "model.position_embedding_type=sinusoidal does not go with model.family=gpt; use learned_absolute or rope or "
+        "none",
+    ),
+    "an LSTM with an MLP": (
+        ["model=gnmt-tiny", "model.ffn_hidden=64"],
+        "model.ffn_hidden=64 is for transformers, not for model.family=gnmt; leave it out",
+    ),
+    "an LSTM with heads": (
+        ["model=gnmt-tiny", "model.heads=2"],
+        "the attention of model.family=gnmt has one head; use 1",
+    ),
+    "an LSTM with one layer": (
+        ["model=gnmt-tiny", "model.layers=1"],
+        "model.layers=1: the encoder of model.family=gnmt",
+    ),
+    "tensor parallel LSTMs": (
+        ["model=gnmt-tiny", "parallel=single", "parallel.tensor=2"],
+        "parallel.tensor=2",
+    ),
     "a decoder that the family does not have": (
         ["model=bert-tiny", "model.decoder_layers=2"],
-        "model.decoder_layers=2 is only for model.family=t5, not for model.family=bert; leave it out, or use "
-        "model.decoder_layers=null",
+        "model.decoder_layers=2 is only for model.family=t5, transformer or gnmt, not for model.family=bert; leave it "
+        "out, or use model.decoder_layers=null",
     ),
     "a decoder's sequence that the family does not have": (
         ["model.decoder_sequence_length=2"],
-        "model.decoder_sequence_length=2 is only for model.family=t5, not for model.family=gpt; leave it out",
+        "model.decoder_sequence_length=2 is only for model.family=t5, transformer or gnmt, not for model.family=gpt; "
+        "leave it out",
     ),
     "a binary head that the family does not have": (
         ["model=t5-tiny", "model.bert_binary_head=false"],

@@ -23,11 +23,17 @@ def model(name: str) -> ModelConfig:
         ("t5-base", 222_420_382),
         ("t5-large", 737_345_438),
         ("t5-3b", 2_852_425_530),
+        ("transformer-base", 32768 * 512 + 6 * (12 * 512**2 + 9 * 512) + 6 * (16 * 512**2 + 11 * 512) + 2 * 1024),
+        ("transformer-big", 32768 * 1024 + 6 * (12 * 1024**2 + 9 * 1024) + 6 * (16 * 1024**2 + 11 * 1024) + 4 * 1024),
+        ("gnmt", 127_575_617),
+        ("gnmt-16", 127_575_617 + 4 * 8 * (1024**2 + 1024) + 4 * (12 * 1024**2 + 8 * 1024)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_model_has_as_many_weights_as_published(name: str, weights: int) -> None:
-    """BERT: as Hugging Face's BertForPreTraining, which has a norm of the embeddings instead of a final one."""
+    """The Transformer's and GNMT's follow from their layers: an LSTM has 4 (inputs + hidden + 2) x hidden weights.
+
+    BERT: as Hugging Face's BertForPreTraining, which has a norm of the embeddings instead of a final one."""
     assert parameter_count(model(name)) == weights
 
 

@@ -1,0 +1,124 @@
+"""Samples for translation: sentence k of one language beside sentence k of the other (docs/formats.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, Union
+
+import numpy as np
+
+from megatron_ext.contract.errors import DataError
+from megatron_ext.data.indexed_dataset import IndexedDataset
+from megatron_ext.data.samples import Samples, Split, check_token_ids
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
+"""Token ids in every vocabulary of pairs; the data have no marks, which are added here."""
+SIDES = ("source", "target")
+_EPOCHS_KEPT = 2
+"""Orders in memory: a global batch may lie over the end of an epoch."""
+
+
+def side_prefix(prefix: Union[str, Path], split: str, side: str) -> Path:
+    """Of the indexed data of one language."""
+    return Path(f"{prefix}-{split}.{side}")
+
+
+class Pairs:
+    """The pairs of a split that are not too long, by number.
+
+    Raises:
+        DataError: files are missing, damaged or do not belong together, or no pair is left.
+    """
+
+    def __init__(
+        self, prefix: Union[str, Path], split: str, sequence_length: int, decoder_sequence_length: int
+    ) -> None:
+        sides = (IndexedDataset(side_prefix(prefix, split, side)) for side in SIDES)
+        self.source, self.target = sides
+        if len(self.source) != len(self.target):
+            raise DataError(
+                f"{self.source.idx}: {len(self.source)} sentences, but {self.target.idx.name} has {len(self.target)}; "
+                "sentence k of one must be that of the other: prepare the pairs anew with 'tdpp data pairs'"
+            )
+        # Each side gets one mark: the source its end; what the decoder reads its begin, what it writes its end.
+        longest = np.array([sequence_length, decoder_sequence_length]) - 1
+        lengths = np.stack([np.asarray(self.source.lengths), np.asarray(self.target.lengths)])
+        self.kept: NDArray[np.int64] = np.flatnonzero(((lengths > 0) & (lengths <= longest[:, np.newaxis])).all(0))
+        """Their numbers in the data."""
+        self.left_out = len(self.source) - len(self.kept)
+        if not len(self.kept):
+            most = lengths.max(1, initial=0) + 1
+            raise DataError(
+                f"{self.source.idx}: none of {len(self.source)} pairs fits model.sequence_length={sequence_length} and "
+                f"model.decoder_sequence_length={decoder_sequence_length}"
+                + (f"; the longest need {most[0]} and {most[1]}" if len(self.source) else "; prepare more text")
+            )
+
+
+class PairSamples(Samples):
+    """Pairs in a new order in every epoch, padded to the lengths that the model takes.
+
+    What crosses a cut has one shape in all micro-batches, so all samples do.
+
+    Raises:
+        DataError: as `Pairs`; or on use, a token is not in the vocabulary.
+    """
+
+    def __init__(
+        self,
+        prefix: Union[str, Path],
+        split: Split,
+        sequence_length: int,
+        decoder_sequence_length: int,
+        vocab_size: int,
+    ) -> None:
+        super().__init__(split.samples, split.name)
+        self._pairs = Pairs(prefix, split.name, sequence_length, decoder_sequence_length)
+        self._lengths = (sequence_length, decoder_sequence_length)
+        self._vocab_size = vocab_size
+        self._seed = split.seed
+        self._orders: Dict[int, NDArray[np.int64]] = {}
+        self.order: Dict[str, float] = {"seed": split.seed, "pairs": len(self._pairs.kept)}
+
+    def sample(self, number: int) -> Dict[str, NDArray[Any]]:
+        """[sequence_length] and [decoder_sequence_length]: `text_enc` the source and its end, `enc_mask` 0 where
+        there is padding; `text_dec` a begin and the target; `labels` the target and its end, `loss_mask` 1 there."""
+        epoch, place = divmod(number, len(self._pairs.kept))
+        pair = int(self._pairs.kept[self._order_of(epoch)[place]])
+        source, target = self._tokens(self._pairs.source, pair), self._tokens(self._pairs.target, pair)
+        text_enc, enc_mask = _padded([*source, END], self._lengths[0])
+        text_dec, _ = _padded([BEGIN, *target], self._lengths[1])
+        labels, loss_mask = _padded([*target, END], self._lengths[1])
+        return {
+            "text_enc": text_enc,
+            "text_dec": text_dec,
+            "labels": labels,
+            "loss_mask": loss_mask,
+            "enc_mask": enc_mask,
+        }
+
+    def _order_of(self, epoch: int) -> NDArray[np.int64]:
+        """In which an epoch takes the pairs: seeded, and the same whatever was asked for before."""
+        if epoch not in self._orders:
+            if len(self._orders) == _EPOCHS_KEPT:
+                del self._orders[next(iter(self._orders))]
+            random = np.random.RandomState([self._seed, epoch])  # whose stream no version of numpy changes
+            self._orders[epoch] = random.permutation(len(self._pairs.kept))
+        return self._orders[epoch]
+
+    def _tokens(self, data: IndexedDataset, pair: int) -> List[int]:
+        tokens = data[pair]
+        what = f"{data.bin}: sentence {pair}"
+        check_token_ids(tokens, self._vocab_size, what, f"model.vocab_size={self._vocab_size}", "set that of the data")
+        found: List[int] = tokens.tolist()
+        return found
+
+
+def _padded(values: List[int], length: int) -> List[NDArray[np.int64]]:
+    """[length] twice: the values and `PAD`, and 1 where there is a value."""
+    text, mask = np.full(length, PAD, np.int64), np.zeros(length, np.int64)
+    text[: len(values)], mask[: len(values)] = values, 1
+    return [text, mask]

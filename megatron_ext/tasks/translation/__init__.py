@@ -1,0 +1,1 @@
+"""Families that translate: attention alone, and LSTMs with attention."""

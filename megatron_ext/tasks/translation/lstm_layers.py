@@ -1,0 +1,133 @@
+"""The modules of a GNMT. All are for a tensor group of one rank.
+
+Padding stands behind a sentence. What runs forwards never sees it in time, and what runs backwards begins at the
+sentence's own end, so that padding changes nothing of what comes before it, and nobody has to know lengths on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from megatron_ext.contract.model import ModelConfig
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.dropout import key_of
+from megatron_ext.tasks.language.transformer import Dropout, empty_linear
+from megatron_ext.tasks.linear import WeightGradients, linear
+
+
+class BidirectionalLayer(nn.Module):
+    """The encoder's first layer: one LSTM forwards, one backwards."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorGroup, again: bool) -> None:
+        super().__init__()
+        self.again = again
+        self.lstm = nn.LSTM(config.hidden, config.hidden, batch_first=True)
+        self.reverse = nn.LSTM(config.hidden, config.hidden, batch_first=True)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """[batch, sequence, hidden] and, 0 where there is padding, [batch, sequence] -> [batch, sequence, 2 hidden]."""
+        return _passed(self._forward, self.again, x, mask)
+
+    def _forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device)
+        mirrored = mask.sum(1, keepdim=True) - 1 - places
+        order = torch.where(mirrored < 0, places, mirrored).unsqueeze(-1).expand_as(x)
+        backwards = self.reverse(x.gather(1, order))[0].gather(1, order)
+        return torch.cat([self.lstm(x)[0], backwards], -1)
+
+
+class Layer(nn.Module):
+    """An LSTM, whose input is dropped in part and, from the third layer of a stack on, added to its result."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        inputs: int,
+        tensor: TensorGroup,
+        residual: bool,
+        name: str,
+        seed: int,
+        again: bool,
+    ) -> None:
+        """`inputs` is the width of what goes in, with what the decoder attends to."""
+        super().__init__()
+        self.again = again
+        self.residual = residual
+        self.dropout = Dropout(config.hidden_dropout, key_of(seed, name), tensor)
+        self.lstm = nn.LSTM(inputs, config.hidden, batch_first=True)
+
+    def forward(self, x: Tensor, number: Optional[Tensor] = None, attended: Optional[Tensor] = None) -> Tensor:
+        """[batch, sequence, width] and, of the decoder, [batch, sequence, hidden] -> [batch, sequence, hidden];
+        `number` [batch] is of the samples, for dropout."""
+        return _passed(self._forward, self.again, x, number, attended)
+
+    def _forward(self, x: Tensor, number: Optional[Tensor], attended: Optional[Tensor]) -> Tensor:
+        joined = x if attended is None else torch.cat([x, attended], -1)
+        y: Tensor = self.lstm(self.dropout(joined, number, self.training))[0]
+        return y + x if self.residual else y
+
+
+class AttentionLayer(nn.Module):
+    """The decoder's first layer, and normalized additive attention of its result to the encoder's (Bahdanau et al.
+    2015; Salimans and Kingma 2016).
+
+    The embedding before it has dropped a part of its input.
+    """
+
+    def __init__(self, config: ModelConfig, tensor: TensorGroup, again: bool) -> None:
+        super().__init__()
+        hidden = config.hidden
+        self.again = again
+        self.later: Optional[WeightGradients] = None
+        self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
+        self.query = empty_linear(hidden, hidden, False)
+        self.memory = empty_linear(hidden, hidden, False)
+        self.score = nn.Parameter(torch.empty(hidden))
+        self.score_bias = nn.Parameter(torch.empty(hidden))
+        self.score_scale = nn.Parameter(torch.empty(1))
+
+    def forward(self, x: Tensor, encoded: Tensor, mask: Tensor) -> Tuple[Tensor, Tensor]:
+        """[batch, sequence, hidden], [batch, context, hidden] and, 0 where there is padding, [batch, context] -> the
+        layer's result and what it attends to, [batch, sequence, hidden] both."""
+        decoded: Tensor = self.lstm(x)[0]
+        return decoded, _passed(self.attend, self.again, decoded, encoded, mask)
+
+    def attend(self, decoded: Tensor, encoded: Tensor, mask: Tensor) -> Tensor:
+        weights = self.weights(decoded, encoded, mask)
+        return weights @ encoded
+
+    def weights(self, decoded: Tensor, encoded: Tensor, mask: Tensor) -> Tensor:
+        """How much each of the decoder's tokens attends to each of the encoder's: [batch, sequence, context]."""
+        query = linear(decoded, self.query.weight, None, self.later)
+        memory = linear(encoded, self.memory.weight, None, self.later) + self.score_bias
+        direction = self.score / self.score.norm() * self.score_scale
+        scores = torch.tanh(query.unsqueeze(2) + memory.unsqueeze(1)) @ direction
+        scores = scores.masked_fill(mask.unsqueeze(1) == 0, -torch.inf)
+        return F.softmax(scores, -1, dtype=torch.float32).to(decoded.dtype)
+
+
+class Logits(nn.Module):
+    """A matrix and a bias for the vocabulary."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
+        super().__init__()
+        self.later: Optional[WeightGradients] = None
+        self.word = nn.Parameter(torch.empty(config.padded_vocab_size, config.hidden))
+        self.bias = nn.Parameter(torch.empty(config.padded_vocab_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, hidden] -> logits [batch, sequence, padded vocabulary]."""
+        return linear(x, self.word, self.bias, self.later)
+
+
+def _passed(function: Callable[..., Tensor], again: bool, *taken: Optional[Tensor]) -> Tensor:
+    """`function(*taken)`; with `again`, computed once more in the backward pass instead of kept."""
+    if not again:
+        return function(*taken)
+    y: Tensor = checkpoint(function, *taken, use_reentrant=False, preserve_rng_state=False)
+    return y

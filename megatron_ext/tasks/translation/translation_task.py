@@ -1,0 +1,81 @@
+"""What the families that translate have in common: pairs of sentences, a smoothed loss, and how their weights begin."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Dict
+
+import torch
+from torch import Tensor
+
+from megatron_ext.data.blend import samples_of_plan
+from megatron_ext.data.pairs import PairSamples
+from megatron_ext.data.samples import Samples
+from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_hits, vocab_losses
+from megatron_ext.tasks.language.language_task import LanguageTask
+from megatron_ext.tasks.task import Micro, Tensors
+
+
+class TranslationTask(LanguageTask):
+    """Every target token counts the same, wherever it lies: the loss of a micro-batch is a sum over its tokens."""
+
+    def samples(self, split: str, count: int) -> Samples:
+        model = self._model
+        make = partial(
+            PairSamples,
+            sequence_length=model.sequence_length,
+            decoder_sequence_length=model.decoder_tokens,
+            vocab_size=model.vocab_size,
+        )
+        return samples_of_plan(self._plan, split, count, make)
+
+    def micro(self, sample: Tensors) -> Micro:
+        """[micro-batch size, encoder's sequence]: `text_enc` and `enc_mask`, 0 where no token stands; [micro-batch
+        size, decoder's sequence]: `text_dec`, `labels`, and `loss_mask`, 1 where a label counts; [micro-batch size]:
+        the samples' `number`."""
+        targets = {name: sample[name] for name in ("labels", "loss_mask")}
+        inputs = {name: sample[name] for name in self.inputs}
+        return Micro(inputs, targets, weight=sample["loss_mask"].sum())
+
+    def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
+        model = self._model
+        encoder, decoder = (micro_batch_size, model.sequence_length), (micro_batch_size, model.decoder_tokens)
+        return self.micro(
+            {
+                "text_enc": torch.randint(model.vocab_size, encoder, generator=source),
+                "text_dec": torch.randint(model.vocab_size, decoder, generator=source),
+                "labels": torch.randint(model.vocab_size, decoder, generator=source),
+                "loss_mask": torch.ones(decoder, dtype=torch.int64),
+                "enc_mask": torch.ones(encoder, dtype=torch.int64),
+                "number": torch.arange(micro_batch_size),
+            }
+        )
+
+    def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
+        """The sum over the labels that count, smoothed."""
+        losses = self._losses(left, micro, tensor, self._model.label_smoothing)
+        return (losses * micro.targets["loss_mask"].flatten()).sum()
+
+    def metrics(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Dict[str, Tensor]:
+        """Sums over the labels that count: `nll`, of which exp is the perplexity, and `accuracy`."""
+        mask = micro.targets["loss_mask"]
+        hits = vocab_hits(left["logits"], self._labels(micro), self._model.vocab_size, tensor)
+        losses = self._losses(left, micro, tensor, 0.0)
+        return {"nll": (losses * mask.flatten()).sum(), "accuracy": (hits * mask).sum()}
+
+    def _losses(self, left: Tensors, micro: Micro, tensor: TensorGroup, smoothing: float) -> Tensor:
+        return vocab_losses(left["logits"], self._labels(micro), self._model.vocab_size, tensor, smoothing)
+
+    def _labels(self, micro: Micro) -> Tensor:
+        """Where none counts, any."""
+        return micro.targets["labels"].masked_fill(micro.targets["loss_mask"] == 0, 0)
+
+    def _fill(self, name: str, parameter: Tensor, whole: Tensor, tensor: TensorGroup) -> None:
+        """Gives a rank its share of a parameter whose values, without the vocabulary's padding, are `whole`."""
+        shard = self.shard(name)
+        shape = list(parameter.shape)
+        if shard is not None:
+            shape[shard.dim] *= tensor.size
+        if shape[0] > len(whole):
+            whole = torch.cat([whole, whole.new_zeros(shape[0] - len(whole), *shape[1:])])
+        parameter.copy_(whole if shard is None else shard.part(whole, tensor.size, tensor.rank))
