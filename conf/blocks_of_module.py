@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
-from conf.schema.model import Family, Model, check_code
+from conf.schema.model import Family, Model, blocks_of_images, check_code
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.model import MODULE
+from megatron_ext.contract.model import ALL_COUNTED, IMAGES, MODULE
 
 PROJECT = Path(__file__).resolve().parents[1]
 LOOK = "megatron_ext.blocks"
@@ -38,11 +38,14 @@ class Asked:
 
 
 def digest_of(model: Model) -> str:
-    """SHA-256 of a module's file.
+    """SHA-256 of a module's file, or of what makes a model of another family the one that it is.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
+    if model.code is None:
+        identity = json.dumps(model.sized(1).identity(), sort_keys=True)
+        return hashlib.sha256(identity.encode()).hexdigest()
     try:
         return digest_of_file(Path(model.code_file))
     except OSError as error:
@@ -79,7 +82,10 @@ _seen: dict[Asked, tuple[str, ...]] = {}
 
 
 def known_blocks(experiment: Experiment) -> list[str] | None:
-    """The names of the blocks of an experiment's module, if this process has looked at it."""
+    """The names of the counted blocks, where their family has no rule for them; of a module, if this process has looked
+    at it."""
+    if experiment.model.family in IMAGES and experiment.model.family in ALL_COUNTED:
+        return blocks_of_images(experiment.model)
     if experiment.model.family is not Family.module:
         return None
     names = _seen.get(asked_of(experiment))

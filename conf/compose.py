@@ -22,6 +22,7 @@ from omegaconf.errors import (
 
 from conf.blocks_of_module import count_blocks
 from conf.errors import ConfigError
+from conf.family_sizes import fill_sizes
 from conf.hydra_errors import COMPOSING, message, unknown_key
 from conf.reading.references import require_shapes
 from conf.reading.user_files import Words, found_files
@@ -87,9 +88,13 @@ def _known(cfg: DictConfig) -> DictConfig:
         ConfigError: a key is unknown.
     """
     try:
-        return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.to_container(cfg)))
+        known = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.to_container(cfg)))
     except ConfigKeyError as error:
         raise ConfigError(unknown_key(str(error.full_key))) from error
+    if not OmegaConf.is_missing(known, "model"):
+        with _values_named():
+            fill_sizes(known.model)
+    return known
 
 
 def read_experiment(config: Path) -> Experiment:

@@ -31,7 +31,15 @@ ROOMS = {
 
 FLOORS = {
     "conf": [
-        *("visible", "errors", "run_folder", "reading", "schema", "hydra_errors identity blocks_of_module", "compose"),
+        *(
+            "visible",
+            "errors",
+            "run_folder",
+            "reading",
+            "schema",
+            "hydra_errors identity blocks_of_module family_sizes",
+            "compose",
+        ),
         "completions defaults_taken",
     ],
     "megatron_ext": [
@@ -39,12 +47,8 @@ FLOORS = {
         *("node", "train", "worker", "doctor profile hf schedule blocks"),
     ],
     "megatron_ext/tasks": [
-        "task",
-        "cut linear dropout initial_weights",
-        "stage",
-        "language",
-        "translation user",
-        "families",
+        *("task", "cut linear dropout initial_weights repeatable running", "stage", "language"),
+        *("images translation user", "families"),
     ],
     "data_prep": ["errors", "files", "kinds tokenizers", "indexed text", "pairs preparation"],
     "fasop": ["errors", "costs", "simulation", "partition", "search", "tables"],

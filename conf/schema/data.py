@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import asdict, field
 
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
-from megatron_ext.contract.model import BERT, T5
-from megatron_ext.contract.plan import Masking
+from megatron_ext.contract import plan
+from megatron_ext.contract.model import BERT, IMAGES, T5
 
 
 @config
@@ -22,6 +22,29 @@ class Corpus:
     """As `data.prefix`."""
     weight: float = 1.0
     """As `data.weight`."""
+
+
+@config
+class Augment:
+    """Of images: how training changes them; every change follows from train.seed and the numbers of the samples."""
+
+    padding: int = 0
+    """Pixels around an image, of which a part of its own size is cut at random."""
+    flip: bool = False
+    """Mirror every other image, left to right."""
+    rand_augment: int = 0
+    """Operations that are drawn for each image (RandAugment)."""
+    rand_augment_magnitude: float = 9.0
+    """Of them, from 0 to 10."""
+    erasing: float = 0.0
+    """How often a rectangle of an image becomes noise (random erasing)."""
+    mixup: float = 0.0
+    """Alpha of the beta distribution by which pairs of a micro-batch's images are mixed; 0: they are not."""
+    cutmix: float = 0.0
+    """The same for rectangles that are taken from the other image; with both, one of the two is drawn each time."""
+
+    def __post_init__(self) -> None:
+        ranges.check("data.augment", self)
 
 
 @config
@@ -46,6 +69,7 @@ class Data:
     """Of bert and t5: whether long runs of hidden words are more frequent than short ones."""
     masking_use_geometric_distribution: bool | None = None
     """Of bert and t5: whether the lengths of runs are distributed geometrically, as in SpanBERT; null: for t5."""
+    augment: Augment = field(default_factory=Augment)
     cache: str | None = None
     """A folder, which all nodes share, for index maps; null: beside the data, or, where you may not write there, in
     your own cache ($XDG_CACHE_HOME/tdpp or ~/.cache/tdpp)."""
@@ -59,12 +83,18 @@ class Data:
         """All that is trained on, `prefix` first."""
         return [Corpus(prefix=self.prefix, weight=self.weight), *self.blend]
 
-    def masking(self, family: str) -> Masking | None:
+    def augmented(self, family: str) -> plan.Augment | None:
+        """What a rank is given for a model of this family; None: training changes no images."""
+        if family not in IMAGES or self.augment == Augment(rand_augment_magnitude=self.augment.rand_augment_magnitude):
+            return None
+        return plan.Augment(**asdict(self.augment))
+
+    def masking(self, family: str) -> plan.Masking | None:
         """What a rank is given for a model of this family, with Megatron's defaults."""
         if family not in (BERT, T5):
             return None
         ngram, geometric = self.masking_max_ngram, self.masking_use_geometric_distribution
-        return Masking(
+        return plan.Masking(
             mask_prob=self.mask_prob,
             short_seq_prob=self.short_seq_prob,
             max_ngram=ngram if ngram is not None else 3 if family == BERT else 10,

@@ -13,12 +13,18 @@ from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
 from conf.schema.divisors import divides
+from megatron_ext.contract.images import counted_blocks, depths_of, smallest_image
 from megatron_ext.contract.model import (
+    ALEXNET,
+    ALL_COUNTED,
     BERT,
+    DEPTHS,
     GNMT,
     GPT,
+    IMAGES,
     LAYER_NORM,
     LEARNED,
+    MEASURED,
     MODULE,
     NO_POSITIONS,
     OF_TRANSFORMERS,
@@ -27,13 +33,19 @@ from megatron_ext.contract.model import (
     PAIRED,
     POSITIONS,
     POSITIONS_OF,
+    RESNET,
     RMS_NORM,
     ROTARY,
     SINUSOIDAL,
     SIZES,
+    T2T_VIT,
     T5,
     TRANSFORMER,
+    VGG,
+    VIT,
     ModelConfig,
+    lacking,
+    needed,
 )
 from megatron_ext.contract.parameters import parameter_count
 
@@ -54,6 +66,16 @@ class Family(StrEnum):
     """An encoder and a decoder of attention, which translates sentences (docs/translation.md)."""
     gnmt = GNMT
     """The same of LSTMs."""
+    vit = VIT
+    """A transformer over the patches of an image, which says what is on it (docs/images.md); so do the next four."""
+    t2t_vit = T2T_VIT
+    """The same over tokens that are joined step by step (Tokens-to-Token ViT)."""
+    resnet = RESNET
+    """Bottlenecks of convolutions with batch norms, such as ResNet-50."""
+    vgg = VGG
+    """Stages of convolutions and three linear layers, such as VGG-16."""
+    alexnet = ALEXNET
+    """Five convolutions and three linear layers."""
     module = MODULE
     """What a Python file of your own defines (docs/your-model.md)."""
 
@@ -83,7 +105,8 @@ class Model:
     name: str = MISSING
     family: Family = Family.gpt
     layers: int = MISSING
-    """With a decoder (t5, transformer, gnmt), the encoder's; of module, its blocks, counted if you do not say."""
+    """With a decoder (t5, transformer, gnmt), the encoder's; of module, resnet, vgg and alexnet, their blocks, which
+    are counted if you do not say."""
     hidden: int = MISSING
     heads: int = MISSING
     sequence_length: int = MISSING
@@ -120,18 +143,39 @@ class Model:
     decoder_sequence_length: int | None = None
     """Of t5, transformer and gnmt; null: the encoder's."""
     label_smoothing: float = 0.0
-    """Of transformer and gnmt: the part of a label's probability that is shared out to the whole vocabulary."""
+    """Of translation and images: the part of a label's probability that is shared out to all words or classes."""
     code: str | None = None
     """Of module: FILE.py:NAME, what is trained, in a file with its loss and its data (docs/your-model.md)."""
     capture: bool = False
     """Of module: have torch.fx cut it into blocks, one for each layer that its forward pass calls."""
+    image_size: int | None = None
+    """Of the families of images: pixels of a side."""
+    channels: int = 3
+    """Of images: 3 for colours, 1 for grey."""
+    classes: int | None = None
+    """That images are of."""
+    patch_size: int | None = None
+    """Of vit: pixels of a patch's side."""
+    class_token: bool = True
+    """Of vit: the head sees a token of its own; else the mean of all tokens."""
+    drop_path: float = 0.0
+    """Of vit and t2t_vit: how often a sample skips the last layer's attention or MLP; earlier layers in proportion."""
+    width: int = 64
+    """Of resnet, vgg and alexnet: channels of the first convolution; of t2t_vit: of tokens while they are joined."""
+    depths: str | None = None
+    """Of resnet and vgg: blocks of each stage, such as 3-4-6-3."""
 
     def __post_init__(self) -> None:
         if self.family is Family.module:
             _check_module(self)
+            _check_family(self)
             return
-        ranges.check("model", self)
+        ranges.check("model", self, without=lacking(self.family))
         _check_family(self)
+        if self.family in IMAGES:
+            _check_images(self)
+        if self.family in ALL_COUNTED:
+            return
         if self.family is Family.gnmt:
             _check_recurrent(self)
         if self.kv_channels is None:
@@ -171,6 +215,16 @@ class Model:
         return ":".join((os.path.basename(self.code_file), (self.code or "").rpartition(":")[2]))  # noqa: PTH119
 
     @property
+    def measured(self) -> bool:
+        """Whether what a block takes is known from profiles alone."""
+        return self.family in MEASURED
+
+    @property
+    def said(self) -> str:
+        """What is trained, as a user says it."""
+        return f"model={self.name}" if self.code is None else f"model.code={self.code}"
+
+    @property
     def counted(self) -> int:
         """Blocks that a partition counts: the layers, of t5 the encoder's and the decoder's."""
         return self.sized(1).counted
@@ -180,6 +234,8 @@ class Model:
         """The keys whose values add up to `counted`, in words."""
         if self.family is Family.module:
             return f"model.code={self.code} has {self.layers} block{'s' * (self.layers != 1)}"
+        if self.family in ALL_COUNTED:
+            return f"model={self.name} has {self.layers} blocks"
         if self.family not in PAIRED:
             return f"model.layers={self.layers}"
         decoder = self.counted - self.layers
@@ -188,6 +244,11 @@ class Model:
     def parameters(self) -> int:
         """Weights of the model without vocabulary padding; a tied embedding counts once."""
         return parameter_count(self.sized(1))
+
+
+def blocks_of_images(model: Model) -> list[str]:
+    """The names of the blocks that a partition counts, of a model of images."""
+    return counted_blocks(model.sized(1))
 
 
 def check_code(code: str | None) -> None:
@@ -240,6 +301,38 @@ def _check_recurrent(model: Model) -> None:
         raise ConfigError(
             f"model.layers={model.layers}: the encoder of model.family=gnmt has a layer in both directions, and at "
             "least one behind it; use 2 or more"
+        )
+
+
+def _check_images(model: Model) -> None:
+    for key in needed(model.family):
+        if getattr(model, key) is None:
+            raise ConfigError(f"model.{key} has no value, which model.family={model.family} needs; give model.{key}=…")
+    for key in lacking(model.family):
+        if getattr(model, key, 0):
+            raise ConfigError(f"model.{key}={getattr(model, key)} is not for model.family={model.family}; leave it out")
+    if model.depths is not None:
+        _check_depths(model, model.depths)
+    if model.patch_size is not None and model.image_size is not None:
+        divides("model.patch_size", model.patch_size, "model.image_size", model.image_size)
+    least = smallest_image(model.sized(1))
+    if model.image_size is not None and model.image_size < least:
+        raise ConfigError(
+            f"model.image_size={model.image_size} is too small for model.family={model.family}, whose pools leave "
+            f"nothing of it; use at least {least}"
+        )
+    if model.family in ALL_COUNTED and model.layers != (count := len(blocks_of_images(model))):
+        raise ConfigError(
+            f"model.layers={model.layers} must be the number of blocks of model.family={model.family}, {count}; left "
+            "out, they are counted"
+        )
+
+
+def _check_depths(model: Model, depths: str) -> None:
+    if not re.fullmatch(DEPTHS, depths) or sum(depths_of(model.sized(1))) > ranges.MOST_LAYERS:
+        raise ConfigError(
+            f"model.depths={depths} must be the blocks of one to five stages, each at least 1 and together at most "
+            f"{ranges.MOST_LAYERS}, such as 3-4-6-3"
         )
 
 

@@ -7,7 +7,7 @@ takes no more than seconds and megabytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from conf.errors import ConfigError
 
 MOST_RANKS = 2**17
 """Of a plan."""
+MOST_LAYERS = 10_000
+"""Of a model."""
 MOST_NODES = 2**16
 """Of a group, and of a node order."""
 
@@ -128,6 +130,12 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "hidden_dropout": Fraction(),
         "attention_dropout": Fraction(),
         "label_smoothing": Fraction(),
+        "image_size": Range(1, 2**14),
+        "channels": Range(1, 2**10),
+        "classes": Range(2, 2**24),
+        "patch_size": Range(1, 2**14),
+        "drop_path": Fraction(),
+        "width": Range(1, 2**14),
     },
     "parallel": {
         "tensor": Range(1, 1024),
@@ -172,6 +180,14 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "masking_max_ngram": Range(1, 10**4),
     },
     "data.blend": {"weight": Positive()},
+    "data.augment": {
+        "padding": Range(0, 2**10),
+        "rand_augment": Range(0, 100),
+        "rand_augment_magnitude": Between(0.0, 10.0),
+        "erasing": Between(0.0, 1.0),
+        "mixup": NotNegative(most=1e3),
+        "cutmix": NotNegative(most=1e3),
+    },
     "profile": {"gpu_interval_s": Range(0, 10**6)},
     "": {"max_jobs": Range(1, 10**6), "confirm_gpu_hours": NotNegative(most=1e12)},
 }
@@ -179,14 +195,15 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
 too."""
 
 
-def check(part: str, values: Any, name: str | None = None) -> None:
+def check(part: str, values: Any, name: str | None = None, without: Sequence[str] = ()) -> None:
     """Raises ConfigError for a number in `values` that lies outside its range; null, where it is allowed, does not.
 
-    `name` is what a user calls the part, where that is not `part` itself.
+    `name` is what a user calls the part, where that is not `part` itself. Keys `without` a range here are not checked.
     """
     before = part if name is None else name
     for key, allowed in RANGES[part].items():
-        if (value := getattr(values, key)) is not None and isinstance(value, (int, float)):
+        value = getattr(values, key)
+        if key not in without and isinstance(value, (int, float)):
             allowed.check(f"{before}.{key}" if before else key, value)
 
 

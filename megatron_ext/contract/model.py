@@ -11,14 +11,36 @@ TRANSLATION = (TRANSFORMER, GNMT)
 """Families that learn from pairs of sentences."""
 PAIRED = (T5, *TRANSLATION)
 """Those of an encoder, and of a decoder that attends to its result."""
+VIT, T2T_VIT, RESNET, VGG, ALEXNET = "vit", "t2t_vit", "resnet", "vgg", "alexnet"
+IMAGES = (VIT, T2T_VIT, RESNET, VGG, ALEXNET)
+"""Families that learn the classes of images."""
+ALL_COUNTED = (MODULE, RESNET, VGG, ALEXNET)
+"""Families of whose blocks a partition counts every one."""
+MEASURED = (MODULE, *IMAGES)
+"""Families of which no formula says what a block takes: a profile has its blocks. Nothing cuts these over a tensor
+group."""
 LAYER_NORM, RMS_NORM = "LayerNorm", "RMSNorm"
 LEARNED, ROTARY, NO_POSITIONS, SINUSOIDAL = "learned_absolute", "rope", "none", "sinusoidal"
 
 ONLY_OF = {
     "bert_binary_head": (BERT,),
     **dict.fromkeys(("decoder_layers", "decoder_sequence_length"), PAIRED),
-    "label_smoothing": TRANSLATION,
+    "label_smoothing": (*TRANSLATION, *IMAGES),
     **dict.fromkeys(("code", "code_digest", "capture"), (MODULE,)),
+    **dict.fromkeys(("image_size", "channels", "classes"), IMAGES),
+    **dict.fromkeys(("patch_size", "class_token"), (VIT,)),
+    "drop_path": (VIT, T2T_VIT),
+    "width": (T2T_VIT, RESNET, VGG, ALEXNET),
+    "depths": (RESNET, VGG),
+    **dict.fromkeys(
+        (
+            *("num_query_groups", "kv_channels", "normalization", "position_embedding_type", "rotary_base"),
+            *("rope_scaling_factor", "swiglu", "add_bias_linear", "untie_embeddings_and_output_weights"),
+        ),
+        (GPT, BERT, T5, *TRANSLATION),
+    ),
+    "attention_dropout": (GPT, BERT, T5, *TRANSLATION, VIT, T2T_VIT),
+    **dict.fromkeys(("hidden_dropout", "ffn_hidden"), (GPT, BERT, T5, *TRANSLATION, VIT, T2T_VIT, VGG, ALEXNET)),
 }
 """Options that other families do not have, and those that do."""
 OF_TRANSFORMERS = (
@@ -29,12 +51,29 @@ OF_TRANSFORMERS = (
 POSITIONS_OF = {TRANSFORMER: (SINUSOIDAL,), GNMT: (NO_POSITIONS,)}
 """The position embeddings of a family; of others `POSITIONS`."""
 POSITIONS = (LEARNED, ROTARY, NO_POSITIONS)
-OF_TRAINING = ("hidden_dropout", "attention_dropout", "label_smoothing")
+OF_TRAINING = ("hidden_dropout", "attention_dropout", "drop_path", "label_smoothing")
 """Options that training may change on the way."""
 SIZES = ("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size")
-"""Of a transformer; a user's module has none of them: here 0, and not in a plan."""
+"""Of a transformer over tokens. A family that lacks some of them (`lacking`) has 0 there, and none in a plan."""
+DEPTHS = r"[1-9][0-9]{0,3}(-[1-9][0-9]{0,3}){0,4}"
+"""A regular expression for `depths`: of one to five stages."""
 TOKEN_TYPES = 2
 """Of BERT with a binary head: which of two sentences a token belongs to."""
+
+
+def lacking(family: str) -> Tuple[str, ...]:
+    """The sizes that a family does not have."""
+    if family in ALL_COUNTED:
+        return SIZES
+    return ("sequence_length", "vocab_size", "padded_vocab_size") if family in IMAGES else ()
+
+
+def needed(family: str) -> Tuple[str, ...]:
+    """The options that a family cannot do without."""
+    found = ["image_size", "classes"] if family in IMAGES else []
+    found += ["patch_size"] if family == VIT else []
+    found += ["depths"] if family in (RESNET, VGG) else []
+    return (*found, "ffn_hidden") if family in (VGG, ALEXNET) else tuple(found)
 
 
 class Stack(NamedTuple):
@@ -60,12 +99,13 @@ class ModelConfig:
 
     gpt: a decoder that predicts the next token. bert: an encoder that predicts masked tokens and, with a binary head,
     whether two sentences follow each other. t5: an encoder, and a decoder that attends to its result. transformer and
-    gnmt: the same for translation, of attention or of LSTMs. module: what a user's file defines, of which only the
-    number of blocks is known here.
+    gnmt: the same for translation, of attention or of LSTMs. vit, t2t_vit, resnet, vgg, alexnet: classes of images
+    (`megatron_ext.contract.images`). module: what a user's file defines, of which only the number of blocks is known
+    here.
     """
 
     layers: int
-    """With a decoder, the encoder's."""
+    """With a decoder, the encoder's; where all blocks are counted, their number."""
     hidden: int
     heads: int
     """Of gnmt 1: its attention has one."""
@@ -101,13 +141,29 @@ class ModelConfig:
     decoder_sequence_length: Optional[int] = None
     """Of families with a decoder; None: the encoder's."""
     label_smoothing: float = 0.0
-    """Of transformer and gnmt: the part of a label's probability that is shared out to the whole vocabulary."""
+    """Of translation and images: the part of a label's probability that is shared out to all words or classes."""
     code: Optional[str] = None
     """Of a module: `FILE.py:NAME`, the file's path being absolute."""
     code_digest: Optional[str] = None
     """SHA-256 of the file when the run was launched."""
     capture: bool = False
     """Of a module: whether torch.fx cuts it into blocks."""
+    image_size: Optional[int] = None
+    """Of images: pixels of a side."""
+    channels: int = 3
+    """Of images."""
+    classes: Optional[int] = None
+    """Of images."""
+    patch_size: Optional[int] = None
+    """Of vit: pixels of a patch's side."""
+    class_token: bool = True
+    """Of vit: the head sees a token of its own; else the mean of all."""
+    drop_path: float = 0.0
+    """Of vit and t2t_vit: how often a sample skips the last layer's attention or MLP; earlier layers in proportion."""
+    width: int = 64
+    """Of resnet, vgg and alexnet: channels of the first convolution; of t2t_vit: of tokens while they are joined."""
+    depths: Optional[str] = None
+    """Of resnet and vgg: blocks of each stage, `3-4-6-3`."""
 
     @property
     def head_width(self) -> int:
@@ -161,7 +217,7 @@ class ModelConfig:
 
     def stacks(self) -> Tuple[Stack, ...]:
         """The rows of layers, in order."""
-        if self.family == MODULE:
+        if self.family in ALL_COUNTED:
             return (Stack("block", "blocks", self.layers, 0),)
         if self.family not in PAIRED:
             return (Stack("layer", "layers", self.layers, self.sequence_length, causal=self.family == GPT),)
@@ -191,7 +247,7 @@ class ModelConfig:
 
     def all_kinds(self) -> Tuple[Tuple[str, int], ...]:
         """The kinds of all blocks in order, also of those that no partition counts, and how many."""
-        if self.family == MODULE:
+        if self.family in ALL_COUNTED:
             return self.kinds()
         if self.family not in PAIRED:
             return (("embedding", 1), *self.kinds(), ("head", 1))
@@ -239,13 +295,17 @@ class ModelConfig:
         """
         if self.family == MODULE:
             return {"family": MODULE, "layers": self.layers}
-        sizes = {key: getattr(self, key) for key in ("layers", "hidden", "heads", "sequence_length", "vocab_size")}
+        sizes = {
+            key: getattr(self, key)
+            for key in ("layers", "hidden", "heads", "sequence_length", "vocab_size")
+            if key not in lacking(self.family)
+        }
         return {**sizes, **{key: value for key, value in self.own_options().items() if key not in OF_TRAINING}}
 
     def own_options(self) -> Dict[str, object]:
         """Options other than GPT-2's."""
         options = {key: getattr(self, key) for key in OPTIONS}
-        if self.family == MODULE:
+        if self.family in ALL_COUNTED:
             return {key: value for key, value in options.items() if value != OPTIONS[key]}
         options["num_query_groups"] = self.query_groups if self.query_groups != self.heads else None
         options["ffn_hidden"] = self.inner if self.inner != 4 * self.hidden else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Dict
 
-from megatron_ext.contract.model import GNMT, ModelConfig
+from megatron_ext.contract.images import image_operations
+from megatron_ext.contract.model import GNMT, IMAGES, MODULE, ModelConfig
 from megatron_ext.contract.parameters import Parameter, block_parameters
 
 ONCE = ("pooler.", "binary.")
@@ -17,8 +18,12 @@ def flops_per_sample(model: ModelConfig) -> float:
     """Of forward and backward pass for one sample, without recomputation.
 
     Narayanan et al. 2021, section 5.1, with 3 passes' worth of operations instead of 4: two for each weight of a
-    matrix, and the products of queries, keys and values.
+    matrix, and the products of queries, keys and values. Of a user's module nobody knows them: 0.
     """
+    if model.family == MODULE:
+        return 0.0
+    if model.family in IMAGES:
+        return 3.0 * image_operations(model)
     return 3.0 * sum(count * operations(model, kind) for kind, count in model.all_kinds())
 
 

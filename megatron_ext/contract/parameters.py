@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import Dict, NamedTuple, Optional, Tuple
 
+from megatron_ext.contract.images import image_parameters
 from megatron_ext.contract.model import (
     BERT,
     GNMT,
+    IMAGES,
     LAYER_NORM,
     LEARNED,
-    MODULE,
+    MEASURED,
     PAIRED,
     T5,
     TOKEN_TYPES,
@@ -40,8 +42,9 @@ class Parameter(NamedTuple):
 
 
 def block_parameters(model: ModelConfig, kind: str) -> Dict[str, Parameter]:
-    """The parameters of a block, by name: of one of the kinds that `all_kinds` says."""
-    if model.family == MODULE:
+    """The parameters of a block, by name: of one of the kinds that `all_kinds` says; of a family whose blocks are
+    measured, none."""
+    if model.family in MEASURED:
         return {}
     word = Parameter((model.padded_vocab_size, model.hidden), 0, rows=model.vocab_size)
     if kind in ("embedding", "decoder_embedding"):
@@ -65,6 +68,8 @@ def block_parameters(model: ModelConfig, kind: str) -> Dict[str, Parameter]:
 
 def tied_parameters(model: ModelConfig) -> Dict[str, str]:
     """Parameters that are equal to others: by the copy's name in the whole model, that of the owner."""
+    if model.family in MEASURED:
+        return {}
     copies = {} if model.untie_embeddings_and_output_weights else {"head.word": "embedding.word"}
     if model.family in TRANSLATION and model.untie_embeddings_and_output_weights:
         return {}
@@ -81,6 +86,8 @@ def checkpoint_parameter(model: ModelConfig, part: str, name: str) -> Parameter:
 
 def parameter_count(model: ModelConfig) -> int:
     """Of the whole model, without the vocabulary's padding; a tied one counts once."""
+    if model.family in IMAGES:
+        return image_parameters(model)
     copies = tied_parameters(model)
     return sum(
         count * parameter.unpadded()

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from megatron_ext.contract.block_names import in_words
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.model import MODULE, OPTIONS, SIZES, ModelConfig
+from megatron_ext.contract.model import OPTIONS, ModelConfig, lacking
 from megatron_ext.contract.plan_check import MAY_LACK, PlanFault, build, check_object, require
 from megatron_ext.contract.plan_rules import check_rules
 from megatron_ext.contract.run_files import RunFiles
@@ -51,6 +51,26 @@ class Masking:
     """Whether long runs are more frequent than short ones."""
     geometric: bool
     """Whether the lengths of runs are distributed geometrically (SpanBERT), which overrides `longer_ngrams`."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How training changes images; every change follows from the seed and the numbers of the samples."""
+
+    padding: int
+    """Pixels around an image, of which a part of its own size is cut at random."""
+    flip: bool
+    """Whether every other image is mirrored, left to right."""
+    rand_augment: int
+    """Operations that are drawn for each image (Cubuk et al. 2020)."""
+    rand_augment_magnitude: float
+    """Of them, from 0 to 10."""
+    erasing: float
+    """How often a rectangle of an image becomes noise (Zhong et al. 2020)."""
+    mixup: float
+    """Alpha of the beta distribution by which pairs of a micro-batch's images are mixed; 0: they are not."""
+    cutmix: float
+    """The same for rectangles that are taken from the other image; with both, either of them by turns at random."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +164,8 @@ class Content:
     ranks: List[Place]
     model: ModelConfig
     blocks: Optional[List[str]]
-    """Of a module, the names of its blocks, where the module was looked at before the start."""
+    """The names of the counted blocks, where a family has no rule for them: of a module, where it was looked at before
+    the start."""
     train: TrainConfig
     data_prefix: str
     data_blend: List[Corpus]
@@ -154,6 +175,8 @@ class Content:
     """The folder for index maps; null: beside the data, or in the user's cache."""
     data_masking: Optional[Masking]
     """Of bert and t5."""
+    data_augment: Optional[Augment]
+    """Of images, where training changes any."""
     timeline: bool
     nsys: bool
     device: str
@@ -206,7 +229,7 @@ class Plan(Content):
     def as_json(self) -> Dict[str, Any]:
         """The content of plan.json; of the model's options, those that are not GPT-2's."""
         content = {"version": EVEN if self.shares is None else VERSION, **asdict(self)}
-        sizes = SIZES if self.model.family == MODULE else ()
+        sizes = lacking(self.model.family)
         content["model"] = {
             key: value
             for key, value in content["model"].items()

@@ -27,7 +27,9 @@ from typing import (
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.model import (
     BERT,
+    DEPTHS,
     GPT,
+    IMAGES,
     LAYER_NORM,
     MODULE,
     OF_TRAINING,
@@ -35,15 +37,15 @@ from megatron_ext.contract.model import (
     POSITIONS,
     RMS_NORM,
     SINUSOIDAL,
-    SIZES,
     T5,
     TRANSLATION,
     ModelConfig,
+    lacking,
 )
 from megatron_ext.contract.train_config import LR_POLICIES, OPTIMIZERS, TrainConfig
 from megatron_ext.contract.train_config import OPTIONS as TRAIN_OPTIONS
 
-MAY_LACK = ("shares", "blocks", "data_masking")
+MAY_LACK = ("shares", "blocks", "data_masking", "data_augment")
 """Keys of a plan that are left out where they are null."""
 _SHOWN = 80
 """Characters of a value in a message."""
@@ -91,13 +93,15 @@ _RANGES: Dict[str, Range] = {
         for key in (
             *("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size"),
             *("ffn_hidden", "num_query_groups", "kv_channels", "decoder_layers", "decoder_sequence_length"),
+            *("image_size", "channels", "classes", "patch_size", "width"),
         )
     },
-    "model.family": _one_of(GPT, BERT, T5, *TRANSLATION, MODULE),
+    "model.family": _one_of(GPT, BERT, T5, *TRANSLATION, MODULE, *IMAGES),
     "model.normalization": _one_of(LAYER_NORM, RMS_NORM),
     "model.position_embedding_type": _one_of(*POSITIONS, SINUSOIDAL),
     **{f"model.{key}": _POSITIVE for key in ("norm_epsilon", "rotary_base", "rope_scaling_factor")},
     **{f"model.{key}": _FRACTION for key in OF_TRAINING},
+    "model.depths": Range("numbers of blocks, such as 3-4-6-3", lambda text: bool(re.fullmatch(DEPTHS, text))),
     **{
         f"train.{key}": _COUNT
         for key in (
@@ -117,6 +121,9 @@ _RANGES: Dict[str, Range] = {
     "data_masking.mask_prob": Range("above 0 and below 1", lambda value: 0 < value < 1),
     "data_masking.short_seq_prob": _from(0, 1),
     "data_masking.max_ngram": _from(1, 10**4),
+    **{f"data_augment.{key}": _NOT_NEGATIVE for key in ("padding", "rand_augment", "mixup", "cutmix")},
+    "data_augment.rand_augment_magnitude": _from(0, 10),
+    "data_augment.erasing": _from(0, 1),
     "device": _one_of("cpu", "cuda"),
     "rehearsal.clock": _one_of("virtual", "anchored"),
     "rehearsal.nodes.ranks": _NOT_NEGATIVE,
@@ -146,8 +153,8 @@ def check_object(kind: Any, value: Any, key: str, whole: bool) -> None:
             meant = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(hints)}"
             raise PlanFault(f"{_joined(key, name)}={_shown(value[name])} is not a key of a plan; {meant}")
     if whole:
-        lacking = SIZES if kind is ModelConfig and value.get("family") == MODULE else ()
-        require(value, (name for name in hints if not _may_lack(kind, name) and name not in lacking), key)
+        without = lacking(str(value.get("family", GPT))) if kind is ModelConfig else ()
+        require(value, (name for name in hints if not _may_lack(kind, name) and name not in without), key)
     for name, hint in hints.items():
         if name in value:
             _check(hint, value[name], _joined(key, name), whole)

@@ -10,6 +10,8 @@ from megatron_ext.contract.model import (
     BERT,
     GNMT,
     GPT,
+    IMAGES,
+    MEASURED,
     MODULE,
     OF_TRANSFORMERS,
     ONLY_OF,
@@ -18,6 +20,7 @@ from megatron_ext.contract.model import (
     POSITIONS,
     POSITIONS_OF,
     T5,
+    needed,
 )
 from megatron_ext.contract.plan_check import fault
 from megatron_ext.contract.rank_order import stage_dp_tp
@@ -127,11 +130,13 @@ def _model(plan: Values) -> Faults:
     positions = model.get("position_embedding_type", OPTIONS["position_embedding_type"])
     if positions not in (allowed := POSITIONS_OF.get(family, POSITIONS)):
         yield "model.position_embedding_type", positions, f"{' or '.join(allowed)} with model.family={family}"
-    if family == MODULE:
-        if not model.get("code"):
-            yield "model.code", model.get("code"), "FILE.py:NAME with model.family=module"
-        if tensor > 1:
-            yield "tensor", tensor, "1 with model.family=module"
+    if family == MODULE and not model.get("code"):
+        yield "model.code", model.get("code"), "FILE.py:NAME with model.family=module"
+    for key in needed(family):
+        if model.get(key) is None:
+            yield f"model.{key}", None, f"given with model.family={family}"
+    if family in MEASURED and tensor > 1:
+        yield "tensor", tensor, f"1 with model.family={family}"
     if "heads" in model and model.get("kv_channels") is None and model.get("hidden", 0) % model["heads"]:
         yield "model.heads", model["heads"], f"a divisor of model.hidden={model['hidden']}"
     if model.get("heads", 0) % tensor:
@@ -196,6 +201,12 @@ def _masking(plan: Values) -> Faults:
         yield "data_masking", masking, f"{'given' if masking is None else 'null'} with model.family={family}"
 
 
+def _augment(plan: Values) -> Faults:
+    family, augment = plan["model"].get("family", GPT), plan.get("data_augment")
+    if family not in IMAGES and augment is not None:
+        yield "data_augment", augment, f"null with model.family={family}"
+
+
 def _rehearsal(plan: Values) -> Faults:
     rehearsal, ranks, chunks = plan["rehearsal"], plan["ranks"], plan["chunks"]
     times = (rehearsal or {}).get("ranks")
@@ -228,6 +239,7 @@ _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("train",), _train),
     (("data_split", "data_blend", "data_prefix"), _data),
     (("model", "data_prefix"), _masking),
+    (("model", "data_prefix"), _augment),
     (("rehearsal", "ranks", "chunks"), _rehearsal),
 ]
 """By the keys that they need."""

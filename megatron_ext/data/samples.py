@@ -78,6 +78,10 @@ class Samples(ABC):
             DataError: the sample cannot be used.
         """
 
+    def targets(self, numbers: NDArray[np.int64]) -> Dict[str, NDArray[Any]]:
+        """What `batch` gives, or as much of it as a rank needs that takes no inputs."""
+        return self.batch(numbers)
+
     def batch(self, numbers: NDArray[np.int64]) -> Dict[str, NDArray[Any]]:
         """Samples of these numbers, by name: each of `numbers`' shape and its own after it.
 

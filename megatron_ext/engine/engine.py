@@ -21,6 +21,7 @@ from megatron_ext.engine.messages import Message, message_of
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.pace import Pace
 from megatron_ext.engine.reduce import GradientReducer
+from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.grid import Grid, Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -128,6 +129,7 @@ class Engine:
         def message(wires: Sequence[str]) -> Message:
             return message_of(task, wires, plan.micro_batch_size, self.tensor, dtype, self._device)
 
+        self._running = RunningStatistics(self._stages, groups.data, sum(plan.micro_batches))
         self._metrics: List[Tensors] = []
         """Of the iteration's micro-batches."""
         self._chunks = [
@@ -152,6 +154,7 @@ class Engine:
         micros = self._batch(iteration)
         factor = self._factor(micros, scale)
         self._metrics = []
+        self._running.begin()
         loss = self._executor.run(self._actions, micros, factor)
         with Wait("reading the loss"):
             own = 0.0 if loss is None else loss.item()
@@ -171,6 +174,7 @@ class Engine:
         skipped = not math.isfinite(norm)
         if skipped and not self.optimizer.scaler.dynamic:
             raise _not_finite(iteration, "gradient's norm", norm)
+        self._running.finish(skipped)
         return StepResult(mean, norm, scale, skipped, metrics)
 
     def pass_once(self) -> None:
@@ -218,7 +222,8 @@ class Engine:
         if not any(stage.inputs or stage.last for stage in self._stages):
             return [Micro({}, {}, first) for first in firsts]
         with self._recorder.span("batch-generator"):
-            samples = self._samples.batch(own)
+            takes = any(stage.inputs for stage in self._stages)
+            samples = self._samples.batch(own) if takes else self._samples.targets(own)
             tensors = {name: self._moved(torch.from_numpy(array)) for name, array in samples.items()}
             return [
                 self.task.micro({name: tensor[m] for name, tensor in tensors.items()})._replace(first=first)

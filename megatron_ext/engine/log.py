@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from megatron_ext.contract.files import write_atomic
-from megatron_ext.contract.model import MODULE
-from megatron_ext.contract.operations import flops_per_token
+from megatron_ext.contract.operations import flops_per_sample
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import BEGINNING, Position
 from megatron_ext.engine.engine import StepResult
@@ -30,7 +29,7 @@ def iteration_line(plan: Plan, metrics: Dict[str, Any], own: Mapping[str, Option
             f" elapsed time per iteration (ms): {metrics['elapsed_ms']:.1f} |",
             f" learning rate: {metrics['learning_rate']:.3E} |",
             f" global batch size: {plan.global_batch_size:5d} |",
-            "" if loss is None else f" {'loss' if plan.model.family == MODULE else 'lm loss'}: {loss:.6E} |",
+            "" if loss is None else f" {'lm loss' if plan.model.tokens else 'loss'}: {loss:.6E} |",
             *(f" {name}: {value:.6E} |" for name, value in own.items() if value is not None),
             f" loss scale: {metrics['loss_scale']:.1f} |",
             "" if plan.rehearsal is not None else f" grad norm: {math.inf if norm is None else norm:.3f} |",
@@ -96,11 +95,12 @@ class TrainingLog:
     def _throughput(self, seconds: float) -> Dict[str, float]:
         """Of an iteration that takes so long; nobody knows the operations of a user's module."""
         plan = self._plan
-        if plan.model.family == MODULE:
-            return {"samples_per_s": plan.global_batch_size / seconds}
-        tokens_per_s = plan.global_batch_size * plan.model.tokens / seconds
-        operations = flops_per_token(plan.model) * tokens_per_s
-        return {"tokens_per_s": tokens_per_s, "tflops_per_rank": operations / plan.world_size / 1e12}
+        samples_per_s = plan.global_batch_size / seconds
+        tokens = plan.model.tokens
+        found = {"tokens_per_s": tokens * samples_per_s} if tokens else {"samples_per_s": samples_per_s}
+        if operations := flops_per_sample(plan.model) * samples_per_s:
+            found["tflops_per_rank"] = operations / plan.world_size / 1e12
+        return found
 
 
 def _finite(value: float) -> Optional[float]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Callable, Dict
 
-from megatron_ext.contract.model import BERT, GNMT, GPT, MODULE, T5, TRANSFORMER
+from megatron_ext.contract.model import BERT, GNMT, GPT, IMAGES, MODULE, T5, TRANSFORMER
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
+from megatron_ext.tasks.images.image_task import ImageTask
 from megatron_ext.tasks.language.bert import BertTask
 from megatron_ext.tasks.language.gpt import GptTask
 from megatron_ext.tasks.language.t5 import T5Task
@@ -24,6 +25,7 @@ FAMILIES: Dict[str, Callable[[Plan], Task]] = {
     TRANSFORMER: TransformerTask,
     GNMT: GnmtTask,
     MODULE: users_task,
+    **dict.fromkeys(IMAGES, ImageTask),
 }
 
 

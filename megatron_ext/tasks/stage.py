@@ -123,10 +123,13 @@ class Stage(nn.Module):
             module.first = first
 
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Puts what is not trained where the parameters are, in the model's number format."""
-        fixed = [parameter for parameter in self.parameters() if not parameter.requires_grad]
-        for tensor in (*self.buffers(), *fixed):
-            tensor.data = tensor.data.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+        """Puts what is not trained where the parameters are, in the model's number format where a module keeps none."""
+        for module in self.modules():
+            keeps = getattr(module, "keeps_format", False)
+            fixed = [one for one in module.parameters(recurse=False) if not one.requires_grad]
+            for tensor in (*module.buffers(recurse=False), *fixed):
+                changes = tensor.is_floating_point() and not keeps
+                tensor.data = tensor.data.to(device, dtype if changes else tensor.dtype)
 
     def _keep_state(self, block: str, module: nn.Module) -> None:
         trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -37,7 +37,7 @@ MODEL = "name: mine\nlayers: 4\nhidden: 64\nheads: 4\nsequence_length: 64\nvocab
             "+cluster.groups.loca.count=… adds it",
         ),
         ("data.blend=[{prefx: a}]", f"data.blend: prefx is not a key; did you mean data.prefix? {EVERY}"),
-        ("model=tniy", "Could not find 'model/tniy'; did you mean tiny? model can be 13b, 2.7b, 6.7b, bert-base, "),
+        ("model=tniy", "Could not find 'model/tniy'; did you mean tiny? model can be 13b, 2.7b, 6.7b, alexnet, "),
         ("+gpu@cluster.gpus.b=a11", "Could not find 'gpu/a11'; did you mean a10? gpu can be a10, a100_40gb"),
         ("modell@cluster=tiny", "modell@cluster=tiny: there is no group modell; did you mean model? the groups are"),
         ("modle", "modle is not KEY=VALUE; did you mean model=…?"),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from conf.compose import compose
+from megatron_ext.contract.model import IMAGES
 from tests.support import ROOT
+
+MODELS = ROOT / "conf" / "model"
 
 
 def test_the_page_has_every_model_with_its_sizes() -> None:
@@ -11,8 +14,27 @@ def test_the_page_has_every_model_with_its_sizes() -> None:
     found = [line for line in lines if line.startswith("| `") and line.count("|") == 8]
     models = [line.split("`")[1] for line in found]
     shipped = {path.stem for path in (ROOT / "conf" / "model").glob("*.yaml")}
-    assert sorted(models) == sorted(shipped - {"module"})  # whose sizes are in its own code
+    of_images = {name for name in shipped if is_of_images(name)}
+    assert sorted(models) == sorted(shipped - of_images - {"module"})  # whose sizes are in its own code
     assert found == [row(name) for name in models]
+
+
+def test_the_page_of_images_has_every_model_with_its_sizes() -> None:
+    lines = (ROOT / "docs" / "images.md").read_text().splitlines()
+    found = [line for line in lines if line.startswith("| `") and line.count("|") == 7]
+    models = [line.split("`")[1] for line in found]
+    assert sorted(models) == sorted(path.stem for path in MODELS.glob("*.yaml") if is_of_images(path.stem))
+    assert found == [row_of_images(name) for name in models]
+
+
+def is_of_images(name: str) -> bool:
+    return any(f"family: {family}\n" in (MODELS / f"{name}.yaml").read_text() for family in IMAGES)
+
+
+def row_of_images(name: str) -> str:
+    model = compose([f"model={name}", "parallel.partition=null"]).model
+    image = f"{model.image_size} x {model.image_size} x {model.channels}"
+    return f"| `{name}` | {model.family} | {model.layers} | {image} | {model.classes} | {model.parameters():,} |"
 
 
 def row(name: str) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import zlib
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from megatron_ext.tasks.repeatable import Runs
 from megatron_ext.tasks.user import tree
 
 HELD_AS = "module"
@@ -51,7 +49,7 @@ class UserBlock(nn.Module):
         super().__init__()
         self.module = module
         self._form = form
-        self._run = _Runs(self, self._once, name, seed if form.random else None, recompute)
+        self._run = Runs(self, self._once, name, seed if form.random else None, recompute)
 
     def forward(self, *taken: Tensor) -> Any:
         return self._run(self.first, taken)
@@ -63,68 +61,6 @@ class UserBlock(nn.Module):
         found = [tensor for value in values for tensor in tree.apart(value)[1]]
         kept = [found[number] for number in form.kept]
         return kept[0] if len(kept) == 1 else tuple(kept)
-
-
-def repeatable(module: nn.Module, name: str, seed: Optional[int], recompute: bool) -> nn.Module:
-    """A block whose forward pass draws the same numbers in every layout, and is done again if asked for.
-
-    Without a `seed` it draws none. What it draws follows from its attribute `first`, as in `UserBlock`.
-    """
-    module.first = 0  # type: ignore[assignment]
-    run = _Runs(module, module.forward, name, seed, recompute)
-    module.forward = lambda *taken: run(int(module.first), taken)  # type: ignore[arg-type]
-    return module
-
-
-class _Runs:
-    """Forward passes of a block."""
-
-    def __init__(
-        self, block: nn.Module, forward: Callable[..., Any], name: str, seed: Optional[int], recompute: bool
-    ) -> None:
-        self._block = block
-        self._forward = forward
-        self._name = name
-        self._seed = seed
-        self._recompute = recompute
-
-    def __call__(self, sample: int, taken: Tuple[Tensor, ...]) -> Any:
-        if not self._recompute:
-            return self._once(sample, taken)
-        done = False
-
-        def run(*taken: Tensor) -> Any:
-            nonlocal done
-            if not done:
-                done = True
-                return self._once(sample, taken)
-            return self._again(sample, taken)
-
-        return checkpoint(run, *taken, use_reentrant=False, preserve_rng_state=False)
-
-    def _once(self, sample: int, taken: Tuple[Tensor, ...]) -> Any:
-        if self._seed is None:
-            return self._forward(*taken)
-        with _seeded(zlib.crc32(f"{sample}.{self._name}".encode(), self._seed), taken):
-            return self._forward(*taken)
-
-    def _again(self, sample: int, taken: Tuple[Tensor, ...]) -> Any:
-        """For the backward pass: it must not count twice in running statistics."""
-        before = {name: buffer.clone() for name, buffer in self._block.named_buffers()}
-        try:
-            return self._once(sample, taken)
-        finally:
-            for name, buffer in self._block.named_buffers():
-                buffer.data.copy_(before[name])  # not a change that autograd would see
-
-
-@contextmanager
-def _seeded(seed: int, tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Random numbers of the block's own; afterwards all goes on as if none had been drawn."""
-    devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        yield
 
 
 def copied(module: nn.Module, dtype: Optional[torch.dtype] = None, device: Optional[str] = None) -> nn.Module:

@@ -17,8 +17,8 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check
+from megatron_ext.tasks.repeatable import repeatable
 from megatron_ext.tasks.task import DTYPES, Block, Micro, Task, Tensors
-from megatron_ext.tasks.user.block import repeatable
 from megatron_ext.tasks.user.code import UserCode
 from megatron_ext.tasks.user.faults import CPU, META, Fault
 from megatron_ext.tasks.user.walk import Walk

@@ -12,6 +12,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema import experiment
+from conf.schema.data import Augment
 from conf.schema.partition import Partition
 from conf.schema.ranges import RANGES
 
@@ -24,6 +25,7 @@ PARTS = {
     "train": experiment.Train,
     "data": experiment.Data,
     "data.blend": experiment.Corpus,
+    "data.augment": Augment,
     "profile": experiment.Profile,
     "": experiment.Experiment,
 }

@@ -1,0 +1,33 @@
+"""Sizes of a model that follow from its family: those that it does not have, and blocks that can be counted."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from megatron_ext.contract.images import counted_blocks
+from megatron_ext.contract.model import ALL_COUNTED, DEPTHS, IMAGES, SIZES, ModelConfig, lacking, needed
+
+
+def fill_sizes(model: DictConfig) -> None:
+    """Sets sizes that the model's family does not have to 0, and `layers` where its blocks follow from other keys.
+
+    Only what has no value yet; what is wrong with the other keys is for the schema to say.
+    """
+    family = str(model.get("family")).removeprefix("Family.")
+    for key in lacking(family):
+        if OmegaConf.is_missing(model, key):
+            model[key] = 0
+    if family in IMAGES and family in ALL_COUNTED and OmegaConf.is_missing(model, "layers"):
+        model.layers = _count(family, model)
+
+
+def _count(family: str, model: DictConfig) -> int:
+    """Its blocks; 1 where they cannot be counted, for a key is missing or wrong."""
+    keys = (*needed(family), "channels", "width")
+    if any(model.get(key) is None for key in keys) or not re.fullmatch(DEPTHS, str(model.depths or "1")):
+        return 1
+    sizes: dict[str, Any] = dict.fromkeys(("layers", *SIZES), 0)
+    return len(counted_blocks(ModelConfig(family=family, **sizes, **{key: model[key] for key in keys})))

@@ -1,0 +1,1 @@
+"""Families that learn the classes of images."""

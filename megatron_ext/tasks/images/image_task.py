@@ -1,0 +1,204 @@
+"""Models that say what is on an image: ViT, T2T-ViT, ResNet, VGG and AlexNet, in blocks that lie one behind another."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from functools import partial
+from itertools import accumulate
+from typing import Callable, Dict, List, Optional, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from megatron_ext.contract.images import (
+    ALEXNET_LAYERS,
+    MOST_OF_ALEXNET,
+    MOST_OF_VGG,
+    ImageBlock,
+    depths_of,
+    image_blocks,
+)
+from megatron_ext.contract.model import ALEXNET, RESNET, T2T_VIT, VGG, ModelConfig
+from megatron_ext.contract.plan import Plan
+from megatron_ext.data.images import ImageSamples
+from megatron_ext.data.samples import Samples, Split
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.images.convolutional import Bottleneck, Convolution, Linear, Pooled, Stem
+from megatron_ext.tasks.images.vision_transformer import ClassHead, Layer, PatchEmbedding, TokensToToken
+from megatron_ext.tasks.repeatable import repeatable
+from megatron_ext.tasks.task import DTYPES, Block, Held, Micro, Task, Tensors, Wire
+
+LOGITS = "logits"
+TOP = 5
+"""Classes that may hold the right one, of the second metric."""
+
+
+class ImageTask(Task):
+    """Classes of images. Its loss is a sum over the images, each of which counts the same."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._model = model = plan.model
+        self._dtype = DTYPES[plan.train.precision]
+        self.inputs = ("images",)
+        self.outputs = (LOGITS,)
+        described = image_blocks(model)
+        wires = ["images", *(f"hidden.{number}" for number in range(len(described) - 1)), LOGITS]
+        makers = _makers(model, plan.train.seed)
+        self.blocks = [
+            Block(
+                one.name,
+                one.kind,
+                (wires[number],),
+                (wires[number + 1],),
+                partial(_made, makers[number], one.name, plan.train.seed, plan.recompute == "full"),
+                Held.COUNTED if one.counted else Held.LAST if number else Held.FIRST,
+            )
+            for number, one in enumerate(described)
+        ]
+        self.wires = {name: Wire(name, ("batch", *one.gives)) for name, one in zip(wires[1:], described)}
+
+    def sizes(self, micro_batch_size: int) -> Dict[str, int]:
+        return {"batch": micro_batch_size}
+
+    def samples(self, split: str, count: int) -> Samples:
+        plan = self._plan
+        return ImageSamples(plan.data_prefix, Split(count, plan.train.seed, name=split), self._model, plan.data_augment)
+
+    def micro(self, sample: Tensors) -> Micro:
+        """`images` [micro-batch size, channels, height, width], where a stage takes them; and what the loss takes,
+        [micro-batch size] each: `label`, `other`, the class that is mixed in, and `share`, the part that is not."""
+        inputs = {"images": sample["images"].to(self._dtype)} if "images" in sample else {}
+        targets = {name: sample[name] for name in ("label", "other", "share")}
+        weight = torch.full((), float(len(targets["label"])), device=targets["label"].device)
+        return Micro(inputs, targets, weight=weight)
+
+    def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
+        model = self._model
+        assert model.image_size is not None and model.classes is not None
+        label = torch.randint(model.classes, (micro_batch_size,), generator=source)
+        shape = (micro_batch_size, model.channels, model.image_size, model.image_size)
+        images = torch.randn(shape, generator=source)
+        return self.micro({"images": images, "label": label, "other": label, "share": torch.ones(micro_batch_size)})
+
+    def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
+        """The sum of the cross-entropies."""
+        targets, logits = micro.targets, left[LOGITS].float()
+
+        def entropy(of: str) -> Tensor:
+            smoothing = self._model.label_smoothing
+            return F.cross_entropy(logits, targets[of], reduction="none", label_smoothing=smoothing)
+
+        if self._plan.data_augment is None:
+            return entropy("label").sum()
+        share = targets["share"]
+        return (share * entropy("label") + (1.0 - share) * entropy("other")).sum()
+
+    def metrics(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensors:
+        """Images whose class is the likeliest, or one of the five likeliest; of a mixed one, its larger part's."""
+        targets, logits = micro.targets, left[LOGITS]
+        label = torch.where(targets["share"] >= 0.5, targets["label"], targets["other"])[:, None]
+        likeliest = logits.topk(min(TOP, logits.shape[1]), dim=1).indices
+        found = {"top-1": (likeliest[:, :1] == label).sum()}
+        if logits.shape[1] > TOP:
+            found[f"top-{TOP}"] = (likeliest == label).sum()
+        return found
+
+    def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
+        """Normal numbers: for ReLU as He et al. 2015, in transformers as Glorot and Bengio 2010, positions and class
+        tokens with 0.02; norms begin as the identity, biases as 0."""
+        if parameter.is_meta:
+            return
+        std = self._std(name, parameter)
+        if std is None:
+            parameter.fill_(1.0 if name.endswith(".weight") else 0.0)
+            return
+        source = torch.Generator().manual_seed(zlib.crc32(name.encode(), self._plan.train.seed))
+        parameter.normal_(0.0, std, generator=source)
+
+    def _std(self, name: str, parameter: Tensor) -> Optional[float]:
+        """Of the normal numbers; None: there are none."""
+        if name.endswith((".position", ".class_token")):
+            return 0.02
+        if parameter.dim() == 1:
+            return None
+        outputs, inputs = parameter.shape[0], parameter[0].numel()
+        if self._model.family in (RESNET, VGG, ALEXNET):
+            if parameter.dim() == 4:
+                return math.sqrt(2.0 / (outputs * parameter[0, 0].numel()))
+            return math.sqrt((1.0 if outputs == self._model.classes else 2.0) / inputs)
+        return math.sqrt(2.0 / (inputs + outputs))
+
+
+def _made(maker: Callable[[], nn.Module], name: str, seed: int, recompute: bool, tensor: TensorGroup) -> nn.Module:
+    module = maker()
+    draws = any(_draws(part) for part in module.modules())
+    return repeatable(module, name, seed if draws else None, recompute) if draws or recompute else module
+
+
+def _draws(module: nn.Module) -> bool:
+    if isinstance(module, Layer):
+        return bool(module.drop_path or module.attention_dropout)
+    return isinstance(module, nn.Dropout) and module.p > 0
+
+
+def _makers(model: ModelConfig, seed: int) -> List[Callable[[], nn.Module]]:
+    """One for each of the model's blocks."""
+    blocks = image_blocks(model)
+    if model.family == RESNET:
+        return _resnet(model, blocks)
+    if model.family in (VGG, ALEXNET):
+        return _stacked(model, blocks)
+    tokens = model.family == T2T_VIT
+    first: Callable[[], nn.Module] = partial(_tokens, model, seed) if tokens else partial(PatchEmbedding, model)
+    layers = [
+        partial(Layer, model, not tokens, model.drop_path * number / max(1, model.layers - 1))
+        for number in range(model.layers)
+    ]
+    return [first, *layers, partial(ClassHead, model)]
+
+
+def _tokens(model: ModelConfig, seed: int) -> nn.Module:
+    return TokensToToken(model, torch.Generator().manual_seed(zlib.crc32(b"features", seed)))
+
+
+def _stacked(model: ModelConfig, blocks: Sequence[ImageBlock]) -> List[Callable[[], nn.Module]]:
+    found: List[Callable[[], nn.Module]] = []
+    first = next(number for number, block in enumerate(blocks) if block.name == "linear.0")
+    pooling = {end - 1 for end in accumulate(depths_of(model))} if model.family == VGG else set()
+    for number, block in enumerate(blocks[:first]):
+        outputs, inputs, kernel, _ = block.parameters["conv.weight"]
+        if model.family == VGG:
+            stride, padding, pool = 1, 1, 2 if number in pooling else 0
+        else:
+            _, _, stride, padding, pools = ALEXNET_LAYERS[number]
+            pool = 3 if pools else 0
+        found.append(partial(Convolution, inputs, outputs, kernel, stride, padding, pool))
+    for number, block in enumerate(blocks[first:]):
+        outputs, inputs = block.parameters["linear.weight"]
+        places = (MOST_OF_VGG if model.family == VGG else MOST_OF_ALEXNET) if number == 0 else 0
+        found.append(
+            partial(
+                Linear,
+                inputs,
+                outputs,
+                model.hidden_dropout,
+                places=places,
+                drops_first=model.family == ALEXNET,
+                last=number == 2,
+            )
+        )
+    return found
+
+
+def _resnet(model: ModelConfig, blocks: Sequence[ImageBlock]) -> List[Callable[[], nn.Module]]:
+    epsilon = model.norm_epsilon
+    found: List[Callable[[], nn.Module]] = [partial(Stem, model.channels, model.width, epsilon)]
+    for block in blocks[1:-1]:
+        inner, inputs = block.parameters["conv_0.weight"][:2]
+        halves = block.name.split(".")[1] != "0" and block.name.endswith(".0")
+        found.append(partial(Bottleneck, inputs, inner, 2 if halves else 1, epsilon))
+    classes, inputs = blocks[-1].parameters["linear.weight"]
+    return [*found, partial(Pooled, inputs, classes)]
