@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Union
 
@@ -37,6 +38,7 @@ class GptSamples(Samples):
             prefix, self._data, documents, split.name, split.samples, sequence_length, split.seed, split.cache
         )
         self._vocab_size = vocab_size
+        self._vocabulary = f"model.vocab_size={vocab_size}"
         tokens = int(self._data.lengths[documents.start : documents.stop].sum(dtype=np.int64))
         plan = layout(tokens, split.samples, sequence_length)
         self.order: Dict[str, float] = {
@@ -59,6 +61,6 @@ class GptSamples(Samples):
             DataError: an id is not in the vocabulary.
         """
         tokens = sample_tokens(self._data, self._maps, sample)
-        what, vocabulary = f"{self._data.bin}: sample {sample}", f"model.vocab_size={self._vocab_size}"
-        check_token_ids(tokens, self._vocab_size, what, vocabulary, OTHER_TOKENIZER)
+        what = partial("{}: sample {}".format, self._data.bin, sample)
+        check_token_ids(tokens, self._vocab_size, what, self._vocabulary, OTHER_TOKENIZER)
         return tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple, Union
 
@@ -72,7 +73,7 @@ class MaskedSamples(Samples):
         first, stop, aim = self._map[number].tolist()
         sentences = [self._data[sentence] for sentence in range(first, stop)]
         for place, tokens in enumerate(sentences):
-            what = f"{self._data.bin}: sentence {first + place}"
+            what = partial("{}: sentence {}".format, self._data.bin, first + place)
             check_token_ids(
                 tokens, self._vocabulary.size, what, "the vocabulary beside the data", "prepare the data anew"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Union
 
@@ -111,7 +112,7 @@ class PairSamples(Samples):
 
     def _tokens(self, data: IndexedDataset, pair: int) -> List[int]:
         tokens = data[pair]
-        what = f"{data.bin}: sentence {pair}"
+        what = partial("{}: sentence {}".format, data.bin, pair)
         check_token_ids(tokens, self._vocab_size, what, f"model.vocab_size={self._vocab_size}", "set that of the data")
         found: List[int] = tokens.tolist()
         return found

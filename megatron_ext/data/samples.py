@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -87,17 +87,18 @@ class Samples(ABC):
 
         `number`, of `numbers`' shape, says which samples these are: no two of a run have the same, of any split.
         """
-        outside = numbers[(numbers < 0) | (numbers >= self._samples)]
-        if len(outside):
-            raise IndexError(f"sample {outside[0]} of {self._samples}")
-        found = [self.sample(number) for number in numbers.ravel().tolist()]
+        wanted = numbers.ravel().tolist()
+        for number in (min(wanted), max(wanted)):
+            if not 0 <= number < self._samples:
+                raise IndexError(f"sample {number} of {self._samples}")
+        found = [self.sample(number) for number in wanted]
         stacked = {name: np.stack([sample[name] for sample in found]) for name in found[0]}
         batch = {name: content.reshape(numbers.shape + content.shape[1:]) for name, content in stacked.items()}
         return {**batch, "number": numbers + self._first_number}
 
 
-def check_token_ids(tokens: NDArray[Any], size: int, what: str, vocabulary: str, remedy: str) -> None:
-    """Checks the ids of `what` against a vocabulary of this size.
+def check_token_ids(tokens: NDArray[Any], size: int, what: Callable[[], str], vocabulary: str, remedy: str) -> None:
+    """Checks the ids of what is called `what()`, which only a message needs, against a vocabulary of this size.
 
     Raises:
         DataError: one is not in it; the message ends with the `remedy`.
@@ -107,4 +108,4 @@ def check_token_ids(tokens: NDArray[Any], size: int, what: str, vocabulary: str,
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= size:
         wrong = low if low < 0 else high
-        raise DataError(f"{what} has token id {wrong}, but {vocabulary} allows 0 to {size - 1}; {remedy}")
+        raise DataError(f"{what()} has token id {wrong}, but {vocabulary} allows 0 to {size - 1}; {remedy}")
