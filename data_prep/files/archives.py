@@ -40,7 +40,7 @@ def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
         for file in files_below(path):
             name = str(file.relative_to(path))
             if wanted(name):
-                yield name, _content(file)
+                yield name, content_of(file)
         return
     yield from _in_tar(path, wanted)
 
@@ -77,7 +77,8 @@ def _unreadable(error: OSError) -> NoReturn:
     raise unreadable(Path(error.filename), error) from error
 
 
-def _content(path: Path) -> bytes:
+def content_of(path: Path) -> bytes:
+    """Raises DataPrepError: the file cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

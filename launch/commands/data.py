@@ -9,6 +9,7 @@ from pathlib import Path
 from conf.reading.values import Parser, option, whole
 from conf.reading.writable import why_not_writable, write_whole
 from data_prep.errors import DataPrepError
+from data_prep.images import options as images_options
 from data_prep.indexed.check import check, open_checked
 from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.indexed.reshape import merge, split
@@ -26,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
     command: str = arguments.command
     if command == "prepare":
         options.run(arguments)
+    elif command == "images":
+        images_options.run(arguments)
     elif command == "pairs":
         pairs_options.run(arguments)
     elif command == "inspect":
@@ -46,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     options.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
     pairs_options.add_options(commands.add_parser("pairs", help="write sentences in two languages, side by side"))
+    images_options.add_options(commands.add_parser("images", help="write images and their classes, packed into arrays"))
     look = commands.add_parser("inspect", help="tell what indexed data hold")
     look.add_argument("prefix", type=Path, help=PREFIX)
     one = look.add_mutually_exclusive_group()

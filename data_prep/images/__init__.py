@@ -1,0 +1,1 @@
+"""`tdpp data images`: images and their classes, packed into arrays, from folders, tar files and arrays."""

@@ -1,0 +1,225 @@
+"""From images of any form to arrays of one size."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial as bound
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import write_array_header_1_0
+from numpy.typing import NDArray
+
+from data_prep.errors import DataPrepError
+from data_prep.files.hashes import hashes, unchanged
+from data_prep.files.journal import Journal, Step
+from data_prep.files.progress import shown
+from data_prep.files.work_folder import publish, work_folder
+from data_prep.files.workers import in_order
+from data_prep.images.item import SPLITS, Content, Item, Reader
+from data_prep.images.manifest import ImagesManifest, Split
+from data_prep.images.pixels import Raw, Shape, Wanted, made
+from data_prep.images.splitting import splits_of
+from data_prep.kinds import IMAGES, kind_of, read_described, recipe_of
+from data_prep.text.corpus import Corpus
+
+CHUNK = 64
+"""Images that are decoded, and noted, together."""
+PIXEL, LABEL = np.dtype("|u1"), np.dtype("<i8")
+LEAST_STD = 1 / 255
+"""Of a channel that is the same everywhere: images are divided by it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be prepared, and how."""
+
+    corpus: Corpus
+    """All files that the images follow from."""
+    readers: Sequence[Reader]
+    wanted: Wanted
+    weights: Sequence[float]
+    """Of training, validation and test."""
+    seed: int
+    workers: int = 1
+
+    def recipe(self) -> dict[str, Any]:
+        """All that the data follow from. Reads the whole corpus, with progress on stderr.
+
+        Raises:
+            DataPrepError: a file cannot be read.
+        """
+        wanted = self.wanted
+        size = list(wanted.size) if wanted.size is not None else None
+        return {
+            "corpus_sha256": self.corpus.digest(),
+            "size": size,
+            "channels": wanted.channels,
+            "split": list(self.weights),
+            "seed": self.seed,
+        }
+
+
+def is_prepared(prefix: Path, recipe: dict[str, Any]) -> bool:
+    """Whether the files are there, unchanged, and of this recipe."""
+    if kind_of(prefix) != IMAGES or recipe_of(prefix) != recipe:
+        return False
+    try:
+        return unchanged(read_described(prefix, ImagesManifest).sha256, prefix)
+    except DataPrepError:  # nobody can tell what the data are: that is for `prepare` to mend
+        return False
+
+
+def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> ImagesManifest:
+    """Writes images, labels and their manifest; shows progress on stderr. Nothing half-written takes their names.
+
+    What an earlier call left unfinished is gone on with. The bytes do not depend on `request.workers`.
+
+    Args:
+        request: what to prepare.
+        prefix: the data's path without endings.
+        recipe: of the request.
+
+    Raises:
+        DataPrepError: an image cannot be used, or the files cannot be written.
+    """
+    items = [item for reader in request.readers for item in reader.items()]
+    splits = splits_of(items, request.weights, request.seed)
+    classes = _classes(items)
+    if len(classes) < 2:
+        raise DataPrepError(
+            f"--source {request.corpus.description}: every image is of the class {classes[0]!r}; give the "
+            "folder above, with a folder for each class"
+        )
+    try:
+        with work_folder(prefix, recipe) as folder:
+            journal = Journal(folder)
+            shape = _shape(items, request)
+            counts = _pack(journal, request, items, splits, classes, shape)
+            suffixes = [f"-{split}.{what}.npy" for split in SPLITS for what in ("images", "labels")]
+            mean, std = _statistics(counts, shape, splits.count("train"))
+            manifest = ImagesManifest(
+                classes=tuple(classes),
+                **shape._asdict(),
+                mean=mean,
+                std=std,
+                splits={split: Split(images=splits.count(split)) for split in SPLITS},
+                corpus=request.corpus.description,
+                sha256=hashes({suffix: folder / suffix for suffix in suffixes}),
+            )
+            publish(folder, prefix, {suffix: suffix for suffix in suffixes}, manifest.to_json(recipe))
+            return manifest
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from there", file=sys.stderr)
+        raise
+    except OSError as error:
+        raise DataPrepError(
+            f"{error.filename or prefix}: cannot be written ({error.strerror}); choose a folder that you may write to "
+            "and that has room, or make room: the same command goes on where it was"
+        ) from error
+
+
+def _classes(items: Sequence[Item]) -> list[str]:
+    """Sorted, numbers by their size."""
+    found = {item.label for item in items}
+    return sorted(found, key=(lambda name: (int(name), name)) if all(map(_is_whole, found)) else None)
+
+
+def _is_whole(name: str) -> bool:
+    return name.isascii() and name.removeprefix("-").isdecimal()
+
+
+def _shape(items: Sequence[Item], request: Request) -> Shape:
+    """Of all images: as asked for, or that of the first one."""
+    first = next(_contents(request.readers, 0))
+    return Shape(*made([Raw(items[0].name, first)], request.wanted)[0].shape)
+
+
+def _contents(readers: Sequence[Reader], first: int) -> Iterator[Content]:
+    for reader in readers:
+        count = len(reader.items())
+        if first < count:
+            yield from reader.contents(first)
+        first = max(0, first - count)
+
+
+def _pack(
+    journal: Journal,
+    request: Request,
+    items: Sequence[Item],
+    splits: Sequence[str],
+    classes: Sequence[str],
+    shape: Shape,
+) -> Counter[str]:
+    """Writes the arrays of all splits; returns sums and squares of the training pixels by channel."""
+    if (found := journal.finished("pack")) is not None:
+        return found
+    numbers = {name: number for number, name in enumerate(classes)}
+    names = [f"-{split}.{what}.npy" for split in SPLITS for what in ("images", "labels")]
+    # Grey images among coloured ones become coloured, but no colour is lost unless somebody asks for that.
+    channels = request.wanted.channels or (3 if shape.channels == 3 else None)
+    work = bound(made, wanted=Wanted(request.wanted.size, channels))
+    with shown("packing images", len(items)) as show, journal.step("pack", names) as step:
+        if step.items:
+            show.say(f"going on after {step.items:,} images")
+            show.advance(step.items)
+        else:
+            _begin(step, splits, shape)
+        contents = _contents(request.readers, step.items)
+        named = (
+            Raw(item.name, content) for item, content in zip(islice(items, step.items, None), contents, strict=True)
+        )
+        with closing(in_order(work, _chunks(named), request.workers)) as results:
+            for chunk in results:
+                for image in chunk:
+                    place = step.items
+                    _write(step, items[place], splits[place], numbers[items[place].label], image, shape)
+                    step.items += 1
+                step.done(0)
+                show.advance(len(chunk))
+    return step.counts
+
+
+def _begin(step: Step, splits: Sequence[str], shape: Shape) -> None:
+    """Writes the headers of numpy's format."""
+    for split in SPLITS:
+        count = splits.count(split)
+        for what, dtype, whole in (("images", PIXEL, (count, *shape)), ("labels", LABEL, (count,))):
+            header = {"descr": dtype.str, "fortran_order": False, "shape": whole}
+            write_array_header_1_0(step.files[f"-{split}.{what}.npy"], header)
+
+
+def _write(step: Step, item: Item, split: str, label: int, image: NDArray[np.uint8], shape: Shape) -> None:
+    found = Shape(*image.shape)
+    if found != shape:
+        way_out = "--size" if found[:2] != shape[:2] else "--channels"
+        raise DataPrepError(
+            f"{item.name}: {found}, but the first image has {shape}; all must have one shape: choose it with {way_out}"
+        )
+    step.files[f"-{split}.images.npy"].write(image.data)
+    step.files[f"-{split}.labels.npy"].write(np.array(label, LABEL).tobytes())
+    if split == "train":
+        pixels = image.reshape(-1, shape.channels).astype(np.int64)
+        for channel in range(shape.channels):
+            step.counts[f"sum {channel}"] += int(pixels[:, channel].sum())
+            step.counts[f"squares {channel}"] += int((pixels[:, channel] ** 2).sum())
+
+
+def _statistics(counts: Counter[str], shape: Shape, images: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the training pixels by channel."""
+    pixels = images * shape.height * shape.width
+    means = [counts[f"sum {channel}"] / pixels for channel in range(shape.channels)]
+    squares = [counts[f"squares {channel}"] / pixels for channel in range(shape.channels)]
+    variances = [max(0.0, square - mean**2) for square, mean in zip(squares, means, strict=True)]
+    return tuple(mean / 255 for mean in means), tuple(max(LEAST_STD, variance**0.5 / 255) for variance in variances)
+
+
+def _chunks(images: Iterator[Raw]) -> Iterator[list[Raw]]:
+    while chunk := list(islice(images, CHUNK)):
+        yield chunk
