@@ -66,6 +66,12 @@ class Shares:
     numbers: tuple[int, ...]
 
     @classmethod
+    def even(cls, micro_batches: int, replicas: int) -> Shares:
+        """As even as possible; the first replicas take what is left over."""
+        share, rest = divmod(micro_batches, replicas)
+        return cls(tuple(share + (replica < rest) for replica in range(replicas)))
+
+    @classmethod
     def parse(cls, text: str) -> Shares:
         try:
             return cls(numbers_in(text))

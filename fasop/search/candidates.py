@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from conf.schema.experiment import Schedule
+from conf.schema.partition import Shares
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
@@ -24,6 +25,8 @@ from fasop.simulation.pipelines import Pipelines, joined
 
 MOST_MICRO_BATCHES = 2**12
 """Of a replica in an iteration: every one of them is simulated."""
+MOST_REPLICAS = 1024
+"""Of which each may have a share of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +66,22 @@ class Candidates:
 class Space:
     """Every way to cut a training over all of some nodes: sizes with a schedule, by number.
 
-    Only what is needed is built. `bounds` keeps what many sets of the same nodes have in common.
+    Only what is needed is built. `bounds` keeps what many sets of the same nodes have in common. Replicas take equally
+    many micro-batches; those of an `uneven` space cannot, and one of them takes one more than another.
     """
 
     def __init__(
-        self, training: Training, kinds: Sequence[NodeKind], choices: Choices, bounds: LowerBounds | None = None
+        self,
+        training: Training,
+        kinds: Sequence[NodeKind],
+        choices: Choices,
+        bounds: LowerBounds | None = None,
+        *,
+        uneven: bool = False,
     ) -> None:
         self.kinds = [kind for kind in kinds if kind.group.count]
         self._training, self._choices = training, choices
-        self._sized = [*sizes(training, self.kinds, choices)]
+        self._sized = [*sizes(training, self.kinds, choices, uneven=uneven)]
         self._cuts: list[tuple[int, Schedule, int]] = []
         bounds, least = bounds or LowerBounds(self.kinds), []
         for schedule, chunks in choices.ways:
@@ -135,28 +145,40 @@ class Space:
 
 
 def sizes(
-    training: Training, kinds: Sequence[NodeKind], choices: Choices | None = None, most: float = MOST_MICRO_BATCHES
+    training: Training,
+    kinds: Sequence[NodeKind],
+    choices: Choices | None = None,
+    most: float = MOST_MICRO_BATCHES,
+    *,
+    uneven: bool = False,
 ) -> Iterator[Training]:
     """Every division of all GPUs and of the batch, in increasing order of tensor, data and micro-batch size.
 
     A tensor group lies inside a node, and was measured where the model was. A pipeline has no more stages than layers
     and one each for embedding and head, where there are such. Options are as in `training`. A replica has at most so
-    many micro-batches.
+    many micro-batches, and as many as every other one; if `uneven`, of the sizes where that is impossible, their shares
+    are as even as they can be. Megatron-LM has no such.
     """
     parallel, most_stages = training.parallel, training.blocks.most_stages
     gpus = gpus_of(kinds)
+    if uneven and training.megatron_lm:
+        return
     for tensor in tensor_sizes(training, kinds):
         for data in divisors(gpus // tensor):
             pipeline = gpus // tensor // data
-            if parallel.global_batch_size % data or pipeline > most_stages:
+            if pipeline > most_stages:
                 continue
-            for micro_batch_size in divisors(parallel.global_batch_size // data):
+            for micro_batch_size in divisors(parallel.global_batch_size):
+                count = parallel.global_batch_size // micro_batch_size
+                if (count % data > 0) != uneven or data > (min(count, MOST_REPLICAS) if uneven else count):
+                    continue
                 sized = replace(
                     parallel,
                     tensor=tensor,
                     data=data,
                     pipeline=pipeline,
                     micro_batch_size=micro_batch_size,
+                    shares=str(Shares.even(count, data)) if uneven else None,
                     partition=None,
                     node_order=None,
                 )

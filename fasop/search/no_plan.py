@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from conf.schema.experiment import Parallel, Recompute
 from fasop.costs.hardware import NodeKind, gpus_of
@@ -18,9 +19,10 @@ from fasop.search.choices import Choices
 
 def why_no_plan(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> SearchError:
     """What to say where no sizes are possible on all nodes of these kinds, or nothing fits into memory."""
-    if any(one.parallel.micro_batches > MOST_MICRO_BATCHES for one in sizes(training, kinds, choices, math.inf)):
+    every = chain.from_iterable(sizes(training, kinds, choices, math.inf, uneven=uneven) for uneven in (False, True))
+    if any(one.parallel.micro_batches > MOST_MICRO_BATCHES for one in every):
         return SearchError(_too_many_micro_batches(training.parallel.global_batch_size, gpus_of(kinds)))
-    if not len(Space(training, kinds, choices)):
+    if not any(len(Space(training, kinds, choices, uneven=uneven)) for uneven in (False, True)):
         return SearchError(_no_sizes(training, kinds, choices))
     return SearchError(_nothing_fits(training, kinds, choices))
 
@@ -115,4 +117,4 @@ def _savers(choices: Choices) -> list[str]:
 
 
 def _fit(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> bool:
-    return any(True for _ in Space(training, kinds, choices).groups)
+    return any(True for uneven in (False, True) for _ in Space(training, kinds, choices, uneven=uneven).groups)

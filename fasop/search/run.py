@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from conf.schema.parallel import Parallel
 from conf.schema.partition import Partition
 from fasop.costs.hardware import NodeKind
 from fasop.partition.exact import proved
 from fasop.search import node_orders, node_sets
 from fasop.search.arguments import Arguments, First
+from fasop.search.by_replica import exact
 from fasop.search.candidates import MOST_MICRO_BATCHES, Space
 from fasop.search.idle_gpus import idle, left, notes, within
 from fasop.search.inputs import Inputs
@@ -23,12 +25,14 @@ from fasop.search.no_plan import why_no_plan
 from fasop.search.pareto import Front, Limits, nothing_within
 from fasop.search.plan import Plan, by_time, check_prices
 from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
-from fasop.search.unequal_shares import best_with_shares
+from fasop.search.unequal_shares import explore_shares
 
 LIMIT_S = 45.0
 """CPU seconds of a search, after which it begins nothing new: nobody waits longer than a minute for an answer."""
 SETS_S = 27.0
 """Of them, those for all sets of nodes; where that is too little, the rest is for all nodes together."""
+WORTH = 0.999
+"""Of the time of the best plan: one with other shares that gains less is not worth it."""
 OPTIMAL = 1e-5
 """A part of an iteration that nobody could measure."""
 BOXES = (200, 0)
@@ -54,22 +58,24 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     """
     begun = time.process_time()
     best = Best(max(args.top, args.explain or 0))
-    spaces = _spaces(inputs, node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds])
+    sets = node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds]
+    bounds = LowerBounds(inputs.kinds)
     with bar("searching") as progress:
-        seen = explore(spaces, best, progress, begun + (LIMIT_S if len(spaces) == 1 else SETS_S))
-        if seen.left and len(spaces) > 1:  # the nodes that were looked at may be far from the best
-            explore(spaces[:1], best, progress, begun + LIMIT_S)
+        seen = _explore_sets(_spaces(inputs, sets, bounds), best, progress, begun)
+        least, even = seen.least, best.plans[:1]
+        seen += _explore_sets(_spaces(inputs, sets, bounds, uneven=True), best, progress, begun)
     if not best.plans:
         raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
     where = _looked_at(inputs, seen, node_sets.described(inputs.kinds) if args.leave_out else "all nodes")
     others = _without_idle_nodes(inputs, best.plans, begun + LIMIT_S)
     plans = best.plans
     if args.leave_out:
-        plans, others = sorted([*plans, *others], key=by_time), []
-    sets = [space.kinds for space in spaces]
-    shared = best_with_shares(inputs.training, sets, inputs.choices, plans[0].total, begun + LIMIT_S)
-    gained = "" if shared is None else unequal_shares(shared, plans[0])
-    plans = [*([] if shared is None else [shared]), *plans]
+        plans, others = [*plans, *others], []
+    even, plans = exact(even), sorted(exact(plans), key=by_time)
+    shared = Best(1)
+    shared.add(plans[:1])
+    explore_shares(inputs.training, sets, inputs.choices, shared, begun + LIMIT_S)
+    plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
     if args.prove:
         with bar("proving") as progress:
             plans = prove(plans, progress)
@@ -78,12 +84,19 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
         "proved to be slower."
     )
     closer = "" if args.prove or plans[0].gap < OPTIMAL else " prove=true looks closer."
-    # Of plans with unequal shares not all are looked at, so nothing is proved of those.
-    any_plan = proved_of_all(min(seen.least, plans[0].bound), plans[0].total) if shared is None else ""
     summary = (
-        f"{where}. {gained}{_nodes_used(inputs, plans[0])}{not_shown} {any_plan}{best_layers(plans[0].gap)}{closer}"
+        f"{where}. {gained(plans[0], even)}{_nodes_used(inputs, plans[0])}{not_shown} "
+        f"{proved_of_even(least, plans[0])}{best_layers(plans[0].gap)}{closer}"
     )
     return Outcome(plans=plans, summary=summary, notes=notes(plans, others))
+
+
+def _explore_sets(spaces: Sequence[Space], best: Best, progress: ShowProgress, begun: float) -> Coverage:
+    """All of them, the first one in any case."""
+    seen = explore(spaces, best, progress, begun + (LIMIT_S if len(spaces) == 1 else SETS_S))
+    if seen.left and len(spaces) > 1:  # the nodes that were looked at may be far from the best
+        explore(spaces[:1], best, progress, begun + LIMIT_S)
+    return seen
 
 
 def _without_idle_nodes(inputs: Inputs, plans: Sequence[Plan], until: float) -> list[Plan]:
@@ -101,7 +114,8 @@ def _without_idle_nodes(inputs: Inputs, plans: Sequence[Plan], until: float) -> 
             if nodes[kind.name]
         ]
         best = Best(1)
-        explore(_spaces(inputs, [kinds]), best, until=until)
+        for uneven in (False, True):
+            explore(_spaces(inputs, [kinds], uneven=uneven), best, until=until)
         found += best.plans
         left_to_see += best.plans
     return found
@@ -115,11 +129,23 @@ def _nodes_used(inputs: Inputs, plan: Plan) -> str:
     return f"The first plan uses {len(plan.nodes)} of {every} nodes; leave_out=false asks for plans on all of them. "
 
 
-def unequal_shares(plan: Plan, even: Plan) -> str:
-    """In words, what they gain."""
+def gained(first: Plan, even: Sequence[Plan]) -> str:
+    """In words, what unequal shares gain over the best plan without, if there is one."""
+    if first.parallel.shares is None:
+        return ""
+    if not even:
+        return f"All plans have unequal shares, such as {first.parallel.shares}: nothing divides the batch evenly. "
+    best = even[0]
     return (
-        f"With unequal shares of the replicas, {plan.parallel.shares}, the first plan is "
-        f"{even.total / plan.total - 1:.1%} faster than the best one with equal shares. "
+        f"Shares {first.parallel.shares} gain {best.total / first.total - 1:.1%}: the best plan with equal shares "
+        f"takes {best.total * 1e3:.1f} ms ({_in_short(best.parallel)}). "
+    )
+
+
+def _in_short(parallel: Parallel) -> str:
+    return (
+        f"tensor {parallel.tensor} x data {parallel.data} x pipeline {parallel.pipeline}, {parallel.partition}, "
+        f"{parallel.node_order}"
     )
 
 
@@ -135,9 +161,17 @@ def _looked_at(inputs: Inputs, seen: Coverage, sets: str) -> str:
     return f"{seen.sizes} sizes with a schedule were looked at, on {sets}, {orders}{limited}{left}"
 
 
-def proved_of_all(least: float, seconds: float) -> str:
-    """What is proved of all plans that were looked at, if none takes less than `least`."""
-    return f"No plan at all is more than {max(1 - least / seconds, 1e-3):.1%} faster than the first: this is proved. "
+def proved_of_even(least: float, first: Plan) -> str:
+    """What is proved of all plans with equal shares, if none takes less than `least`; of others not all are looked
+    at."""
+    if first.parallel.shares is None:
+        least = min(least, first.bound)
+    if least > first.total:
+        return "Every plan with equal shares is slower than the first: this is proved. "
+    return (
+        f"No plan with equal shares is more than {max(1 - least / first.total, 1e-3):.1%} faster than the first: this "
+        "is proved. "
+    )
 
 
 def best_layers(gap: float) -> str:
@@ -176,15 +210,25 @@ def _front(inputs: Inputs, limits: Limits) -> tuple[Sequence[Plan], Coverage]:
     kept = Front(inputs.run, limits)
     until = time.process_time() + LIMIT_S
     with bar("searching") as progress:
-        seen = explore(_spaces(inputs, node_sets.clusters(inputs.kinds)), kept, progress, until)
+        sets, bounds = node_sets.clusters(inputs.kinds), LowerBounds(inputs.kinds)
+        seen = explore(_spaces(inputs, sets, bounds), kept, progress, until)
+        seen += explore(_spaces(inputs, sets, bounds, uneven=True), kept, progress, until)
+        found = exact(kept.plans)
+        kept.plans = []
+        kept.add(found)
+        explore_shares(inputs.training, sets, inputs.choices, kept, until)
     if not kept.plans and limits == Limits():
         raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
     return kept.plans, seen
 
 
-def _spaces(inputs: Inputs, some: Sequence[Sequence[NodeKind]]) -> list[Space]:
-    bounds = LowerBounds(inputs.kinds)
-    return [Space(inputs.training, kinds, inputs.choices, bounds) for kinds in some]
+def _spaces(
+    inputs: Inputs, some: Sequence[Sequence[NodeKind]], bounds: LowerBounds | None = None, *, uneven: bool = False
+) -> list[Space]:
+    known = bounds or LowerBounds(inputs.kinds)
+    if uneven and inputs.training.megatron_lm:
+        return []
+    return [Space(inputs.training, kinds, inputs.choices, known, uneven=uneven) for kinds in some]
 
 
 def prove(plans: Sequence[Plan], progress: ShowProgress = no_progress) -> list[Plan]:
@@ -192,7 +236,7 @@ def prove(plans: Sequence[Plan], progress: ShowProgress = no_progress) -> list[P
     found = []
     for number, plan in enumerate(plans):
         small = plan.pipelines.parts_count * plan.pipelines.micro_batches <= PASSES
-        can = plan.parallel.shares is None and (small or number == 0)
+        can = not plan.unlike_replicas and (small or number == 0)
         found.append(_proved(plan, BOXES[number > 0]) if can else plan)
         progress((number + 1) / len(plans))
     return sorted(found, key=by_time)

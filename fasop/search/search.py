@@ -54,6 +54,16 @@ class Coverage:
     left: int = 0
     """Sizes that were worth a look when the time was up."""
 
+    def __add__(self, other: Coverage) -> Coverage:
+        """Of both."""
+        return Coverage(
+            sizes=self.sizes + other.sizes,
+            searched=self.searched + other.searched,
+            climbed=self.climbed + other.climbed,
+            least=min(self.least, other.least),
+            left=self.left + other.left,
+        )
+
 
 class Keep(Protocol):
     """The plans that a search is after."""

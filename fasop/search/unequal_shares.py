@@ -10,38 +10,36 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
 from conf.schema.parallel import Schedule
 from conf.schema.partition import NodeOrder, Partition, Shares
-from fasop.costs.arrays import Integers
-from fasop.costs.hardware import NodeKind, gpus_of
+from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
-from fasop.search.candidates import Candidates, divisors, fitting, tensor_sizes
+from fasop.search.by_replica import parts
+from fasop.search.candidates import MOST_REPLICAS, Candidates, fitting, sizes
 from fasop.search.choices import Choices
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
-from fasop.simulation.iteration import GRADIENTS, NORM
-from fasop.simulation.loaded import Parts
+from fasop.search.search import Keep
 from fasop.simulation.on_nodes import Nodes, times_on
-from fasop.simulation.predict import Prediction, durations_alone, durations_of, predict_plan
-from fasop.simulation.replicas import of_replicas
+from fasop.simulation.pipelines import Pipelines
+from fasop.simulation.predict import predict_plan
+from fasop.simulation.replicas import Replicas
 from fasop.simulation.shares import Replica, Shared, best_shares
 
-MOST_REPLICAS = 1024
 MOST_PASSES = 2**11
 """Micro-batches of a replica, times stages: every one of them is simulated, many times."""
 MOST_S = 5.0
 """CPU seconds."""
-WORTH = 0.999
-"""Of the time of a plan without shares: one with them that gains less is not worth it."""
 
 
-def best_with_shares(
-    training: Training, sets: Sequence[Sequence[NodeKind]], choices: Choices, seconds: float, until: float
-) -> Plan | None:
-    """The fastest plan with unequal shares on one of these sets of nodes; None if none takes less than `seconds`.
+def explore_shares(
+    training: Training, sets: Sequence[Sequence[NodeKind]], choices: Choices, keep: Keep, until: float
+) -> None:
+    """Hands plans with unequal shares to `keep`, on these sets of nodes, the most promising first.
 
     Args:
         until: CPU seconds of this process, from which on nothing new is begun.
@@ -50,21 +48,25 @@ def best_with_shares(
         SearchError: a profile has no costs for a tensor size.
     """
     if training.megatron_lm:
-        return None
-    found, until = None, min(until, time.process_time() + MOST_S)
-    looked = []
-    for row in (row for kinds in sets for row in _looked_at(training, kinds, choices)):
-        looked.append(row)
+        return
+    until = min(until, time.process_time() + MOST_S)
+    looked: list[tuple[float, int, Training, Nodes]] = []
+    for number, kinds in enumerate(sets):
         if time.process_time() > until:
             break
-    for least, one, order in sorted(looked, key=lambda row: row[0]):
-        if least >= seconds * WORTH or time.process_time() > until:
+        for row in _looked_at(training, kinds, choices):
+            if _worth(keep, kinds, row[0]):
+                looked.append((row[0], number, *row[1:]))
+    for least, number, one, order in sorted(looked, key=lambda row: row[:2]):
+        if time.process_time() > until:
             break
-        group = fitting([one], order)
-        for plan in [] if group is None else _plans(group, seconds * WORTH, least, until):
-            if plan.total < seconds * WORTH:
-                found, seconds = plan, plan.total / WORTH
-    return found
+        kinds = sets[number]
+        if _worth(keep, kinds, least) and (group := fitting([one], order)) is not None:
+            keep.add([plan for plan in _plans(group, least, until) if _worth(keep, kinds, plan.total)])
+
+
+def _worth(keep: Keep, kinds: Sequence[NodeKind], seconds: float) -> bool:
+    return bool(keep.worth(kinds, np.array([seconds]))[0])
 
 
 def _looked_at(
@@ -89,30 +91,12 @@ def _looked_at(
 
 
 def _sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> Iterator[Training]:
-    """Every division of all GPUs into two or more replicas, and of the batch into as many micro-batches at least; its
-    shares are as even as they can be."""
-    parallel, gpus = training.parallel, gpus_of(kinds)
-    for tensor in tensor_sizes(training, kinds):
-        for data in divisors(gpus // tensor)[1:]:
-            if data > MOST_REPLICAS:
-                break
-            pipeline = gpus // tensor // data
-            for size in divisors(parallel.global_batch_size):
-                count = parallel.global_batch_size // size
-                if count < data or count * pipeline > MOST_PASSES * data or pipeline > training.blocks.most_stages:
-                    continue
-                sized = replace(
-                    parallel,
-                    tensor=tensor,
-                    data=data,
-                    pipeline=pipeline,
-                    micro_batch_size=size,
-                    shares=str(Shares((1,) * data).fitted(count)),
-                    partition=None,
-                    node_order=None,
-                )
-                if choices.tries(sized):
-                    yield replace(training, parallel=sized)
+    """Those of two or more replicas, of which each can have a share of its own, that are quick to simulate."""
+    every = (sizes(training, kinds, choices, MOST_PASSES, uneven=uneven) for uneven in (False, True))
+    for one in chain.from_iterable(every):
+        parallel = one.parallel
+        if 1 < parallel.data <= MOST_REPLICAS and parallel.micro_batches * parallel.pipeline <= MOST_PASSES:
+            yield one
 
 
 def least_seconds(one: Training, kinds: Sequence[NodeKind]) -> float:
@@ -162,89 +146,70 @@ def _micro_batches(time: float, first: float, stages: int) -> float:
     return float(first / (1 - (1 - first / time) ** (1 / stages)))
 
 
-def _plans(group: Candidates, limit: float, least: float, until: float) -> Iterator[Plan]:
-    """Of each candidate the best that is found, if it takes less than `limit`."""
-    bounded = Bounded.of(group)
-    partitions, _ = search_partitions(bounded)
+def _plans(group: Candidates, least: float, until: float) -> Iterator[Plan]:
+    """Of each candidate the best that is found, if its shares are unequal and it fits into memory."""
+    partitions, _ = search_partitions(Bounded.of(group))
     for column in range(len(group)):
         nodes = [group.kinds[kind] for kind in group.orders[column]]
         training = group.training(column)
         order = str(NodeOrder(tuple(kind.name for kind in nodes)))
         training = replace(training, parallel=replace(training.parallel, node_order=order))
-        placed = _moved(
-            PlacedTraining(training=training, partition=Partition(()), nodes=nodes), partitions[:, column], until
-        )
-        shared = _shared(placed)
-        if shared.seconds < limit and len(set(shared.counts)) > 1:
-            plan = _plan(placed, shared, group, column, least)
+        shares = _Shares(PlacedTraining(training=training, partition=Partition(()), nodes=nodes))
+        layers = _moved(shares, partitions[:, column].tolist(), until)
+        counts = shares.best(layers).counts
+        if len(set(counts)) > 1:
+            parallel = replace(training.parallel, partition=str(Partition(layers)), shares=str(Shares(counts)))
+            placed = PlacedTraining(
+                training=replace(training, parallel=parallel), partition=Partition(layers), nodes=nodes
+            )
+            plan = _plan(placed, group.pipelines.take(np.array([column])), least)
             if plan is not None:
                 yield plan
 
 
-def _with(placed: PlacedTraining, layers: Sequence[int]) -> PlacedTraining:
-    partition = Partition(tuple(layers))
-    parallel = replace(placed.training.parallel, partition=str(partition))
-    return replace(placed, training=replace(placed.training, parallel=parallel), partition=partition)
+class _Shares:
+    """The best shares of a plan with each partition."""
+
+    def __init__(self, placed: PlacedTraining) -> None:
+        self._replicas, self._parallel = Replicas(placed), placed.training.parallel
+        self._known: dict[tuple[int, ...], Shared] = {}
+
+    def best(self, layers: tuple[int, ...]) -> Shared:
+        if layers not in self._known:
+            parallel, durations = self._parallel, self._replicas.of(layers)
+            kinds = {id(one): Replica(str(parallel.schedule), parallel.chunks, one) for one in durations}
+            self._known[layers] = best_shares([kinds[id(one)] for one in durations], sum(parallel.micro_batches_of))
+        return self._known[layers]
 
 
-def _shared(placed: PlacedTraining) -> Shared:
-    """The best shares of a plan with its partition."""
-    parallel = placed.training.parallel
-    durations = of_replicas(placed, durations_of(placed)[0], durations_alone(placed))
-    kinds = {id(one): Replica(str(parallel.schedule), parallel.chunks, one) for one in durations}
-    return best_shares([kinds[id(one)] for one in durations], sum(parallel.micro_batches_of))
-
-
-def _moved(placed: PlacedTraining, layers: Integers, until: float) -> PlacedTraining:
-    """With the layers of each part from which no move of one to a neighbour gains, if there is the time for it."""
-    best = _with(placed, layers.tolist())
-    if len(layers) == 1:
-        return best
-    seconds, moved = _shared(best).seconds, True
+def _moved(shares: _Shares, layers: Sequence[int], until: float) -> tuple[int, ...]:
+    """The layers of each part from which no move of one to a neighbour gains, if there is the time for it."""
+    best, moved = tuple(layers), True
     while moved:
         moved = False
         for here in range(len(layers) - 1):
             for step in (1, -1):
-                parts = [*best.partition.layers]
-                parts[here], parts[here + 1] = parts[here] - step, parts[here + 1] + step
-                if min(parts) < 0 or time.process_time() > until:
+                other = [*best]
+                other[here], other[here + 1] = other[here] - step, other[here + 1] + step
+                if min(other) < 0 or time.process_time() > until:
                     continue
-                other = _with(placed, parts)
-                if (found := _shared(other).seconds) < seconds:
-                    best, seconds, moved = other, found, True
+                if shares.best(tuple(other)).seconds < shares.best(best).seconds:
+                    best, moved = tuple(other), True
     return best
 
 
-def _plan(placed: PlacedTraining, shared: Shared, group: Candidates, column: int, least: float) -> Plan | None:
+def _plan(placed: PlacedTraining, slowest: Pipelines, least: float) -> Plan | None:
     """As a search shows it; None if it does not fit into memory with these shares."""
-    training = placed.training
-    parallel = replace(training.parallel, shares=str(Shares(shared.counts)))
-    whole = replace(placed, training=replace(training, parallel=parallel))
-    predicted = predict_plan(whole)
+    predicted = predict_plan(placed)
     if any(stage.memory_gib > stage.limit_gib for stage in predicted.stages):
         return None
     return Plan(
-        training=whole.training,
-        partition=whole.partition,
-        nodes=whole.nodes,
+        training=placed.training,
+        partition=placed.partition,
+        nodes=placed.nodes,
         total=predicted.iteration_s,
-        parts=_parts(predicted),
+        parts=parts(predicted),
         bound=min(least, predicted.iteration_s),
         basis=predicted.basis,
-        pipelines=group.pipelines.take(np.array([column])),
+        pipelines=slowest,
     )
-
-
-def _parts(predicted: Prediction) -> Parts:
-    ends = {name: [event.end for event in predicted.events if event.kind == name] for name in (GRADIENTS, NORM)}
-    computed = max(event.end for event in predicted.events if event.micro_batch >= 0)
-    summed = max([computed, *ends[GRADIENTS]])
-    known = max(ends[NORM])
-    seconds = {
-        "total": predicted.iteration_s,
-        "pipeline": predicted.iteration_s - (known - computed),
-        "sums": summed - computed,
-        "embedding": known - summed,
-        "optimizer": max(predicted.durations.optimizer),
-    }
-    return Parts(**{name: np.array([value]) for name, value in seconds.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -103,25 +103,40 @@ def replay(schedule: Mapping[str, Any], durations: Durations) -> tuple[float, li
     Raises:
         SearchError: the schedule never ends.
     """
-    return replay_together([(schedule, durations)])[:2]
+    return replay_together([_Alone(schedule, durations)])[:2]
 
 
-def replay_together(pipelines: Sequence[tuple[Mapping[str, Any], Durations]]) -> tuple[float, list[Event], int]:
+class Pipelined(Protocol):
+    """What replicas do and take."""
+
+    @property
+    def schedule(self) -> Mapping[str, Any]: ...
+
+    @property
+    def durations(self) -> Durations: ...
+
+
+class _Alone(NamedTuple):
+    schedule: Mapping[str, Any]
+    durations: Durations
+
+
+def replay_together(pipelines: Sequence[Pipelined]) -> tuple[float, list[Event], int]:
     """The same of replicas that do or take unlike things, and the number of the slowest, whose events these are.
 
     Every stage sums its gradients over the replicas, when the last of them has all; then the first and the last one sum
     those of the embedding. Once all are done, the norm is known to all, and each steps its optimizer and begins the
     next iteration. What replicas do together takes the same in all `durations`.
     """
-    first = min(min(durations.optimizer) for _, durations in pipelines)
-    stages = len(pipelines[0][1].optimizer)
+    first = min(min(one.durations.optimizer) for one in pipelines)
+    stages = len(pipelines[0].durations.optimizer)
     every, ends = [], []
-    for schedule, durations in pipelines:
-        begin = [step - first for step in durations.optimizer]
-        every.append(simulate(schedule, durations.times, begin, blocking=durations.blocking))
+    for one in pipelines:
+        begin = [step - first for step in one.durations.optimizer]
+        every.append(simulate(one.schedule, one.durations.times, begin, blocking=one.durations.blocking))
         ends.append([max(event.end for event in every[-1] if event.stage == stage) for stage in range(stages)])
     slowest = max(range(len(pipelines)), key=lambda number: max(ends[number]))
-    computed, done, durations = every[slowest], ends[slowest], pipelines[slowest][1]
+    computed, done, durations = every[slowest], ends[slowest], pipelines[slowest].durations
     last = [max(of_stage) for of_stage in zip(*ends, strict=True)]
     summed = [end + takes for end, takes in zip(last, durations.gradients, strict=True)]
     shared = list(summed)

@@ -23,14 +23,11 @@ from fasop.costs.memory import GIB, Amount, StageMemory, chunks_in_flight, stage
 from fasop.costs.placement import place
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
-from fasop.simulation.iteration import Durations, Terms, replay, replay_together, terms, waiting
-from fasop.simulation.on_nodes import Nodes, handing_out, on_nodes
+from fasop.simulation.iteration import Durations, Terms, replay_together, terms, waiting
 from fasop.simulation.replay import Event, StageTimes
-from fasop.simulation.replicas import unlike
+from fasop.simulation.replicas import Pipeline, Replicas
 from megatron_ext.contract import schedule_check
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.schedules import as_json
-from megatron_ext.contract.schedules import schedule as make_schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +67,24 @@ class Prediction:
     """From the end of one iteration to the end of the next."""
     stages: Sequence[Stage]
     events: Sequence[Event]
-    """By stage, then time; 0 is when the first stage begins. Those without a micro-batch have -1. Of replicas with
-    unequal shares, those of the slowest."""
+    """By stage, then time; 0 is when the first stage begins. Those without a micro-batch have -1. Of unlike replicas,
+    those of the slowest."""
     basis: Basis
     """The worst of what its times rest on."""
-    durations: Durations
-    """What it follows from."""
-    schedule: Mapping[str, Any]
-    """Actions, as in docs/formats.md."""
+    pipelines: Sequence[Pipeline]
+    """What it follows from, each kind of replica once."""
+    slowest: int
+    """The number of the pipeline that `stages` and `events` are of."""
+
+    @property
+    def durations(self) -> Durations:
+        """What the stages take in the slowest replicas."""
+        return self.pipelines[self.slowest].durations
+
+    @property
+    def schedule(self) -> Mapping[str, Any]:
+        """What the slowest replicas do: actions, as in docs/formats.md."""
+        return self.pipelines[self.slowest].schedule
 
     @property
     def waiting(self) -> list[float]:
@@ -129,21 +136,15 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
         SearchError: a profile has no costs for the tensor size, or the schedule is none of the plan's.
     """
     training, parallel, layers, nodes = plan.training, plan.training.parallel, plan.partition.layers, plan.nodes
-    durations, basis = durations_of(plan)
-    if parallel.shares is not None:
-        pipelines = unlike(plan, durations, durations_alone(plan))
-        iteration_s, events, slowest = replay_together(pipelines)
-        schedule, durations = pipelines[slowest]
-    elif schedule is None:
-        lists = make_schedule(str(parallel.schedule), parallel.pipeline, parallel.chunks, parallel.micro_batches)
-        schedule = as_json(lists, parallel.chunks, parallel.micro_batches)
-        iteration_s, events = replay(schedule, durations)
-    else:
+    if schedule is not None:
         try:
             schedule_check.parsed(schedule, parallel.pipeline, parallel.chunks, parallel.micro_batches)
         except EngineError as error:
             raise SearchError(f"parallel.schedule_file: {error}") from error
-        iteration_s, events = replay(schedule, durations)
+    replicas = Replicas(plan)
+    pipelines = replicas.pipelines(layers, schedule)
+    iteration_s, events, slowest = replay_together(pipelines)
+    durations = pipelines[slowest].durations
     holds = training.blocks.contents(layers)
     where = place(tuple(node.gpus for node in nodes), parallel.tensor_size, parallel.data, parallel.pipeline).stages
     on = [[nodes[node] for node in stage] for stage in np.split(where.nodes, where.starts[1:])]
@@ -163,37 +164,10 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
             for number in range(parallel.pipeline)
         ],
         events=events,
-        basis=basis,
-        durations=durations,
-        schedule=schedule,
+        basis=replicas.basis,
+        pipelines=pipelines,
+        slowest=slowest,
     )
-
-
-def durations_of(plan: PlacedTraining) -> tuple[Durations, Basis]:
-    """What its stages take, and the worst of what that rests on.
-
-    Raises:
-        SearchError: a profile has no costs for the tensor size.
-    """
-    kinds = plan.kinds
-    names = [kind.name for kind in kinds]
-    nodes = Nodes(kinds, np.array([[names.index(node.name) for node in plan.nodes]]))
-    lines, handing = on_nodes(plan.training, nodes), handing_out(plan.training, nodes)
-    return Durations.of(lines, handing, plan.partition.layers), Basis(int(lines.basis[0]))
-
-
-def durations_alone(plan: PlacedTraining) -> dict[str, Durations]:
-    """By kind of node, what the plan's stages would take if all its nodes were of that kind.
-
-    Raises:
-        SearchError: a profile has no costs for the tensor size.
-    """
-    return {
-        kind.name: durations_of(
-            replace(plan, nodes=[replace(kind, name=one.name, gpus=one.gpus) for one in plan.nodes])
-        )[0]
-        for kind in plan.kinds
-    }
 
 
 def _memory(training: Training, layers: Sequence[int], stage: int) -> StageMemory[float]:

@@ -17,12 +17,12 @@ def rehearsal_times(experiment: Experiment, plan: Plan) -> list[RankTimes]:
         ConfigError: a profile cannot be read.
         SearchError: a profile has no costs for the tensor size.
     """
-    from fasop.simulation.predict import durations_alone, durations_of, planned  # with numpy: no other launch needs it
-    from fasop.simulation.replicas import of_replicas
+    from fasop.simulation.predict import planned  # with numpy: no other launch needs it
+    from fasop.simulation.replicas import Replicas
 
     placed = planned(experiment)
-    whole, _ = durations_of(placed)
-    replicas = of_replicas(placed, whole, durations_alone(placed))
+    every, layers = Replicas(placed), placed.partition.layers
+    whole, replicas = every.whole(layers), every.of(layers)
     last = experiment.parallel.pipeline - 1
     ranks = []
     for place in plan.ranks:
@@ -54,10 +54,11 @@ def doubts(experiment: Experiment) -> list[str]:
         SearchError: a profile has no costs for the tensor size.
     """
     from fasop.costs import doubts
-    from fasop.simulation.predict import durations_of, planned
+    from fasop.simulation.predict import planned
+    from fasop.simulation.replicas import Replicas
 
     plan = planned(experiment)
-    return [*doubts.doubts(plan.training, sorted(plan.kinds, key=lambda kind: kind.name), {durations_of(plan)[1]})]
+    return [*doubts.doubts(plan.training, sorted(plan.kinds, key=lambda kind: kind.name), {Replicas(plan).basis})]
 
 
 def _ns(seconds: float) -> int:

@@ -16,7 +16,8 @@ from fasop.costs.links import Link
 from fasop.costs.overlap import SUM_BYTES
 from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
 from fasop.costs.sizes import layer_parameters
-from fasop.simulation.predict import durations_of, planned
+from fasop.simulation.predict import planned
+from fasop.simulation.replicas import Replicas
 from launch.control.plan import make_plan
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.engine.flat import FlatWeights
@@ -69,8 +70,8 @@ def _exposed(one: Experiment, ring: Link[float]) -> list[float]:
     latency_us, gbit_per_s = ring.latency_s / 2 * 1e6, 8e-9 / ring.s_per_byte  # of two ranks
     group = replace(kind.group, intra_latency_us=latency_us, intra_gbit_per_s=gbit_per_s)
     node = replace(kind, profile=profile, group=group)
-    durations, _ = durations_of(replace(plan, nodes=[node] * len(plan.nodes)))
-    return [*durations.gradients]
+    placed = replace(plan, nodes=[node] * len(plan.nodes))
+    return [*Replicas(placed).whole(placed.partition.layers).gradients]
 
 
 def layer_parameters_of(plan: Plan) -> int:

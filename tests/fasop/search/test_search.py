@@ -300,9 +300,9 @@ def test_a_search_out_of_time_for_sets_of_nodes_goes_on_with_all_of_them(monkeyp
     laid_out = []
 
     class Noted(Space):
-        def __init__(self, training: Training, kinds: Sequence[NodeKind], *more: Any) -> None:
+        def __init__(self, training: Training, kinds: Sequence[NodeKind], *more: Any, **uneven: bool) -> None:
             laid_out.append(tuple((kind.name, kind.group.count) for kind in kinds))
-            super().__init__(training, kinds, *more)
+            super().__init__(training, kinds, *more, **uneven)
 
     monkeypatch.setattr("fasop.search.run.Space", Noted)
     monkeypatch.setattr("fasop.search.run.SETS_S", 0.0)

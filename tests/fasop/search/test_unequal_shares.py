@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -14,11 +15,16 @@ from conf.schema.partition import NodeOrder, Partition, Shares
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
-from fasop.search.arguments import Arguments
+from fasop.search.arguments import Arguments, First
+from fasop.search.by_replica import exact
+from fasop.search.candidates import Space, sizes
+from fasop.search.choices import Choices
 from fasop.search.inputs import read
-from fasop.search.run import best_plans
-from fasop.search.unequal_shares import best_with_shares, least_seconds
+from fasop.search.run import best_plans, front
+from fasop.search.search import Best, explore
+from fasop.search.unequal_shares import explore_shares, least_seconds
 from fasop.simulation.iteration import Durations
+from fasop.simulation.on_nodes import Nodes, on_nodes
 from fasop.simulation.predict import predict, predict_plan
 from fasop.simulation.replay import StageTimes
 from fasop.simulation.shares import Replica, best_shares
@@ -118,14 +124,15 @@ def test_no_plan_with_shares_is_below_its_bound_and_none_beats_what_is_found(see
         sharded_optimizer=(False,),
         sequence_parallel=(False,),
     )
-    found = best_with_shares(sized, [kinds], only, 1e9, 1e9)
+    best = Best(1)
+    explore_shares(sized, [kinds], only, best, 1e9)
     fit = [
         (one.iteration_s, len(set(plan.training.parallel.micro_batches_of)) > 1)
         for one, plan in zip(every, plans, strict=True)
         if all(stage.memory_gib <= stage.limit_gib for stage in one.stages)
     ]
     if fit and min(fit)[1]:
-        assert found is not None
+        (found,) = best.plans
         assert found.total == pytest.approx(min(fit)[0], rel=1e-6)
         assert found.bound <= found.total
         parts = found.parts
@@ -145,7 +152,9 @@ def test_a_search_finds_shares_and_launch_takes_them(tmp_path, monkeypatch):
     best, even = outcome.plans[0], next(plan for plan in outcome.plans if plan.parallel.shares is None)
     assert best.parallel.shares is not None
     assert best.total < 0.9 * even.total
-    assert f"With unequal shares of the replicas, {best.parallel.shares}, the first plan is " in outcome.summary
+    gain = f"{even.total / best.total - 1:.1%}"
+    assert f"Shares {best.parallel.shares} gain {gain}: the best plan with equal shares takes " in outcome.summary
+    assert "No plan at all" not in outcome.summary
     text = plan_yaml(best, "tdpp search")
     assert f'shares: "{best.parallel.shares}"' in text
     sizes = [word for word in SMALL if not word.startswith("parallel.")]
@@ -162,3 +171,84 @@ def _keys(text: str) -> dict[str, str]:
 def test_a_search_does_not_take_shares(tmp_path):
     with pytest.raises(SearchError, match="a search finds the shares; leave it out"):
         read([*SMALL, "parallel.shares=3-1"])
+
+
+def test_a_front_has_plans_with_shares() -> None:
+    """Of both kinds of nodes, where the slower one is nearly free."""
+    priced = ("cluster.groups.a100.price_per_hour=8", "cluster.groups.a10.price_per_hour=0.1")
+    inputs = read([*SMALL, *priced])
+    plans = front(inputs, Arguments(pareto=First.time)).plans
+    assert plans[0].parallel.shares is not None
+    assert plans[0].total == pytest.approx(best_plans(inputs, Arguments()).plans[0].total)
+
+
+def test_replicas_that_cannot_take_equally_many_take_one_more_or_less() -> None:
+    """Three GPUs and a batch of 64: three replicas are faster than three stages."""
+    words = ("cluster=a10x8", "cluster.groups.gpu2.count=1", "cluster.groups.gpu2.gpus_per_node=3", "model=xl")
+    words += ("model.layers=2", "train.precision=fp16", "parallel.global_batch_size=64")
+    words += ("cluster.groups.gpu2.intra_gbit_per_s=4000",)
+    outcome = best_plans(read(words), Arguments(leave_out=False))
+    best, even = outcome.plans[0], next(plan for plan in outcome.plans if plan.parallel.shares is None)
+    assert (best.parallel.data, best.parallel.shares) == (3, "11*2-10")
+    assert (
+        f"Shares 11*2-10 gain {even.total / best.total - 1:.1%}: the best plan with equal shares takes "
+        in outcome.summary
+    )
+    assert "Every plan with equal shares is slower than the first: this is proved." in outcome.summary
+    assert predict_plan(best).iteration_s == pytest.approx(best.total)
+    only_thirds = best_plans(read([*words, "parallel.data=3"]), Arguments(leave_out=False))
+    assert only_thirds.plans[0].parallel == best.parallel
+    assert "All plans have unequal shares, such as 11*2-10: nothing divides the batch evenly. " in only_thirds.summary
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_uneven_sizes_are_searched_as_well_as_trying_all(seed: int) -> None:
+    """Partitions and orders of every size whose replicas cannot take equally many, by the replay of each replica."""
+    rng = np.random.default_rng(seed)
+    while True:
+        training, kinds, choices = random_case(rng)
+        kinds = [replace(one, gpus=1) for one in kinds[:2]]
+        every = [*sizes(training, kinds, choices, uneven=True)]
+        if every and training.blocks.layers <= 4 and sum(kind.group.count for kind in kinds) <= 4:
+            break
+    best = Best(1)
+    explore([Space(training, kinds, Choices(), uneven=True)], best)
+    nodes = [number for number, kind in enumerate(kinds) for _ in range(kind.group.count)]
+    orders = np.array(sorted({*permutations(nodes)}))
+    fastest = np.inf
+    for one in every:
+        count = one.parallel.global_batch_size // one.parallel.micro_batch_size
+        assert one.parallel.micro_batches == -(-count // one.parallel.data)
+        table = all_partitions(training.blocks.layers, one.parallel.pipeline)
+        lines = on_nodes(one, Nodes(kinds, np.repeat(orders, table.shape[1], axis=0)))
+        columns = np.tile(table, (1, len(orders)))
+        fastest = min(fastest, np.where(lines.fits(columns), lines.iteration(columns), np.inf).min())
+    assert min((plan.total for plan in best.plans), default=np.inf) == pytest.approx(fastest)
+    for plan in exact(best.plans):
+        assert predict_plan(plan).iteration_s == pytest.approx(plan.total)
+        assert plan.bound <= plan.total <= best.plans[0].total * (1 + 1e-12)
+
+
+def test_replicas_that_are_slow_on_unlike_stages_are_predicted_each_by_itself() -> None:
+    """Of two replicas over two stages each has a slow GPU once: neither is as slow as both slow GPUs together."""
+    words = ["cluster=a100x8_a10x8", "cluster.groups.a100.count=2", "cluster.groups.a10.count=2", "model=xl"]
+    words += ["cluster.groups.a100.gpus_per_node=1", "cluster.groups.a10.gpus_per_node=1", "train.precision=fp16"]
+    words += ["model.layers=4", "parallel.data=2", "parallel.pipeline=2", "parallel.global_batch_size=16"]
+    words += ["parallel.micro_batch_size=1", "parallel.partition=2-2"]
+    order = "parallel.node_order=a100+a10*2+a100"
+    crossed = predict(compose([*words, order, "executor=local", "container=none"]))
+    assert [one.kinds for one in crossed.pipelines] == [("a100", "a10"), ("a10", "a100")]
+    inputs = read([word for word in words if not word.startswith("parallel.") or "global" in word])
+    parallel = replace(inputs.training.parallel, data=2, pipeline=2)
+    training = replace(inputs.training, parallel=parallel)
+    slowest = on_nodes(training, Nodes(inputs.kinds, np.array([[0, 1, 1, 0]]))).iteration(np.array([[2], [2]]))[0]
+    assert crossed.iteration_s < 0.99 * slowest
+    search = Best(1)
+    explore([Space(training, inputs.kinds, Choices(data=(2,), pipeline=(2,)))], search)
+    one = replace(
+        search.plans[0], nodes=[inputs.kinds[kind] for kind in (0, 1, 1, 0)], partition=Partition((2, 2)), total=slowest
+    )
+    assert one.unlike_replicas
+    (found,) = exact([one])
+    assert found.total == pytest.approx(predict_plan(one).iteration_s)
+    assert found.bound <= found.total < slowest
