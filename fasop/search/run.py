@@ -31,6 +31,8 @@ LIMIT_S = 45.0
 """CPU seconds of a search, after which it begins nothing new: nobody waits longer than a minute for an answer."""
 SETS_S = 27.0
 """Of them, those for all sets of nodes; where that is too little, the rest is for all nodes together."""
+SHARES_S = 5.0
+"""Of a front, at least those for plans with unequal shares."""
 WORTH = 0.999
 """Of the time of the best plan: one with other shares that gains less is not worth it."""
 OPTIMAL = 1e-5
@@ -212,11 +214,12 @@ def _front(inputs: Inputs, limits: Limits) -> tuple[Sequence[Plan], Coverage]:
     with bar("searching") as progress:
         sets, bounds = node_sets.clusters(inputs.kinds), LowerBounds(inputs.kinds)
         seen = explore(_spaces(inputs, sets, bounds), kept, progress, until)
+        until = max(time.process_time(), until - SHARES_S) + SHARES_S
         seen += explore(_spaces(inputs, sets, bounds, uneven=True), kept, progress, until)
         found = exact(kept.plans)
         kept.plans = []
         kept.add(found)
-        explore_shares(inputs.training, sets, inputs.choices, kept, until)
+        explore_shares(inputs.training, sets, inputs.choices, kept, until + SHARES_S)
     if not kept.plans and limits == Limits():
         raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
     return kept.plans, seen
