@@ -146,7 +146,7 @@ def gained(first: Plan, even: Sequence[Plan]) -> str:
 
 def _in_short(parallel: Parallel) -> str:
     return (
-        f"tensor {parallel.tensor} x data {parallel.data} x pipeline {parallel.pipeline}, {parallel.partition}, "
+        f"tensor {parallel.tensor_size} x data {parallel.data} x pipeline {parallel.pipeline}, {parallel.partition}, "
         f"{parallel.node_order}"
     )
 
