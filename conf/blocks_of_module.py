@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
-from conf.schema.model import Family, Model, blocks_of_images, check_code
+from conf.schema.model import Family, Model, check_code
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.model import ALL_COUNTED, IMAGES, MODULE
 
@@ -85,7 +85,7 @@ def known_blocks(experiment: Experiment) -> list[str] | None:
     """The names of the counted blocks, where their family has no rule for them; of a module, if this process has looked
     at it."""
     if experiment.model.family in IMAGES and experiment.model.family in ALL_COUNTED:
-        return blocks_of_images(experiment.model)
+        return experiment.model.block_names()
     if experiment.model.family is not Family.module:
         return None
     names = _seen.get(asked_of(experiment))

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from conf.schema.ranges import MOST_LAYERS
 from megatron_ext.contract.images import counted_blocks
 from megatron_ext.contract.model import ALL_COUNTED, DEPTHS, IMAGES, SIZES, ModelConfig, lacking, needed
 
@@ -27,7 +28,10 @@ def fill_sizes(model: DictConfig) -> None:
 def _count(family: str, model: DictConfig) -> int:
     """Its blocks; 1 where they cannot be counted, for a key is missing or wrong."""
     keys = (*needed(family), "channels", "width")
-    if any(model.get(key) is None for key in keys) or not re.fullmatch(DEPTHS, str(model.depths or "1")):
+    depths = str(model.depths or "1")
+    if any(model.get(key) is None for key in keys) or not re.fullmatch(DEPTHS, depths):
+        return 1
+    if sum(map(int, depths.split("-"))) > MOST_LAYERS:
         return 1
     sizes: dict[str, Any] = dict.fromkeys(("layers", *SIZES), 0)
     return len(counted_blocks(ModelConfig(family=family, **sizes, **{key: model[key] for key in keys})))

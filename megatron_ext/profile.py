@@ -24,7 +24,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import worker
 from megatron_ext.contract.errors import is_out_of_memory
-from megatron_ext.contract.model import MODULE, ModelConfig
+from megatron_ext.contract.model import MEASURED, ModelConfig
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.contract.worker import PROFILE
 from megatron_ext.measuring import link_times
@@ -140,7 +140,7 @@ class _Measurements:
         return found
 
     def _passes(self, model: ModelConfig, group: TensorGroup, batch: int) -> Passes:
-        if model.family == MODULE:
+        if model.family in MEASURED:
             return Kinds(self._plan, batch, self._device)
         return Parts(self._plan, model, group, batch, self._device)
 

@@ -6,7 +6,7 @@ Every `_check_…` raises `ConfigError` where its rule is broken.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from enum import StrEnum
 from itertools import accumulate
 
@@ -17,16 +17,19 @@ from conf.schema import containers, megatron_lm, ranges
 from conf.schema.cluster import Cluster, Gpu, NodeGroup
 from conf.schema.config_class import config
 from conf.schema.containers import Container, ContainerKind
-from conf.schema.data import Corpus, Data
+from conf.schema.data import Augment, Corpus, Data
 from conf.schema.divisors import divides, nearest_divisors
 from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.megatron_lm import Engine, EngineKind
-from conf.schema.model import Family, Model
+from conf.schema.model import Model
 from conf.schema.parallel import Parallel, Recompute, Schedule
 from conf.schema.partition import NodeOrder, Partition, in_runs
 from conf.schema.train import Precision, Train
+from megatron_ext.contract.images import values_of_norm
+from megatron_ext.contract.model import IMAGES
 
 __all__ = [
+    "Augment",
     "Cluster",
     "Container",
     "ContainerKind",
@@ -118,7 +121,8 @@ class Experiment:
         _check_partition(self)
         _check_nodes(self)
         _check_ranks(self)
-        _check_module(self)
+        _check_measured(self)
+        _check_images(self)
         _check_tensor(self)
         _check_compile(self)
         containers.check_environment(self.container.kind, self.cluster, self.node_order.groups)
@@ -270,10 +274,10 @@ def _sizes_that_fill(experiment: Experiment, ranks: int) -> list[tuple[str, int]
     return ways
 
 
-def _check_module(experiment: Experiment) -> None:
-    """Rules for a model of the user's own."""
+def _check_measured(experiment: Experiment) -> None:
+    """Rules for a model of the user's own, and of others whose blocks are not those of a transformer over tokens."""
     model, parallel = experiment.model, experiment.parallel
-    if model.family is not Family.module:
+    if not model.measured:
         return
     for key, value, allowed in (
         ("parallel.tensor", str(parallel.tensor), "1"),
@@ -281,18 +285,42 @@ def _check_module(experiment: Experiment) -> None:
         ("executor.rehearse", str(experiment.executor.rehearse), str(Rehearse.none)),
     ):
         if value != allowed:
-            raise ConfigError(f"{key}={value} does not go with model.family=module; use {key}={allowed}")
+            raise ConfigError(f"{key}={value} does not go with model.family={model.family}; use {key}={allowed}")
     if parallel.recompute is Recompute.selective:
         raise ConfigError(
-            "parallel.recompute=selective is for attention, and nothing is known of attention in model.family=module; "
-            "use full or none"
+            "parallel.recompute=selective is for attention, and nothing is known of attention in "
+            f"model.family={model.family}; use full or none"
+        )
+
+
+def _check_images(experiment: Experiment) -> None:
+    """Rules for images, and for what is theirs alone."""
+    model, data = experiment.model, experiment.data
+    if model.family not in IMAGES:
+        for key, value in asdict(data.augment).items():
+            if value != getattr(Augment(), key):
+                raise ConfigError(
+                    f"data.augment.{key}={str(value).lower()} is only for models of images, not for "
+                    f"model.family={model.family}; leave it out"
+                )
+        return
+    if data.blend:
+        raise ConfigError(
+            f"data.blend has {len(data.blend)} corpora, but model.family={model.family} takes the images of "
+            "data.prefix alone; make one data set of all of them, and leave data.blend out"
+        )
+    values = experiment.parallel.micro_batch_size * values_of_norm(model.sized(1))
+    if values == 1:
+        raise ConfigError(
+            f"parallel.micro_batch_size=1 leaves the last batch norms of model.family={model.family} one value of each "
+            f"channel with model.image_size={model.image_size}, which has no variance; use 2 or more"
         )
 
 
 def _check_tensor(experiment: Experiment) -> None:
     """Whether tensor groups share layers evenly, and each lies inside one node."""
     parallel, model = experiment.parallel, experiment.model
-    if model.family is Family.module:
+    if model.measured:
         return
     for tensor in dict.fromkeys(parallel.layout.tensors):
         divides("parallel.tensor", tensor, "model.heads", model.heads)

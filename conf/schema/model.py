@@ -211,8 +211,14 @@ class Model:
 
     @property
     def code_name(self) -> str:
-        """`code` without folders."""
+        """`code` without folders; of another measured family, its name."""
+        if self.code is None:
+            return str(self.family)
         return ":".join((os.path.basename(self.code_file), (self.code or "").rpartition(":")[2]))  # noqa: PTH119
+
+    def block_names(self) -> list[str]:
+        """Of a model of images, the names of the blocks that a partition counts."""
+        return counted_blocks(self.sized(1))
 
     @property
     def measured(self) -> bool:
@@ -244,11 +250,6 @@ class Model:
     def parameters(self) -> int:
         """Weights of the model without vocabulary padding; a tied embedding counts once."""
         return parameter_count(self.sized(1))
-
-
-def blocks_of_images(model: Model) -> list[str]:
-    """The names of the blocks that a partition counts, of a model of images."""
-    return counted_blocks(model.sized(1))
 
 
 def check_code(code: str | None) -> None:
@@ -321,7 +322,7 @@ def _check_images(model: Model) -> None:
             f"model.image_size={model.image_size} is too small for model.family={model.family}, whose pools leave "
             f"nothing of it; use at least {least}"
         )
-    if model.family in ALL_COUNTED and model.layers != (count := len(blocks_of_images(model))):
+    if model.family in ALL_COUNTED and model.layers != (count := len(model.block_names())):
         raise ConfigError(
             f"model.layers={model.layers} must be the number of blocks of model.family={model.family}, {count}; left "
             "out, they are counted"

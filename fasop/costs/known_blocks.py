@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from conf.blocks_of_module import digest_of
 from conf.schema.experiment import Model, Precision
-from conf.schema.model import Family
 from fasop.costs.hardware import NodeKind
 from fasop.costs.measured_module import LOSS, MeasuredBlock, MeasuredModule
 from fasop.costs.profile import OTHER_16_BIT, ModelCosts, Module, SequenceBytes
@@ -16,12 +15,12 @@ from fasop.errors import SearchError
 
 
 def with_known_blocks(training: Training, kinds: Sequence[NodeKind]) -> Training:
-    """The same, whose model is a `MeasuredModule` if it is a user's module.
+    """The same, whose model is a `MeasuredModule` if it is a user's module, or of another family that is measured.
 
     Raises:
         SearchError: a GPU's profile does not know the module as it is now, or not in this number format.
     """
-    if training.model.family is not Family.module:
+    if not training.model.measured:
         return training
     return replace(training, model=measured(training.model, training.precision, kinds))
 
@@ -37,7 +36,7 @@ def measured(model: Model, precision: Precision, kinds: Sequence[NodeKind]) -> M
     for kind, (_, other) in found[1:]:
         if other.blocks != module.blocks:
             raise SearchError(
-                f"model.code={model.code}: profile {kind.gpu.profile!r} has other blocks of it than profile "
+                f"{model.said}: profile {kind.gpu.profile!r} has other blocks of it than profile "
                 f"{first.gpu.profile!r}; measure both again with 'tdpp profile'"
             )
     points = [_points(kind, name, model, precision) for kind, (name, _) in found]
@@ -45,7 +44,7 @@ def measured(model: Model, precision: Precision, kinds: Sequence[NodeKind]) -> M
     if not common:
         gpus = ", ".join(kind.gpu.name for kind in kinds)
         raise SearchError(
-            f"model.code={model.code}: the profiles of {gpus} have no micro-batch size in common; measure the same "
+            f"{model.said}: the profiles of {gpus} have no micro-batch size in common; measure the same "
             "micro_batches=… with 'tdpp profile'"
         )
     by_size = [[_sequence(one) for of in points for one in of if one.micro_batch_size == size] for size in common]
@@ -88,32 +87,33 @@ def module_in(kind: NodeKind, model: Model) -> tuple[str, Module]:
         SearchError: nothing, or of another version of its file.
     """
     profile, gpu = kind.profile, kind.gpu
-    again = f"'tdpp profile model=module model.code={model.code}{' model.capture=true' * model.capture} profile=NAME'"
+    words = f"model=module {model.said}{' model.capture=true' * model.capture}" if model.code else model.said
+    again = f"'tdpp profile {words} profile=NAME'"
     if profile is None or not (modules := profile.modules):
         what = f"{gpu.name} has no profile" if profile is None else f"profile {gpu.profile!r} has no times of modules"
         raise SearchError(
-            f"model.code={model.code}: a search needs what each block costs, and {what}; measure them with "
+            f"{model.said}: a search needs what each block costs, and {what}; measure them with "
             f"{again}, and search with profile=NAME"
         )
     named = [name for name, module in modules.items() if module.code == model.code_name]
     if not named:
         known = ", ".join(module.code for module in modules.values())
         raise SearchError(
-            f"model.code={model.code}: profile {gpu.profile!r} is of other code, {known}; measure this one with {again}"
+            f"{model.said}: profile {gpu.profile!r} is of other code, {known}; measure this one with {again}"
         )
     digest = digest_of(model)
+    changed = f"{model.code_file} has changed since profile {gpu.profile!r} was measured"
+    if model.code is None:
+        changed = f"profile {gpu.profile!r} is of model.family={model.family} with other sizes"
     now = [name for name in named if modules[name].digest == digest]
     if not now:
-        raise SearchError(
-            f"model.code={model.code}: {model.code_file} has changed since profile {gpu.profile!r} was measured; "
-            f"measure it again with {again}"
-        )
+        raise SearchError(f"{model.said}: {changed}; measure it again with {again}")
     for name in now:
         if modules[name].is_of(model, digest):
             return name, modules[name]
     other = str(not model.capture).lower()
     raise SearchError(
-        f"model.code={model.code}: profile {gpu.profile!r} has its blocks with model.capture={other} only; search with "
+        f"{model.said}: profile {gpu.profile!r} has its blocks with model.capture={other} only; search with "
         f"that, or measure it with {again}"
     )
 
@@ -128,7 +128,7 @@ def _points(kind: NodeKind, name: str, model: Model, precision: Precision) -> Se
             return found
     formats = " and ".join(dict.fromkeys(str(costs.precision) for costs in every))
     raise SearchError(
-        f"model.code={model.code}: profile {kind.gpu.profile!r} has its times in {formats or 'no number format'}, not "
+        f"{model.said}: profile {kind.gpu.profile!r} has its times in {formats or 'no number format'}, not "
         f"in train.precision={precision}; measure that with 'tdpp profile' and add=true"
     )
 

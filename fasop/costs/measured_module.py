@@ -1,4 +1,5 @@
-"""A user's module as costs see it: its blocks and their bytes as profiles have them, in the place of a formula."""
+"""A model whose blocks are measured, such as a user's module, as costs see it: its blocks and their bytes as profiles
+have them, in the place of a formula."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class MeasuredBlock:
 
 
 class MeasuredModule(Model):
-    """A model of the family `module` whose blocks are known. Two are the same only if they are one."""
+    """A model of a measured family whose blocks are known. Two are the same only if they are one."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class MeasuredModule(Model):
         """
         Args:
             model: of which the number of blocks is that of the counted ones from now on.
-            digest: SHA-256 of its file.
+            digest: as `conf.blocks_of_module.digest_of`.
             sequence: all blocks in their order, and the loss as one that lies on the last stage.
             sizes: micro-batch sizes that were measured, which increase.
             crossing: by how many counted blocks are before a cut, the bytes of a micro-batch that cross it, by `sizes`.

@@ -138,12 +138,12 @@ class ModuleBlock:
 
 @config
 class Module:
-    """A user's module that was measured."""
+    """A user's module that was measured, or a model of another family whose blocks no formula describes."""
 
     code: str = MISSING
-    """FILE.py:NAME, without folders."""
+    """FILE.py:NAME, without folders; or the model's family."""
     digest: str = MISSING
-    """SHA-256 of the file."""
+    """SHA-256 of the file, or of what makes the model the one that it is."""
     capture: bool = False
     blocks: list[ModuleBlock] = MISSING
     """In their order."""

@@ -90,8 +90,8 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     )
     kinds = node_kinds(cluster if profile is None else _profiled(cluster, profile))
     training = Training(model=model, parallel=plain, precision=train.precision, engine=engine)
+    training = with_known_blocks(training, kinds)
     if of_module:
-        training = with_known_blocks(training, kinds)
         _require_same_blocks(training, cfg, counted)
     return Inputs(
         cluster=cluster,

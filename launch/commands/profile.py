@@ -52,7 +52,7 @@ USAGE = """usage: tdpp profile [GROUP=CHOICE ...] [KEY=VALUE ...] [profile=NAME]
 
 Measures on all nodes of a cluster, with a short job, what embedding, layers and head of the model take there, forward
 and backward, what they keep in memory, what an optimizer step takes, and messages and all-reduces by their size; of a
-module of your own (model=module model.code=FILE.py:NAME) every kind of block. GROUP,
+module of your own (model=module model.code=FILE.py:NAME) and of models of images every kind of block. GROUP,
 KEY and --config-dir DIR are those of 'tdpp launch'; of parallel nothing counts. Every type of GPU gets a file that
 'tdpp search' reads.
 
@@ -142,7 +142,7 @@ def prepare(arguments: Arguments) -> Job:
         _count(cfg)
     cluster, model = to_object(cfg, Cluster, "cluster"), to_object(cfg, Model, "model")
     tensor_sizes = _tensor_sizes(arguments, cluster, model)
-    of_node = max(2, *tensor_sizes) if of_module else max(tensor_sizes)  # a link has two ends
+    of_node = max(2, *tensor_sizes) if model.measured else max(tensor_sizes)  # a link has two ends
     ranks = sum(group.count * (group.gpus_per_node or of_node) for group in cluster.groups.values())
     layers = [f"model.layers={model.layers}"] if of_module else []
     experiment = compose([*arguments.overrides, *_plain(ranks), *layers])
@@ -153,7 +153,7 @@ def prepare(arguments: Arguments) -> Job:
     points = len(tensor_sizes) * len(arguments.micro_batches)
     run_min = math.ceil((points * (BUILD_S + 2 * arguments.seconds) + LINKS_S) / 60)
     request = {
-        "padded_vocab_sizes": {str(one): 0 if of_module else model.padded_vocab(one) for one in tensor_sizes},
+        "padded_vocab_sizes": {str(one): 0 if model.measured else model.padded_vocab(one) for one in tensor_sizes},
         "micro_batch_sizes": arguments.micro_batches,
         "seconds": arguments.seconds,
     }
@@ -200,12 +200,12 @@ def _plain(ranks: int) -> list[str]:
 
 def _tensor_sizes(arguments: Arguments, cluster: Cluster, model: Model) -> tuple[int, ...]:
     """Those asked for, or all powers of two that every node can have; each divides the model's heads."""
-    if model.family is Family.module:
+    if model.measured:
         if arguments.tensor_sizes not in ((), (1,)):
             asked = ",".join(map(str, arguments.tensor_sizes))
             raise LaunchError(
-                f"tensor_sizes={asked}: nothing cuts the layers of model.family=module over a tensor group; use "
-                "tensor_sizes=1, or leave it out"
+                f"tensor_sizes={asked}: nothing cuts the layers of model.family={model.family} over a tensor group; "
+                "use tensor_sizes=1, or leave it out"
             )
         return (1,)
     nodes = [group.gpus_per_node for group in cluster.groups.values() if group.gpus_per_node is not None]

@@ -104,7 +104,7 @@ def rank(args: Arguments, command: str) -> int:
         training = inputs.training
         if not training.model.sequence_length:
             raise SearchError(
-                f"tokens={args.tokens:g}: samples of model.code={training.model.code} have no tokens; say how long the "
+                f"tokens={args.tokens:g}: samples of {training.model.said} have no tokens; say how long the "
                 "training is with train.iterations=N"
             )
         run = Run.of_tokens(args.tokens, training.parallel.global_batch_size, training.model.sequence_length)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conf.blocks_of_module import digest_of
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Model
-from conf.schema.model import Family
 from fasop.costs.profile import (
     Cost,
     LayerProfile,
@@ -87,7 +87,7 @@ def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
             "a larger tensor_sizes=…, a smaller micro_batches=… or another model"
         )
     model, precision = experiment.model, experiment.train.precision
-    of_module = model.family is Family.module
+    of_module = model.measured
     optimizer = [rank["optimizer_ns"][0] for rank in ranks if rank.get("optimizer_ns")]
     return LayerProfile(
         gpu=experiment.cluster.gpus[gpu].name,
@@ -143,11 +143,12 @@ def _costs(experiment: Experiment, size: tuple[int, int], points: Sequence[Point
 
 def _module(model: Model, found: Mapping[str, Any]) -> Module:
     blocks = [ModuleBlock(**block) for block in found["blocks"]]
-    return Module(code=model.code_name, capture=model.capture, **{**found, "blocks": blocks})
+    digest = found["digest"] or digest_of(model)  # what ranks say of a file is of the one that they measured
+    return Module(code=model.code_name, capture=model.capture, **{**found, "digest": digest, "blocks": blocks})
 
 
 def _sequence(points: Sequence[Point]) -> SequenceBytes | None:
-    """Of a module, the most of any rank."""
+    """Of blocks that are measured one by one, the most of any rank."""
     every = [point["sequence"] for point in points if "sequence" in point]
     if not every:
         return None

@@ -69,6 +69,13 @@ def smallest_image(model: ModelConfig) -> int:
     return 63 if model.family == ALEXNET else 1
 
 
+def values_of_norm(model: ModelConfig) -> int:
+    """The fewest values of a channel that a batch norm has of a sample; 2 where there is none."""
+    if model.family != RESNET:
+        return 2
+    return min(block.gives[1] ** 2 for block in image_blocks(model)[:-1])
+
+
 def patches(model: ModelConfig) -> int:
     """Tokens of an image, without the class token."""
     assert model.image_size is not None

@@ -175,13 +175,14 @@ def equalize(image: Pixels, _: float, __: int) -> Pixels:
     """Makes all levels of a channel about as frequent."""
     found = np.empty_like(image)
     for channel in range(image.shape[2]):
-        counts = np.bincount(image[:, :, channel].ravel(), minlength=256)
-        step = (counts.sum() - counts[counts.nonzero()[0][-1]]) // 255
-        if not step:
-            found[:, :, channel] = image[:, :, channel]
+        pixels = image[:, :, channel]
+        below = np.cumsum(np.bincount(pixels.ravel(), minlength=256))
+        least = below[pixels.min()]
+        if least == pixels.size:  # all alike
+            found[:, :, channel] = pixels
             continue
-        levels = (step // 2 + np.concatenate([[0], np.cumsum(counts)[:-1]])) // step
-        found[:, :, channel] = levels.clip(0, 255).astype(np.uint8)[image[:, :, channel]]
+        levels = ((below - least) * 255.0 / (pixels.size - least) + 0.5).clip(0, 255)
+        found[:, :, channel] = levels.astype(np.uint8)[pixels]
     return found
 
 

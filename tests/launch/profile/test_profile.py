@@ -29,6 +29,7 @@ from launch.profile.findings import Found, merged, too_large, unsettled
 from launch.profile.link_fit import all_reduce_times, p2p_times
 from megatron_ext.contract.worker import PROFILE
 from tests.support.launch.live import token
+from tests.support.megatron_ext.images import make_images
 from tests.support.megatron_ext.users_files import users_file
 from tests.support.ordinary_user import ordinary_user
 
@@ -98,6 +99,28 @@ def test_a_module_is_measured_by_kind_of_block_and_its_plan_is_one_that_launch_t
     assert main(["launch", *module, "parallel=./best.yaml", "train.iterations=6"]) == 0
     assert main([*searched[:-1], "tokens=5"]) == 1
     assert "have no tokens; say how long the training is with train.iterations=N" in capsys.readouterr().err
+
+
+def test_a_model_of_images_is_measured_by_kind_of_block_and_its_plan_is_one_that_launch_takes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_images(folder, 8)
+    model = ["model=vgg-tiny", f"data.prefix={data}"]
+    assert main(["profile", *model, "micro_batches=1,2", "seconds=0.1", "profile=mine"]) == 0
+    shown = capsys.readouterr().out
+    found = read_profile("mine").modules["vgg-tiny"]
+    assert [block.name for block in found.blocks] == compose([*model, "parallel=single"]).model.block_names()
+    assert sum(block.parameters for block in found.blocks) == compose([*model, "parallel=single"]).model.parameters()
+    assert all(block.name in shown for block in found.blocks)
+    sizes = ["cluster.groups.local.gpus_per_node=2", "parallel.global_batch_size=4", "parallel.pipeline=2"]
+    searched = ["search", *model, *sizes, "profile=mine", "top=1", "plan=./best.yaml"]
+    assert main(searched) == 0
+    assert main(["launch", *model, "parallel=./best.yaml", "train.iterations=6"]) == 0
+    capsys.readouterr()
+    assert main([*searched[:-1], "model.width=8"]) == 1
+    assert "model=vgg-tiny: profile 'mine' is of model.family=vgg with other sizes" in capsys.readouterr().err
+    assert main(["profile", *model, "tensor_sizes=2", "profile=other"]) == 1
+    assert "nothing cuts the layers of model.family=vgg over a tensor group" in capsys.readouterr().err
 
 
 def test_a_module_that_cannot_be_measured_is_one_message_before_anything_is_started(folder: Path) -> None:
