@@ -36,7 +36,7 @@ def numbers(kind: type) -> set[str]:
     return {
         field.name
         for field in fields(kind)
-        if {int, float, typing.Any} & {hints[field.name], *typing.get_args(hints[field.name])}
+        if hints[field.name] is typing.Any or {int, float} & {hints[field.name], *typing.get_args(hints[field.name])}
     }
 
 
