@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.parallel.comm import all_reduce
-from megatron_ext.parallel.grid import Groups
+from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
 from megatron_ext.tasks.families import stage_of, task_of
 from megatron_ext.tasks.stage import Stage
@@ -98,7 +99,7 @@ class Yardstick(ABC):
         losses = self.forward_backward(self._batch(iteration) if self.first or self.last else None)
         all_reduce(self._flat.grad, self._groups.data, "gradients")
         for gradient in self._tied:
-            all_reduce(gradient, self._groups.tied[0], "embedding's gradient")
+            all_reduce(gradient, self._groups.tied[0][0].group, "embedding's gradient")
         self._optimizer.step(self.recorder)
         if not self.last:
             return float("nan")
@@ -108,7 +109,8 @@ class Yardstick(ABC):
 
     def _batch(self, iteration: int) -> Tensor:
         plan = self.plan
-        own = BEGINNING.share(iteration, self.place.dp, plan.micro_batches, plan.micro_batch_size)
+        taken = np.array(plan.taken_by(self.place.stage, self.place.dp))
+        own = BEGINNING.share(iteration, taken, plan.global_batch_size, plan.micro_batch_size)
         samples = self._samples.batch(own)
         return torch.from_numpy(samples["tokens"])
 

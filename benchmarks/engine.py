@@ -50,7 +50,7 @@ from megatron_ext.contract.events import RECORD
 from megatron_ext.contract.model import LAYER_NORM
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.data.indexed_dataset import write_indexed
-from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.parallel.groups import Groups, Tied
 from megatron_ext.tasks.cut import ties
 from megatron_ext.tasks.families import task_of
 from megatron_ext.timeline.event_files import EventBuffer, EventFile
@@ -166,8 +166,8 @@ def _rank(kind: Callable[..., Contender], plan: Plan, place: Place, orders: Conn
     timeout = timedelta(seconds=plan.train.comm_timeout_s)
     dist.init_process_group("gloo", store, rank=place.rank, world_size=plan.world_size, timeout=timeout)
     task = task_of(plan)
-    tied = [stages for _, stages in ties(task, plan.partition, plan.pipeline)]
-    groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, tied, timeout)
+    tied = [Tied(stages, sharded=True) for _, stages in ties(task, plan.partition, plan.pipeline)]
+    groups = Groups.make(plan.layout, plan.chunks, tied, timeout)
     count = plan.train.iterations * plan.global_batch_size
     samples = task.samples("train", count)
     events = plan.folder / "events" / f"{kind.__name__}-{place.rank}.bin"

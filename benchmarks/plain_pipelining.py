@@ -6,6 +6,7 @@ Nothing of `megatron_ext` runs in an iteration but the reading of samples and th
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from megatron_ext.contract.model import RMS_NORM
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.learning_rate import learning_rate
-from megatron_ext.parallel.grid import Groups
+from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 
@@ -119,6 +120,7 @@ class PlainPipelining:
     def _batch(self, iteration: int) -> Tensor:
         """[samples of this replica, sequence + 1]."""
         plan = self._plan
-        own = BEGINNING.share(iteration, self._place.dp, plan.micro_batches, plan.micro_batch_size)
+        taken = np.array(plan.taken_by(self._place.stage, self._place.dp))
+        own = BEGINNING.share(iteration, taken, plan.global_batch_size, plan.micro_batch_size)
         samples = self._samples.batch(own)
         return torch.from_numpy(samples["tokens"]).flatten(0, 1)

@@ -21,7 +21,7 @@ from megatron_ext.engine.pace import messages_timeout
 from megatron_ext.engine.rehearsal import rehearse
 from megatron_ext.parallel import clock
 from megatron_ext.parallel.comm import Gate, meet, told
-from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.parallel.groups import Groups, Tied
 from megatron_ext.parallel.interruption import Interrupted, Interruption
 from megatron_ext.parallel.software import same_software
 from megatron_ext.tasks.cut import cut, ties
@@ -49,8 +49,10 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
     task = _task(plan, place, store)
     meet(store, place.rank, plan.world_size, device, timeout)
     with told("making the groups of ranks"):
-        tied = [stages for _, stages in ties(task, plan.partition, plan.pipeline)]
-        groups = Groups.make(Grid(plan.tensor, plan.data, plan.pipeline), plan.chunks, tied, timeout)
+        tied = [
+            Tied(stages, task.shard(owner) is not None) for owner, stages in ties(task, plan.partition, plan.pipeline)
+        ]
+        groups = Groups.make(plan.layout, plan.chunks, tied, timeout)
     recorder = _recorder(plan, place, buffers)
     try:
         if plan.rehearsal is not None:

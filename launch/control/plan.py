@@ -9,11 +9,11 @@ from itertools import accumulate
 from pathlib import Path
 
 from conf.blocks_of_module import digest_of, known_blocks
-from conf.errors import ConfigError
 from conf.run_folder.rundir import SCHEDULE
 from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from conf.schema.model import Model
 from launch.control.rehearsal import rehearsal_times
+from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.plan import (
     Corpus,
     Node,
@@ -22,7 +22,6 @@ from megatron_ext.contract.plan import (
     RehearsalConfig,
     RunNode,
 )
-from megatron_ext.contract.rank_order import stage_dp_tp
 from megatron_ext.contract.train_config import TrainConfig
 
 
@@ -34,8 +33,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
     Ranks lie in Megatron's order, tensor fastest, then data, then pipeline, and fill the nodes one after another.
     """
     parallel, model, train = experiment.parallel, experiment.model, experiment.train
-    if not parallel.alike:
-        raise ConfigError("stages of unlike sizes cannot be trained yet")
+    layout = parallel.layout
     names = node_names(experiment)
     counts = experiment.ranks_per_node()
     first_ranks = [0, *accumulate(counts)]
@@ -44,7 +42,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
     plan = Plan(
         run=run_name,
         tensor=parallel.tensor_size,
-        data=parallel.data,
+        data=max(layout.replicas),
         pipeline=parallel.pipeline,
         chunks=parallel.chunks,
         partition=list(experiment.partition.layers),
@@ -55,7 +53,9 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         schedule_file=parallel.schedule_file and SCHEDULE,
         micro_batch_size=parallel.micro_batch_size,
         global_batch_size=parallel.global_batch_size,
-        shares=list(parallel.micro_batches_of) if len(set(parallel.micro_batches_of)) > 1 else None,
+        shares=list(parallel.micro_batches_of) if layout.even and len(set(parallel.micro_batches_of)) > 1 else None,
+        tensors=list(layout.tensors) if len(set(layout.tensors)) > 1 else None,
+        replicas=None if layout.even else list(layout.replicas),
         master_port=experiment.executor.master_port,
         meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
         nodes=[
@@ -71,11 +71,11 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
             )
         ],
         ranks=[
-            Place(rank, node, rank - first, *stage_dp_tp(rank, parallel.tensor_size, parallel.data))
+            Place(rank, node, rank - first, *layout.stage_dp_tp(rank))
             for node, (first, count) in enumerate(zip(first_ranks, counts, strict=False))
             for rank in range(first, first + count)
         ],
-        model=replace(model.sized(parallel.tensor_size), code_digest=code_digest(model)),
+        model=replace(model.sized(lcm(layout.tensors)), code_digest=code_digest(model)),
         blocks=known_blocks(experiment),
         train=TrainConfig(
             **asdict(train)

@@ -16,7 +16,7 @@ from conf.run_folder.rundir import RunDir
 from launch.files.faults import Faults
 from launch.files.records import DoingRecord, RankRecord
 from megatron_ext.contract.plan import Place, Plan
-from megatron_ext.contract.rank_order import RankPlace
+from megatron_ext.contract.rank_place import RankPlace
 
 STILL_S = 10.0
 """A rank at work of its own may hold the others up after this time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_ext.contract.rank_order import RankPlace
+from megatron_ext.contract.rank_place import RankPlace
 
 
 @dataclass(frozen=True)

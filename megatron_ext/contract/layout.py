@@ -5,10 +5,22 @@ Where all stages are alike this is Megatron's order, tensor fastest, then data, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import List, Sequence, Tuple
+from typing import List, NamedTuple, Sequence, Tuple
+
+
+class Summed(NamedTuple):
+    """Ranks that add up a part of a tied parameter's gradient."""
+
+    ranks: List[int]
+    givers: List[int]
+    """Of whose gradients it is the sum: one of each stage; the others have the same as one of these."""
+    part: int
+    """Of so many `parts` of the parameter's rows, the first one being 0."""
+    parts: int
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class Layout:
     @property
     def even(self) -> bool:
         """Whether all stages have as many replicas, so that each replica is a pipeline of its own."""
-        return len(set(self.replicas)) == 1
+        return len(set(self.replicas)) <= 1
 
     @cached_property
     def _firsts(self) -> List[int]:
@@ -97,18 +109,42 @@ class Layout:
         first = self.rank(stage, dp, 0)
         return range(first, first + self.tensors[stage])
 
-    def sources(self, stage: int, dp: int, other: int) -> List[int]:
-        """The replicas of stage `other` that share micro-batches with replica `dp` of `stage`, by micro-batch number.
+    def met(self, stage: int, dp: int, other: int) -> List[int]:
+        """The replicas of stage `other` with which replica `dp` of `stage` has micro-batches in common.
 
-        Micro-batch m, counted over the iteration, is taken by replica m mod r of a stage of r; the list is of those of
-        this replica in their order, until it repeats.
+        Micro-batch m, counted over the iteration, is taken by replica m mod r of a stage of r, where stages differ.
         """
-        own, theirs = self.replicas[stage], self.replicas[other]
         if self.even:
             return [dp]
-        found: List[int] = []
-        micro_batch = dp
-        while not found or micro_batch % theirs != found[0]:
-            found.append(micro_batch % theirs)
-            micro_batch += own
-        return found
+        step = math.gcd(self.replicas[stage], self.replicas[other])
+        return list(range(dp % step, self.replicas[other], step))
+
+    def tied_groups(self, stages: Sequence[int], sharded: bool) -> List[Summed]:
+        """Which ranks of `stages`, each of which has a copy of a parameter, add up its gradient.
+
+        A parameter that tensor groups share by rows is added up part by part, as it lies on both: groups of 2 and of
+        4 have 4 parts. Of one that all of a group have, each rank adds its own, as far as all groups have as many.
+        """
+        tensors = [self.tensors[stage] for stage in stages]
+        parts = lcm(tensors) if sharded else 1
+        columns = parts if sharded else min(tensors)
+        rows = min(self.replicas[stage] for stage in stages)
+        groups = []
+        for dp in range(rows):
+            for column in range(columns):
+                ranks, givers = [], []
+                for stage, tensor in zip(stages, tensors):
+                    own = [column * tensor // parts] if sharded else list(range(column, tensor, columns))
+                    givers.append(self.rank(stage, dp, own[0]))
+                    for replica in range(dp, self.replicas[stage], rows):
+                        ranks += [self.rank(stage, replica, tp) for tp in own]
+                groups.append(Summed(ranks, givers, column if sharded else 0, parts))
+        return groups
+
+
+def lcm(numbers: Sequence[int]) -> int:
+    """The least number that all of these divide."""
+    found = 1
+    for number in numbers:
+        found = found * number // math.gcd(found, number)
+    return found

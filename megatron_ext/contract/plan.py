@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import MISSING, asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from megatron_ext.contract.block_names import in_words
+from megatron_ext.contract.deal import dealt_to
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.model import OPTIONS, ModelConfig, lacking
 from megatron_ext.contract.plan_check import MAY_LACK, PlanFault, build, check_object, require
 from megatron_ext.contract.plan_rules import check_rules
@@ -19,7 +22,8 @@ from megatron_ext.contract.train_config import TrainConfig
 
 VERSION = 2
 EVEN = 1
-"""The version that plans have whose replicas share evenly: what there is to know of them has not changed since."""
+"""The version that plans have whose stages and replicas are all alike: what there is to know of them has not changed
+since."""
 TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
 """What trains."""
 BUCKET_BYTES = 16 * 2**20
@@ -143,7 +147,9 @@ class Content:
 
     run: str
     tensor: int
+    """Ranks of a tensor group; where stages differ, of the largest."""
     data: int
+    """Replicas of a stage; where stages differ, of the one with the most."""
     pipeline: int
     chunks: int
     partition: List[int]
@@ -157,6 +163,10 @@ class Content:
     global_batch_size: int
     shares: Optional[List[int]]
     """Micro-batches that each replica takes in an iteration, where they are not all equal; since version 2."""
+    tensors: Optional[List[int]]
+    """Ranks of a tensor group by stage, where stages differ; since version 2."""
+    replicas: Optional[List[int]]
+    """Replicas by stage, where stages differ; since version 2."""
     master_port: Optional[int]
     meeting_timeout_s: int
     """How long ranks wait for all the others before they begin."""
@@ -228,7 +238,8 @@ class Plan(Content):
 
     def as_json(self) -> Dict[str, Any]:
         """The content of plan.json; of the model's options, those that are not GPT-2's."""
-        content = {"version": EVEN if self.shares is None else VERSION, **asdict(self)}
+        even = self.shares is None and self.tensors is None and self.replicas is None
+        content = {"version": EVEN if even else VERSION, **asdict(self)}
         sizes = lacking(self.model.family)
         content["model"] = {
             key: value
@@ -251,17 +262,32 @@ class Plan(Content):
         """Of the run."""
         return RunFiles(self.folder)
 
+    @cached_property
+    def layout(self) -> Layout:
+        """Where ranks stand."""
+        grid = Layout.grid(self.tensor, self.data, self.pipeline)
+        return Layout(tuple(self.tensors or grid.tensors), tuple(self.replicas or grid.replicas))
+
     @property
     def world_size(self) -> int:
-        return self.tensor * self.data * self.pipeline
+        return self.layout.world_size
 
     @property
     def micro_batches(self) -> Sequence[int]:
-        """Of each replica in one iteration; 0 where a log does not say."""
+        """Of each replica in one iteration, of a stage that has the most; 0 where a log does not say."""
         if self.shares is not None:
             return self.shares
+        if self.replicas is not None:
+            count = self.global_batch_size // self.micro_batch_size
+            return [len(range(replica, count, self.data)) for replica in range(self.data)]
         step = self.data * self.micro_batch_size
         return [self.global_batch_size // step if step else 0] * self.data
+
+    def taken_by(self, stage: int, dp: int) -> Sequence[int]:
+        """The numbers of a replica's micro-batches among those of the iteration, rising."""
+        if self.replicas is not None:
+            return range(dp, self.global_batch_size // self.micro_batch_size, self.replicas[stage])
+        return dealt_to(dp, tuple(self.micro_batches))
 
     @property
     def node_names(self) -> List[str]:

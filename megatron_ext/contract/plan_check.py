@@ -45,7 +45,7 @@ from megatron_ext.contract.model import (
 from megatron_ext.contract.train_config import LR_POLICIES, OPTIMIZERS, TrainConfig
 from megatron_ext.contract.train_config import OPTIONS as TRAIN_OPTIONS
 
-MAY_LACK = ("shares", "blocks", "data_masking", "data_augment")
+MAY_LACK = ("shares", "tensors", "replicas", "blocks", "data_masking", "data_augment")
 """Keys of a plan that are left out where they are null."""
 _SHOWN = 80
 """Characters of a value in a message."""
@@ -81,7 +81,7 @@ _RANGES: Dict[str, Range] = {
     "recompute": _one_of("none", "selective", "full"),
     "schedule": _one_of("gpipe", "one_f_one_b", "interleaved", "zb_h1"),
     "schedule_file": _FILE_NAME,
-    "shares": _COUNT,
+    **dict.fromkeys(("shares", "tensors", "replicas"), _COUNT),
     "master_port": _from(1, 65535),
     "meeting_timeout_s": _COUNT,
     "nodes.name": _FILE_NAME,

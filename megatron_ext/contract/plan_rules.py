@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any, Callable, Iterator, List, Mapping, Tuple
 
+from megatron_ext.contract.layout import Layout, lcm
 from megatron_ext.contract.model import (
     BERT,
     GNMT,
@@ -23,7 +24,6 @@ from megatron_ext.contract.model import (
     needed,
 )
 from megatron_ext.contract.plan_check import fault
-from megatron_ext.contract.rank_order import stage_dp_tp
 from megatron_ext.contract.train_config import COSINE, DECAYING, EXPONENTIAL, NOAM, ONLY_WITH, STEP
 from megatron_ext.contract.train_config import OPTIONS as OPTIONS_OF_TRAINING
 
@@ -68,6 +68,20 @@ def _schedule(plan: Values) -> Faults:
 
 
 def _batch(plan: Values) -> Faults:
+    if plan.get("replicas") is not None:
+        if plan["global_batch_size"] % plan["micro_batch_size"]:
+            yield (
+                "global_batch_size",
+                plan["global_batch_size"],
+                f"a multiple of micro_batch_size={plan['micro_batch_size']}",
+            )
+        elif plan["global_batch_size"] // plan["micro_batch_size"] < plan["data"]:
+            yield (
+                "global_batch_size",
+                plan["global_batch_size"],
+                f"a micro-batch at least for each of {plan['data']} replicas",
+            )
+        return
     if plan.get("shares") is not None:
         return
     step = plan["data"] * plan["micro_batch_size"]
@@ -88,17 +102,39 @@ def _shares(plan: Values) -> Faults:
         yield "shares", shares, "null with schedule_file, which is for one number of micro-batches"
 
 
+def _by_stage(plan: Values) -> Faults:
+    for key, largest in (("tensors", "tensor"), ("replicas", "data")):
+        sizes = plan.get(key)
+        if sizes is None:
+            continue
+        if len(sizes) != plan["pipeline"]:
+            yield key, sizes, f"of pipeline={plan['pipeline']} numbers"
+        elif len(set(sizes)) == 1:
+            yield key, sizes, f"null where all stages are alike, with {largest}={sizes[0]}"
+        elif max(sizes) != plan[largest]:
+            yield largest, plan[largest], f"the largest of {key}={sizes}"
+    if plan.get("replicas") is None:
+        return
+    for key, allowed in (("shares", None), ("schedule_file", None), ("chunks", 1)):
+        if plan.get(key, allowed) != allowed:
+            yield key, plan[key], f"{json.dumps(allowed)} where stages have unlike numbers of replicas"
+
+
 def _ranks(plan: Values) -> Faults:
-    tensor, data, pipeline = plan["tensor"], plan["data"], plan["pipeline"]
-    count, ranks = tensor * data * pipeline, plan["ranks"]
+    grid = Layout.grid(*(plan[key] for key in _GRID))
+    layout = Layout(tuple(plan.get("tensors") or grid.tensors), tuple(plan.get("replicas") or grid.replicas))
+    ranks, count = plan["ranks"], layout.world_size
+    sizes = f"tensor * data * pipeline = {plan['tensor']} * {plan['data']} * {plan['pipeline']}"
+    order = "rank = (stage * data + dp) * tensor + tp"
+    if layout != grid:
+        sizes, order = "the sum over stages of tensor size * replicas", "its place, stage by stage"
     if len(ranks) != count:
-        numbers = [place.get("rank") for place in ranks]
-        yield "ranks", numbers, f"tensor * data * pipeline = {tensor} * {data} * {pipeline} = {count}, 0 to {count - 1}"
+        yield "ranks", [place.get("rank") for place in ranks], f"{sizes} = {count}, 0 to {count - 1}"
     for number, place in enumerate(ranks):
-        own = {"rank": number, **dict(zip(("stage", "dp", "tp"), stage_dp_tp(number, tensor, data)))}
+        own = {"rank": number, **dict(zip(("stage", "dp", "tp"), layout.stage_dp_tp(number)))}
         for key, wanted in own.items():
             if place.get(key, wanted) != wanted:
-                yield f"ranks[{number}].{key}", place[key], f"{wanted}: rank = (stage * data + dp) * tensor + tp"
+                yield f"ranks[{number}].{key}", place[key], f"{wanted}: {order}"
 
 
 def _nodes(plan: Values) -> Faults:
@@ -120,7 +156,7 @@ def _nodes(plan: Values) -> Faults:
 
 
 def _model(plan: Values) -> Faults:
-    model, tensor = plan["model"], plan["tensor"]
+    model, tensor = plan["model"], lcm(plan.get("tensors") or [plan["tensor"]])
     family = model.get("family", GPT)
     for key, families in ONLY_OF.items():
         if family not in families and model.get(key, OPTIONS[key]) != OPTIONS[key]:
@@ -232,6 +268,7 @@ _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("schedule", "schedule_file", "chunks", "pipeline"), _schedule),
     (("data", "micro_batch_size", "global_batch_size"), _batch),
     (("shares", "data", "micro_batch_size", "global_batch_size"), _shares),
+    (_GRID, _by_stage),
     ((*_GRID, "ranks"), _ranks),
     (("nodes", "ranks"), _nodes),
     (("model", "tensor"), _model),

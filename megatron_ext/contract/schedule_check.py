@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from pathlib import Path
-from typing import Any, Deque, Dict, List, Tuple
+from typing import Any, Deque, Dict, Iterable, List, Tuple
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedules import VERSION, Action, Actions, Kind, exists, schedule
+from megatron_ext.contract.schedules import VERSION, Action, Actions, Kind, exists, replicated, schedule
 
 _BEFORE = {
     Kind.FORWARD: [Kind.RECV_FORWARD],
@@ -76,9 +76,21 @@ def check(lists: List[Actions], stages: int, chunks: int, micro_batches: int) ->
     """
     if len(lists) != stages:
         raise EngineError(f"the schedule has {len(lists)} stages, but the pipeline {stages}")
-    for stage, actions in enumerate(lists):
-        _check_complete(actions, stage, stages, chunks, micro_batches)
-        _check_order(actions, stage)
+    check_replicas([[actions] for actions in lists], chunks, micro_batches)
+
+
+def check_replicas(lists: List[List[Actions]], chunks: int, micro_batches: int) -> None:
+    """The same for a schedule by stage and replica: micro-batch m is that of replica m mod r of a stage of r.
+
+    Raises:
+        EngineError: as `check`.
+    """
+    for stage, replicas in enumerate(lists):
+        for replica, actions in enumerate(replicas):
+            own = range(replica, micro_batches, len(replicas))
+            where = _where(stage, replica, len(replicas))
+            _check_complete(actions, where, stage, len(lists), chunks, own)
+            _check_order(actions, where)
     _check_runs(lists, chunks)
 
 
@@ -88,10 +100,12 @@ def _action(kind: str, micro_batch: int, chunk: int) -> Action:
     return Action(Kind(kind), micro_batch, chunk)
 
 
-def _check_complete(actions: Actions, stage: int, stages: int, chunks: int, micro_batches: int) -> None:
+def _check_complete(
+    actions: Actions, where: str, stage: int, stages: int, chunks: int, micro_batches: Iterable[int]
+) -> None:
     found = Counter(actions)
     wanted = set()
-    for m in range(micro_batches):
+    for m in micro_batches:
         for chunk in range(chunks):
             whole = Action(Kind.BACKWARD_INPUT, m, chunk) not in found
             left_out = [Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT] if whole else [Kind.BACKWARD]
@@ -100,44 +114,47 @@ def _check_complete(actions: Actions, stage: int, stages: int, chunks: int, micr
                     continue
                 action = Action(kind, m, chunk)
                 if action not in found:
-                    raise EngineError(f"stage {stage} never does {_named(action)}")
+                    raise EngineError(f"{where} never does {_named(action)}")
                 wanted.add(action)
     for action, times in found.items():
         if action not in wanted:
-            raise EngineError(f"stage {stage} has nothing to do with {_named(action)}")
+            raise EngineError(f"{where} has nothing to do with {_named(action)}")
         if times > 1:
-            raise EngineError(f"stage {stage} does {_named(action)} {times} times")
+            raise EngineError(f"{where} does {_named(action)} {times} times")
 
 
-def _check_order(actions: Actions, stage: int) -> None:
+def _check_order(actions: Actions, where: str) -> None:
     everything, done = set(actions), set()
     for action in actions:
         for kind in _BEFORE.get(action.kind, []):
             needed = action._replace(kind=kind)
             if needed in everything and needed not in done:
-                raise EngineError(f"stage {stage} does {_named(action)} before {_named(needed)}")
+                raise EngineError(f"{where} does {_named(action)} before {_named(needed)}")
         done.add(action)
 
 
-def _check_runs(lists: List[Actions], chunks: int) -> None:
-    """Replays all stages together: a receive waits for its send, and a channel keeps the order of its messages.
+def _check_runs(lists: List[List[Actions]], chunks: int) -> None:
+    """Replays all ranks together: a receive waits for its send, and a channel keeps the order of its messages.
 
-    Sends never wait, so each stage is a sequential process that only receives can block, and whether all come to
+    Sends never wait, so each rank is a sequential process that only receives can block, and whether all come to
     their end does not depend on how long anything takes (Kahn 1974): one replay proves it for every timing.
     """
     stages = len(lists)
-    sent: Dict[Tuple[Kind, int], Deque[Action]] = {}
-    """By kind of send and sending stage."""
-    done = [0] * stages
+    sent: Dict[Tuple[Kind, int, int, int], Deque[Action]] = {}
+    """By kind of send, sending stage, its replica, and the receiving replica."""
+    ranks = [(stage, replica) for stage, replicas in enumerate(lists) for replica in range(len(replicas))]
+    done = dict.fromkeys(ranks, 0)
     moved = True
     while moved:
         moved = False
-        for stage, actions in enumerate(lists):
-            while done[stage] < len(actions):
-                action = actions[done[stage]]
+        for stage, replica in ranks:
+            actions = lists[stage][replica]
+            while done[stage, replica] < len(actions):
+                action = actions[done[stage, replica]]
                 if action.kind in _SENDER:
                     send, step = _SENDER[action.kind]
-                    channel = sent.get((send, (stage + step) % stages))
+                    sender = (stage + step) % stages
+                    channel = sent.get((send, sender, action.micro_batch % len(lists[sender]), replica))
                     if not channel:
                         break
                     chunk, sender = divmod(action.chunk * stages + stage + step, stages)
@@ -148,21 +165,39 @@ def _check_runs(lists: List[Actions], chunks: int) -> None:
                             "first: receives must have the order of their sends"
                         )
                 elif action.kind in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD):
-                    sent.setdefault((action.kind, stage), deque()).append(action)
-                done[stage] += 1
+                    receiver = (stage + (1 if action.kind is Kind.SEND_FORWARD else -1)) % stages
+                    to = action.micro_batch % len(lists[receiver])
+                    sent.setdefault((action.kind, stage, replica, to), deque()).append(action)
+                done[stage, replica] += 1
                 moved = True
-    stuck = [f"stage {s} at {_named(a[done[s]])}" for s, a in enumerate(lists) if done[s] < len(a)]
+    stuck = [
+        f"stage {s} at {_named(lists[s][r][at])}"
+        if len(lists[s]) == 1
+        else f"stage {s}, replica {r} at {_named(lists[s][r][at])}"
+        for (s, r), at in done.items()
+        if at < len(lists[s][r])
+    ]
     if stuck:
         raise EngineError(f"deadlock: for ever wait {', '.join(stuck)}")
+
+
+def _where(stage: int, replica: int, replicas: int) -> str:
+    return f"stage {stage}" if replicas == 1 else f"replica {replica} of stage {stage}"
 
 
 def _named(action: Action) -> str:
     return f"{action.kind.value} of micro-batch {action.micro_batch}, chunk {action.chunk}"
 
 
-def actions_of(plan: Plan, replica: int) -> List[Actions]:
-    """What a replica's rank of each stage does in an iteration: by the plan's schedule, or as its file says."""
+def actions_of(plan: Plan, stage: int, replica: int) -> Actions:
+    """What a replica's rank of a stage does in an iteration: by the plan's schedule, or as its file says.
+
+    Micro-batches are numbered over those of the replica, or, where stages have unlike numbers of replicas, of all.
+    """
+    if not plan.layout.even:
+        count = plan.global_batch_size // plan.micro_batch_size
+        return replicated(plan.schedule, plan.layout.replicas, count)[stage][replica]
     count = plan.micro_batches[replica]
     if plan.schedule_file is None:
-        return schedule(plan.schedule, plan.pipeline, plan.chunks, count)
-    return read(plan.folder / plan.schedule_file, plan.pipeline, plan.chunks, count)
+        return schedule(plan.schedule, plan.pipeline, plan.chunks, count)[stage]
+    return read(plan.folder / plan.schedule_file, plan.pipeline, plan.chunks, count)[stage]

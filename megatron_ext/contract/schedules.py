@@ -10,7 +10,7 @@ gradients go the other way round.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 from megatron_ext.contract.errors import EngineError
 
@@ -67,15 +67,50 @@ def schedule(name: str, stages: int, chunks: int, micro_batches: int) -> List[Ac
     ]
 
 
+def replicated(name: str, replicas: Sequence[int], micro_batches: int) -> List[List[Actions]]:
+    """The actions of one iteration by stage and replica, where stages have so many replicas.
+
+    Micro-batch m is taken by replica m mod r of a stage of r: PipeDream's round robin (Narayanan et al. 2019, section
+    3.2), here with a flush. A replica runs so many of its own micro-batches ahead as the replicas of its stage and of
+    those after it can hold together. With one replica everywhere this is `schedule`.
+
+    Raises:
+        EngineError: there is no such schedule, or not for these sizes.
+    """
+    if name not in NAMES or name == "interleaved":
+        known = ", ".join(one for one in NAMES if one != "interleaved")
+        raise EngineError(f"schedule={name} is not for stages with unlike numbers of replicas; these are: {known}")
+    if not replicas or min(replicas) < 1 or micro_batches < max(replicas):
+        raise EngineError(f"replicas={list(replicas)} cannot each take one of {micro_batches} micro-batches")
+    stages = len(replicas)
+    lists: List[List[Actions]] = []
+    for stage, own in enumerate(replicas):
+        ahead, lag = (sum(replicas[stage:]) - 1) // own, sum(replicas[:stage]) // own
+        lists.append([])
+        for replica in range(own):
+            passes = _flushing(name, ahead, lag, len(range(replica, micro_batches, own)))
+            numbered = [action._replace(micro_batch=replica + own * action.micro_batch) for action in passes]
+            lists[stage].append(_with_messages(numbered, stage, stages, 1))
+    return lists
+
+
 def computing(name: str, stage: int, stages: int, chunks: int, micro_batches: int) -> Actions:
     """The passes of a stage, without its messages."""
+    if name == "interleaved":
+        return _interleaved(stage, stages, chunks, micro_batches)
+    return _flushing(name, stages - 1 - stage, stage, micro_batches)
+
+
+def _flushing(name: str, ahead: int, lag: int, micro_batches: int) -> Actions:
+    """The passes of a rank with one chunk.
+
+    `ahead` forward passes come before the first backward pass, and ZB-H1's weight gradients `lag` micro-batches later.
+    """
     if name == "gpipe":
         return _gpipe(micro_batches)
     if name == "one_f_one_b":
-        return _one_f_one_b(stage, stages, micro_batches)
-    if name == "interleaved":
-        return _interleaved(stage, stages, chunks, micro_batches)
-    return _zb_h1(stage, stages, micro_batches)
+        return _one_f_one_b(ahead, micro_batches)
+    return _zb_h1(ahead, lag, micro_batches)
 
 
 def _gpipe(micro_batches: int) -> Actions:
@@ -83,7 +118,7 @@ def _gpipe(micro_batches: int) -> Actions:
     return [Action(kind, m) for kind in (Kind.FORWARD, Kind.BACKWARD) for m in range(micro_batches)]
 
 
-def _one_f_one_b(stage: int, stages: int, micro_batches: int) -> Actions:
+def _one_f_one_b(ahead: int, micro_batches: int) -> Actions:
     """1F1B (PipeDream-Flush, Narayanan et al. 2021, section 2.2.1).
 
     A stage runs as many forward passes ahead as there are stages after it, then alternates, so that it never
@@ -91,7 +126,7 @@ def _one_f_one_b(stage: int, stages: int, micro_batches: int) -> Actions:
     """
     forward = [Action(Kind.FORWARD, m) for m in range(micro_batches)]
     backward = [Action(Kind.BACKWARD, m) for m in range(micro_batches)]
-    return _alternating(forward, backward, stages - 1 - stage)
+    return _alternating(forward, backward, ahead)
 
 
 def _interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> Actions:
@@ -109,23 +144,24 @@ def _interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> Ac
     return [action for action in whole if action.micro_batch < micro_batches]
 
 
-def _zb_h1(stage: int, stages: int, micro_batches: int) -> Actions:
-    """ZB-H1 (Qi et al. 2023, section 2.1): 1F1B whose weight gradients lag `stage` micro-batches behind.
+def _zb_h1(ahead: int, lag: int, micro_batches: int) -> Actions:
+    """ZB-H1 (Qi et al. 2023, section 2.1): 1F1B whose weight gradients lag behind, by a micro-batch for
+    each stage before.
 
     What lags fills the time in which 1F1B waits. A stage holds the input of at most `stages - stage`
     micro-batches before their input gradient, as in 1F1B, and something of at most `stages` before their weight
     gradient, which is what 1F1B's first stage holds.
     """
     steps: Actions = []
-    for action in _one_f_one_b(stage, stages, micro_batches):
+    for action in _one_f_one_b(ahead, micro_batches):
         m = action.micro_batch
         if action.kind is Kind.FORWARD:
             steps.append(action)
         else:
             steps.append(Action(Kind.BACKWARD_INPUT, m))
-            if m >= stage:
-                steps.append(Action(Kind.BACKWARD_WEIGHT, m - stage))
-    return steps + [Action(Kind.BACKWARD_WEIGHT, m) for m in range(max(0, micro_batches - stage), micro_batches)]
+            if m >= lag:
+                steps.append(Action(Kind.BACKWARD_WEIGHT, m - lag))
+    return steps + [Action(Kind.BACKWARD_WEIGHT, m) for m in range(max(0, micro_batches - lag), micro_batches)]
 
 
 def _alternating(forward: Actions, backward: Actions, ahead: int) -> Actions:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from megatron_ext.contract.deal import dealt_to
 from megatron_ext.contract.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,16 +28,17 @@ class Position(NamedTuple):
         """Samples consumed up to the end of an `iteration` that is not before this one."""
         return self.samples + (iteration - self.iteration) * global_batch_size
 
-    def share(self, iteration: int, dp: int, shares: Sequence[int], micro_batch_size: int) -> NDArray[np.int64]:
-        """[micro-batches, micro_batch_size]: the samples that replica `dp` takes in an `iteration` after it.
+    def share(
+        self, iteration: int, numbers: NDArray[np.int64], global_batch_size: int, micro_batch_size: int
+    ) -> NDArray[np.int64]:
+        """[micro-batches, micro_batch_size]: the samples of these micro-batches of an `iteration` after it.
 
-        `shares` are the micro-batches of each replica. They belong to the global batch of that iteration, the samples
-        that follow those of the one before: together replicas have the same ones, however they share them.
+        They belong to the global batch of that iteration, the samples that follow those of the one before: together
+        replicas have the same ones, however they share them.
         """
-        count = sum(shares)
-        first = self.consumed(iteration - 1, count * micro_batch_size)
-        samples = np.arange(first, first + count * micro_batch_size).reshape(count, micro_batch_size)
-        return samples[list(dealt_to(dp, tuple(shares)))]
+        first = self.consumed(iteration - 1, global_batch_size)
+        samples: NDArray[np.int64] = first + numbers[:, None] * micro_batch_size + np.arange(micro_batch_size)
+        return samples
 
 
 BEGINNING = Position()

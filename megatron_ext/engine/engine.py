@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron_ext.contract.errors import EngineError
@@ -15,7 +15,8 @@ from megatron_ext.contract.plan import BUCKET_BYTES, Place, Plan
 from megatron_ext.contract.schedule_check import actions_of
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.data.samples import BEGINNING, Position, Samples
-from megatron_ext.engine.executor import LOSS, Chunk, Executor, Factor, neighbours, warm_up
+from megatron_ext.engine.channels import channels, warm_up
+from megatron_ext.engine.executor import LOSS, Chunk, Executor, Factor
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.messages import Message, message_of
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
@@ -23,7 +24,7 @@ from megatron_ext.engine.pace import Pace
 from megatron_ext.engine.reduce import GradientReducer
 from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.parallel.comm import all_reduce
-from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.parallel.groups import Groups, TiedPart
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.linear import WeightGradients
@@ -68,11 +69,14 @@ class Engine:
         self._start = start
         self._recorder = recorder
         self._device = torch.device(plan.device)
-        pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
-        peers = neighbours(pipeline, place.stage, plan.chunks, groups)
+        layout = plan.layout
+        tensor_size, replicas = layout.tensors[place.stage], layout.replicas[place.stage]
+        self._taken = np.array(plan.taken_by(place.stage, place.dp))
+        """The numbers of this replica's micro-batches among those of the iteration."""
+        peers = channels(layout, place, plan.chunks, groups)
         # Before anything takes its time: ranks wait here for each other, and no longer than for any message.
-        warm_up(groups, peers, place.stage, plan.pipeline, self._device)
-        self.tensor = TensorGroup(plan.tensor, place.tp, groups.tensor, plan.sequence_parallel, recorder)
+        warm_up(groups, peers, place, plan.pipeline, self._device)
+        self.tensor = TensorGroup(tensor_size, place.tp, groups.tensor, plan.sequence_parallel, recorder)
         self.task = task
         virtual_stages = [chunk * plan.pipeline + place.stage for chunk in range(plan.chunks)]
         parts = cut(task, plan.partition)
@@ -91,34 +95,35 @@ class Engine:
         """What is not trained, but part of a checkpoint: by block and name there."""
         for stage in self._stages:
             stage.place(self._device, dtype)
-        self.flat = FlatWeights(named, dtype, self._device, plan.data if plan.sharded_optimizer else 1)
+        self.flat = FlatWeights(named, dtype, self._device, replicas if plan.sharded_optimizer else 1)
         used = Counter(id(parameter) for stage in self._stages for parameter in stage.parameters())
         uses = {name: used[id(parameter)] for name, parameter in named}
         self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES, recorder, uses)
         common = [p for name, p in named if task.shard(name) is None]
         self._common = [self.flat.gradient(p) for p in common]
         """Gradients of the weights that every rank of the tensor group has."""
-        self._tied: List[Tuple[Tensor, Optional[dist.ProcessGroup]]] = []
-        """Gradients of parameters of which other stages have copies, too, with the ranks that do."""
+        self._tied: List[Tuple[Tensor, TiedPart]] = []
+        """Parts of gradients of parameters of which other stages have copies, too."""
         elsewhere = {id(p): self.flat.gradient(p) for p in common} if place.tp > 0 else {}
         """Gradients that another rank has, too, and counts in the norm."""
-        for (owner, stages), group in zip(ties(task, plan.partition, plan.pipeline), groups.tied):
+        for (owner, stages), parts_here in zip(ties(task, plan.partition, plan.pipeline), groups.tied):
             if place.stage in stages:
                 gradient = self.flat.gradient(owned[owner])
-                self._tied.append((gradient, group))
+                self._tied += [(gradient.chunk(part.parts)[part.part], part) for part in parts_here]
                 if place.stage != stages[0]:
                     elsewhere[id(owned[owner])] = gradient
         self.optimizer = Optimizer(
             self.flat,
             plan.train,
             groups.model,
-            DataGroup(plan.data, place.dp, groups.data),
+            DataGroup(replicas, place.dp, groups.data),
             plan.sharded_optimizer,
             list(elsewhere.values()),
             groups.tensor,
             {name for name, _ in named if task.shard(name) is not None},
+            copies=1 if layout.even else replicas,
         )
-        self._actions = actions_of(plan, place.dp)[place.stage]
+        self._actions = actions_of(plan, place.stage, place.dp)
         later = WeightGradients(self.flat.add, self.flat.add_rows)
         splits = any(action.kind is Kind.BACKWARD_WEIGHT for action in self._actions)
         if splits or not plan.train.compile:
@@ -126,15 +131,20 @@ class Engine:
             for stage in self._stages:
                 stage.put_off(later, shared, lambda parameter: splits or self.flat.adds(parameter))
 
-        def message(wires: Sequence[str]) -> Message:
-            return message_of(task, wires, plan.micro_batch_size, self.tensor, dtype, self._device)
+        def message(wires: Sequence[str], other: int) -> Message:
+            whole = plan.sequence_parallel and layout.tensors[other % plan.pipeline] != tensor_size
+            return message_of(task, wires, plan.micro_batch_size, self.tensor, dtype, self._device, whole)
 
-        self._running = RunningStatistics(self._stages, groups.data, sum(plan.micro_batches))
+        self._running = RunningStatistics(self._stages, groups.data, plan.global_batch_size // plan.micro_batch_size)
         self._has_metrics = getattr(task.metrics, "__func__", None) is not Task.metrics
         self._metrics: List[Tensors] = []
         """Of the iteration's micro-batches."""
         self._chunks = [
-            Chunk(stage, message(parts[virtual].enters), message(parts[virtual].leaves if not stage.last else ()))
+            Chunk(
+                stage,
+                message(parts[virtual].enters, virtual - 1),
+                message(parts[virtual].leaves if not stage.last else (), virtual + 1),
+            )
             for stage, virtual in zip(self._stages, virtual_stages)
         ]
         self._executor = Executor(
@@ -150,10 +160,10 @@ class Engine:
         """
         self._recorder.iteration = iteration
         iterates(iteration)
-        plan, scale = self._plan, self.optimizer.scaler.scale
-        self._reducer.begin(plan.micro_batches[self._place.dp])
+        scale = self.optimizer.scaler.scale
+        self._reducer.begin(len(self._taken))
         micros = self._batch(iteration)
-        factor = self._factor(micros, scale)
+        factor = self._factor(list(micros.values()), scale)
         self._metrics = []
         self._running.begin()
         loss = self._executor.run(self._actions, micros, factor)
@@ -216,21 +226,23 @@ class Engine:
         all_reduce(total, self._groups.data, "all-reduce of the weights of micro-batches")
         return torch.where(total > 0, scale / total, 0.0).float()
 
-    def _batch(self, iteration: int) -> List[Optional[Micro]]:
-        """This replica's micro-batches; what they hold, where the rank has a use for it."""
+    def _batch(self, iteration: int) -> Dict[int, Optional[Micro]]:
+        """This replica's micro-batches, by number; what they hold, where the rank has a use for it."""
         plan = self._plan
-        own = self._start.share(iteration, self._place.dp, plan.micro_batches, plan.micro_batch_size)
+        own = self._start.share(iteration, self._taken, plan.global_batch_size, plan.micro_batch_size)
         firsts = own[:, 0].tolist()
+        numbers = range(len(firsts)) if plan.layout.even else self._taken.tolist()
         if not any(stage.inputs or stage.last for stage in self._stages):
-            return [Micro({}, {}, first) for first in firsts]
+            return {number: Micro({}, {}, first) for number, first in zip(numbers, firsts)}
         with self._recorder.span("batch-generator"):
             takes = any(stage.inputs for stage in self._stages)
             samples = self._samples.batch(own) if takes else self._samples.targets(own)
             # Each name's tensors at once: taken one after another they cost twice as much Python.
             each = [self._moved(torch.from_numpy(array)).unbind() for array in samples.values()]
-            return [
-                self.task.micro(dict(zip(samples, of)))._replace(first=first) for of, first in zip(zip(*each), firsts)
-            ]
+            return {
+                number: self.task.micro(dict(zip(samples, of)))._replace(first=first)
+                for number, of, first in zip(numbers, zip(*each), firsts)
+            }
 
     def _moved(self, tensor: Tensor) -> Tensor:
         """On the device. From pinned memory a GPU takes it in its turn, and the host goes on."""
@@ -248,9 +260,11 @@ class Engine:
                 sizes = [gradient.numel() for gradient in self._common]
                 for gradient, total in zip(self._common, torch.split(together, sizes)):
                     gradient.copy_(total.view_as(gradient))
-        for gradient, group in self._tied:
+        for gradient, part in self._tied:
             with self._recorder.span("embedding-grads-all-reduce"):
-                all_reduce(gradient, group, "all-reduce of the gradient of a tied parameter")
+                if not part.gives:  # another rank of the group has the same, and gives it
+                    gradient.zero_()
+                all_reduce(gradient, part.group, "all-reduce of the gradient of a tied parameter")
 
 
 def _not_finite(iteration: int, what: str, value: float) -> EngineError:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from megatron_ext.contract.schedules import Action, Kind
+from megatron_ext.engine.channels import Channels
 from megatron_ext.engine.messages import Message
 from megatron_ext.engine.pace import Pace
-from megatron_ext.parallel.comm import Inbox, Outbox, Peer, all_reduce, told
-from megatron_ext.parallel.grid import Groups
+from megatron_ext.parallel.comm import Inbox, Outbox
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import Micro, Tensors
@@ -23,6 +22,7 @@ Key = Tuple[int, int]
 Factor = Union[float, Tensor]
 LOSS = "loss"
 """What leaves the last stage, by name."""
+NO_PEER = -1
 
 
 class Chunk(NamedTuple):
@@ -31,53 +31,6 @@ class Chunk(NamedTuple):
     stage: Stage
     entering: Message
     leaving: Message
-
-
-def neighbours(ranks: Sequence[int], stage: int, chunks: int, groups: Groups) -> Dict[Kind, Peer]:
-    """With whom a stage exchanges each kind of message; a kind that it never exchanges is missing.
-
-    `ranks` are the pipeline's, by stage. With several chunks the last stage is followed by the first.
-    """
-    peers: Dict[Kind, Peer] = {}
-    last = len(ranks) - 1
-    if stage > 0 or chunks > 1:
-        previous = ranks[stage - 1]
-        peers[Kind.RECV_FORWARD] = Peer(previous, groups.forward if stage > 0 else groups.forward_wrap)
-        peers[Kind.SEND_BACKWARD] = Peer(previous, groups.backward if stage > 0 else groups.backward_wrap)
-    if stage < last or chunks > 1:
-        following = ranks[(stage + 1) % len(ranks)]
-        peers[Kind.SEND_FORWARD] = Peer(following, groups.forward if stage < last else groups.forward_wrap)
-        peers[Kind.RECV_BACKWARD] = Peer(following, groups.backward if stage < last else groups.backward_wrap)
-    return peers
-
-
-def warm_up(groups: Groups, peers: Dict[Kind, Peer], stage: int, stages: int, device: torch.device) -> None:
-    """One message through every group and channel, in an order in which no rank waits for one that waits for it.
-
-    All ranks call it. nccl connects ranks at their first message; they wait there for each other, with calls that may
-    also wait for whatever the GPU is doing: with receives posted ahead of time, for ever. First come the groups
-    of each kind, which have no rank in common; then the stages 0 and 1, 2 and 3 and so on, then 1 and 2, 3 and 4; the
-    way from the last stage to the first comes last.
-    """
-    message = torch.zeros(1, device=device)
-    with told("connecting to all ranks"):
-        dist.all_reduce(message)
-    for what in ("tensor", "data", "model"):
-        all_reduce(message, getattr(groups, what), f"connecting the {what} group")
-    for group in groups.tied:
-        all_reduce(message, group, "connecting the ranks that share a parameter")
-    before = (Kind.RECV_FORWARD, Kind.SEND_BACKWARD)
-    order = (*before, Kind.SEND_FORWARD, Kind.RECV_BACKWARD)
-
-    def turn(kind: Kind) -> Tuple[bool, int, int]:
-        wraps = stage == (0 if kind in before else stages - 1)
-        return wraps, (stage - 1 if kind in before else stage) % 2, order.index(kind)
-
-    for kind in sorted(peers, key=turn):
-        exchange = dist.recv if kind in (Kind.RECV_FORWARD, Kind.RECV_BACKWARD) else dist.send
-        with told(f"connecting to rank {peers[kind].rank}"):
-            exchange(message, peers[kind].rank, group=peers[kind].group)
-    message.cpu()
 
 
 class Executor:
@@ -94,13 +47,13 @@ class Executor:
     def __init__(
         self,
         chunks: Sequence[Chunk],
-        peers: Dict[Kind, Peer],
+        peers: Channels,
         later: WeightGradients,
         recorder: Recorder,
         loss: Callable[[Tensors, Micro], Tensor],
         pace: Pace,
     ) -> None:
-        """`peers` is what `neighbours` gives.
+        """`peers` is what `channels` gives.
 
         `later` is where the chunks' blocks leave what a backward pass of the inputs alone puts off. `loss` takes what
         leaves the last stage.
@@ -118,15 +71,16 @@ class Executor:
         }
         """By chunk."""
         self._inboxes = {
-            kind: Inbox(peers[kind], what, one_ahead)
-            for kind, what, one_ahead in (
+            kind: [[Inbox(peer, what, ahead and len(ways) == 1) for peer in way] for way in ways]
+            for kind, what, ahead in (
                 (Kind.RECV_FORWARD, "activations", True),
                 (Kind.RECV_BACKWARD, "gradients", False),
             )
-            if kind in peers
+            if (ways := peers.get(kind)) is not None
         }
+        """By kind and, as in `peers`, by micro-batch."""
         self._outboxes = {
-            kind: Outbox(peers[kind], what)
+            kind: [[Outbox(peer, what) for peer in way] for way in peers[kind]]
             for kind, what in ((Kind.SEND_FORWARD, "activations"), (Kind.SEND_BACKWARD, "gradients"))
             if kind in peers
         }
@@ -139,16 +93,21 @@ class Executor:
         self._losses: List[Tensor] = []
 
     def run(
-        self, actions: Sequence[Action], micro_batches: Sequence[Optional[Micro]], loss_factor: Factor
+        self, actions: Sequence[Action], micro_batches: Mapping[int, Optional[Micro]], loss_factor: Factor
     ) -> Optional[Tensor]:
-        """One iteration. Only stages that take inputs, and the last one, look at the micro-batches.
+        """One iteration. Only stages that take inputs, and the last one, look at the micro-batches, which have the
+        actions' numbers.
 
         The loss of each micro-batch is multiplied by `loss_factor` before its backward pass. Returns the sum of those
         products on the last stage, else None.
         """
-        for kind, inbox in self._inboxes.items():
+        for kind, ways in self._inboxes.items():
             messages = self._messages[kind]
-            inbox.expect([like for action in actions if action.kind is kind for like in messages[action.chunk].likes])
+            received = [action for action in actions if action.kind is kind]
+            for number, way in enumerate(ways):
+                own = received if len(ways) == 1 else [one for one in received if one.micro_batch % len(ways) == number]
+                for inbox in way:
+                    inbox.expect([like for action in own for like in messages[action.chunk].likes])
         for kind, m, chunk in actions:
             key = m, chunk
             self._recorder.micro_batch, self._recorder.chunk = key
@@ -171,7 +130,7 @@ class Executor:
                 self._send(kind, key, self._left[key])
             else:
                 self._send(kind, key, self._gradients_entered.pop(key))
-        for outbox in self._outboxes.values():
+        for outbox in (outbox for ways in self._outboxes.values() for way in ways for outbox in way):
             outbox.flush()
         if self._inboxes or self._outboxes:
             self._pace.finished()
@@ -220,13 +179,17 @@ class Executor:
 
     def _receive(self, kind: Kind, key: Key) -> Tensors:
         m, chunk = key
-        inbox, message = self._inboxes[kind], self._messages[kind][chunk]
+        ways, message = self._inboxes[kind], self._messages[kind][chunk]
+        (inbox,) = ways[m % len(ways)]
         with self._recorder.span(kind.value, m, inbox.peer.rank, chunk):
             return message.unpack([inbox.take() for _ in message.likes])
 
     def _send(self, kind: Kind, key: Key, tensors: Tensors) -> None:
         m, chunk = key
-        outbox, message = self._outboxes[kind], self._messages[kind][chunk]
-        with self._recorder.span(kind.value, m, outbox.peer.rank, chunk):
+        ways, message = self._outboxes[kind], self._messages[kind][chunk]
+        outboxes = ways[m % len(ways)]
+        peer = outboxes[0].peer.rank if outboxes else NO_PEER
+        with self._recorder.span(kind.value, m, peer, chunk):
             for tensor in message.pack(tensors):
-                outbox.put(tensor.detach())
+                for outbox in outboxes:
+                    outbox.put(tensor.detach())

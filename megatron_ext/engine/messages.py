@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.parallel.comm import all_gather
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Task, Tensors
+
+ALONE = TensorGroup()
 
 
 class Content(NamedTuple):
@@ -20,6 +23,8 @@ class Content(NamedTuple):
     shape: Tuple[int, ...]
     dtype: torch.dtype
     gradient: bool
+    shared: Optional[int] = None
+    """The dimension of which this rank has a share, where a whole tensor goes over the cut."""
 
     @property
     def numel(self) -> int:
@@ -29,9 +34,10 @@ class Content(NamedTuple):
 class Message:
     """The tensors that go over a cut together; both sides know them, so that nothing describes them on the way."""
 
-    def __init__(self, contents: Sequence[Content], device: torch.device) -> None:
+    def __init__(self, contents: Sequence[Content], device: torch.device, tensor: TensorGroup = ALONE) -> None:
         self.contents = tuple(contents)
         self._device = device
+        self._tensor = tensor
         by_dtype: Dict[torch.dtype, List[Content]] = {}
         for content in contents:
             by_dtype.setdefault(content.dtype, []).append(content)
@@ -48,7 +54,7 @@ class Message:
 
     def gradients(self) -> Message:
         """What goes back over the cut."""
-        return Message([one for one in self.contents if one.gradient], self._device)
+        return Message([one for one in self.contents if one.gradient], self._device, self._tensor)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> List[Tensor]:
         """The tensors to send.
@@ -56,6 +62,9 @@ class Message:
         Raises:
             EngineError: a tensor is not as the other side expects it.
         """
+        shared = [one for one in self.contents if one.shared is not None]
+        if shared:
+            tensors = {**tensors, **{one.name: self._whole(tensors[one.name], one) for one in shared}}
         for one in self.contents:
             found = tensors[one.name]
             if tuple(found.shape) != one.shape or found.dtype != one.dtype:
@@ -80,7 +89,21 @@ class Message:
                 continue
             for one, part in zip(group, torch.split(flat, [one.numel for one in group])):
                 found[one.name] = part.view(one.shape)
+        for one in self.contents:
+            if one.shared is not None:
+                here = self._tensor.positions(one.shape[one.shared])
+                own = found[one.name].narrow(one.shared, here.start, here.stop - here.start)
+                found[one.name] = own.contiguous()
         return found
+
+    def _whole(self, share: Tensor, one: Content) -> Tensor:
+        """Put together from the shares of the tensor group, all of which call it."""
+        assert one.shared is not None
+        if self._tensor.size == 1:
+            return share
+        shares = share.new_empty(self._tensor.size, *share.shape)
+        all_gather(share.detach().contiguous(), shares, self._tensor.group, "gathering what goes to another stage")
+        return torch.cat(list(shares), one.shared)
 
 
 def message_of(
@@ -90,14 +113,22 @@ def message_of(
     tensor: TensorGroup,
     dtype: torch.dtype,
     device: torch.device,
+    whole: bool = False,
 ) -> Message:
-    """The message that carries these wires of a task, whose own number format is `dtype`."""
+    """The message that carries these wires of a task, whose own number format is `dtype`.
+
+    With sequence parallelism each rank sends its share of them to the rank that has the same; where the other stage's
+    tensor group has another size, the `whole` of them.
+    """
     sizes = dict(task.sizes(micro_batch_size))
-    for cut in {SEQUENCE, DECODER_SEQUENCE} & sizes.keys():
-        own = tensor.positions(sizes[cut])
-        sizes[cut] = own.stop - own.start
+    sequences = {SEQUENCE, DECODER_SEQUENCE} & sizes.keys()
+    if not whole:
+        for name in sequences:
+            own = tensor.positions(sizes[name])
+            sizes[name] = own.stop - own.start
     contents = []
     for wire in (task.wires[name] for name in wires):
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in wire.dims)
-        contents.append(Content(wire.name, shape, dtype if wire.dtype is None else wire.dtype, wire.gradient))
-    return Message(contents, device)
+        shared = next((at for at, dim in enumerate(wire.dims) if whole and dim in sequences), None)
+        contents.append(Content(wire.name, shape, dtype if wire.dtype is None else wire.dtype, wire.gradient, shared))
+    return Message(contents, device, tensor)

@@ -46,12 +46,14 @@ class Optimizer:
         counted_elsewhere: List[Tensor],
         tensor: Optional[dist.ProcessGroup] = None,
         cut: AbstractSet[str] = frozenset(),
+        copies: int = 1,
     ) -> None:
-        """`model` is the group of all ranks of this replica.
+        """`model` is a group of ranks in which each weight is held by as many as the holder says: its `copies`.
 
         `counted_elsewhere` are gradients, part of the flat one, of weights of which another rank of that group has
         a copy, and counts it in the norm. `cut` names the parameters that the `tensor` group shares.
         """
+        self._copies = copies
         self._flat = flat
         self._train = train
         self._model = model
@@ -147,6 +149,7 @@ class Optimizer:
         square = square_norm(self._flat.grad)
         for gradient in self._counted_elsewhere:
             square -= square_norm(gradient.flatten())
+        square /= self._copies
         if self._model is not None:
             with recorder.span("grad-norm-all-reduce"):
                 all_reduce(square, self._model, "all-reduce of the gradient norm")

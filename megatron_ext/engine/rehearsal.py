@@ -12,7 +12,7 @@ logical times in both.
 from __future__ import annotations
 
 import time
-from typing import Dict, Optional
+from typing import Dict, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -20,11 +20,12 @@ import torch.distributed as dist
 from megatron_ext.contract.plan import Place, Plan, RankTimes
 from megatron_ext.contract.schedule_check import actions_of
 from megatron_ext.contract.schedules import Kind
+from megatron_ext.engine.channels import RECEIVES, channels
 from megatron_ext.engine.engine import StepResult
-from megatron_ext.engine.executor import neighbours
+from megatron_ext.engine.executor import NO_PEER
 from megatron_ext.engine.log import TrainingLog
 from megatron_ext.parallel.comm import Inbox, Outbox, told
-from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.parallel.groups import Groups
 from megatron_ext.timeline.progress import iterates
 from megatron_ext.timeline.recorder import Recorder
 
@@ -53,13 +54,15 @@ class Rehearsal:
         self._times = plan.rehearsal.ranks[place.rank]
         self._groups = groups
         self._recorder = recorder
-        self._actions = actions_of(plan, place.dp)[place.stage]
-        pipeline = Grid(plan.tensor, plan.data, plan.pipeline).ranks[:, place.dp, place.tp].tolist()
+        self._actions = actions_of(plan, place.stage, place.dp)
         self._stamp = torch.zeros(1, dtype=torch.int64)
-        peers = neighbours(pipeline, place.stage, plan.chunks, groups)
-        receives, sends = (Kind.RECV_FORWARD, Kind.RECV_BACKWARD), (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
-        self._inboxes = {kind: Inbox(peer, "time", True) for kind, peer in peers.items() if kind in receives}
-        self._outboxes = {kind: Outbox(peer, "time") for kind, peer in peers.items() if kind in sends}
+        self._inboxes: Dict[Kind, List[List[Inbox]]] = {}
+        self._outboxes: Dict[Kind, List[List[Outbox]]] = {}
+        for kind, ways in channels(plan.layout, place, plan.chunks, groups).items():
+            if kind in RECEIVES:
+                self._inboxes[kind] = [[Inbox(peer, "time", True) for peer in way] for way in ways]
+            else:
+                self._outboxes[kind] = [[Outbox(peer, "time") for peer in way] for way in ways]
         self._free: Dict[Optional[Kind], int] = {}
         """By link, when it has sent all that it was given."""
         self.clock: str = plan.rehearsal.clock
@@ -69,21 +72,26 @@ class Rehearsal:
         """Lets the time of one iteration pass."""
         self._recorder.iteration = iteration
         iterates(iteration)
-        for kind, inbox in self._inboxes.items():
-            inbox.expect([self._stamp for action in self._actions if action.kind is kind])
+        for kind, ways in self._inboxes.items():
+            for number, way in enumerate(ways):
+                for inbox in way:
+                    own = [one for one in self._actions if one.kind is kind and one.micro_batch % len(ways) == number]
+                    inbox.expect([self._stamp] * len(own))
         for kind, m, chunk in self._actions:
-            duration = computing_ns(self._times, kind, chunk)
-            if duration is not None:
-                self._spend(kind.value, duration, m, chunk)
+            computes = computing_ns(self._times, kind, chunk)
+            if computes is not None:
+                self._spend(kind.value, computes, m, chunk)
             elif kind in self._inboxes:
                 self._receive(kind, m, chunk)
             else:
                 self._send(kind, m, chunk)
-        for outbox in self._outboxes.values():
+        for outbox in (outbox for ways in self._outboxes.values() for way in ways for outbox in way):
             outbox.flush()
         self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
-        for group in self._groups.tied:
-            self._together("embedding-grads-all-reduce", group, self._times.embedding_all_reduce_ns)
+        for parts in self._groups.tied:
+            for part in parts:
+                duration = self._times.embedding_all_reduce_ns // len(parts)
+                self._together("embedding-grads-all-reduce", part.group, duration)
         start = self.now_ns
         self._together("grad-norm-all-reduce", self._groups.model, 0)
         self._pass(self._times.optimizer_ns)
@@ -102,20 +110,24 @@ class Rehearsal:
         self._recorder.record(name, start, self.now_ns, micro_batch, chunk=chunk)
 
     def _receive(self, kind: Kind, micro_batch: int, chunk: int) -> None:
-        inbox = self._inboxes[kind]
+        ways = self._inboxes[kind]
+        (inbox,) = ways[micro_batch % len(ways)]
         start = self.now_ns
         self._reach(int(inbox.take().item()))
         self._recorder.record(kind.value, start, self.now_ns, micro_batch, inbox.peer.rank, chunk)
 
     def _send(self, kind: Kind, micro_batch: int, chunk: int) -> None:
-        outbox = self._outboxes[kind]
+        ways = self._outboxes[kind]
+        outboxes = ways[micro_batch % len(ways)]
         forward = kind is Kind.SEND_FORWARD
         takes = self._times.send_forward_ns if forward else self._times.send_backward_ns
         link = None if self._times.one_way_out else kind
-        begin = max(self.now_ns, self._free.get(link, 0))
-        self._free[link] = begin + (self._times.busy_forward_ns if forward else self._times.busy_backward_ns)
-        outbox.put(torch.tensor([begin + takes]))
-        self._recorder.record(kind.value, self.now_ns, self.now_ns, micro_batch, outbox.peer.rank, chunk)
+        for outbox in outboxes:
+            begin = max(self.now_ns, self._free.get(link, 0))
+            self._free[link] = begin + (self._times.busy_forward_ns if forward else self._times.busy_backward_ns)
+            outbox.put(torch.tensor([begin + takes]))
+        peer = outboxes[0].peer.rank if outboxes else NO_PEER
+        self._recorder.record(kind.value, self.now_ns, self.now_ns, micro_batch, peer, chunk)
 
     def _together(self, name: str, group: Optional[dist.ProcessGroup], duration: int) -> None:
         """A collective: it begins when the last rank of the group comes to it."""

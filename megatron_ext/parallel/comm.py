@@ -5,7 +5,7 @@ are needed and sends are waited for late.
 
 What comes from a rank in one group comes in the order in which it was sent: nothing else tells messages apart, for nccl
 has no tags. So each direction of each kind of message has a group of its own (`Groups` of
-`megatron_ext.parallel.grid`); a receive that nccl has posted ahead then holds up no send either.
+`megatron_ext.parallel.groups`); a receive that nccl has posted ahead then holds up no send either.
 
 With nccl a message is a kernel, in a stream of its two ranks and their group, and `wait` makes only the GPU wait, not
 the host. Streams are not independent: CUDA has 8 hardware queues for all of a process, or as many as

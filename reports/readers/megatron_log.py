@@ -14,8 +14,8 @@ import numpy as np
 from conf.errors import RunFolderError
 from conf.run_folder.log_lines import unlabelled
 from conf.run_folder.run_files import opened, unreadable
+from megatron_ext.contract.layout import Layout as Grid
 from megatron_ext.contract.plan import MEGATRON_LM, Place, Plan, RunNode
-from megatron_ext.contract.rank_order import stage_dp_tp
 from reports.errors import NeitherError, ReportError
 from reports.readers import upstream_log
 from reports.readers.events import EVENT, Timeline, frame
@@ -252,8 +252,9 @@ def _plan(files: Sequence[_File], main: _File, facts: Facts, layout: Layout | No
 
 
 def _ranks(layout: Layout, nodes: Sequence[RunNode]) -> list[Place]:
+    places = Grid.grid(layout.tensor, layout.data, layout.pipeline)
     return [
-        Place(rank, number, local_rank, *stage_dp_tp(rank, layout.tensor, layout.data))
+        Place(rank, number, local_rank, *places.stage_dp_tp(rank))
         for number, node in enumerate(nodes)
         for local_rank, rank in enumerate(node.ranks)
     ]

@@ -20,7 +20,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import Gate
-from megatron_ext.parallel.grid import Groups
+from megatron_ext.parallel.groups import Groups
 from megatron_ext.tasks.families import task_of
 from megatron_ext.timeline.recorder import Recorder
 from tests.support.megatron_ext.engine_run import EngineRun

@@ -249,7 +249,7 @@ def test_batches_after_a_start_are_the_samples_that_were_not_consumed(
     for iteration in (start + 1, start + 2):
         first = position.consumed(iteration - 1, batch)
         wanted = [every.tokens(sample) for sample in range(first, first + batch)]
-        found = every.batch(position.share(iteration, 0, [batch // 2], 2))["tokens"].reshape(batch, -1)
+        found = every.batch(position.share(iteration, np.arange(batch // 2), batch, 2))["tokens"].reshape(batch, -1)
         np.testing.assert_array_equal(found, wanted)
 
 

@@ -109,7 +109,7 @@ def test_every_key_is_needed_and_no_other(tmp_path: Path, plan: dict[str, Any]) 
         if isinstance(steps[-1], int) or any(isinstance(step, int) and step > 1 for step in steps):
             continue
         assert message(tmp_path, without(plan, steps)) == f"{key_of(steps)} is missing"
-        other = (*steps[:-1], f"{steps[-1]}s")
+        other = (*steps[:-1], f"{steps[-1]}x")
         told = message(tmp_path, changed(plan, other, 1))
         assert told == f"{key_of(other)}=1 is not a key of a plan; did you mean {steps[-1]}?"
 

@@ -93,8 +93,8 @@ def test_a_resumed_run_goes_on_at_the_exact_sample(prefixes: Sequence[Path]) -> 
     whole = BlendedSamples(prefixes, WEIGHTS, *WITH)
     resumed = BlendedSamples(prefixes, WEIGHTS, WITH[0], MAKE)
     assert resumed.order == whole.order
-    own = Position(iteration=3, samples=24).share(4, 1, [2, 2], 2)
-    expected = whole.batch(BEGINNING.share(4, 1, [2, 2], 2))
+    own = Position(iteration=3, samples=24).share(4, np.array([1, 3]), 8, 2)
+    expected = whole.batch(BEGINNING.share(4, np.array([1, 3]), 8, 2))
     np.testing.assert_array_equal(resumed.batch(own)["tokens"], expected["tokens"])
 
 

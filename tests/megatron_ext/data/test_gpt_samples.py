@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron_ext.contract.deal import dealt_to
 from megatron_ext.contract.errors import DataError
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.index_maps import compute
@@ -56,7 +57,8 @@ def test_every_layout_trains_on_the_same_global_batch(
     samples: GptSamples, data: int, micro: int, turns: int, step: int
 ) -> None:
     size = data * micro * turns
-    shares = [samples.batch(BEGINNING.share(step, dp, [size // data // micro] * data, micro)) for dp in range(data)]
+    taken = [np.array(dealt_to(dp, (turns,) * data)) for dp in range(data)]
+    shares = [samples.batch(BEGINNING.share(step, own, size, micro)) for own in taken]
     assert {share["tokens"].shape for share in shares} == {(turns, micro, SEQUENCE + 1)}
     together = np.stack([share["tokens"] for share in shares], axis=1).reshape(size, SEQUENCE + 1)
     np.testing.assert_array_equal(together, [samples.tokens((step - 1) * size + i) for i in range(size)])
@@ -72,7 +74,7 @@ def test_no_two_samples_of_a_run_have_the_same_number(prefix: Path) -> None:
 
 
 def test_a_replica_takes_megatrons_slices(samples: GptSamples) -> None:
-    own = BEGINNING.share(iteration=3, dp=1, shares=[2, 2], micro_batch_size=3)
+    own = BEGINNING.share(iteration=3, numbers=np.array([1, 3]), global_batch_size=12, micro_batch_size=3)
     batch = samples.batch(own)["tokens"]
     taken = [[24 + 3, 24 + 4, 24 + 5], [24 + 9, 24 + 10, 24 + 11]]
     np.testing.assert_array_equal(batch, [[samples.tokens(i) for i in micro_batch] for micro_batch in taken])

@@ -19,13 +19,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.plan import Place
 from megatron_ext.contract.schedule_check import check
 from megatron_ext.contract.schedules import Action, Actions, Kind, exists, schedule
-from megatron_ext.engine.executor import Chunk, Executor, neighbours
+from megatron_ext.engine.channels import channels
+from megatron_ext.engine.executor import Chunk, Executor
 from megatron_ext.engine.messages import Content, Message
 from megatron_ext.engine.pace import Pace
 from megatron_ext.parallel import comm
-from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.parallel.groups import Groups
 from megatron_ext.tasks.linear import WeightGradients, linear
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Micro, Tensors
@@ -169,12 +172,16 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
 
     later = WeightGradients(lambda weight, left, right: weight.grad.addmm_(left, right))
     own = [TinyStage(seed, chunk * stages + rank, stages * chunks, later) for chunk in range(chunks)]
-    peers = neighbours(range(stages), rank, chunks, groups[stages]) if stages > 1 else {}
+    peers = (
+        channels(Layout.grid(1, 1, stages), Place(rank, 0, rank, rank, 0, 0), chunks, groups[stages])
+        if stages > 1
+        else {}
+    )
     activations = torch.empty(batch, SEQUENCE, HIDDEN, dtype=torch.float64)
     pace = Pace(torch.device("cpu"), 30.0)
     executor = Executor(chunks_of(own, activations), peers, later, Recorder(None), squares, pace)
     for _ in range(iterations):
-        loss = executor.run(lists[rank], micros(tokens), 0.5)
+        loss = executor.run(lists[rank], dict(enumerate(micros(tokens))), 0.5)
 
     whole = [TinyStage(seed, virtual, stages * chunks, None) for virtual in range(stages * chunks)]
     together = tokens.flatten(0, 1)
@@ -195,7 +202,7 @@ def soak(folder: Path, rank: int, progress: Synchronized) -> None:
         timeout = timedelta(seconds=30)
         store = dist.FileStore(str(folder / "store"), RANKS)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
-        groups = {stages: Groups.make(Grid(1, 1, stages), 2, (), timeout) for stages in range(2, RANKS + 1)}
+        groups = {stages: Groups.make(Layout.grid(1, 1, stages), 2, (), timeout) for stages in range(2, RANKS + 1)}
         for seed in range(SCHEDULES):
             progress.value = seed
             run_one(seed, rank, groups)

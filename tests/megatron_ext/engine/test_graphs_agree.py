@@ -14,10 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron_ext.engine.executor import Chunk, Executor, neighbours
+from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.plan import Place
+from megatron_ext.engine.channels import channels
+from megatron_ext.engine.executor import Chunk, Executor
 from megatron_ext.engine.messages import Message, message_of
 from megatron_ext.engine.pace import Pace
-from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.linear import WeightGradients, linear
@@ -106,7 +109,11 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
     later = WeightGradients(add)
     for stage in own:
         stage.put_off(later, [parameter for each in own for parameter in each.shared])
-    peers = neighbours(range(stages), rank, chunks, groups[stages]) if stages > 1 else {}
+    peers = (
+        channels(Layout.grid(1, 1, stages), Place(rank, 0, rank, rank, 0, 0), chunks, groups[stages])
+        if stages > 1
+        else {}
+    )
     executor = Executor(
         [Chunk(one, message(one.part.enters), message(() if one.last else one.part.leaves)) for one in own],
         peers,
@@ -115,7 +122,7 @@ def run_one(seed: int, rank: int, groups: dict[int, Groups]) -> None:
         loss,
         Pace(CPU, 30.0),
     )
-    found = executor.run(lists[rank], micros, 0.5)
+    found = executor.run(lists[rank], dict(enumerate(micros)), 0.5)
 
     whole_owned: dict[str, nn.Parameter] = {}
     (whole,) = cut(task, [sum(partition)])
@@ -159,7 +166,7 @@ def all_of_them(folder: Path, rank: int) -> None:
         timeout = timedelta(seconds=30)
         store = dist.FileStore(str(folder / "store"), RANKS)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
-        groups = {stages: Groups.make(Grid(1, 1, stages), 2, (), timeout) for stages in range(2, RANKS + 1)}
+        groups = {stages: Groups.make(Layout.grid(1, 1, stages), 2, (), timeout) for stages in range(2, RANKS + 1)}
         for seed in range(TASKS):
             run_one(seed, rank, groups)
         dist.barrier()

@@ -15,11 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.plan import Place
 from megatron_ext.contract.schedules import Actions, schedule
-from megatron_ext.engine.executor import Executor, neighbours
+from megatron_ext.engine.channels import channels
+from megatron_ext.engine.executor import Executor
 from megatron_ext.engine.pace import Pace
 from megatron_ext.parallel import comm
-from megatron_ext.parallel.grid import Groups
+from megatron_ext.parallel.groups import Groups
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.timeline.recorder import Recorder
 from megatron_ext.train import device_of
@@ -110,12 +113,12 @@ def launched(actions: list[Actions], chunks: int, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(dist, "isend", queue.isend)
         monkeypatch.setattr(dist, "irecv", queue.irecv)
         own = [TinyStage(0, chunk * stages + rank, stages * chunks, None) for chunk in range(chunks)]
-        peers = neighbours(range(stages), rank, chunks, GROUPS)
+        peers = channels(Layout.grid(1, 1, stages), Place(rank, 0, rank, rank, 0, 0), chunks, GROUPS)
         later = WeightGradients(lambda weight, left, right: None)
         pace = Pace(torch.device("cpu"), 0.0)
         executor = Executor(chunks_of(own, activations), peers, later, Passes(queue), squares, pace)  # type: ignore[arg-type]
         for _ in range(2):
-            executor.run(actions[rank], micro_batches, 1.0)
+            executor.run(actions[rank], dict(enumerate(micro_batches)), 1.0)
     return queues
 
 

@@ -23,7 +23,7 @@ from megatron_ext.engine import flat
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.reduce import GradientReducer
-from megatron_ext.parallel.grid import Groups
+from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of, task_of
 from megatron_ext.tasks.language.transformer import TransformerLayer

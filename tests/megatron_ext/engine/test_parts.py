@@ -18,10 +18,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_ext.contract.events import NAMES
+from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.operations import flops_per_token
+from megatron_ext.contract.plan import Place
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.contract.train_config import TrainConfig
-from megatron_ext.engine.executor import neighbours
+from megatron_ext.engine.channels import channels
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.learning_rate import learning_rate
 from megatron_ext.engine.log import iteration_line
@@ -29,7 +31,7 @@ from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.precision import LossScaler
 from megatron_ext.engine.reduce import buckets
 from megatron_ext.engine.update_rules import NORM_ROW
-from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.software import difference
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
@@ -100,15 +102,19 @@ def test_the_norm_counts_every_gradient_once(tmp_path: Path, corpus: Path) -> No
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 6))
 def test_groups_cover_the_grid_in_megatrons_order(tensor: int, data: int, pipeline: int) -> None:
-    grid = Grid(tensor, data, pipeline)
+    grid = Layout.grid(tensor, data, pipeline)
     world = tensor * data * pipeline
-    for groups, differing in ((grid.data_groups(), 1), (grid.pipeline_groups(), 0)):
+    every = range(pipeline)
+    for groups, differing in ((grid.data_groups(), 1), (grid.channel_groups(every), 0), (grid.tensor_groups(), 2)):
         assert sorted(rank for group in groups for rank in group) == list(range(world))
         for group in groups:
             places = np.array([(rank // tensor // data, rank // tensor % data, rank % tensor) for rank in group])
             same = [axis for axis in range(3) if axis != differing]
             assert (places[:, same] == places[0, same]).all()
-    assert grid.stage_groups((0, pipeline - 1)) == [[g[0], g[-1]] for g in grid.pipeline_groups()]
+    ends = [[group[0], group[-1]] for group in grid.channel_groups(every)]
+    assert grid.channel_groups((0, pipeline - 1)) == ends
+    for sharded in (False, True):
+        assert [sorted(summed.ranks) for summed in grid.tied_groups((0, pipeline - 1), sharded)] == ends
 
 
 @given(st.integers(2, 5), st.integers(1, 3))
@@ -119,7 +125,8 @@ def test_two_stages_send_each_other_every_kind_of_message_one_way_in_a_group_of_
     groups = Groups(**{field.name: field.name for field in fields(Groups)})  # type: ignore[arg-type]
     ways: dict[tuple[object, frozenset[int]], set[tuple[str, int, int]]] = {}
     for stage in range(stages):
-        for kind, peer in neighbours(range(stages), stage, chunks, groups).items():
+        place = Place(stage, 0, stage, stage, 0, 0)
+        for kind, ((peer,),) in channels(Layout.grid(1, 1, stages), place, chunks, groups).items():
             what, sends = kind.value.split("-")[0], kind in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
             way = (what, stage, peer.rank) if sends else (what, peer.rank, stage)
             ways.setdefault((peer.group, frozenset((stage, peer.rank))), set()).add(way)

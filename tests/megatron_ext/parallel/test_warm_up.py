@@ -10,14 +10,24 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_ext.engine.executor import neighbours, warm_up
-from megatron_ext.parallel.grid import Grid, Groups
+from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.plan import Place
+from megatron_ext.engine.channels import channels, warm_up
+from megatron_ext.parallel.groups import Groups, Tied
 
-LAYOUTS = [
-    (tensor, data, pipeline, chunks)
+EVEN = [
+    (Layout.grid(tensor, data, pipeline), chunks)
     for tensor, data, pipeline, chunks in product((1, 2), (1, 2, 3), (1, 2, 3, 4, 5, 8), (1, 2))
     if chunks == 1 or pipeline > 1
 ]
+UNLIKE = [
+    (Layout(tensors, replicas), 1)
+    for stages in (2, 3)
+    for tensors, replicas in product(product((1, 2, 4), repeat=stages), product((1, 2, 3), repeat=stages))
+    if sum(tensor * count for tensor, count in zip(tensors, replicas, strict=True)) <= 12
+]
+IN_A_RING = [(Layout(tensors, (2,) * len(tensors)), 2) for tensors in ((2, 1), (1, 2, 4), (4, 1, 1, 2))]
+LAYOUTS = EVEN + UNLIKE + IN_A_RING
 
 
 class Fake:
@@ -66,22 +76,25 @@ def stuck(meetings: list[list[tuple[object, tuple[int, ...]]]]) -> list[int]:
     return [rank for rank, of_rank in enumerate(left) if of_rank]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["t{}d{}p{}c{}".format(*layout) for layout in LAYOUTS])
+@pytest.mark.parametrize(
+    ("layout", "chunks"), LAYOUTS, ids=[f"t{layout.tensors}d{layout.replicas}c{chunks}" for layout, chunks in LAYOUTS]
+)
 def test_every_group_and_channel_is_connected_and_nobody_waits_for_ever(
-    monkeypatch: pytest.MonkeyPatch, layout: tuple[int, int, int, int]
+    monkeypatch: pytest.MonkeyPatch, layout: Layout, chunks: int
 ) -> None:
-    *sizes, chunks = layout
-    grid = Grid(*sizes)
     meetings = []
-    for rank in range(grid.ranks.size):
-        fake = Fake(rank, grid.ranks.size)
+    ties = [Tied((0, layout.stages - 1), sharded) for sharded in (True, False) if layout.stages > 1]
+    for rank in range(layout.world_size):
+        fake = Fake(rank, layout.world_size)
         fake.patch(monkeypatch)
-        groups = Groups.make(grid, chunks, [(0, grid.pipeline - 1)] if grid.pipeline > 1 else [], timedelta(seconds=1))
-        stage, dp, tp = (int(place[0]) for place in (grid.ranks == rank).nonzero())
-        peers = neighbours(grid.ranks[:, dp, tp].tolist(), stage, chunks, groups)
-        warm_up(groups, peers, stage, grid.pipeline, torch.device("cpu"))
-        used = [group for group in (groups.tensor, groups.data, groups.model, *groups.tied) if group is not None]
+        groups = Groups.make(layout, chunks, ties, timedelta(seconds=1))
+        place = Place(rank, 0, rank, *layout.stage_dp_tp(rank))
+        peers = channels(layout, place, chunks, groups)
+        warm_up(groups, peers, place, layout.stages, torch.device("cpu"))
+        tied = [part.group for parts in groups.tied for part in parts]
+        used = [group for group in (groups.tensor, groups.data, groups.model, *tied) if group is not None]
         assert set(used) < set(fake.meetings)
-        assert len(fake.meetings) == 1 + len(used) + len(peers) == len(set(fake.meetings))
+        ways = sum(len(way) for ways in peers.values() for way in ways)
+        assert len(fake.meetings) == 1 + len(used) + ways == len(set(fake.meetings))
         meetings.append(fake.meetings)
     assert stuck(meetings) == []

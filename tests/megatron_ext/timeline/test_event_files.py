@@ -184,7 +184,7 @@ def recorded(run: EngineRun, rank: int, iteration: int) -> list[str]:
 def expected(run: EngineRun) -> list[str]:
     """What the last stage records of the last iteration."""
     names = ["batch-generator"]
-    for kind, m, _ in actions_of(run.plan, 0)[1]:
+    for kind, m, _ in actions_of(run.plan, 1, 0):
         if kind is Kind.BACKWARD and m == MICRO_BATCH:
             return names
         names += [kind.value] + ["loss-compute"] * (kind is Kind.FORWARD)

@@ -1,14 +1,8 @@
-"""Where ranks stand: Megatron's order, tensor fastest, then data, then pipeline."""
+"""A rank as messages name it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
-
-
-def stage_dp_tp(rank: int, tensor: int, data: int) -> Tuple[int, int, int]:
-    """Stage, replica and place in the tensor group of a rank: rank = (stage * data + dp) * tensor + tp."""
-    return rank // (tensor * data), rank // tensor % data, rank % tensor
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+"""The process groups of a rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Iterable, NamedTuple, Optional, Sequence
+
+import torch.distributed as dist
+
+from megatron_ext.contract.layout import Layout
+
+
+class Tied(NamedTuple):
+    """A parameter of which several stages have a copy."""
+
+    stages: Sequence[int]
+    sharded: bool
+    """Whether the ranks of a tensor group share it, by rows."""
+
+
+class TiedPart(NamedTuple):
+    """A part of a tied parameter that this rank has, and with whom it adds up its gradient."""
+
+    group: dist.ProcessGroup
+    part: int
+    parts: int
+    """Of the parameter's rows here, cut into so many parts, it is this one."""
+    gives: bool
+    """Whether this rank's gradient is one of those that are added up."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """This rank's process groups; None where it is alone or not a member."""
+
+    tensor: Optional[dist.ProcessGroup] = None
+    data: Optional[dist.ProcessGroup] = None
+    model: Optional[dist.ProcessGroup] = None
+    forward: Optional[dist.ProcessGroup] = None
+    """Activations, from a stage to the next one."""
+    backward: Optional[dist.ProcessGroup] = None
+    """Gradients, from a stage to the one before."""
+    forward_wrap: Optional[dist.ProcessGroup] = None
+    """Activations, from the last stage to the first one's next chunk: with two stages, the way of the gradients."""
+    backward_wrap: Optional[dist.ProcessGroup] = None
+    """Gradients, from the first stage to the last one's previous chunk."""
+    tied: Sequence[Sequence[TiedPart]] = ()
+    """By parameter of which several stages have a copy, in the order of `ties`; none where this rank has no copy."""
+
+    @classmethod
+    def make(cls, layout: Layout, chunks: int, ties: Sequence[Tied], timeout: timedelta) -> Groups:
+        """Makes all groups of the layout; every rank must call it, for each group needs all ranks' consent."""
+        rank = dist.get_rank()
+
+        def mine(rank_lists: Iterable[Sequence[int]]) -> Optional[dist.ProcessGroup]:
+            own = None
+            for ranks in rank_lists:
+                if len(ranks) > 1:
+                    group = dist.new_group(list(ranks), timeout=timeout)
+                    if rank in ranks:
+                        own = group
+            return own
+
+        def parts(tie: Tied) -> Sequence[TiedPart]:
+            stage, _, tp = layout.stage_dp_tp(rank)
+            found = []
+            for ranks, givers, part, of in layout.tied_groups(tie.stages, tie.sharded):
+                group = mine([ranks])
+                if group is not None:
+                    own = of // layout.tensors[stage] if tie.sharded else 1
+                    first = tp * own if tie.sharded else 0
+                    found.append(TiedPart(group, part - first, own, rank in givers))
+            return found
+
+        every = range(layout.stages)
+        ends = layout.channel_groups((0, layout.stages - 1)) if chunks > 1 else []
+        return cls(
+            tensor=mine(layout.tensor_groups()),
+            data=mine(layout.data_groups()),
+            model=mine(layout.model_groups()),
+            tied=[parts(tie) for tie in ties],
+            forward=mine(layout.channel_groups(every)),
+            backward=mine(layout.channel_groups(every)),
+            forward_wrap=mine(ends),
+            backward_wrap=mine(ends),
+        )
