@@ -31,7 +31,7 @@ class Run:
 
     def __repr__(self) -> str:
         plan = self.plan
-        sizes = f"tensor {plan.tensor} x data {plan.data} x pipeline {plan.pipeline}"
+        sizes = " x ".join(f"{key} {size}" for key, size in plan.sizes.items())
         return (
             f"<{self.name}: {sizes}, {len(self.metrics)} logged iterations, {len(self._found.timeline.events)} events>"
         )

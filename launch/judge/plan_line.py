@@ -9,8 +9,9 @@ from megatron_ext.contract.plan import Plan
 
 def short_plan(plan: Plan) -> str:
     """For a cell of a table: sizes, partition, micro-batch of the global batch, and the nodes in their order."""
+    sizes = plan.sizes
     return (
-        f"tp{plan.tensor} dp{plan.data} pp{plan.pipeline}, {Partition(tuple(plan.partition))}, "
+        f"tp{sizes['tensor']} dp{sizes['data']} pp{sizes['pipeline']}, {Partition(tuple(plan.partition))}, "
         f"batch {plan.micro_batch_size}/{plan.global_batch_size}, "
         f"{NodeOrder(tuple(node.group for node in plan.planned_nodes))}"
     )
@@ -19,7 +20,7 @@ def short_plan(plan: Plan) -> str:
 def plan_line(plan: Plan) -> str:
     """The plan in one line."""
     return (
-        f"tensor {plan.tensor} x data {plan.data} x pipeline {plan.pipeline}, partition "
+        f"{' x '.join(f'{key} {size}' for key, size in plan.sizes.items())}, partition "
         f"{Partition(tuple(plan.partition))}, micro-batch {plan.micro_batch_size}, global batch "
         f"{plan.global_batch_size}, {len(plan.ranks)} ranks on {plural(len(plan.nodes), 'node')}"
     )

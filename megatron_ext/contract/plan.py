@@ -283,6 +283,15 @@ class Plan(Content):
         step = self.data * self.micro_batch_size
         return [self.global_batch_size // step if step else 0] * self.data
 
+    @property
+    def sizes(self) -> Dict[str, str]:
+        """In words, `tensor`, `data` and `pipeline`: one number, or one by stage where stages differ."""
+        return {
+            "tensor": "-".join(map(str, self.tensors or [self.tensor])),
+            "data": "-".join(map(str, self.replicas or [self.data])),
+            "pipeline": str(self.pipeline),
+        }
+
     def taken_by(self, stage: int, dp: int) -> Sequence[int]:
         """The numbers of a replica's micro-batches among those of the iteration, rising."""
         if self.replicas is not None:

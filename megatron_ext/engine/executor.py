@@ -22,7 +22,6 @@ Key = Tuple[int, int]
 Factor = Union[float, Tensor]
 LOSS = "loss"
 """What leaves the last stage, by name."""
-NO_PEER = -1
 
 
 class Chunk(NamedTuple):
@@ -188,8 +187,11 @@ class Executor:
         m, chunk = key
         ways, message = self._outboxes[kind], self._messages[kind][chunk]
         outboxes = ways[m % len(ways)]
-        peer = outboxes[0].peer.rank if outboxes else NO_PEER
-        with self._recorder.span(kind.value, m, peer, chunk):
-            for tensor in message.pack(tensors):
-                for outbox in outboxes:
+        packed: List[Tensor] = []
+        if not outboxes:  # the next tensor group is smaller: others of this one send, but all gather
+            message.pack(tensors)
+        for outbox in outboxes:
+            with self._recorder.span(kind.value, m, outbox.peer.rank, chunk):
+                packed = packed or message.pack(tensors)
+                for tensor in packed:
                     outbox.put(tensor.detach())

@@ -22,7 +22,6 @@ from megatron_ext.contract.schedule_check import actions_of
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.engine.channels import RECEIVES, channels
 from megatron_ext.engine.engine import StepResult
-from megatron_ext.engine.executor import NO_PEER
 from megatron_ext.engine.log import TrainingLog
 from megatron_ext.parallel.comm import Inbox, Outbox, told
 from megatron_ext.parallel.groups import Groups
@@ -118,16 +117,14 @@ class Rehearsal:
 
     def _send(self, kind: Kind, micro_batch: int, chunk: int) -> None:
         ways = self._outboxes[kind]
-        outboxes = ways[micro_batch % len(ways)]
         forward = kind is Kind.SEND_FORWARD
         takes = self._times.send_forward_ns if forward else self._times.send_backward_ns
         link = None if self._times.one_way_out else kind
-        for outbox in outboxes:
+        for outbox in ways[micro_batch % len(ways)]:
             begin = max(self.now_ns, self._free.get(link, 0))
             self._free[link] = begin + (self._times.busy_forward_ns if forward else self._times.busy_backward_ns)
             outbox.put(torch.tensor([begin + takes]))
-        peer = outboxes[0].peer.rank if outboxes else NO_PEER
-        self._recorder.record(kind.value, self.now_ns, self.now_ns, micro_batch, peer, chunk)
+            self._recorder.record(kind.value, self.now_ns, self.now_ns, micro_batch, outbox.peer.rank, chunk)
 
     def _together(self, name: str, group: Optional[dist.ProcessGroup], duration: int) -> None:
         """A collective: it begins when the last rank of the group comes to it."""

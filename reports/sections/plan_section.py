@@ -35,8 +35,7 @@ def _sentences(plan: Plan) -> list[str]:
     tokens = f" of {' + '.join(lengths)} tokens" if lengths else ""
     samples = f"{plan.global_batch_size} samples{tokens}{_shares(plan)}"
     return [
-        f"{len(plan.ranks)} ranks = {plan.pipeline} pipeline stages × {plan.data} data-parallel replicas × "
-        f"{plan.tensor} tensor-parallel, {_where(plan)}.",
+        f"{len(plan.ranks)} ranks {_product(plan)}, {_where(plan)}.",
         *([_cut(plan)] if plan.partition else []),
         f"Each iteration trains on {samples}, {order}.",
         *_model(plan),
@@ -45,7 +44,19 @@ def _sentences(plan: Plan) -> list[str]:
     ]
 
 
+def _product(plan: Plan) -> str:
+    if plan.tensors is None and plan.replicas is None:
+        return f"= {plan.pipeline} pipeline stages × {plan.data} data-parallel replicas × {plan.tensor} tensor-parallel"
+    sizes = plan.sizes
+    replicas = f"{sizes['data']} data-parallel replicas{' by stage' * (plan.replicas is not None)}"
+    tensor = f"{sizes['tensor']} tensor-parallel{' by stage' * (plan.tensors is not None)}"
+    return f"in {plan.pipeline} pipeline stages, {replicas} × {tensor}"
+
+
 def _shares(plan: Plan) -> str:
+    if plan.replicas is not None:
+        count = plan.global_batch_size // plan.micro_batch_size
+        return f": {count} micro-batches of {plan.micro_batch_size}, which the replicas of a stage take in turn"
     if plan.shares is not None:
         counts = "-".join(map(str, plan.shares))
         return f": {counts} micro-batches of {plan.micro_batch_size} on replicas 0 to {plan.data - 1}"
