@@ -292,6 +292,13 @@ class Plan(Content):
             "pipeline": str(self.pipeline),
         }
 
+    @property
+    def micro_batch_numbers(self) -> int:
+        """How many numbers the actions of a rank give micro-batches at most: those of a replica, or of all of them."""
+        if self.replicas is not None:
+            return self.global_batch_size // self.micro_batch_size
+        return max(self.micro_batches, default=0)
+
     def taken_by(self, stage: int, dp: int) -> Sequence[int]:
         """The numbers of a replica's micro-batches among those of the iteration, rising."""
         if self.replicas is not None:

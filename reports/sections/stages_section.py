@@ -50,9 +50,9 @@ def stages_section(
 
 def ideal(plan: Plan) -> IdealBubble | None:
     """What to compare the bubble of a run with; None for a schedule of which it is not known."""
-    if (
-        plan.schedule_file or plan.shares or plan.replicas or not plan.ranks or not plan.micro_batches[0]
-    ):  # a log need not tell
+    if plan.schedule_file or plan.shares or plan.replicas:
+        return None
+    if not plan.ranks or not plan.micro_batches[0]:  # a log need not tell
         return None
     return ideal_bubble(plan.schedule, plan.pipeline, plan.chunks, plan.micro_batches[0])
 
