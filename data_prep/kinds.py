@@ -10,6 +10,8 @@ from conf.errors import RunFolderError
 from conf.run_folder.json_values import typed
 from data_prep.errors import DataPrepError
 from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.model import IMAGES as CLASSIFIERS
+from megatron_ext.contract.model import TRANSLATION
 from megatron_ext.data.indexed_dataset import data_file
 
 T = TypeVar("T")
@@ -21,17 +23,34 @@ VERSION = 1
 """Of the manifests of pairs and images."""
 
 
-def kind_of(prefix: Path) -> str:
-    """What the manifest of data says that they are; text, where there is none or one of text.
+def kind_of(prefix: Path) -> str | None:
+    """What data are by their manifest, or by the index of text; None where neither says it.
 
     Whoever opens the data says what is wrong with them.
     """
     try:
         content = json.loads(read_regular(data_file(prefix, ".json")))
     except (OSError, ValueError, RecursionError):
-        return TEXT
+        content = None
     kind = content.get("kind") if isinstance(content, dict) else None
-    return kind if isinstance(kind, str) and kind in MADE_BY else TEXT
+    if isinstance(kind, str) and kind in MADE_BY:
+        return kind
+    return TEXT if data_file(prefix, ".idx").exists() else None
+
+
+def kind_for(family: str) -> str:
+    """What a model of this family learns from."""
+    return PAIRS if family in TRANSLATION else IMAGES if family in CLASSIFIERS else TEXT
+
+
+def require_kind(prefix: Path, family: str, key: str) -> None:
+    """Raises DataPrepError for data of another kind than a model of this family learns from."""
+    found, wanted = kind_of(prefix), kind_for(family)
+    if found not in (None, wanted):
+        raise DataPrepError(
+            f"{key}={prefix} holds {found}, but model.family={family} learns from {wanted}; give data that "
+            f"{MADE_BY[wanted]!r} made, or choose a model for {found}"
+        )
 
 
 def read_described(prefix: Path, manifest: type[T]) -> T:

@@ -18,7 +18,7 @@ from data_prep.images.arrays import PACKAGED, Arrays, packaged
 from data_prep.images.files import ImageFiles
 from data_prep.images.item import Reader
 from data_prep.images.manifest import ImagesManifest
-from data_prep.images.pixels import Wanted
+from data_prep.images.pixels import Shape, Wanted
 from data_prep.images.prepare import Request, is_prepared, prepare
 from data_prep.kinds import IMAGES, kind_of
 from data_prep.text.corpus import Corpus
@@ -88,7 +88,7 @@ def summary(made: ImagesManifest) -> str:
     """What was prepared, in a line."""
     splits = ", ".join(f"{split.images} {name}" for name, split in made.splits.items())
     return (
-        f"{splits} images of {made.height}x{made.width} pixels and {made.channels} channel{'s' * (made.channels > 1)}, "
+        f"{splits} images of {Shape(made.height, made.width, made.channels)}, "
         f"{len(made.classes)} classes of {made.corpus}"
     )
 

@@ -22,7 +22,7 @@ class Shape(NamedTuple):
     channels: int
 
     def __str__(self) -> str:
-        return f"{self.height}x{self.width}, {self.channels} channel{'s' * (self.channels > 1)}"
+        return f"{self.height}x{self.width} pixels, {self.channels} channel{'s' * (self.channels > 1)}"
 
 
 @dataclass(frozen=True)

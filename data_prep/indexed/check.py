@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema.experiment import EngineKind, Experiment
-from conf.schema.model import Family, Model
+from conf.schema.model import Family
 from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import TOKENIZER, Manifest, is_true, read_manifest, same_vocabulary
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.model import TRANSLATION
 from megatron_ext.contract.plan import Masking
-from megatron_ext.data import bert_samples, pairs, sentence_maps, t5_samples
+from megatron_ext.data import bert_samples, sentence_maps, t5_samples
 from megatron_ext.data.blend import normalized, samples_of
 from megatron_ext.data.index_maps import check_saved, require_one_sample, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
@@ -27,8 +26,8 @@ SAMPLED = (64, 1 << 16)
 """Places of data without a manifest that a launch looks at, and the tokens of each."""
 
 
-def check_for_training(experiment: Experiment) -> list[str]:
-    """Checks that the data can feed this experiment; returns what is odd about that, in words.
+def check_text(experiment: Experiment) -> list[str]:
+    """Checks that text can feed this experiment; returns what is odd about that, in words.
 
     Raises:
         DataPrepError: the files are missing, damaged, of another vocabulary, or too short for one sample, or the index
@@ -41,8 +40,6 @@ def check_for_training(experiment: Experiment) -> list[str]:
     for number, (corpus, share) in enumerate(zip(corpora, shares, strict=True)):
         key, of_corpus = f"data.blend[{number - 1}].prefix" if number else "data.prefix", samples_of(share, samples)
         doubts += _check_corpus(experiment, Path(corpus.prefix), key, of_corpus if len(corpora) > 1 else samples)
-    if experiment.model.family in TRANSLATION:
-        return doubts
     prefixes = [Path(corpus.prefix) for corpus in corpora]
     _check_different(prefixes)
     _check_vocabularies(prefixes)
@@ -76,8 +73,6 @@ def _check_vocabularies(prefixes: Sequence[Path]) -> None:
 
 def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) -> list[str]:
     """Of one corpus, of which a run takes so many samples."""
-    if experiment.model.family in TRANSLATION:
-        return _check_pairs(experiment.model, prefix, key)
     for suffix in (".bin", ".idx"):
         if not data_file(prefix, suffix).is_file():
             raise DataPrepError(
@@ -99,38 +94,6 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
     except DataError as error:
         raise DataPrepError(f"{key}={prefix}: {error}") from error
     return doubts
-
-
-def _check_pairs(model: Model, prefix: Path, key: str) -> list[str]:
-    """Of pairs of sentences; returns what is odd.
-
-    Raises:
-        DataPrepError: they are missing, damaged, of a larger vocabulary, or all too long.
-    """
-    given = f"{key}={prefix}"
-    for side in pairs.SIDES:
-        if not (path := data_file(pairs.side_prefix(prefix, "train", side), ".idx")).is_file():
-            raise DataPrepError(
-                f"{given}: {path} is not there; model.family={model.family} learns from pairs of sentences: prepare "
-                "them with 'tdpp data pairs', and give the prefix that it prints"
-            )
-    try:
-        found = pairs.Pairs(prefix, "train", model.sequence_length, model.sized(1).decoder_tokens)
-    except DataError as error:
-        raise DataPrepError(f"{given}: {error}") from error
-    needed = 1 + max(_highest(found.source), _highest(found.target))
-    if needed > model.vocab_size:
-        raise DataPrepError(
-            f"{given} has token ids up to {needed - 1}, but model.vocab_size={model.vocab_size}; set it to that of the "
-            "data's tokenizer, or choose other data"
-        )
-    if 2 * found.left_out < len(found.source):
-        return []
-    return [
-        f"{given}: only {len(found.kept)} of {len(found.source)} pairs are used; the others are longer than "
-        f"model.sequence_length={model.sequence_length} or model.decoder_sequence_length="
-        f"{model.sized(1).decoder_tokens} with their marks, or empty"
-    ]
 
 
 def _check_sentences(
@@ -168,7 +131,7 @@ def _check_vocabulary(data: IndexedDataset, manifest: Manifest | None, given: st
         needed, other = manifest.vocab_size, f"model.vocab_size={manifest.vocab_size}"
         fact = f"was made with a vocabulary of {needed} ({manifest.tokenizer})"
     else:
-        needed, other = _highest(data) + 1, "model.vocab_size to that of the data's tokenizer"
+        needed, other = highest_id(data) + 1, "model.vocab_size to that of the data's tokenizer"
         fact = f"has token ids up to {needed - 1}"
     if needed > allowed:
         raise DataPrepError(f"{given} {fact}, but model.vocab_size={allowed}; set {other}, or choose other data")
@@ -180,7 +143,7 @@ def _check_vocabulary(data: IndexedDataset, manifest: Manifest | None, given: st
     ]
 
 
-def _highest(data: IndexedDataset) -> int:
+def highest_id(data: IndexedDataset) -> int:
     """The highest token id of a sample of the data, evenly spread; 0 of none."""
     places, size = SAMPLED
     begins = np.linspace(0, max(0, len(data.tokens) - size), places, dtype=np.int64)

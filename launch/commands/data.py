@@ -1,4 +1,4 @@
-"""`tdpp data`: prepare indexed data, look into them, check, merge and split them."""
+"""`tdpp data`: prepare text, pairs and images, look into them, check, merge and split them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from conf.reading.values import Parser, option, whole
 from conf.reading.writable import why_not_writable, write_whole
 from data_prep.errors import DataPrepError
 from data_prep.images import options as images_options
+from data_prep.images.check import check_in_full as check_images
+from data_prep.images.inspect import described as described_images
+from data_prep.images.inspect import image_text
 from data_prep.indexed.check import check, open_checked
 from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.indexed.reshape import merge, split
+from data_prep.kinds import IMAGES, MADE_BY, PAIRS, kind_of
 from data_prep.pairs import options as pairs_options
+from data_prep.pairs.check import check_in_full as check_pairs
+from data_prep.pairs.inspect import described as described_pairs
+from data_prep.pairs.inspect import pair_text
+from data_prep.pairs.inspect import sample_text as pair_sample
 from data_prep.preparation import options
 from megatron_ext.contract.model import BERT, GPT, T5
 
@@ -34,26 +42,27 @@ def main(argv: Sequence[str]) -> int:
     elif command == "inspect":
         _inspect(arguments)
     elif command == "check":
-        data = check(arguments.prefix, arguments.vocab_size)
-        sequences = f"{len(data)} sentences, " if len(data) != data.documents else ""
-        print(f"{arguments.prefix}: sound, {data.documents} documents, {sequences}{len(data.tokens)} tokens")
+        print(f"{arguments.prefix}: sound, {_checked(arguments.prefix, arguments.vocab_size)}")
     elif command == "merge":
+        for prefix in arguments.prefix:
+            _require_text(prefix, command)
         print(merge(arguments.prefix, arguments.output))
     else:
+        _require_text(arguments.prefix, command)
         print("\n".join(map(str, split(arguments.prefix, arguments.weights, arguments.output))))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="tdpp data", description="Turn text into the indexed data that Megatron reads.")
+    parser = Parser(prog="tdpp data", description="Turn text, pairs of sentences and images into data for training.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     options.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
     pairs_options.add_options(commands.add_parser("pairs", help="write sentences in two languages, side by side"))
     images_options.add_options(commands.add_parser("images", help="write images and their classes, packed into arrays"))
-    look = commands.add_parser("inspect", help="tell what indexed data hold")
+    look = commands.add_parser("inspect", help="say what data hold")
     look.add_argument("prefix", type=Path, help=PREFIX)
     one = look.add_mutually_exclusive_group()
-    one.add_argument("--document", type=int, metavar="N", help="print the text of one document")
+    one.add_argument("--document", type=int, metavar="N", help="print one document, pair or image")
     one.add_argument("--sample", type=int, metavar="N", help="print the text of one training sample of a run, from 0")
     look.add_argument(
         "--sequence-length", type=option(whole), default=1024, metavar="N", help="of the run; without it 1024"
@@ -72,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what else the run of a bert or t5 has, such as data.mask_prob=0.2 or model.bert_binary_head=false",
     )
     look.add_argument("--page", type=Path, metavar="FILE", help="write a page with figures of documents and tokens")
-    sound = commands.add_parser("check", help="check indexed data in full")
+    sound = commands.add_parser("check", help="check data in full")
     sound.add_argument("prefix", type=Path, help=PREFIX)
     sound.add_argument("--vocab-size", type=option(whole), metavar="N", help="for token ids; without it the manifest's")
     join = commands.add_parser("merge", help="make one of several indexed data, in the order given")
@@ -101,11 +110,59 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _checked(prefix: Path, vocab_size: int | None) -> str:
+    """Checks data of any kind in full; returns how many there are."""
+    kind = kind_of(prefix)
+    if kind == PAIRS:
+        splits = check_pairs(prefix, vocab_size).splits.items()
+        return f"{', '.join(f'{split.pairs} {name}' for name, split in splits)} pairs"
+    if kind == IMAGES:
+        if vocab_size is not None:
+            raise DataPrepError(f"--vocab-size {vocab_size}: {prefix} holds images, which have no tokens; leave it out")
+        found = check_images(prefix)
+        splits_ = ", ".join(f"{split.images} {name}" for name, split in found.splits.items())
+        return f"{splits_} images of {len(found.classes)} classes"
+    data = check(prefix, vocab_size)
+    sequences = f"{len(data)} sentences, " if len(data) != data.documents else ""
+    return f"{data.documents} documents, {sequences}{len(data.tokens)} tokens"
+
+
+def _require_text(prefix: Path, command: str) -> None:
+    kind = kind_of(prefix)
+    if kind in (PAIRS, IMAGES):
+        raise DataPrepError(
+            f"{prefix} holds {kind}, but {command} is for text; give {MADE_BY[kind]!r} another --source"
+        )
+
+
+def _inspect_other(arguments: argparse.Namespace, kind: str) -> None:
+    """Of pairs and images."""
+    prefix: Path = arguments.prefix
+    of_text = {"--page": arguments.page, "--set": arguments.set, "--family": arguments.family != GPT}
+    if kind == IMAGES:
+        of_text["--sample"] = arguments.sample is not None
+    for name, given in of_text.items():
+        if given:
+            raise DataPrepError(f"{name}: {prefix} holds {kind}, which have none; --document N shows one of them")
+    if arguments.sample is not None:
+        samples = arguments.samples or arguments.sample + 1
+        print(pair_sample(prefix, arguments.sample, samples, arguments.seed, arguments.sequence_length))
+    elif arguments.document is not None:
+        print((pair_text if kind == PAIRS else image_text)(prefix, arguments.document))
+    else:
+        facts = (described_pairs if kind == PAIRS else described_images)(prefix)
+        print("\n".join(f"{key}: {value}" for key, value in facts.items()))
+
+
 def _inspect(arguments: argparse.Namespace) -> None:
     prefix: Path = arguments.prefix
     page: Path | None = arguments.page
     if page is not None and (why := why_not_writable(page)) is not None:
         raise DataPrepError(f"--page {page}: cannot be written: {why}")
+    kind = kind_of(prefix)
+    if kind in (PAIRS, IMAGES):
+        _inspect_other(arguments, kind)
+        return
     data = open_checked(prefix)
     if arguments.document is not None:
         print(document_text(data, prefix, arguments.document))

@@ -45,7 +45,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
         TdppError: the data, `train.load` or `parallel.schedule_file` do not fit the experiment.
     """
     # Only a launch needs these, and help and resume do not wait for numpy.
-    from data_prep.indexed.check import check_for_training
+    from data_prep.training import check_for_training
     from megatron_ext.checkpoints import meta
     from megatron_ext.contract import schedule_check
     from megatron_ext.contract.errors import EngineError

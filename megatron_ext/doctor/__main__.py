@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from megatron_ext.contract.errors import DataError, EngineError
+from megatron_ext.contract.model import IMAGES, TRANSLATION
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.map_places import place_to_write
 from megatron_ext.parallel import interface
@@ -36,6 +37,11 @@ TOGETHER_S = 120.0
 """For all that ranks do together."""
 POLL_S = 0.05
 _SHARED_MEMORY = Path("/dev/shm")
+_OF_TEXT = (".bin", ".idx")
+_OF_PAIRS = tuple("-train.{}{}".format(side, suffix) for side in ("source", "target") for suffix in _OF_TEXT)
+_OF_IMAGES = (".json", "-train.images.npy", "-train.labels.npy")
+_SUFFIXES_OF = {**dict.fromkeys(TRANSLATION, _OF_PAIRS), **dict.fromkeys(IMAGES, _OF_IMAGES)}
+"""What ranks read of data that have no index maps, by the model's family."""
 
 
 class _Told:
@@ -168,7 +174,8 @@ def _hindrance(plan: Plan, paths: List[Path]) -> str:
 
 def _files(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
     """What training reads: the bytes of each file, a folder counting as 0, or why it cannot be read."""
-    files = [f"{prefix}{suffix}" for prefix in _prefixes(plan) for suffix in (".bin", ".idx")]
+    suffixes = _SUFFIXES_OF.get(plan.model.family, _OF_TEXT)
+    files = [f"{prefix}{suffix}" for prefix in _prefixes(plan) for suffix in suffixes]
     for name in [*files, *filter(None, [plan.train.load])]:
         try:
             yield name, {"bytes": _read(Path(name))}
@@ -178,7 +185,7 @@ def _files(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
 
 def _maps(plan: Plan) -> Iterator[Tuple[str, Dict[str, Any]]]:
     """By the prefix of a corpus: the folder where its index maps would be written, or why there is none."""
-    for prefix in _prefixes(plan):
+    for prefix in _prefixes(plan) if plan.model.family not in _SUFFIXES_OF else ():
         try:
             yield prefix, {"folder": str(place_to_write(prefix, plan.data_cache).parent)}
         except DataError as error:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from conf.compose import compose
 from data_prep.errors import DataPrepError
-from data_prep.indexed.check import check_for_training
 from data_prep.indexed.manifest import tokenizer_of
 from data_prep.preparation import prepare as preparation
 from data_prep.preparation.prepare import Request, prepare
@@ -22,6 +21,7 @@ from data_prep.text.encode import Options
 from data_prep.text.sentences import sentences
 from data_prep.tokenizers.special import vocabulary_of, with_special
 from data_prep.tokenizers.tokenizer import JsonTokenizer, content_of, train_bpe
+from data_prep.training import check_for_training
 from launch.commands.data import main
 from megatron_ext.contract.plan import Masking
 from megatron_ext.data.bert_samples import BertSamples

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.indexed.check import check_for_training
+from data_prep.training import check_for_training
 from launch.commands import doctor
 from megatron_ext.doctor.__main__ import TOGETHER_S
 from tests.support.launch.live import ENVIRONMENT, TDPP

@@ -22,7 +22,7 @@ MODEL = {"layers": 4, "hidden": 64, "heads": 4, "sequence_length": 128, "vocab_s
 @pytest.fixture(autouse=True)
 def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Data have tests of their own."""
-    monkeypatch.setattr("data_prep.indexed.check.check_for_training", lambda _: [])
+    monkeypatch.setattr("data_prep.training.check_for_training", lambda _: [])
 
 
 def preflight(*overrides: str) -> None:
