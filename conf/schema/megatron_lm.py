@@ -88,6 +88,14 @@ def can_run(
 
 
 def _schedule(parallel: Parallel) -> None:
+    if not parallel.alike:
+        key, value, use = "tensor", parallel.tensor, "one number"
+        if not parallel.layout.even:
+            key, value, use = "replicas", parallel.replicas, "null"
+        raise ConfigError(
+            f"parallel.{key}={value}: all stages of Megatron-LM have as many replicas, of tensor groups of one size; use "
+            f"parallel.{key}={use}, or engine=tdpp"
+        )
     if parallel.shares is not None:
         raise ConfigError(
             f"parallel.shares={parallel.shares}: replicas of Megatron-LM take equal numbers of micro-batches; use "
