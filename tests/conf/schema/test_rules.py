@@ -241,8 +241,8 @@ BROKEN = {
     ),
     "replicas of which not each gets a micro-batch": (
         ["parallel.replicas=9-1"],
-        "parallel.replicas=9-1 has a stage of 9 replicas, but parallel.global_batch_size=16 in micro-batches of 2 gives "
-        "8 of them: not each gets one; use parallel.global_batch_size=18, or parallel.replicas=8-1",
+        "parallel.replicas=9-1 has a stage of 9 replicas, but parallel.global_batch_size=16 in micro-batches of 2 "
+        "gives 8 of them: not each gets one; use parallel.global_batch_size=18, or parallel.replicas=8-1",
     ),
     "shares of replicas that differ by stage": (
         ["parallel.replicas=2-1", "parallel.shares=1-2"],
