@@ -93,8 +93,8 @@ def _schedule(parallel: Parallel) -> None:
         if not parallel.layout.even:
             key, value, use = "replicas", parallel.replicas, "null"
         raise ConfigError(
-            f"parallel.{key}={value}: all stages of Megatron-LM have as many replicas, of tensor groups of one size; use "
-            f"parallel.{key}={use}, or engine=tdpp"
+            f"parallel.{key}={value}: all stages of Megatron-LM have as many replicas, of tensor groups of one size; "
+            f"use parallel.{key}={use}, or engine=tdpp"
         )
     if parallel.shares is not None:
         raise ConfigError(

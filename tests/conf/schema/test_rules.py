@@ -235,9 +235,9 @@ BROKEN = {
             *("parallel.pipeline=3", "parallel.partition=16-16-16", "parallel.tensor=1-2-1"),
             *("parallel.replicas=3-1-3", "parallel.node_order=hgx+gpu2", "model.heads=16"),
         ],
-        "parallel.tensor=1-2-1 puts a tensor group of stage 1, ranks 3 to 4, over node 0 (hgx) and node 1 (gpu2), but a "
-        "tensor-parallel group lies inside one node, and ranks fill the nodes of parallel.node_order stage by stage; "
-        "nearest that fits: parallel.tensor=1*3 parallel.replicas=3-2-3",
+        "parallel.tensor=1-2-1 puts a tensor group of stage 1, ranks 3 to 4, over node 0 (hgx) and node 1 (gpu2), but "
+        "a tensor-parallel group lies inside one node, and ranks fill the nodes of parallel.node_order stage by "
+        "stage; nearest that fits: parallel.tensor=1*3 parallel.replicas=3-2-3",
     ),
     "replicas of which not each gets a micro-batch": (
         ["parallel.replicas=9-1"],
