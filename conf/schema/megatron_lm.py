@@ -89,12 +89,10 @@ def can_run(
 
 def _schedule(parallel: Parallel) -> None:
     if not parallel.alike:
-        key, value, use = "tensor", parallel.tensor, "one number"
-        if not parallel.layout.even:
-            key, value, use = "replicas", parallel.replicas, "null"
+        unlike = "replicas" if parallel.replicas is not None else "tensor"
         raise ConfigError(
-            f"parallel.{key}={value}: all stages of Megatron-LM have as many replicas, of tensor groups of one size; "
-            f"use parallel.{key}={use}, or engine=tdpp"
+            f"parallel.{unlike}={getattr(parallel, unlike)}: all stages of Megatron-LM have as many replicas, of tensor "
+            f"groups of one size; use one number, parallel.data and parallel.tensor, or engine=tdpp"
         )
     if parallel.shares is not None:
         raise ConfigError(
