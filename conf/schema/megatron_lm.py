@@ -91,8 +91,8 @@ def _schedule(parallel: Parallel) -> None:
     if not parallel.alike:
         unlike = "replicas" if parallel.replicas is not None else "tensor"
         raise ConfigError(
-            f"parallel.{unlike}={getattr(parallel, unlike)}: all stages of Megatron-LM have as many replicas, of tensor "
-            f"groups of one size; use one number, parallel.data and parallel.tensor, or engine=tdpp"
+            f"parallel.{unlike}={getattr(parallel, unlike)}: all stages of Megatron-LM have as many replicas, of "
+            "tensor groups of one size; give each one number, parallel.data and parallel.tensor, or use engine=tdpp"
         )
     if parallel.shares is not None:
         raise ConfigError(
