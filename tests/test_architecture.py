@@ -50,7 +50,7 @@ FLOORS = {
         *("task", "cut linear dropout initial_weights repeatable running", "stage", "language"),
         *("images translation user", "families"),
     ],
-    "data_prep": ["errors", "files", "kinds tokenizers", "indexed text", "images pairs preparation", "training"],
+    "data_prep": ["errors", "files", "kinds tokenizers", "indexed making text", "images pairs preparation", "training"],
     "fasop": ["errors", "costs", "simulation", "partition", "search", "tables"],
     "launch": [
         *("errors", "machine start_agent", "screen", "files", "node", "observe", "judge", "control"),
