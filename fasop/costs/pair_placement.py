@@ -64,21 +64,23 @@ def place_pairs(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline
     nodes = stage_nodes(gpus_per_node, tensor, data, pipeline)
     hops = [[*zip(here, there, strict=True)] for here, there in pairwise([*nodes, nodes[0]])]
     ends = [*zip(nodes[0], nodes[-1], strict=True)]
-    turning = [[pair for ring in range(tensor) for pair in _around(of_stage[ring::tensor])] for of_stage in nodes]
+    turning = [[pair for ring in range(tensor) for pair in around(of_stage[ring::tensor])] for of_stage in nodes]
     return PairPlacement(
-        hops=PairUses.of([_pairs(transfers(hop), hop) for hop in hops]),
-        sums=PairUses.of([_pairs(uses, ring) for uses, ring in zip(rings(nodes, tensor), turning, strict=True)]),
+        hops=PairUses.of([pairs_of(transfers(hop), hop) for hop in hops]),
+        sums=PairUses.of(
+            [pairs_of(uses, ring) for uses, ring in zip(rings(nodes, [tensor] * pipeline), turning, strict=True)]
+        ),
         embedding=PairUses.of(
-            [_pairs(transfers(ends, both_ways=True), [*ends, *((there, here) for here, there in ends)])]
+            [pairs_of(transfers(ends, both_ways=True), [*ends, *((there, here) for here, there in ends)])]
         ),
     )
 
 
-def _around(ring: Sequence[int]) -> list[tuple[int, int]]:
+def around(ring: Sequence[int]) -> list[tuple[int, int]]:
     return [*pairwise([*ring, ring[0]])]
 
 
-def _pairs(uses: Sequence[Use], crossing: Iterable[tuple[int, int]]) -> list[PairUse]:
+def pairs_of(uses: Sequence[Use], crossing: Iterable[tuple[int, int]]) -> list[PairUse]:
     """`uses` say what is shared, by node, and in which nodes messages stay."""
     sharing = {use.node: use.sharing for use in uses if use.between}
     between = {PairUse(a, b, sharing[a], sharing[b]) for a, b in crossing if a != b}

@@ -70,7 +70,7 @@ def place(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline: int)
         stages=Uses.of([[Use(node, 0, 1) for node in sorted(set(of_stage))] for of_stage in nodes]),
         hops=Uses.of(hops),
         one_way_out=np.array([pipeline == 2 or _one_way_out(nodes, stage) for stage in range(pipeline)]),
-        sums=Uses.of(rings(nodes, tensor)),
+        sums=Uses.of(rings(nodes, [tensor] * pipeline)),
         embedding=Uses.of([transfers(zip(nodes[0], nodes[-1], strict=True), both_ways=True)]),
     )
 
@@ -112,18 +112,18 @@ def transfers(pairs: Iterable[tuple[int, int]], *, both_ways: bool = False) -> l
     return [*(Use(node, 0, 1) for node in sorted(within)), *outside]
 
 
-def rings(stage_nodes: Sequence[Sequence[int]], tensor: int) -> list[list[Use]]:
+def rings(stage_nodes: Sequence[Sequence[int]], tensors: Sequence[int]) -> list[list[Use]]:
     """By stage, the links of its rings of replicas, one ring for each tensor rank, over neighbouring ranks.
 
     A ring that several nodes hold leaves and enters each once; all rings run at the same time, of all stages.
     """
     leaving: Counter[int] = Counter()
-    for nodes in stage_nodes:
+    for nodes, tensor in zip(stage_nodes, tensors, strict=True):
         for ring in range(tensor):
             on = set(nodes[ring::tensor])
             leaving.update(on if len(on) > 1 else ())
     items = []
-    for nodes in stage_nodes:
+    for nodes, tensor in zip(stage_nodes, tensors, strict=True):
         uses = set()
         for ring in range(tensor):
             members = Counter(nodes[ring::tensor])

@@ -17,6 +17,7 @@ from fasop.costs.links import Link
 from fasop.costs.pair_placement import PairUses, place_pairs
 from fasop.costs.placement import Placement, Uses
 from fasop.costs.training import Training
+from fasop.costs.unlike_placement import UnlikePlacement
 from megatron_ext.contract.plan import BUCKET_BYTES
 
 
@@ -70,12 +71,20 @@ class PlacedLinks:
 
 
 def on_pairs(
-    kinds: Sequence[NodeKind], orders: Integers, training: Training, where: Placement, *, least: bool = False
+    kinds: Sequence[NodeKind],
+    orders: Integers,
+    training: Training,
+    where: Placement | UnlikePlacement,
+    *,
+    least: bool = False,
 ) -> PlacedLinks:
     """By pairs of kinds; with `least`, of nodes of one kind by themselves, what no link of theirs goes below."""
     parallel, messages = training.parallel, Messages.of(training)
-    gpus = tuple(kinds[kind].gpus for kind in orders[0])
-    pairs = place_pairs(gpus, parallel.tensor_size, parallel.data, parallel.pipeline)
+    if isinstance(where, UnlikePlacement):
+        pairs = where.pairs
+    else:
+        gpus = tuple(kinds[kind].gpus for kind in orders[0])
+        pairs = place_pairs(gpus, parallel.tensor_size, parallel.data, parallel.pipeline)
 
     def table(term: str, size: float) -> LinkTable:
         found = LinkTable.of(kinds, [getattr(kind.factors, term) for kind in kinds], max(1.0, size))

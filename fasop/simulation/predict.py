@@ -16,18 +16,21 @@ import numpy as np
 from conf.schema.experiment import Experiment, Parallel
 from conf.schema.links import only
 from fasop.costs.calibration import Calibration
-from fasop.costs.hardware import node_kinds
+from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.layers import Basis
 from fasop.costs.memory import GIB, Amount, StageMemory, chunks_in_flight, stage_memory
 from fasop.costs.placement import place
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
+from fasop.simulation.by_rank import computed_until, iteration
 from fasop.simulation.iteration import Durations, Terms, replay_together, terms, waiting
 from fasop.simulation.replay import Event, StageTimes
 from fasop.simulation.replicas import Pipeline, Replicas
+from fasop.simulation.unlike_stages import UnlikeStages, actions_of, in_flight
 from megatron_ext.contract import schedule_check
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.schedules import as_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,10 @@ def planned(experiment: Experiment) -> PlacedTraining:
     links = only(experiment.cluster.links, groups)
     kinds = {kind.name: kind for kind in node_kinds(replace(experiment.cluster, groups=groups, links=links))}
     training = with_known_blocks(Training.of(experiment), list(kinds.values()))
+    parallel = training.parallel
+    if parallel.alike:  # which may be written stage by stage all the same
+        alike = replace(parallel, tensor=parallel.tensor_size, data=parallel.layout.replicas[0], replicas=None)
+        training = replace(training, parallel=alike)
     return PlacedTraining(training=training, partition=experiment.partition, nodes=[kinds[name] for name in order])
 
 
@@ -136,6 +143,8 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
         SearchError: a profile has no costs for the tensor size, or the schedule is none of the plan's.
     """
     training, parallel, layers, nodes = plan.training, plan.training.parallel, plan.partition.layers, plan.nodes
+    if not parallel.alike:
+        return _of_unlike_stages(plan)
     if schedule is not None:
         try:
             schedule_check.parsed(schedule, parallel.pipeline, parallel.chunks, parallel.micro_batches)
@@ -145,24 +154,11 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
     pipelines = replicas.pipelines(layers, schedule)
     iteration_s, events, slowest = replay_together(pipelines)
     durations = pipelines[slowest].durations
-    holds = training.blocks.contents(layers)
     where = place(tuple(node.gpus for node in nodes), parallel.tensor_size, parallel.data, parallel.pipeline).stages
     on = [[nodes[node] for node in stage] for stage in np.split(where.nodes, where.starts[1:])]
     return Prediction(
         iteration_s=iteration_s,
-        stages=[
-            Stage(
-                layers=layers[number :: parallel.pipeline],
-                holds=tuple(holds[number :: parallel.pipeline]),
-                groups=tuple(dict.fromkeys(kind.name for kind in on[number])),
-                gpus=tuple(dict.fromkeys(kind.gpu.name for kind in on[number])),
-                terms=terms([event for event in events if event.stage == number], durations.embedding),
-                times=durations.times[number],
-                memory=_memory(training, layers, number),
-                limit_gib=min(kind.gpu.memory_gib for kind in on[number]),
-            )
-            for number in range(parallel.pipeline)
-        ],
+        stages=_stages(plan, on, [training] * parallel.pipeline, events, durations),
         events=events,
         basis=replicas.basis,
         pipelines=pipelines,
@@ -170,16 +166,81 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
     )
 
 
-def _memory(training: Training, layers: Sequence[int], stage: int) -> StageMemory[float]:
-    """Of a stage; where its layers are of several kinds, a layer takes their mean."""
-    parallel, blocks = training.parallel, training.blocks
-    if len(blocks.kinds) == 1:
-        return stage_memory(training, stage, _kept(parallel, layers[stage :: parallel.pipeline], stage))
-    of_parts = np.array(blocks.by_kind(layers)[stage :: parallel.pipeline])
-    kinds = [
-        stage_memory(training, stage, _kept(parallel, of_parts[:, kind].tolist(), stage), kind)
-        for kind in range(len(blocks.kinds))
+def _of_unlike_stages(plan: PlacedTraining) -> Prediction:
+    """Its events are, stage by stage, those of the rank that ends last."""
+    parallel, stages = plan.training.parallel, UnlikeStages(plan)
+    layout = parallel.layout
+    actions = actions_of(parallel)
+    found = iteration(layout, actions, stages.ranks)
+    every = range(layout.world_size)
+    of_stage = [[rank for rank in every if layout.stage_dp_tp(rank)[0] == s] for s in range(layout.stages)]
+    shown = [max(ranks, key=lambda rank: (computed_until(found.events[rank]), -rank)) for ranks in of_stage]
+    events = [event for rank in shown for event in found.events[rank]]
+    lists = [actions[layout.stage_dp_tp(rank)[0]][layout.stage_dp_tp(rank)[1]] for rank in shown]
+    ranks = [stages.ranks[rank] for rank in shown]
+    durations = Durations(
+        times=[rank.times for rank in ranks],
+        gradients=[rank.gradients for rank in ranks],
+        embedding=max(rank.embedding for rank in ranks),
+        optimizer=[rank.optimizer for rank in ranks],
+        weights=[rank.weights for rank in ranks],
+    )
+    kinds = {kind.name: kind for kind in plan.nodes}
+    on = [[kinds[name] for name in dict.fromkeys(stages.kinds[rank] for rank in ranks)] for ranks in of_stage]
+    return Prediction(
+        iteration_s=found.seconds,
+        stages=_stages(plan, on, stages.trainings, events, durations),
+        events=events,
+        basis=stages.basis,
+        pipelines=[
+            Pipeline(
+                schedule=as_json(lists, parallel.chunks, parallel.micro_batches),
+                durations=durations,
+                replicas=(),
+                kinds=tuple(stages.kinds[rank] for rank in shown),
+            )
+        ],
+        slowest=0,
+    )
+
+
+def _stages(
+    plan: PlacedTraining,
+    on: Sequence[Sequence[NodeKind]],
+    trainings: Sequence[Training],
+    events: Sequence[Event],
+    durations: Durations,
+) -> list[Stage]:
+    """`on` are the nodes of each stage, `trainings` have its sizes."""
+    parallel, layers = plan.training.parallel, plan.partition.layers
+    holds = plan.training.blocks.contents(layers)
+    return [
+        Stage(
+            layers=layers[number :: parallel.pipeline],
+            holds=tuple(holds[number :: parallel.pipeline]),
+            groups=tuple(dict.fromkeys(kind.name for kind in nodes)),
+            gpus=tuple(dict.fromkeys(kind.gpu.name for kind in nodes)),
+            terms=terms([event for event in events if event.stage == number], durations.embedding),
+            times=durations.times[number],
+            memory=_memory(training, layers, number, in_flight(parallel, number)),
+            limit_gib=min(kind.gpu.memory_gib for kind in nodes),
+        )
+        for number, (nodes, training) in enumerate(zip(on, trainings, strict=True))
     ]
+
+
+def _memory(training: Training, layers: Sequence[int], stage: int, held: int | None = None) -> StageMemory[float]:
+    """Of a stage, which may be known to hold so many micro-batches. Where its layers are of several kinds, a layer
+    takes their mean."""
+    parallel, blocks = training.parallel, training.blocks
+
+    def kept(of_chunks: Sequence[int]) -> float | None:
+        return _kept(parallel, of_chunks, stage) if held is None else float(held)
+
+    if len(blocks.kinds) == 1:
+        return stage_memory(training, stage, kept(layers[stage :: parallel.pipeline]))
+    of_parts = np.array(blocks.by_kind(layers)[stage :: parallel.pipeline])
+    kinds = [stage_memory(training, stage, kept(of_parts[:, kind].tolist()), kind) for kind in range(len(blocks.kinds))]
     counts = of_parts.sum(axis=0)
     shares = (counts / max(1, counts.sum())).tolist()
 

@@ -120,7 +120,7 @@ def _rehearsed(plan: Plan, experiment: Experiment) -> Plan:
         rehearsal=RehearsalConfig(
             clock=str(experiment.executor.rehearse),
             nodes=[Node(node.name, node.group, node.gpu, node.ranks) for node in plan.nodes],
-            ranks=rehearsal_times(experiment, plan),
+            ranks=rehearsal_times(experiment),
         ),
     )
 

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from conf.schema.experiment import Experiment
-from megatron_ext.contract.plan import Plan, RankTimes
+from megatron_ext.contract.plan import RankTimes
+
+if TYPE_CHECKING:
+    from fasop.simulation.rank_times import RankDurations
 
 
-def rehearsal_times(experiment: Experiment, plan: Plan) -> list[RankTimes]:
+def rehearsal_times(experiment: Experiment) -> list[RankTimes]:
     """By rank.
 
     A rank takes its own GPU's time to compute, which of a stage on several kinds of GPU is not the slowest one's. All
@@ -15,35 +20,12 @@ def rehearsal_times(experiment: Experiment, plan: Plan) -> list[RankTimes]:
 
     Raises:
         ConfigError: a profile cannot be read.
-        SearchError: a profile has no costs for the tensor size.
+        SearchError: a profile has no costs for a tensor size.
     """
     from fasop.simulation.predict import planned  # with numpy: no other launch needs it
-    from fasop.simulation.replicas import Replicas
+    from fasop.simulation.rank_durations import by_rank
 
-    placed = planned(experiment)
-    every, layers = Replicas(placed), placed.partition.layers
-    whole, replicas = every.whole(layers), every.of(layers)
-    last = experiment.parallel.pipeline - 1
-    ranks = []
-    for place in plan.ranks:
-        stage, own = place.stage, replicas[place.dp]
-        times = own.times[stage]
-        ranks.append(
-            RankTimes(
-                forward_ns=[_ns(seconds) for seconds in times.forward],
-                backward_ns=[_ns(seconds) for seconds in times.backward],
-                send_forward_ns=_ns(times.send_forward),
-                send_backward_ns=_ns(times.send_backward),
-                busy_forward_ns=_ns(times.sends("forward-send")[1]),
-                busy_backward_ns=_ns(times.sends("backward-send")[1]),
-                one_way_out=times.one_way_out,
-                grads_all_reduce_ns=_ns(whole.gradients[stage]),
-                embedding_all_reduce_ns=_ns(whole.embedding) if stage in (0, last) else 0,
-                optimizer_ns=_ns(own.optimizer[stage] - own.weights[stage]),
-                params_all_gather_ns=_ns(whole.weights[stage]),
-            )
-        )
-    return ranks
+    return [_in_ns(rank) for rank in by_rank(planned(experiment))]
 
 
 def doubts(experiment: Experiment) -> list[str]:
@@ -51,14 +33,31 @@ def doubts(experiment: Experiment) -> list[str]:
 
     Raises:
         ConfigError: a profile cannot be read.
-        SearchError: a profile has no costs for the tensor size.
+        SearchError: a profile has no costs for a tensor size.
     """
     from fasop.costs import doubts
     from fasop.simulation.predict import planned
-    from fasop.simulation.replicas import Replicas
+    from fasop.simulation.rank_durations import basis
 
     plan = planned(experiment)
-    return [*doubts.doubts(plan.training, sorted(plan.kinds, key=lambda kind: kind.name), {Replicas(plan).basis})]
+    return [*doubts.doubts(plan.training, sorted(plan.kinds, key=lambda kind: kind.name), {basis(plan)})]
+
+
+def _in_ns(rank: RankDurations) -> RankTimes:
+    times = rank.times
+    return RankTimes(
+        forward_ns=[_ns(seconds) for seconds in times.forward],
+        backward_ns=[_ns(seconds) for seconds in times.backward],
+        send_forward_ns=_ns(times.send_forward),
+        send_backward_ns=_ns(times.send_backward),
+        busy_forward_ns=_ns(times.sends("forward-send")[1]),
+        busy_backward_ns=_ns(times.sends("backward-send")[1]),
+        one_way_out=times.one_way_out,
+        grads_all_reduce_ns=_ns(rank.gradients),
+        embedding_all_reduce_ns=_ns(rank.embedding),
+        optimizer_ns=_ns(rank.optimizer - rank.weights),
+        params_all_gather_ns=_ns(rank.weights),
+    )
 
 
 def _ns(seconds: float) -> int:

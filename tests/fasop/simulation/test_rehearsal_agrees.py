@@ -7,7 +7,6 @@ import pytest
 
 from conf.schema.experiment import Experiment
 from fasop.simulation.linear import Linear
-from launch.control.plan import make_plan
 from launch.control.rehearsal import rehearsal_times
 from tests.support.fasop.plans import built, column, experiment, mixed
 
@@ -26,7 +25,7 @@ LOCAL = ("executor=local", "container=none", "train.precision=fp16")
     ids=["8-a10", "1-a100-7-a10", "zb-h1", "links-of-pairs"],
 )
 def test_the_seeds_stages_and_messages_take_the_same(one: Experiment, order: list[int]) -> None:
-    by_stage = rehearsal_times(one, make_plan(one, "a/b"))[:: one.parallel.data]
+    by_stage = rehearsal_times(one)[:: one.parallel.data]
     mine, layers = built(one, order), column(*one.partition.layers)
 
     def ns(of: Linear) -> np.ndarray:

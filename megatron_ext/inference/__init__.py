@@ -1,1 +1,0 @@
-"""What trained translation models do in one process, with torch alone, and `tokenizers` where it is installed."""
