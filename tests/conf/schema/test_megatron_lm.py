@@ -34,6 +34,13 @@ BROKEN = {
         ["parallel.schedule_file=mine.json"],
         "parallel.schedule_file=mine.json: Megatron-LM cannot read a schedule",
     ),
+    "stages that differ": (
+        [
+            *("parallel.replicas=24-8", "parallel.pipeline=2", "parallel.partition=null"),
+            *("parallel.micro_batch_size=1", "parallel.global_batch_size=48"),
+        ],
+        "parallel.replicas=24-8: all stages of Megatron-LM have as many replicas, of tensor groups of one size; give each",
+    ),
     "interleaved, with few micro-batches": (
         [
             "parallel.schedule=interleaved",
