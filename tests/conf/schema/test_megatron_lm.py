@@ -39,7 +39,7 @@ BROKEN = {
             *("parallel.replicas=24-8", "parallel.pipeline=2", "parallel.partition=null"),
             *("parallel.micro_batch_size=1", "parallel.global_batch_size=48"),
         ],
-        "parallel.replicas=24-8: all stages of Megatron-LM have as many replicas, of tensor groups of one size; give each",
+        "parallel.replicas=24-8: all stages of Megatron-LM have as many replicas, of tensor groups of one size",
     ),
     "interleaved, with few micro-batches": (
         [

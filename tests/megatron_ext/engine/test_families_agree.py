@@ -38,6 +38,8 @@ LAYOUTS = {
         Layout(2, 1, 2, "2-1", 2, False, "selective", schedule="zb_h1"),
         Layout(1, 2, 2, "0-2-0-1", 1, schedule="interleaved", chunks=2),
         Layout(2, 1, 3, "1-1-1", 4, schedule="gpipe"),
+        Layout("2-1-4", 1, 3, "1-0-2", 2, True, schedule="zb_h1"),
+        Layout("1-2", 1, 2, "2-1", 1, True, "full", True, replicas="3-2"),
     ],
     "plain-bert": [Layout(2, 1, 2, "1-2", 2, True)],
     "t5": [
@@ -50,8 +52,15 @@ LAYOUTS = {
         Layout(1, 2, 2, "1-0-2-2", 1, schedule="interleaved", chunks=2),
         Layout(2, 1, 2, "2-1-1-1", 1, True, schedule="interleaved", chunks=2),
         Layout(2, 1, 2, "5-0", 4, schedule="gpipe"),
+        Layout("2-1-4", 1, 3, "1-2-2", 2, True),
+        Layout("1-2", 2, 2, "1-1-2-1", 1, True, schedule="interleaved", chunks=2),
+        Layout("1-2-1", 1, 3, "1-3-1", 1, True, "full", replicas="3-1-2"),
     ],
-    "new-t5": [Layout(2, 1, 3, "1-3-1", 2, True), Layout(1, 2, 2, "4-1", 2, schedule="zb_h1")],
+    "new-t5": [
+        Layout(2, 1, 3, "1-3-1", 2, True),
+        Layout("2-1", 1, 2, "4-1", 2, True, replicas="1-2"),
+        Layout(1, 2, 2, "4-1", 2, schedule="zb_h1"),
+    ],
 }
 
 

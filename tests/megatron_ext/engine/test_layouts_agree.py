@@ -35,7 +35,7 @@ def partitions(layers: int, stages: int) -> list[tuple[int, ...]]:
 
 
 class Layout(NamedTuple):
-    tensor: int
+    tensor: int | str
     data: int
     pipeline: int
     partition: str
@@ -45,6 +45,7 @@ class Layout(NamedTuple):
     sharded_optimizer: bool = False
     schedule: str = "one_f_one_b"
     chunks: int = 1
+    replicas: str = "null"
 
     def __str__(self) -> str:
         options = "-sequence" * self.sequence_parallel + "-sharded" * self.sharded_optimizer
@@ -52,6 +53,8 @@ class Layout(NamedTuple):
             options += f"-recompute-{self.recompute}"
         if self.schedule != "one_f_one_b":
             options += f"-{self.schedule}"
+        if self.replicas != "null":
+            options += f"-replicas-{self.replicas}"
         return f"t{self.tensor}-d{self.data}-p{self.pipeline}-{self.partition}-micro{self.micro_batch_size}{options}"
 
 
