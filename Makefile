@@ -1,11 +1,12 @@
 # make demo: train a small GPT over four ranks on this machine and write its report
 # make test: everything the project promises, in 10 to 12 minutes on two cores; make test-fast: most of it, in two
+# make test-megatron: BERT, T5 and their samples beside megatron-core's own, which it installs
 # make lint: style and types
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast lint browser slurm constraints clean
+.PHONY: demo test test-fast test-megatron lint browser slurm constraints clean
 
 demo: .venv/train.installed
 	$(BIN)/tdpp data prepare --source stdlib --output data/stdlib
@@ -26,6 +27,10 @@ test: .venv/dev.installed browser slurm
 # Without those marked `slow`: tests on Slurm, in a browser, and what repeats a quicker test under more conditions.
 test-fast: .venv/dev.installed
 	$(PARALLEL)=auto --maxprocesses=8 -m "not slow"
+
+# Not a part of `make test`, which installs nothing that neither the project nor its other tests need.
+test-megatron: .venv/dev,megatron.installed
+	$(BIN)/pytest tests/megatron_ext/tasks/language/test_megatron_core.py tests/megatron_ext/data/test_megatron_core.py
 
 lint: .venv/dev.installed
 	$(BIN)/ruff check .

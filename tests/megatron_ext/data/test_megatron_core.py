@@ -1,6 +1,6 @@
 """Where megatron-core is installed, our files and maps are held against its own; elsewhere golden files stand for it.
 
-make .venv/dev,megatron.installed
+make test-megatron
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Our BERT and T5 learn what megatron-core's own models learn: losses and weights of ten steps of Adam, under tensor,
 data and uneven pipeline parallelism of ours, from the same weights.
 
-make .venv/dev,megatron.installed
+make test-megatron
 """
 
 from __future__ import annotations
