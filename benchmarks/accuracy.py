@@ -15,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import sleeping
 from benchmarks.accuracy_cases import (
     ENGINE,
+    MODULES,
+    OF_SAMPLES,
     PROFILED,
     PUBLISHED,
     REAL,
@@ -129,15 +131,31 @@ def _passes(prediction: Prediction) -> list[Pass]:
     ]
 
 
-def rehearsal(case: Case) -> Outcome:
-    """A rehearsal with the clock `anchored`, launched as a user would launch it."""
+def launched(case: Case) -> Outcome:
+    """A rehearsal with the clock `anchored`, or a run, launched as a user would launch it."""
     prediction = predict(case.experiment)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "launch.cli", "launch", *case.overrides, f"runs_dir={folder}"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{case.name} failed:\n{done.stderr[-2000:]}")
+        _tdpp(case.name, "launch", *case.overrides, f"runs_dir={folder}")
         return _outcome(case, prediction, RunDir.find(Path(folder), None))
+
+
+def of_module(model: Sequence[str], cases: Sequence[Case], only: str) -> list[Outcome]:
+    """Runs of a user's module, predicted from what `tdpp profile` measures of its blocks."""
+    if not any(only in case.name for case in cases):
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        profile = f"{folder}/measured.yaml"
+        size = f"micro_batches={OF_SAMPLES}"
+        _tdpp(f"the profile of {model[1]}", "profile", *model, f"profile={profile}", size, f"runs_dir={folder}")
+        known = f"cluster.gpus.cpu.profile={profile}"
+        return measured([replace(case, overrides=(*case.overrides, known)) for case in cases], launched, only)
+
+
+def _tdpp(what: str, *words: str) -> None:
+    command = [sys.executable, "-m", "launch.cli", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{what} failed:\n{done.stderr[-2000:]}")
 
 
 def published(known: Published) -> Outcome:
@@ -243,16 +261,24 @@ def main() -> int:
     slept = measured(ENGINE, engine, only)
     chosen = any(only in case.name for case in REAL)
     computed = measured(REAL, computing(profiled(*PROFILED)), only) if chosen else []
-    rehearsed = measured(REHEARSALS, rehearsal, only)
+    modules = [one for model, cases in MODULES.items() for one in of_module(model, cases, only)]
+    rehearsed = measured(REHEARSALS, launched, only)
     others = [published(known) for known in PUBLISHED]
     if not only:
         PAGE.write_text(
             written(
-                PAGE.read_text(), {"engine": slept, "computing": computed, "rehearsed": rehearsed, "published": others}
+                PAGE.read_text(),
+                {
+                    "engine": slept,
+                    "computing": computed,
+                    "modules": modules,
+                    "rehearsed": rehearsed,
+                    "published": others,
+                },
             )
         )
         print(f"written to {PAGE}")
-    errors = [abs(one.error) for one in [*slept, *computed]]
+    errors = [abs(one.error) for one in [*slept, *computed, *modules]]
     return int(bool(errors) and (statistics.mean(errors) > MEAN or max(errors) > WORST))
 
 

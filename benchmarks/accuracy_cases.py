@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from conf.compose import compose
 from conf.schema.experiment import Experiment
@@ -155,6 +156,37 @@ REAL = (
     _computing("GPipe", "2x1x1", "5-3", "parallel.schedule=gpipe"),
     _computing("two replicas", "1x2x1", "8"),
 )
+
+
+OF_MODULE = (
+    *("train=demo", "train.checkpoint=false", "train.iterations=12", "train.log_interval=1"),
+    *("train.lr_warmup_iterations=1", "container=none", "executor=local"),
+)
+OF_SAMPLES = 8
+"""In a micro-batch of a user's module."""
+
+
+def _users(code: str, *more: str) -> tuple[str, ...]:
+    return ("model=module", f"model.code={Path(__file__).with_name('convnets.py')}:{code}", *more)
+
+
+def _module(name: str, model: tuple[str, ...], sizes: str, partition: str, *more: str) -> Case:
+    plan = _plan(sizes, partition, 8 * OF_SAMPLES * int(sizes.split("x")[1]), *more)
+    return Case(name=name, overrides=(*model, *OF_MODULE, *plan, f"parallel.micro_batch_size={OF_SAMPLES}"))
+
+
+PLAIN, SKIPPING = _users("plain"), _users("Skipping", "model.capture=true")
+MODULES = {
+    PLAIN: (
+        _module("convnet, one process", PLAIN, "1x1x1", "11"),
+        _module("convnet, about half each", PLAIN, "2x1x1", "4-7"),
+        _module("convnet, more on the first", PLAIN, "2x1x1", "7-4"),
+        _module("convnet, GPipe", PLAIN, "2x1x1", "4-7", "parallel.schedule=gpipe"),
+        _module("convnet, two replicas", PLAIN, "1x2x1", "11"),
+    ),
+    SKIPPING: (_module("convnet that skips, captured", SKIPPING, "2x1x1", "4-4"),),
+}
+"""By what each is profiled with."""
 
 
 REHEARSED = (

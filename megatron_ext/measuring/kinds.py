@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.measuring.parts import LAYERS
 from megatron_ext.measuring.passes import Keeping, Passes
 from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, one_of_each_kind
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -38,6 +40,10 @@ class Kinds(Passes):
     """One block of each kind with what it takes of a micro-batch, and the loss.
 
     No more of the model than these blocks is on the device at once, so that one that needs a pipeline can be measured.
+    A pass goes through each as often in a row as there are blocks of its kind, up to `LAYERS` times, and back only
+    after the last one, as a stage's does. Otherwise what one block works with would lie in caches that a stage
+    overflows, and no memory would stay taken from one block to the next: the C library hands what is free to the
+    system, and getting it back takes as long as a small block does.
     """
 
     def __init__(self, plan: Plan, micro_batch_size: int, device: torch.device) -> None:
@@ -49,10 +55,12 @@ class Kinds(Passes):
         stages = {kind: _alone(task, block) for kind, block in one_of_each_kind(task).items()}
         flat = self._placed([*stages.values()], device)
         names = [*stages, LOSS]
-        laps: List[Tuple[Optional[str], int]] = []
-        for kind in names:
-            laps += [(f"{kind}.forward", 1), (f"{kind}.backward", 1), (None, 1)]
-        super().__init__(flat, plan.train, device, laps[:-1])
+        blocks = Counter(block.kind for block in task.blocks)
+        self._rows = {kind: max(1, min(LAYERS, blocks[kind])) for kind in names}
+        """How often a block of a kind is passed in a row."""
+        there = [(f"{kind}.forward", count) for kind, count in self._rows.items()]
+        back = [(f"{kind}.backward", count) for kind, count in reversed([*self._rows.items()])]
+        super().__init__(flat, plan.train, device, [*there, *back])
         self._kinds: Dict[str, _Timed] = {}
         self._kept: Dict[str, int] = {}
         self._walk(stages)
@@ -106,7 +114,7 @@ class Kinds(Passes):
                 self._kinds[block.kind] = _Timed(stage, taken, _gradients(left))
                 self._kept[block.kind] = sum(kept.sizes.values())
             sizes.update(bytes_of(left))
-            wires.update({name: _cut_off(tensor) for name, tensor in left.items()})
+            wires.update(_all_cut_off(left))
             wires = {name: tensor for name, tensor in wires.items() if last_use.get(name, -1) > number}
             ledger.forget_all_but(wires)
         with Keeping() as kept:
@@ -129,12 +137,16 @@ class Kinds(Passes):
 
     def _pass(self) -> None:
         marks = self._marks
-        for one in self._kinds.values():
-            taken = {name: _cut_off(tensor) for name, tensor in one.wires.items()}
+        rows = [(one, self._rows[kind]) for kind, one in self._kinds.items()]
+        taken = [[_all_cut_off(one.wires) for _ in range(count)] for one, count in rows]
+        passed: List[Tensors] = []
+        marks.set()
+        for (one, _), each in zip(rows, taken):
+            passed += [self._through(one.stage, wires) for wires in each]
             marks.set()
-            left = self._through(one.stage, taken)
-            marks.set()
-            backward(left, one.gradients)
+        for one, count in reversed(rows):
+            for _ in range(count):
+                backward(passed.pop(), one.gradients)
             marks.set()
 
 
@@ -147,8 +159,8 @@ def _alone(task: Task, block: Block) -> Stage:
     return Stage(task, part, TensorGroup(), owned)
 
 
-def _cut_off(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
+def _all_cut_off(tensors: Tensors) -> Tensors:
+    return {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()}
 
 
 def _gradients(left: Tensors) -> Tensors:

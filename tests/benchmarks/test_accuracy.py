@@ -10,7 +10,7 @@ from benchmarks.accuracy import MEAN, PAGE, WORST, Outcome, published, written
 from benchmarks.accuracy_cases import ENGINE, PUBLISHED, REHEARSALS, stood_for
 from fasop.simulation.predict import predict, predict_plan
 
-PARTS = ("engine", "computing", "rehearsed", "published")
+PARTS = ("engine", "computing", "modules", "rehearsed", "published")
 
 
 def rows(part: str) -> dict[str, list[str]]:

@@ -13,13 +13,16 @@ from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
 from megatron_ext.blocks import plan_of
 from megatron_ext.contract.plan import Plan
+from megatron_ext.measuring import kinds
 from megatron_ext.measuring.kinds import Kinds
+from megatron_ext.measuring.parts import LAYERS
 from megatron_ext.measuring.passes import Keeping
 from megatron_ext.measuring.sequence import LOSS, crossing
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
 from megatron_ext.tasks.families import task_of
-from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.stage import Stage, backward
+from megatron_ext.tasks.task import Tensors
 from tests.support.megatron_ext.users_files import MODELS, users_file
 
 CPU = torch.device("cpu")
@@ -52,15 +55,15 @@ def test_blocks_that_no_partition_counts_lie_where_a_task_says(tmp_path: Path) -
     run = RunDir(tmp_path)
     run.write_json(run.plan, make_plan(one, "test/run").as_json())
     plan = Plan.read(run.plan)
-    task, kinds = task_of(plan), Kinds(plan, 2, CPU)
+    task, timed = task_of(plan), Kinds(plan, 2, CPU)
     named = task.sizes(2)
     sizes = {
         wire: 4 * math.prod(size if isinstance(size, int) else named[size] for size in each.dims)
         for wire, each in task.wires.items()
     }
     expected = [sum(sizes[wire] for wire in cut(task, [before, 4 - before])[0].leaves) for before in range(5)]
-    assert kinds.sequence()["crossing"] == expected
-    blocks = kinds.module()["blocks"]
+    assert timed.sequence()["crossing"] == expected
+    blocks = timed.module()["blocks"]
     assert isinstance(blocks, list)
     assert [block.get("held") for block in blocks] == ["first", None, None, "next", "next", None, None, "last"]
 
@@ -85,14 +88,56 @@ def test_blocks_keep_together_what_the_whole_module_keeps(tmp_path: Path, name: 
 
 
 def test_every_kind_is_timed_there_and_back_and_the_loss_by_itself(tmp_path: Path) -> None:
-    kinds = Kinds(planned(tmp_path, "UNet"), 2, CPU)
-    kinds.forward_and_backward(3)
+    timed = Kinds(planned(tmp_path, "UNet"), 2, CPU)
+    timed.forward_and_backward(3)
     names = [*dict.fromkeys(block.kind for block in task_of(planned(tmp_path, "UNet")).blocks), LOSS]
-    assert list(kinds.laps) == [f"{name}.{way}" for name in names for way in ("forward", "backward")]
-    assert {len(laps) for laps in kinds.laps.values()} == {3}
-    assert all(one.value > 0 for one in kinds.medians().values())
-    assert kinds.passes() == 3
-    assert kinds.optimizer_ns(0.05).value > 0
+    ways = [f"{name}.forward" for name in names] + [f"{name}.backward" for name in reversed(names)]
+    assert list(timed.laps) == ways
+    assert {len(laps) for laps in timed.laps.values()} == {3}
+    assert all(one.value > 0 for one in timed.medians().values())
+    assert timed.passes() == 3
+    assert timed.optimizer_ns(0.05).value > 0
+
+
+def test_a_pass_goes_through_a_few_blocks_of_a_kind_in_a_row_and_then_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a stage's does: by itself a small block would find all that it works with in a cache, or no memory."""
+    code = """
+from torch import nn
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 8), *[nn.Linear(8, 8) for _ in range(6)], nn.Tanh(), nn.Tanh())
+
+
+def loss(outputs, targets):
+    return (outputs - targets).square().mean()
+
+
+def data(split, seed):
+    import torch
+
+    return [(torch.ones(3), torch.zeros(8)) for _ in range(8)]
+"""
+    measured = Kinds(planned(tmp_path, "net", code=code, capture=False), 2, CPU)
+    way, kind_of, through = [], {}, Kinds._through
+
+    def noted(self: Kinds, stage: Stage | None, taken: Tensors) -> Tensors:
+        left = through(self, stage, taken)
+        kind_of[id(left)] = LOSS if stage is None else stage.part.blocks[0].kind
+        way.append(kind_of[id(left)])
+        return left
+
+    def noted_back(left: Tensors, gradients: Tensors) -> None:
+        way.append(f"back {kind_of[id(left)]}")
+        backward(left, gradients)
+
+    monkeypatch.setattr(Kinds, "_through", noted)
+    monkeypatch.setattr(kinds, "backward", noted_back)
+    measured.forward_and_backward(1)
+    there = ["Linear", *["Linear-2"] * LAYERS, "Tanh", "Tanh", LOSS]
+    assert way == [*there, *(f"back {kind}" for kind in reversed(there))]
 
 
 def test_a_block_that_works_longer_takes_longer_and_is_a_kind_of_its_own(tmp_path: Path) -> None:
@@ -127,9 +172,9 @@ def data(split, seed):
 """
     plan = planned(tmp_path, "net", code=code, capture=False)
     assert [block.kind for block in task_of(plan).blocks] == ["Turns", "Turns-2", "Turns-2", "Turns-3", "Turns-2"]
-    kinds = Kinds(plan, 2, CPU)
-    kinds.forward_and_backward(15)
-    found = {name: min(lap.ms for lap in laps) for name, laps in kinds.laps.items()}
+    timed = Kinds(plan, 2, CPU)
+    timed.forward_and_backward(15)
+    found = {name: min(lap.ms for lap in laps) for name, laps in timed.laps.items()}
     for way in ("forward", "backward"):
         assert 4 < found[f"Turns-3.{way}"] / found[f"Turns-2.{way}"] < 20
 
