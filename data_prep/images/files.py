@@ -12,6 +12,8 @@ from data_prep.files.archives import content_of, members, names
 from data_prep.images.item import NAMED, Content, Item
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
+OTHERS = (".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".avif", ".heic")
+"""Images that are not read; to pass them over would leave them out without a word."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,10 @@ class ImageFiles:
     @cached_property
     def _found(self) -> list[tuple[str, Item]]:
         """Each image's name in the source, and what it is."""
-        found = [name for name in names(self.path) if name.lower().endswith(SUFFIXES)]
+        there = names(self.path)
+        if other := next((name for name in there if name.lower().endswith(OTHERS)), None):
+            raise DataPrepError(f"--source {self.path}: {other} is neither PNG nor JPEG; convert it, or take it out")
+        found = [name for name in there if name.lower().endswith(SUFFIXES)]
         if not found:
             raise DataPrepError(
                 f"--source {self.path}: no image in it; give a folder or a tar file with a folder of PNG or JPEG "

@@ -40,6 +40,27 @@ class Raw(NamedTuple):
     content: Content
 
 
+class Made(NamedTuple):
+    """An image as it is packed."""
+
+    pixels: NDArray[np.uint8]
+    """[height, width, channels]"""
+    sums: list[int]
+    """Of the pixels, by channel."""
+    squares: list[int]
+
+
+def packed(images: list[Raw], wanted: Wanted) -> list[Made]:
+    """Each image, and what mean and deviation follow from; raises as `made`."""
+    values = np.arange(256)
+    found = []
+    for pixels in made(images, wanted):
+        counts = [np.bincount(pixels[:, :, channel].ravel(), minlength=256) for channel in range(pixels.shape[2])]
+        sums = [int(count @ values) for count in counts]
+        found.append(Made(pixels, sums, [int(count @ values**2) for count in counts]))
+    return found
+
+
 def made(images: list[Raw], wanted: Wanted) -> list[NDArray[np.uint8]]:
     """Each image as [height, width, channels].
 

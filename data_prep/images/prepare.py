@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.format import write_array_header_1_0
-from numpy.typing import NDArray
 
 from data_prep.errors import DataPrepError
 from data_prep.files.hashes import hashes, unchanged
@@ -24,7 +23,7 @@ from data_prep.files.work_folder import publish, work_folder
 from data_prep.files.workers import in_order
 from data_prep.images.item import SPLITS, Content, Item, Reader
 from data_prep.images.manifest import ImagesManifest, Split
-from data_prep.images.pixels import Raw, Shape, Wanted, made
+from data_prep.images.pixels import Made, Raw, Shape, Wanted, made, packed
 from data_prep.images.splitting import splits_of
 from data_prep.kinds import IMAGES, kind_of, read_described, recipe_of
 from data_prep.text.corpus import Corpus
@@ -164,7 +163,7 @@ def _pack(
     names = [f"-{split}.{what}.npy" for split in SPLITS for what in ("images", "labels")]
     # Grey images among coloured ones become coloured, but no colour is lost unless somebody asks for that.
     channels = request.wanted.channels or (3 if shape.channels == 3 else None)
-    work = bound(made, wanted=Wanted(request.wanted.size, channels))
+    work = bound(packed, wanted=Wanted(request.wanted.size, channels))
     with shown("packing images", len(items)) as show, journal.step("pack", names) as step:
         if step.items:
             show.say(f"going on after {step.items:,} images")
@@ -195,20 +194,19 @@ def _begin(step: Step, splits: Sequence[str], shape: Shape) -> None:
             write_array_header_1_0(step.files[f"-{split}.{what}.npy"], header)
 
 
-def _write(step: Step, item: Item, split: str, label: int, image: NDArray[np.uint8], shape: Shape) -> None:
-    found = Shape(*image.shape)
+def _write(step: Step, item: Item, split: str, label: int, image: Made, shape: Shape) -> None:
+    found = Shape(*image.pixels.shape)
     if found != shape:
         way_out = "--size" if found[:2] != shape[:2] else "--channels"
         raise DataPrepError(
             f"{item.name}: {found}, but the first image has {shape}; all must have one shape: choose it with {way_out}"
         )
-    step.files[f"-{split}.images.npy"].write(image.data)
+    step.files[f"-{split}.images.npy"].write(np.ascontiguousarray(image.pixels).data)
     step.files[f"-{split}.labels.npy"].write(np.array(label, LABEL).tobytes())
     if split == "train":
-        pixels = image.reshape(-1, shape.channels).astype(np.int64)
         for channel in range(shape.channels):
-            step.counts[f"sum {channel}"] += int(pixels[:, channel].sum())
-            step.counts[f"squares {channel}"] += int((pixels[:, channel] ** 2).sum())
+            step.counts[f"sum {channel}"] += image.sums[channel]
+            step.counts[f"squares {channel}"] += image.squares[channel]
 
 
 def _statistics(counts: Counter[str], shape: Shape, images: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import is_archive, members
 from data_prep.files.compressed import unreadable
-from data_prep.pairs.pair import Languages, Pair, same_language
+from data_prep.pairs.pair import Languages, Pair, code_of, same_language
 from data_prep.pairs.po_text import po_messages
 
 SUFFIXES = (".mo", ".po")
@@ -65,12 +65,11 @@ class Catalogues:
                     yield Pair(texts[0], texts[1])
 
     def _of_language(self, language: str) -> dict[str, dict[str, str]]:
-        return {
-            catalogue.name: catalogue.messages
-            for path in self.files
-            for catalogue in _catalogues(path, self.languages)
-            if same_language(language, catalogue.language)
-        }
+        found: dict[str, dict[str, dict[str, str]]] = {}
+        for path in self.files:
+            for catalogue in _catalogues(path, self.languages):
+                found.setdefault(catalogue.language, {})[catalogue.name] = catalogue.messages
+        return found.get(code_of(language, found) or "", {})
 
 
 def is_catalogue(name: str) -> bool:

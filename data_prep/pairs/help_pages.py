@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import members
-from data_prep.pairs.pair import Languages, Pair, same_language
+from data_prep.pairs.pair import Languages, Pair, code_of, same_language
 from data_prep.text.sentences import sentences
 
 PAGE = re.compile(r"(?:^|/)([A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*)/(text/.+\.html)$")
@@ -51,15 +51,15 @@ def is_page(name: str) -> bool:
 
 def _pages(files: tuple[Path, ...], languages: Languages) -> tuple[dict[str, Paragraphs], dict[str, Paragraphs]]:
     """The paragraphs of all pages by name, in each language."""
-    found: tuple[dict[str, Paragraphs], dict[str, Paragraphs]] = ({}, {})
+    found: dict[str, dict[str, Paragraphs]] = {}
     for path in files:
         for name, content in members(path, is_page):
             page = PAGE.search(name)
             assert page is not None
-            for side, language in zip(found, languages, strict=True):
-                if same_language(language, page[1]):
-                    side[page[2]] = paragraphs(_decoded(content, path, name))
-    return found
+            if any(same_language(language, page[1]) for language in languages):
+                found.setdefault(page[1], {})[page[2]] = paragraphs(_decoded(content, path, name))
+    source, target = (found.get(code_of(language, found) or "", {}) for language in languages)
+    return source, target
 
 
 def _decoded(content: bytes, path: Path, name: str) -> str:

@@ -41,9 +41,9 @@ def add_options(make: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="PATH",
-        help="two files of lines, source first; Moses' corpus for corpus.de and corpus.en; .tsv, .mo and .po files; "
-        "folders, .deb packages and tar files with such files or with LibreOffice's help pages; or the finished WMT16 "
-        "folder of the GNMT examples; lines also with .gz, .bz2 or .zst",
+        help="two files of lines, source first; Moses' corpus for corpus.de and corpus.en; .tsv, .mo and .po files, or "
+        "folders of them; .deb packages, tar files and folders with catalogues or LibreOffice's help pages; or the "
+        "finished WMT16 folder of the GNMT examples; lines also with .gz, .bz2 or .zst",
     )
     make.add_argument("--source-lang", metavar="CODE", help="such as de; without it what two files' names end in")
     make.add_argument("--target-lang", metavar="CODE", help="such as en")

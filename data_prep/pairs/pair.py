@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -51,6 +51,12 @@ def same_language(asked: str, found: str) -> bool:
     """Whether text of the language `found`, such as `en-US` or `de_DE`, is `asked` for, such as `en`."""
     asked, found = (code.replace("_", "-").lower() for code in (asked, found))
     return found == asked or found.startswith(f"{asked}-")
+
+
+def code_of(asked: str, found: Iterable[str]) -> str | None:
+    """Of the languages found the one that is asked for: the very same, or else the first by length and name."""
+    fitting = sorted((code for code in found if same_language(asked, code)), key=lambda code: (len(code), code))
+    return fitting[0] if fitting else None
 
 
 def words(text: str) -> list[str]:

@@ -17,8 +17,8 @@ from data_prep.pairs.pair import Languages, Reader
 TABS = ".tsv"
 FORMS = (
     "pairs come from two files of lines, de first for --source-lang de; from Moses' corpus for corpus.de and "
-    "corpus.en; from .tsv, .mo and .po files; and from folders, .deb packages and tar files with such files or with "
-    "LibreOffice's help pages"
+    "corpus.en; from .tsv, .mo and .po files, or folders of them; and from .deb packages, tar files and folders with "
+    "catalogues (.mo, .po) or LibreOffice's help pages"
 )
 _ENDING = re.compile(r"[a-z]{2,3}(?:[-_][A-Za-z]{2,4})?")
 
@@ -85,7 +85,10 @@ def readers_of(paths: Sequence[Path], languages: Languages) -> list[Reader]:
             f"--source {plain[-1]}: the file with its translation is missing: give both, {languages.source} first; "
             f"{FORMS}"
         )
-    readers += [TwoFiles(*two, split_named(two[0])) for two in zip(plain[::2], plain[1::2], strict=True)]
+    for two in zip(plain[::2], plain[1::2], strict=True):
+        endings = [without_compression(path.name).rpartition(".")[2] for path in two]
+        source, target = reversed(two) if endings == [languages.target, languages.source] else two
+        readers.append(TwoFiles(source, target, split_named(source)))
     if pages:
         readers.append(HelpPages(tuple(pages), languages))
     if catalogues:

@@ -20,6 +20,8 @@ CONFIGURED = ("launch", "doctor", "search", "profile")
 """Commands that take groups and keys."""
 OF_RUNS = ("status", "logs", "stop", "report")
 """Commands that take a RUN."""
+DATA = ("prepare", "pairs", "images", "inspect", "check", "merge", "split")
+"""What `tdpp data` does."""
 RUN_WORDS = ("resume", "validate")
 MOST_RUNS = 50
 """So many, the latest, are offered."""
@@ -109,6 +111,8 @@ def completed(line: str) -> list[str]:
     _, command, *others = words
     if command == "completion":
         return [shell for shell in SCRIPTS if shell.startswith(word)]
+    if command == "data" and not others:
+        return [name for name in DATA if name.startswith(word)]
     key, equals, value = word.partition("=")
     if (equals and key in RUN_WORDS) or command in OF_RUNS:
         start, what = (f"{key}=", value) if equals else ("", word)

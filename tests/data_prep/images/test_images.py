@@ -284,6 +284,7 @@ def test_images_that_are_there_are_left_alone(folder: Path, tmp_path: Path, caps
          r"2\.png: 2x3 pixels, 1 channel, but the first image has 2x2 pixels, 1 channel; .* choose it with --size"),
         ({"d/a/1.png": encoded(random(0, 2, 2)), "d/b/2.png": encoded(random(0, 2, 2, 3))}, ["d"],
          r"2\.png: 2x2 pixels, 3 channels, but the first image has 2x2 pixels, 1 channel; .* with --channels"),
+        ({"d/a/1.png": encoded(random(0, 2, 2)), "d/b/2.webp": b""}, ["d"], r"b/2\.webp is neither PNG nor JPEG;"),
         ({"a.npy": b"odd"}, ["a.npy", "a.npy"], r"a\.npy: cannot be read as an array"),
         ({"a.npz": b"odd"}, ["a.npz"], r"a\.npz: cannot be read as arrays"),
         ({"a.npy": b"odd"}, ["a.npy"], r"a\.npy: the labels are missing"),

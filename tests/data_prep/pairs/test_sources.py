@@ -77,6 +77,21 @@ def test_two_files_and_moses_names_give_line_beside_line(tmp_path: Path, suffix:
     assert read(tmp_path) == expected
 
 
+def test_names_that_end_in_the_languages_say_which_file_is_the_source(tmp_path: Path) -> None:
+    (tmp_path / "c.de").write_text("Hund\n")
+    (tmp_path / "c.en").write_text("dog\n")
+    assert read(tmp_path / "c.en", tmp_path / "c.de") == [Pair("Hund", "dog")]
+
+
+def test_of_two_kinds_of_a_language_one_is_taken(tmp_path: Path) -> None:
+    for language, text in (("de_AT", "Jänner"), ("de", "Januar"), ("pt_PT", "ecrã"), ("pt_BR", "tela")):
+        folder = tmp_path / language / "LC_MESSAGES"
+        folder.mkdir(parents=True)
+        (folder / "app.mo").write_bytes(compiled({"": "Content-Type: text/plain; charset=UTF-8\n", "word": text}))
+    assert read(tmp_path) == [Pair("Januar", "word")]
+    assert read(tmp_path, languages=Languages("de-AT", "pt")) == [Pair("Jänner", "tela")]
+
+
 def test_the_endings_of_two_names_are_the_languages(tmp_path: Path) -> None:
     assert languages_of(None, None, [Path("a.de.gz"), Path("a.en")]) == GERMAN
     with pytest.raises(DataPrepError, match="--source-lang is missing"):

@@ -130,6 +130,8 @@ def offered(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("tdpp stop --runs-dir=elsewhere ", []),
         ("tdpp search pl", ["plan="]),
         ("tdpp profile tens", ["tensor_sizes="]),
+        ("tdpp data p", ["prepare", "pairs"]),
+        ("tdpp data pairs --sou", []),
         ("tdpp xyzzy a", []),
         ('tdpp launch model="ti', []),
         ("", []),
@@ -144,6 +146,13 @@ def test_a_word_becomes_what_the_command_takes(
     Path("own/model").mkdir(parents=True)
     Path("own/model/mine.yaml").touch()
     assert offered(line, capsys) == found
+
+
+def test_all_that_tdpp_data_does_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["data", "--help"])
+    shown = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert offered("tdpp data ", capsys) == shown
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)
