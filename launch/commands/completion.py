@@ -18,7 +18,7 @@ from launch.errors import LaunchError
 
 CONFIGURED = ("launch", "doctor", "search", "profile")
 """Commands that take groups and keys."""
-OF_RUNS = ("status", "logs", "stop", "report")
+OF_RUNS = ("status", "logs", "stop", "report", "evaluate", "translate")
 """Commands that take a RUN."""
 DATA = ("prepare", "pairs", "images", "inspect", "check", "merge", "split")
 """What `tdpp data` does."""
