@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from conf.compose import compose
+from launch.control.plan import make_plan
+from megatron_ext.contract.plan import Plan
 from megatron_ext.engine import engine
+from megatron_ext.engine.running import RunningStatistics
+from megatron_ext.tasks.images.batch_norm import BatchNorm
 from tests.megatron_ext.engine.test_layouts_agree import Layout
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.images import make_images, plainly_trained
@@ -134,3 +139,58 @@ def test_losses_weights_and_statistics_equal_the_single_process(
     run = image_run(case)
     assert run.go() == 0, run.stderr()
     assert_equal(run, reference(case[0], case[1].micro_batch_size))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("vit", Layout(1, 3, 1, "3", 2), "null"), ("vit", Layout(1, 2, 2, "1-2", 2), "1-2")),
+        (("resnet", Layout(1, 2, 2, "2-3", 4), "1-2"), ("resnet", Layout(1, 1, 3, "1-1-3", 4), "null")),
+        (("t2t-vit", Layout(1, 1, 2, "1-2", 4), "null"), ("t2t-vit", Layout(1, 3, 1, "3", 4), "null")),
+    ],
+    ids=["vit", "resnet", "t2t-vit"],
+)
+def test_a_run_goes_on_in_another_layout(
+    image_run: Callable[..., EngineRun],
+    reference: Callable[[str, int], tuple[np.ndarray, dict[str, torch.Tensor]]],
+    before: Case,
+    after: Case,
+) -> None:
+    """Also at the exact image, with the same changes of it, and with running statistics."""
+    run = image_run(before, "train.iterations=2", "train.lr_decay_iterations=4")
+    assert run.go() == 0, run.stderr()
+    overrides = ["parallel=single", *BASE, f"data.prefix={run.plan.data_prefix}", *words_of(after)]
+    run.run.write_json(run.run.plan, make_plan(compose(overrides), run.plan.run).as_json())
+    then = EngineRun(run.run, Plan.read(run.run.plan))
+    assert then.go() == 0, then.stderr()
+    assert_equal(then, reference(after[0], after[1].micro_batch_size))
+
+
+def test_running_statistics_keep_their_precision_in_16_bits(image_run: Callable[..., EngineRun]) -> None:
+    """In fp32: an iteration changes them by a tenth of a difference, which bf16 could not hold."""
+    run = image_run(("resnet", Layout(1, 2, 2, "2-3", 6), "null"), "train.precision=bf16", "train.iterations=2")
+    assert run.go() == 0, run.stderr()
+    found = {name: tensor for name, tensor in run.state().items() if name.startswith("state/")}
+    assert found
+    for name, tensor in found.items():
+        assert torch.isfinite(tensor).all(), name
+        assert not torch.equal(tensor, tensor.bfloat16().float()), name
+
+
+def test_an_iteration_that_overflows_leaves_running_statistics_alone() -> None:
+    norm = BatchNorm(2, 1e-5)
+    statistics = RunningStatistics([norm], None, 2)
+    statistics.begin()
+    norm(torch.full((2, 2, 3, 3), torch.inf))
+    statistics.finish(skipped=True)
+    torch.testing.assert_close(norm.running_mean, torch.zeros(2))
+    statistics.begin()
+    for shift in (1.0, 3.0):
+        norm(torch.arange(36.0).reshape(2, 2, 3, 3) + shift)
+    statistics.finish(skipped=False)
+    means = torch.arange(36.0).reshape(2, 2, 3, 3).mean((0, 2, 3))
+    torch.testing.assert_close(norm.running_mean, 0.1 * (means + 2.0))
+    norm.eval()
+    before = norm.gathered.clone()
+    norm(torch.randn(2, 2, 3, 3))
+    torch.testing.assert_close(norm.gathered, before)
