@@ -9,7 +9,6 @@ from conf.blocks_of_module import asked_of, blocks_of, can_look
 from conf.schema.experiment import ContainerKind, Experiment, Rehearse
 from conf.schema.model import Family
 from launch.errors import LaunchError
-from megatron_ext.contract.model import IMAGES
 
 Preflight = Callable[[Experiment], Sequence[str]]
 
@@ -22,19 +21,6 @@ def _check_module(experiment: Experiment) -> list[str]:
     count = len(blocks_of(asked_of(experiment)))
     if count != model.layers:
         raise LaunchError(f"model.layers={model.layers}, but model.code={model.code} has {count} blocks; leave it out")
-    return []
-
-
-def _check_images(experiment: Experiment) -> list[str]:
-    """Raises LaunchError for images that are missing, damaged, or not those of the model."""
-    from megatron_ext.contract.errors import DataError
-    from megatron_ext.data.images import open_images, require_fitting
-
-    prefix = experiment.data.prefix
-    try:
-        require_fitting(prefix, open_images(prefix, "train").manifest, experiment.model.sized(1))
-    except DataError as error:
-        raise LaunchError(f"data.prefix={prefix}: {error}") from error
     return []
 
 
@@ -52,12 +38,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
 
     if experiment.executor.rehearse is not Rehearse.none:
         return ()
-    if experiment.model.family in IMAGES:
-        doubts = _check_images(experiment)
-    elif experiment.model.family is Family.module:
-        doubts = _check_module(experiment)
-    else:
-        doubts = check_for_training(experiment)
+    doubts = _check_module(experiment) if experiment.model.family is Family.module else check_for_training(experiment)
     model, parallel, train = experiment.model, experiment.parallel, experiment.train
     if train.load is not None:
         try:

@@ -140,11 +140,10 @@ class ImageSamples(Samples):
         self._seed = split.seed
         self._trains = split.name == "train"
         self._changes = changes if self._trains else None
-        self.size = len(self._found.images)
-        """Images of the split."""
-        self.order: Dict[str, float] = {"seed": split.seed, "images": self.size}
+        self.in_epoch = self._count = len(self._found.images)
+        self.order: Dict[str, float] = {"seed": split.seed, "images": self._count}
         self._epoch = -1
-        self._permutation: NDArray[np.int64] = np.arange(self.size)
+        self._permutation: NDArray[np.int64] = np.arange(self._count)
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
         return {name: one[0] for name, one in self.batch(np.array([number])).items() if name != "number"}
@@ -201,8 +200,8 @@ class ImageSamples(Samples):
     def _places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of samples among the images of the split."""
         if not self._trains:
-            return numbers % self.size
-        epochs, places = np.divmod(numbers, self.size)
+            return numbers % self._count
+        epochs, places = np.divmod(numbers, self._count)
         found = np.empty_like(places)
         for epoch in np.unique(epochs).tolist():
             of_epoch = epochs == epoch
@@ -211,7 +210,7 @@ class ImageSamples(Samples):
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if epoch != self._epoch:
-            self._permutation = np.random.RandomState([self._seed, ORDER, epoch]).permutation(self.size)
+            self._permutation = np.random.RandomState([self._seed, ORDER, epoch]).permutation(self._count)
             self._epoch = epoch
         return self._permutation
 
