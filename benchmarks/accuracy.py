@@ -145,8 +145,9 @@ def of_module(model: Sequence[str], cases: Sequence[Case], only: str) -> list[Ou
         return []
     with tempfile.TemporaryDirectory() as folder:
         profile = f"{folder}/measured.yaml"
-        size = f"micro_batches={OF_SAMPLES}"
-        _tdpp(f"the profile of {model[1]}", "profile", *model, f"profile={profile}", size, f"runs_dir={folder}")
+        ranks = "cluster.groups.local.gpus_per_node=2"  # all measure at once: as many as the runs have
+        asked = (*model, ranks, f"profile={profile}", f"micro_batches={OF_SAMPLES}", f"runs_dir={folder}")
+        _tdpp(f"the profile of {model[1]}", "profile", *asked)
         known = f"cluster.gpus.cpu.profile={profile}"
         return measured([replace(case, overrides=(*case.overrides, known)) for case in cases], launched, only)
 
