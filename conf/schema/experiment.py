@@ -5,25 +5,22 @@ Every `_check_…` raises `ConfigError` where its rule is broken.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import asdict, field, replace
 from enum import StrEnum
-from itertools import accumulate
 
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema import containers, megatron_lm, ranges
+from conf.schema import containers, megatron_lm, ranges, tensor_groups
 from conf.schema.cluster import Cluster, Gpu, NodeGroup
 from conf.schema.config_class import config
 from conf.schema.containers import Container, ContainerKind
 from conf.schema.data import Augment, Corpus, Data
-from conf.schema.divisors import divides, nearest_divisors
 from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.megatron_lm import Engine, EngineKind
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel, Recompute, Schedule
-from conf.schema.partition import NodeOrder, Partition, in_runs
+from conf.schema.partition import NodeOrder, Partition
 from conf.schema.train import Precision, Train
 from megatron_ext.contract.images import values_of_norm
 from megatron_ext.contract.model import IMAGES
@@ -123,7 +120,7 @@ class Experiment:
         _check_ranks(self)
         _check_measured(self)
         _check_images(self)
-        _check_tensor(self)
+        tensor_groups.check(self.parallel, self.model, self.cluster, self.node_order.groups, self.ranks_per_node())
         _check_compile(self)
         containers.check_environment(self.container.kind, self.cluster, self.node_order.groups)
         if self.engine.kind is EngineKind.megatron_lm:
@@ -314,65 +311,6 @@ def _check_images(experiment: Experiment) -> None:
         raise ConfigError(
             f"parallel.micro_batch_size=1 leaves the last batch norms of model.family={model.family} one value of each "
             f"channel with model.image_size={model.image_size}, which has no variance; use 2 or more"
-        )
-
-
-def _check_tensor(experiment: Experiment) -> None:
-    """Whether tensor groups share layers evenly, and each lies inside one node."""
-    parallel, model = experiment.parallel, experiment.model
-    if model.measured:
-        return
-    for tensor in dict.fromkeys(parallel.layout.tensors):
-        divides("parallel.tensor", tensor, "model.heads", model.heads)
-        if model.num_query_groups is not None:
-            divides("parallel.tensor", tensor, "model.num_query_groups", model.num_query_groups)
-        if model.ffn_hidden is not None:
-            divides("parallel.tensor", tensor, "model.ffn_hidden", model.ffn_hidden)
-        if parallel.sequence_parallel:
-            divides("parallel.tensor", tensor, "model.sequence_length", model.sequence_length)
-            if model.decoder_sequence_length is not None:
-                divides("parallel.tensor", tensor, "model.decoder_sequence_length", model.decoder_sequence_length)
-    if not parallel.alike:
-        _check_groups_in_nodes(experiment)
-        return
-    for name in dict.fromkeys(experiment.node_order.groups):
-        per_node = experiment.cluster.groups[name].gpus_per_node
-        if per_node is not None and per_node % parallel.tensor_size:
-            near = ", ".join(map(str, nearest_divisors(per_node, parallel.tensor_size)))
-            raise ConfigError(
-                f"parallel.tensor={parallel.tensor} does not fit cluster.groups.{name}.gpus_per_node={per_node}: a "
-                f"tensor-parallel group lies inside one node; nearest that fit: {near}"
-            )
-
-
-def _check_groups_in_nodes(experiment: Experiment) -> None:
-    """The same where stages differ: ranks fill the nodes one after another, stage by stage."""
-    layout, names = experiment.parallel.layout, experiment.node_order.groups
-    ends = list(accumulate(experiment.ranks_per_node()))
-
-    def over(stage: int, tensor: int) -> int | None:
-        """The first rank of a group that lies over two nodes, were the stage's ranks in groups of this size."""
-        first = layout.rank(stage, 0, 0)
-        firsts = range(first, first + layout.tensors[stage] * layout.replicas[stage], tensor)
-        return next((rank for rank in firsts if rank + tensor > ends[bisect_right(ends, rank)]), None)
-
-    for stage, tensor in enumerate(layout.tensors):
-        first = over(stage, tensor)
-        if first is None:
-            continue
-        fits = [
-            next(size for size in range(wanted, 0, -1) if wanted % size == 0 and over(number, size) is None)
-            for number, wanted in enumerate(layout.tensors)
-        ]
-        ranks = [one * count for one, count in zip(layout.tensors, layout.replicas, strict=True)]
-        nearest = f"parallel.tensor={in_runs(fits, '-')}"
-        nearest += f" parallel.replicas={in_runs([r // t for r, t in zip(ranks, fits, strict=True)], '-')}"
-        node = bisect_right(ends, first)
-        raise ConfigError(
-            f"parallel.tensor={experiment.parallel.tensor} puts a tensor group of stage {stage}, ranks {first} to "
-            f"{first + tensor - 1}, over node {node} ({names[node]}) and node {node + 1} ({names[node + 1]}), but a "
-            "tensor-parallel group lies inside one node, and ranks fill the nodes of parallel.node_order stage by "
-            f"stage; nearest that fits: {nearest}"
         )
 
 
