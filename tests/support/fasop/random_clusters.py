@@ -12,7 +12,6 @@ import numpy as np
 from conf.schema.experiment import (
     Engine,
     EngineKind,
-    Family,
     Gpu,
     Model,
     NodeGroup,
@@ -22,6 +21,7 @@ from conf.schema.experiment import (
     Schedule,
 )
 from conf.schema.links import PairLink
+from conf.schema.model import Family
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory import GIB
 from fasop.costs.training import Training
