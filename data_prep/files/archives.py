@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import lzma
@@ -106,38 +105,23 @@ def _in_tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
 def _tar_stream(path: Path) -> IO[bytes]:
     name = path.name.lower()
     if name.endswith(PACKAGE):
-        return _data_of_package(path)
-    if name.endswith((".tgz", ".txz")):
-        return _decompressed(name, path.open("rb"))
-    if name.endswith(".xz"):
+        return _decompressed(path, *_data_of_package(path))
+    if name.endswith((".xz", ".txz")):
         return lzma.open(path, "rb")
+    if name.endswith(".tgz"):
+        return io.BufferedReader(gzip.open(path, "rb"))
     return io.BufferedReader(Decompressed(path), 1 << 18)
 
 
-def _decompressed(name: str, file: IO[bytes]) -> IO[bytes]:
-    if name.endswith("gz"):
-        return io.BufferedReader(gzip.GzipFile(fileobj=file))
-    if name.endswith("xz"):
-        return lzma.LZMAFile(file)
-    if name.endswith("bz2"):
-        return bz2.BZ2File(file)
-    if name.endswith("zst"):
-        return _zstd(file)
-    return file
+def _decompressed(path: Path, name: str, content: bytes) -> IO[bytes]:
+    """Of a part of the file."""
+    if name.endswith(".xz"):
+        return lzma.open(io.BytesIO(content))
+    return io.BufferedReader(Decompressed(path, (name, content)), 1 << 18)
 
 
-def _zstd(file: IO[bytes]) -> IO[bytes]:
-    from data_prep.errors import missing_package
-
-    try:
-        import zstandard
-    except ModuleNotFoundError as error:
-        raise missing_package("zstandard", "to read packages that zstd has compressed") from error
-    return zstandard.ZstdDecompressor().stream_reader(file)
-
-
-def _data_of_package(path: Path) -> IO[bytes]:
-    """The tar file of a Debian package's files: the member `data.tar…` of an ar archive, decompressed.
+def _data_of_package(path: Path) -> tuple[str, bytes]:
+    """Name and content of the tar file of a Debian package's files: the member `data.tar…` of an ar archive.
 
     Raises:
         ValueError: it has none.
@@ -151,6 +135,6 @@ def _data_of_package(path: Path) -> IO[bytes]:
                 content = file.read(size)
                 if len(content) < size:
                     raise EOFError
-                return _decompressed(name, io.BytesIO(content))
+                return name, content
             file.seek(size + size % 2, os.SEEK_CUR)
     raise ValueError("it has no data.tar")

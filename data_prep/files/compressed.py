@@ -7,7 +7,7 @@ import gzip
 import io
 import zlib
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from data_prep.errors import DataPrepError, missing_package
 
@@ -22,19 +22,24 @@ class _Readable(Protocol):
 class Decompressed(io.RawIOBase):
     """The content of a file that may be compressed with gzip, bzip2 or zstd, by the ending of its name.
 
+    Args:
+        path: of the file.
+        part: what lies within that file and is to be read instead, if anything: its name and its bytes.
+
     Raises:
         DataPrepError: when opened or read: the file cannot be read, is damaged or is cut short.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part: tuple[str, bytes] | None = None) -> None:
         super().__init__()
         self._path = path
         self._lines = 0
         try:
-            self._file = path.open("rb")
+            self._file: io.BufferedReader[Any]
+            self._file = path.open("rb") if part is None else io.BufferedReader(io.BytesIO(part[1]))
         except OSError as error:
             raise unreadable(path, error) from error
-        self._content: _Readable = _reader(self._file, path.suffix.lower())
+        self._content: _Readable = _reader(self._file, Path(part[0] if part else path).suffix.lower())
 
     @property
     def position(self) -> int:
@@ -79,7 +84,7 @@ class _Damaged(Exception):
     """Bytes that are not zstd's."""
 
 
-def _reader(file: io.BufferedReader, suffix: str) -> _Readable:
+def _reader(file: io.BufferedReader[Any], suffix: str) -> _Readable:
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=file)
     if suffix == ".bz2":
@@ -90,7 +95,7 @@ def _reader(file: io.BufferedReader, suffix: str) -> _Readable:
 class _Zstd:
     """Frame after frame of a zstd file. zstandard's own reader takes a file cut short for a whole one."""
 
-    def __init__(self, file: io.BufferedReader) -> None:
+    def __init__(self, file: io.BufferedReader[Any]) -> None:
         try:
             import zstandard
         except ModuleNotFoundError as error:

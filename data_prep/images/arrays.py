@@ -6,11 +6,13 @@ import gzip
 import io
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,12 @@ from megatron_ext.contract.files import why
 IMAGES = ("images", "image", "x", "data")
 LABELS = ("labels", "label", "y", "target", "targets")
 """What arrays are called in an .npz, with the split before or behind: `x_train`, `test_labels`."""
+
+_DAMAGED = (
+    *(OSError, EOFError, ValueError, SyntaxError, TokenError, MemoryError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError),
+)
+"""What numpy and zipfile raise for bytes that are not theirs."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,7 @@ def packaged(word: str) -> Table:
 def _loaded(path: Path) -> NDArray[Any]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except _DAMAGED as error:
         raise DataPrepError(f"{path}: cannot be read as an array ({why(error)})") from error
     if not isinstance(found, np.ndarray):
         raise DataPrepError(f"{path}: not one array; rename it to .npz if it holds several")
@@ -137,7 +145,7 @@ def _in_npz(path: Path) -> list[tuple[str, str, NDArray[Any], NDArray[Any]]]:
     try:
         with np.load(path, allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    except (*_DAMAGED, AttributeError) as error:
         raise DataPrepError(f"{path}: cannot be read as arrays ({why(error)})") from error
     images = {split: name for name in arrays if (split := _split_of(name, IMAGES)) is not None}
     labels = {split: name for name in arrays if (split := _split_of(name, LABELS)) is not None}

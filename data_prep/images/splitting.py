@@ -28,7 +28,9 @@ def splits_of(items: Sequence[Item], weights: Sequence[float], seed: int) -> lis
             found[number] = "train"
             classes.setdefault(item.label, []).append(number)
     for members in classes.values():
-        members.sort(key=lambda number: hashlib.sha256(f"{seed}\0{items[number].key}".encode()).digest())
+        members.sort(
+            key=lambda number: hashlib.sha256(f"{seed}\0{items[number].key}".encode(errors="surrogatepass")).digest()
+        )
         taken = 0
         for split, count in held_out(len(members), shares).items():
             for number in members[taken : taken + count]:

@@ -12,7 +12,7 @@ NAME = "kept"
 
 
 def line(pair: Pair) -> bytes:
-    return json.dumps(pair, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(pair).encode() + b"\n"
 
 
 def read(folder: Path) -> Iterator[Pair]:

@@ -58,7 +58,7 @@ def splits_of(sizes: Mapping[str, int], weights: Sequence[float], seed: int, nam
             f"--split {','.join(f'{weight:g}' for weight in weights)}: {len(sizes)} pages or runs of pairs cannot be "
             f"shared out to {', '.join(wanted)}; give more text, or set a weight to 0"
         )
-    order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed}\0{group}".encode()).digest())
+    order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed}\0{group}".encode(errors="surrogatepass")).digest())
     found, taken = dict.fromkeys(order, "train"), 0
     total, shares = sum(sizes.values()), sum(wanted.values())
     held_out = [split for split in reversed(SPLITS) if split in wanted and split != "train"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -114,6 +116,15 @@ def test_a_tar_file_gives_what_its_folder_gives(folder: Path, tmp_path: Path, na
         for what in ("images", "labels"):
             file = f"x-{split}.{what}.npy"
             assert (tmp_path / "tar" / file).read_bytes() == (tmp_path / "folder" / file).read_bytes()
+
+
+def test_names_that_are_no_utf8_are_names(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    for name in (b"a/\xff.png", b"b/\xfe.png"):
+        path = folder / os.fsdecode(name)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(encoded(random(0, 2, 2)))
+    assert prepare(tmp_path / "x", folder)["classes"] == ["a", "b"]
 
 
 def test_folders_called_after_splits_are_these(tmp_path: Path) -> None:
@@ -230,6 +241,19 @@ def test_each_class_has_its_share_in_each_split(tmp_path: Path) -> None:
     assert found == {"train": {0: 80, 1: 8, 2: 1}, "valid": {0: 10, 1: 1, 2: 1}, "test": {0: 10, 1: 1, 2: 1}}
 
 
+def npy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, random(0, 4, 2, 2))
+    return file.getvalue()
+
+
+def npz() -> bytes:
+    """Of a version that needs a newer zipfile."""
+    file = io.BytesIO()
+    np.savez(file, images=random(0, 4, 2, 2), labels=np.arange(4))
+    return re.sub(rb"(PK\x01\x02..)..", lambda found: found[1] + b"\xff\0", file.getvalue(), flags=re.DOTALL)
+
+
 class PowerCut(BaseException):
     """The end, for no reason of the program's."""
 
@@ -286,6 +310,8 @@ def test_images_that_are_there_are_left_alone(folder: Path, tmp_path: Path, caps
          r"2\.png: 2x2 pixels, 3 channels, but the first image has 2x2 pixels, 1 channel; .* with --channels"),
         ({"d/a/1.png": encoded(random(0, 2, 2)), "d/b/2.webp": b""}, ["d"], r"b/2\.webp is neither PNG nor JPEG;"),
         ({"a.npy": b"odd"}, ["a.npy", "a.npy"], r"a\.npy: cannot be read as an array"),
+        ({"a.npy": npy()[:40] + b"\n" * 88}, ["a.npy", "a.npy"], r"a\.npy: cannot be read as an array"),
+        ({"a.npz": npz()}, ["a.npz"], r"a\.npz: cannot be read as arrays"),
         ({"a.npz": b"odd"}, ["a.npz"], r"a\.npz: cannot be read as arrays"),
         ({"a.npy": b"odd"}, ["a.npy"], r"a\.npy: the labels are missing"),
         ({"a.txt": b"odd"}, ["a.txt"], r"a\.txt: not a folder, tar file, \.npz or \.npy"),
