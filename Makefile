@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast test-megatron lint browser slurm constraints clean
+.PHONY: demo test test-fast test-megatron lint browser slurm corpora constraints clean
 
 demo: .venv/train.installed
 	$(BIN)/tdpp data prepare --source stdlib --output data/stdlib
@@ -17,7 +17,7 @@ demo: .venv/train.installed
 PARALLEL = $(BIN)/pytest --dist=worksteal --numprocesses
 
 # Tests on Slurm wait more than they compute, and so run beside all others: three at a time, each on its own cluster.
-test: .venv/dev.installed browser slurm
+test: .venv/dev.installed browser slurm corpora
 	@mkdir -p build
 	@echo "the tests on Slurm write to build/slurm-tests.txt, and are shown when the others are done"
 	$(PARALLEL)=3 tests/slurm > build/slurm-tests.txt 2>&1 & on_slurm=$$!; \
@@ -53,6 +53,16 @@ slurm:
 	@{ PATH="$$PATH:/usr/sbin:/sbin"; command -v sbatch && command -v slurmctld && command -v slurmd \
 	  && command -v slurmdbd && command -v munged && command -v mariadbd && command -v ip; } >/dev/null \
 	  || $(call install,slurm-wlm slurmdbd munge mariadb-server iproute2,the tests on Slurm)
+
+# Making pairs of sentences is tested on Debian's packages, which are downloaded and not installed.
+CORPORA := libreoffice-help-de libreoffice-help-en-us gcc-12-locales
+CORPORA_IN ?= build/corpora
+corpora:
+	@mkdir -p $(CORPORA_IN); cd $(CORPORA_IN); \
+	for name in $(CORPORA); do ls $${name}_*.deb >/dev/null 2>&1 || missing="$$missing $$name"; done; \
+	test -z "$$missing" || { echo "downloading Debian's packages$$missing, for the tests of pairs" >&2 \
+	  && { test "$$(id -u)" != 0 || apt-get update -qq; } && apt-get download -qq $$missing; } \
+	  || echo "the tests of pairs on Debian's packages are skipped; to run them, put$$missing into $(CORPORA_IN)" >&2
 
 # Only what constraints.txt lists is installed, also to build what has no wheel, and every file must have one of its
 # hashes. pip comes first, as older versions do not take hashes from constraints.

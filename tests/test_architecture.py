@@ -43,14 +43,14 @@ FLOORS = {
         "completions defaults_taken",
     ],
     "megatron_ext": [
-        *("contract", "timeline", "data", "parallel", "tasks", "engine", "checkpoints", "measuring"),
-        *("node", "train", "worker", "doctor profile hf schedule blocks"),
+        *("contract", "timeline", "data", "parallel", "tasks", "engine", "checkpoints", "inference measuring"),
+        *("node", "train", "worker", "doctor profile hf schedule blocks translate"),
     ],
     "megatron_ext/tasks": [
         *("task", "cut linear dropout initial_weights repeatable running", "stage", "language"),
         *("images translation user", "families"),
     ],
-    "data_prep": ["errors", "files", "kinds tokenizers", "indexed text", "images pairs preparation", "training"],
+    "data_prep": ["errors", "files", "kinds tokenizers", "indexed making text", "images pairs preparation", "training"],
     "fasop": ["errors", "costs", "simulation", "partition", "search", "tables"],
     "launch": [
         *("errors", "machine start_agent", "screen", "files", "node", "observe", "judge", "control"),
@@ -173,9 +173,13 @@ def test_an_import_that_cannot_be_checked_is_refused(source: str) -> None:
         list(imports(ast.parse(source)))
 
 
+USED_IF_INSTALLED = {"megatron_ext/inference/text.py": {"tokenizers"}}
+
+
 @pytest.mark.parametrize("file", RANK_FILES)
 def test_a_rank_needs_only_torch_numpy_and_the_standard_library(file: str) -> None:
     roots = {module.split(".")[0] for module in imports(ast.parse((ROOT / file).read_text()))}
+    roots -= USED_IF_INSTALLED.get(file, set())
     assert roots <= {"megatron_ext", "torch", "numpy"} | sys.stdlib_module_names - {"graphlib", "tomllib", "zoneinfo"}
 
 

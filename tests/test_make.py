@@ -28,10 +28,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(target: str, path: Path, uid: int) -> list[str]:
+def make(target: str, path: Path, uid: int, *words: str) -> list[str]:
     """The lines on stderr, in their order."""
     assert MAKE is not None
-    command = [MAKE, "--no-print-directory", "-C", str(ROOT), target]
+    command = [MAKE, "--no-print-directory", "-C", str(ROOT), target, *words]
     environment = {"PATH": str(path), "FAKE_UID": str(uid)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return done.stderr.splitlines()
@@ -49,6 +49,25 @@ def test_root_reads_which_packages_are_installed_before_they_are(target: str, pa
 def test_others_read_what_to_install_for_the_tests_that_are_skipped(target: str, packages: str, path: Path) -> None:
     (said,) = make(target, path, uid=1000)
     assert said.endswith(f"are skipped; to run them, install Debian's packages {packages}")
+
+
+@pytest.mark.parametrize("uid", [0, 1000], ids=["root", "others"])
+def test_packages_of_text_are_downloaded_and_not_installed(path: Path, tmp_path: Path, uid: int) -> None:
+    for tool in ("mkdir", "ls"):
+        (path / tool).symlink_to(shutil.which(tool) or tool)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "gcc-12-locales_1_all.deb").touch()
+    said, *done = make("corpora", path, uid, f"CORPORA_IN={tmp_path / 'in'}")
+    names = "libreoffice-help-de libreoffice-help-en-us"
+    assert said == f"downloading Debian's packages {names}, for the tests of pairs"
+    assert done == [*(["apt-get update -qq"] if uid == 0 else []), f"apt-get download -qq {names}"]
+
+
+def test_without_packages_of_text_their_tests_are_skipped_with_a_word(path: Path, tmp_path: Path) -> None:
+    (path / "mkdir").symlink_to(shutil.which("mkdir") or "mkdir")
+    (path / "apt-get").write_text("#!/bin/sh\nexit 100\n")
+    *_, said = make("corpora", path, 1000, f"CORPORA_IN={tmp_path}")
+    assert said.startswith("the tests of pairs on Debian's packages are skipped; to run them, put libreoffice-help-de")
 
 
 def pinned() -> dict[str, list[str]]:

@@ -226,6 +226,10 @@ class RunDir(RunFiles):
         """What Nsight Compute saw of each node."""
         return self.path / "ncu"
 
+    def evaluation(self, split: str) -> Path:
+        """What `tdpp evaluate` found on a split."""
+        return self.path / f"evaluation-{split}.json"
+
     @property
     def report(self) -> Path:
         return self.path / "report"

@@ -88,6 +88,12 @@ def can_run(
 
 
 def _schedule(parallel: Parallel) -> None:
+    if not parallel.alike:
+        unlike = "replicas" if parallel.replicas is not None else "tensor"
+        raise ConfigError(
+            f"parallel.{unlike}={getattr(parallel, unlike)}: all stages of Megatron-LM have as many replicas, of "
+            "tensor groups of one size; give each one number, parallel.data and parallel.tensor, or use engine=tdpp"
+        )
     if parallel.shares is not None:
         raise ConfigError(
             f"parallel.shares={parallel.shares}: replicas of Megatron-LM take equal numbers of micro-batches; use "

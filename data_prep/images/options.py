@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.errors import ConfigError
-from conf.reading.values import NoValue, option, whole
-from conf.schema.data import check_split
+from conf.reading.values import NoValue, option
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import TARS
 from data_prep.images.arrays import PACKAGED, Arrays, packaged
@@ -19,15 +16,19 @@ from data_prep.images.files import ImageFiles
 from data_prep.images.item import Reader
 from data_prep.images.manifest import ImagesManifest
 from data_prep.images.pixels import Shape, Wanted
-from data_prep.images.prepare import Request, is_prepared, prepare
-from data_prep.kinds import IMAGES, kind_of
+from data_prep.images.prepare import Request, prepare
+from data_prep.kinds import IMAGES
+from data_prep.making import (
+    BYTES_A_WORKER,
+    add_common_options,
+    make_unless_there,
+    require_name,
+    weights_of,
+)
 from data_prep.text.corpus import Corpus
-from megatron_ext.data.indexed_dataset import data_file
 
 SPLIT = "80,10,10"
 LARGEST_SIDE = 1 << 14
-BYTES_A_WORKER = 1 << 24
-"""With less than that a process takes longer to begin than to do its part."""
 
 
 def add_options(make: argparse.ArgumentParser) -> None:
@@ -59,29 +60,16 @@ def add_options(make: argparse.ArgumentParser) -> None:
         metavar="W,W,W",
         help="weights of training, validation and test, of each class alike; without it %(default)s",
     )
-    make.add_argument("--seed", type=option(whole), default=1234, metavar="N", help="other seeds hold out other images")
-    make.add_argument("--workers", type=option(whole), metavar="N", help="processes; without it up to one for each CPU")
-    make.add_argument("--force", action="store_true", help="also if the data are there already")
+    add_common_options(make, "images")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepares images, or says that they are there; prints their prefix."""
     prefix: Path = arguments.output
-    if prefix.name in ("", ".."):
-        raise DataPrepError(f"--output {prefix}: not a name for files; give a folder and a name, such as data/digits")
+    require_name(prefix)
     request = _request(arguments)
     recipe = request.recipe()
-    if not arguments.force and is_prepared(prefix, recipe):
-        print(f"{prefix}: there already, unchanged; --force makes it anew", file=sys.stderr)
-    else:
-        described = data_file(prefix, ".json")
-        if described.exists() and kind_of(prefix) != IMAGES and not arguments.force:
-            raise DataPrepError(
-                f"--output {prefix}: {described} is there, and is not of images; choose another --output, or replace "
-                "it with --force"
-            )
-        print(summary(prepare(request, prefix, recipe)), file=sys.stderr)
-    print(prefix)
+    make_unless_there(prefix, IMAGES, recipe, arguments.force, lambda: summary(prepare(request, prefix, recipe)))
 
 
 def summary(made: ImagesManifest) -> str:
@@ -103,10 +91,6 @@ def _size(text: str) -> tuple[int, int]:
 
 def _request(arguments: argparse.Namespace) -> Request:
     source: list[str] = arguments.source
-    try:
-        check_split(arguments.split)
-    except ConfigError as error:
-        raise DataPrepError(f"--split: {error}") from error
     readers = readers_of(source)
     files = {path: name for reader in readers for path, name in reader.files.items()}
     corpus = Corpus(description=", ".join(source), files=tuple(files), names=tuple(files.values()))
@@ -114,7 +98,7 @@ def _request(arguments: argparse.Namespace) -> Request:
         corpus=corpus,
         readers=readers,
         wanted=Wanted(arguments.size, arguments.channels),
-        weights=[float(weight) for weight in arguments.split.split(",")],
+        weights=weights_of(arguments.split),
         seed=arguments.seed,
         workers=arguments.workers or min(len(os.sched_getaffinity(0)), 1 + corpus.bytes // BYTES_A_WORKER),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -16,16 +15,16 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import hashes, unchanged
+from data_prep.files.hashes import hashes
 from data_prep.files.journal import Journal, Step
 from data_prep.files.progress import shown
-from data_prep.files.work_folder import publish, work_folder
+from data_prep.files.work_folder import publish
 from data_prep.files.workers import in_order
 from data_prep.images.item import SPLITS, Content, Item, Reader
 from data_prep.images.manifest import ImagesManifest, Split
 from data_prep.images.pixels import Made, Raw, Shape, Wanted, made, packed
 from data_prep.images.splitting import splits_of
-from data_prep.kinds import IMAGES, kind_of, read_described, recipe_of
+from data_prep.making import making
 from data_prep.text.corpus import Corpus
 
 CHUNK = 64
@@ -65,16 +64,6 @@ class Request:
         }
 
 
-def is_prepared(prefix: Path, recipe: dict[str, Any]) -> bool:
-    """Whether the files are there, unchanged, and of this recipe."""
-    if kind_of(prefix) != IMAGES or recipe_of(prefix) != recipe:
-        return False
-    try:
-        return unchanged(read_described(prefix, ImagesManifest).sha256, prefix)
-    except DataPrepError:  # nobody can tell what the data are: that is for `prepare` to mend
-        return False
-
-
 def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> ImagesManifest:
     """Writes images, labels and their manifest; shows progress on stderr. Nothing half-written takes their names.
 
@@ -96,32 +85,23 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> ImagesMan
             f"--source {request.corpus.description}: every image is of the class {classes[0]!r}; give the "
             "folder above, with a folder for each class"
         )
-    try:
-        with work_folder(prefix, recipe) as folder:
-            journal = Journal(folder)
-            shape = _shape(items, request)
-            counts = _pack(journal, request, items, splits, classes, shape)
-            suffixes = [f"-{split}.{what}.npy" for split in SPLITS for what in ("images", "labels")]
-            mean, std = _statistics(counts, shape, splits.count("train"))
-            manifest = ImagesManifest(
-                classes=tuple(classes),
-                **shape._asdict(),
-                mean=mean,
-                std=std,
-                splits={split: Split(images=splits.count(split)) for split in SPLITS},
-                corpus=request.corpus.description,
-                sha256=hashes({suffix: folder / suffix for suffix in suffixes}),
-            )
-            publish(folder, prefix, {suffix: suffix for suffix in suffixes}, manifest.to_json(recipe))
-            return manifest
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from there", file=sys.stderr)
-        raise
-    except OSError as error:
-        raise DataPrepError(
-            f"{error.filename or prefix}: cannot be written ({error.strerror}); choose a folder that you may write to "
-            "and that has room, or make room: the same command goes on where it was"
-        ) from error
+    with making(prefix, recipe) as journal:
+        folder = journal.folder
+        shape = _shape(items, request)
+        counts = _pack(journal, request, items, splits, classes, shape)
+        suffixes = [f"-{split}.{what}.npy" for split in SPLITS for what in ("images", "labels")]
+        mean, std = _statistics(counts, shape, splits.count("train"))
+        manifest = ImagesManifest(
+            classes=tuple(classes),
+            **shape._asdict(),
+            mean=mean,
+            std=std,
+            splits={split: Split(images=splits.count(split)) for split in SPLITS},
+            corpus=request.corpus.description,
+            sha256=hashes({suffix: folder / suffix for suffix in suffixes}),
+        )
+        publish(folder, prefix, {suffix: suffix for suffix in suffixes}, manifest.to_json(recipe))
+        return manifest
 
 
 def _classes(items: Sequence[Item]) -> list[str]:

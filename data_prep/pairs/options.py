@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.errors import ConfigError
 from conf.reading.values import above_0, option, whole
-from conf.schema.data import check_split
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import files_below
-from data_prep.kinds import PAIRS, kind_of
+from data_prep.kinds import PAIRS
+from data_prep.making import (
+    BYTES_A_WORKER,
+    add_common_options,
+    make_unless_there,
+    require_name,
+    weights_of,
+)
 from data_prep.pairs.cleaning import Rules
 from data_prep.pairs.manifest import PairsManifest
 from data_prep.pairs.pair import Languages, Reader
-from data_prep.pairs.prepare import Request, is_prepared, prepare
+from data_prep.pairs.prepare import Request, prepare
 from data_prep.pairs.sources import languages_of, readers_of
 from data_prep.pairs.wmt16 import Finished, finished, is_finished
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.both_languages import SMALLEST, given_for_both
 from data_prep.tokenizers.tokenizer import LARGEST_BPE, JsonTokenizer
-from megatron_ext.data.indexed_dataset import data_file
 
 VOCABULARY = 8000
 """Ids of the tokenizer where nobody says how many; fewer if the pairs do not give as many."""
 SPLIT = "96,2,2"
-BYTES_A_WORKER = 1 << 24
-"""With less text than that a process takes longer to begin than to do its part."""
 
 
 def add_options(make: argparse.ArgumentParser) -> None:
@@ -67,7 +68,6 @@ def add_options(make: argparse.ArgumentParser) -> None:
         metavar="W,W,W",
         help="weights of training, validation and test, shared out by whole pages; without it %(default)s",
     )
-    make.add_argument("--seed", type=option(whole), default=1234, metavar="N", help="other seeds hold out other pages")
     make.add_argument(
         "--min-words", type=option(whole), default=rules.min_words, metavar="N", help="leave out shorter sentences"
     )
@@ -85,28 +85,16 @@ def add_options(make: argparse.ArgumentParser) -> None:
         metavar="R",
         help="leave out pairs of which one side has more than R times the words of the other; without it %(default)s",
     )
-    make.add_argument("--workers", type=option(whole), metavar="N", help="processes; without it up to one for each CPU")
-    make.add_argument("--force", action="store_true", help="also if the data are there already")
+    add_common_options(make, "pages")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepares pairs, or says that they are there; prints their prefix."""
     prefix: Path = arguments.output
-    if prefix.name in ("", ".."):
-        raise DataPrepError(f"--output {prefix}: not a name for files; give a folder and a name, such as data/help")
+    require_name(prefix)
     request = _request(arguments)
     recipe = request.recipe()
-    if not arguments.force and is_prepared(prefix, recipe):
-        print(f"{prefix}: there already, unchanged; --force makes it anew", file=sys.stderr)
-    else:
-        described = data_file(prefix, ".json")
-        if described.exists() and kind_of(prefix) != PAIRS and not arguments.force:
-            raise DataPrepError(
-                f"--output {prefix}: {described} is there, and is not of pairs; choose another --output, or replace it "
-                "with --force"
-            )
-        print(summary(prepare(request, prefix, recipe)), file=sys.stderr)
-    print(prefix)
+    make_unless_there(prefix, PAIRS, recipe, arguments.force, lambda: summary(prepare(request, prefix, recipe)))
 
 
 def summary(made: PairsManifest) -> str:
@@ -128,10 +116,6 @@ def _request(arguments: argparse.Namespace) -> Request:
         raise DataPrepError(f"--min-words {rules.min_words} is more than --max-words {rules.max_words}; lower it")
     if rules.max_ratio < 1:
         raise DataPrepError(f"--max-ratio {rules.max_ratio:g}: must be 1 or more, or it leaves no pair")
-    try:
-        check_split(arguments.split)
-    except ConfigError as error:
-        raise DataPrepError(f"--split: {error}") from error
     languages = languages_of(arguments.source_lang, arguments.target_lang, paths)
     pairs = _pairs(paths, languages)
     if isinstance(pairs, Finished) and (arguments.train_bpe or arguments.tokenizer):
@@ -145,7 +129,7 @@ def _request(arguments: argparse.Namespace) -> Request:
         languages=languages,
         pairs=pairs,
         rules=rules,
-        weights=[float(weight) for weight in arguments.split.split(",")],
+        weights=weights_of(arguments.split),
         seed=arguments.seed,
         tokenizer=_tokenizer(arguments.train_bpe, arguments.tokenizer),
         all_ids=arguments.train_bpe is not None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import hashes, unchanged
+from data_prep.files.hashes import hashes
 from data_prep.files.journal import Journal
-from data_prep.files.work_folder import publish, work_folder
-from data_prep.kinds import PAIRS, kind_of, read_described, recipe_of
+from data_prep.files.work_folder import publish
+from data_prep.making import making
 from data_prep.pairs import steps
 from data_prep.pairs.cleaning import Rules
 from data_prep.pairs.manifest import PairsManifest, Split
@@ -22,7 +21,6 @@ from data_prep.pairs.pair import SIDES, SPLITS, Languages, Reader
 from data_prep.pairs.wmt16 import Finished
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.tokenizer import JsonTokenizer
-from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.files import write_atomic
 
 
@@ -58,16 +56,6 @@ class Request:
         return {**recipe, **asdict(self.rules), "split": list(self.weights), "seed": self.seed, **tokenizer}
 
 
-def is_prepared(prefix: Path, recipe: dict[str, Any]) -> bool:
-    """Whether the files are there, unchanged, and of this recipe."""
-    if kind_of(prefix) != PAIRS or recipe_of(prefix) != recipe:
-        return False
-    try:
-        return unchanged(read_described(prefix, PairsManifest).sha256, prefix)
-    except DataPrepError:  # nobody can tell what the data are: that is for `prepare` to mend
-        return False
-
-
 def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> PairsManifest:
     """Writes pairs and their manifest; shows progress on stderr. Nothing half-written takes their names.
 
@@ -81,19 +69,8 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> PairsMani
     Raises:
         DataPrepError: the pairs cannot be read, none are left, or the files cannot be written.
     """
-    try:
-        with work_folder(prefix, recipe) as folder:
-            return _prepare(request, Journal(folder), prefix, recipe)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from there", file=sys.stderr)
-        raise
-    except DataError as error:
-        raise DataPrepError(str(error)) from error
-    except OSError as error:
-        raise DataPrepError(
-            f"{error.filename or prefix}: cannot be written ({error.strerror}); choose a folder that you may write to "
-            "and that has room, or make room: the same command goes on where it was"
-        ) from error
+    with making(prefix, recipe) as journal:
+        return _prepare(request, journal, prefix, recipe)
 
 
 def _prepare(request: Request, journal: Journal, prefix: Path, recipe: dict[str, Any]) -> PairsManifest:

@@ -10,6 +10,8 @@ COMMANDS = {
     "clean": "remove what runs have left behind: unfinished launches, images, containers, locks",
     "search": "find the best plan for a cluster and a model",
     "profile": "measure what models and messages take on a cluster's GPUs",
+    "evaluate": "measure a run's loss, metrics and BLEU on held-out data",
+    "translate": "translate text with a trained run, or export its model",
     "report": "show runs as a page",
     "data": "turn text into indexed data, and inspect it",
     "completion": "let a shell complete commands, groups, keys, values and runs",

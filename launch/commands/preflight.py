@@ -33,7 +33,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     # Only a launch needs these, and help and resume do not wait for numpy.
     from data_prep.training import check_for_training
     from megatron_ext.checkpoints import meta
-    from megatron_ext.contract import schedule_check
+    from megatron_ext.contract import schedule_check, schedules
     from megatron_ext.contract.errors import EngineError
 
     if experiment.executor.rehearse is not Rehearse.none:
@@ -53,4 +53,8 @@ def preflight(experiment: Experiment) -> Sequence[str]:
             raise LaunchError(
                 f"parallel.schedule_file={error}; 'python -m megatron_ext.schedule' prints those that have a name"
             ) from error
+    if not parallel.layout.even:
+        count = parallel.global_batch_size // parallel.micro_batch_size
+        actions = schedules.replicated(str(parallel.schedule), parallel.layout.replicas, count)
+        schedule_check.check_replicas(actions, parallel.chunks, count)
     return doubts

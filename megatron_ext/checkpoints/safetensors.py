@@ -103,6 +103,23 @@ def read(path: Path) -> Dict[str, Tensor]:
     }
 
 
+def metadata(path: Path) -> Dict[str, str]:
+    """The strings that a file has beside its tensors.
+
+    Raises:
+        EngineError: as `read`, of the header.
+    """
+    try:
+        with open_regular(path) as (file, size):
+            content = bytearray(file.read(_LENGTH.size))
+            length = _LENGTH.unpack_from(content)[0] if len(content) == _LENGTH.size else 0
+            content += file.read(min(length, size))
+    except (OSError, MemoryError) as error:
+        raise EngineError(f"{path}: cannot be read: {why(error) or 'more than the memory holds'}") from error
+    found = _header(path, content)[0].get("__metadata__")
+    return found if isinstance(found, dict) else {}
+
+
 def _header(path: Path, content: bytearray) -> Tuple[Dict[str, Any], int]:
     """The header and where the data begin."""
     length: Optional[int] = _LENGTH.unpack_from(content)[0] if len(content) >= _LENGTH.size else None

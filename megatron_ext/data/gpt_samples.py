@@ -41,6 +41,7 @@ class GptSamples(Samples):
         self._vocabulary = f"model.vocab_size={vocab_size}"
         tokens = int(self._data.lengths[documents.start : documents.stop].sum(dtype=np.int64))
         plan = layout(tokens, split.samples, sequence_length)
+        self.in_epoch = (tokens - 1) // sequence_length
         self.order: Dict[str, float] = {
             "first_document": documents.start,
             "documents": len(documents),

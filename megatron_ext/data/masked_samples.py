@@ -48,6 +48,7 @@ class MaskedSamples(Samples):
         self._special = dict(zip(special, self._vocabulary.require(prefix, *special)))
         documents = split_documents(split.weights, self._data.documents)[SPLITS.index(split.name)]
         self._map = build_or_load(prefix, self._data, documents, split.name, cut, split.cache)
+        self.in_epoch = len(self._map) if split.samples == 1 else None  # maps end with an epoch
         self._seed = split.seed
         apart = self._vocabulary.require(prefix, *NEVER_HIDDEN)
         self._masker = Masker(masking, self._vocabulary.word_begins(), apart)

@@ -82,12 +82,13 @@ class PairSamples(Samples):
         self._vocab_size = vocab_size
         self._seed = split.seed
         self._orders: Dict[int, NDArray[np.int64]] = {}
-        self.order: Dict[str, float] = {"seed": split.seed, "pairs": len(self._pairs.kept)}
+        self.in_epoch = self._count = len(self._pairs.kept)
+        self.order: Dict[str, float] = {"seed": split.seed, "pairs": self._count}
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
         """[sequence_length] and [decoder_sequence_length]: `text_enc` the source and its end, `enc_mask` 0 where
         there is padding; `text_dec` a begin and the target; `labels` the target and its end, `loss_mask` 1 there."""
-        epoch, place = divmod(number, len(self._pairs.kept))
+        epoch, place = divmod(number, self._count)
         pair = int(self._pairs.kept[self._order_of(epoch)[place]])
         source, target = self._tokens(self._pairs.source, pair), self._tokens(self._pairs.target, pair)
         text_enc, enc_mask = _padded([*source, END], self._lengths[0])
@@ -107,7 +108,7 @@ class PairSamples(Samples):
             if len(self._orders) == _EPOCHS_KEPT:
                 del self._orders[next(iter(self._orders))]
             random = np.random.RandomState([self._seed, epoch])  # whose stream no version of numpy changes
-            self._orders[epoch] = random.permutation(len(self._pairs.kept))
+            self._orders[epoch] = random.permutation(self._count)
         return self._orders[epoch]
 
     def _tokens(self, data: IndexedDataset, pair: int) -> List[int]:

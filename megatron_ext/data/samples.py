@@ -62,6 +62,8 @@ class Samples(ABC):
 
     order: Dict[str, float]
     """What the order of the samples follows from: if equal, two runs have the same samples in the same order."""
+    in_epoch: Optional[int] = None
+    """How many go through the split once; None: nobody knows."""
 
     def __init__(self, samples: int, split: str = "train") -> None:
         self._samples = samples

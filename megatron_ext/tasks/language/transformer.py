@@ -102,6 +102,9 @@ class TransformerLayer(nn.Module):
         self.attention_out = empty_linear(width, config.hidden, attention_bias)
         self.crosses = stack.context > 0
         if self.crosses:
+            self.watch: Optional[Callable[[Tensor], None]] = None
+            """Is given how much tokens attend to the context's, [batch, sequence, context], the mean of the heads, if
+            a search asks for it."""
             self.cross_core_key = key_of(seed, f"{name}.cross_core")
             self.cross_dropout = Dropout(config.hidden_dropout, key_of(seed, f"{name}.cross"), tensor)
             self.cross_norm = norm(config)
@@ -175,6 +178,8 @@ class TransformerLayer(nn.Module):
         width = self.config.head_width
         queries = query.view(*query.shape[:2], -1, width).transpose(1, 2)
         key, value = kv.view(*kv.shape[:2], -1, width).transpose(1, 2).chunk(2, 1)
+        if self.watch is not None:
+            self.watch(_mean_weights(queries, key, mask))
         return self._attended(queries, key, value, False, self.cross_core_key, number, mask)
 
     def _attended(
@@ -267,6 +272,16 @@ def empty_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     """Without weights: torch would draw some that are not used."""
     layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.empty(0).device)  # type: ignore[no-untyped-call]
     return layer
+
+
+def _mean_weights(query: Tensor, key: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """query [batch, heads, sequence, width], key [batch, groups, tokens, width], mask [batch, tokens] -> the weights of
+    attention [batch, sequence, tokens], as the mean of the heads."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(mask[:, None, None] == 0, -math.inf)
+    return F.softmax(scores, -1, dtype=torch.float32).mean(1)
 
 
 def _again(function: Callable[..., Tensor], *taken: Optional[Tensor]) -> Tensor:

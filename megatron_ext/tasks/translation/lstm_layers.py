@@ -84,6 +84,8 @@ class AttentionLayer(nn.Module):
         hidden = config.hidden
         self.again = again
         self.later: Optional[WeightGradients] = None
+        self.watch: Optional[Callable[[Tensor], None]] = None
+        """Is given how much tokens attend to the context's, [batch, sequence, context], where a search asks for it."""
         self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
         self.query = empty_linear(hidden, hidden, False)
         self.memory = empty_linear(hidden, hidden, False)
@@ -99,6 +101,8 @@ class AttentionLayer(nn.Module):
 
     def attend(self, decoded: Tensor, encoded: Tensor, mask: Tensor) -> Tensor:
         weights = self.weights(decoded, encoded, mask)
+        if self.watch is not None:
+            self.watch(weights)
         return weights @ encoded
 
     def weights(self, decoded: Tensor, encoded: Tensor, mask: Tensor) -> Tensor:

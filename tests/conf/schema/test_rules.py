@@ -210,6 +210,54 @@ BROKEN = {
         ["parallel.shares=1-1", "parallel.global_batch_size=6", "parallel.micro_batch_size=4"],
         "it must be a multiple of 2 micro-batches, 8 samples; use parallel.global_batch_size=8",
     ),
+    "tensor sizes of another number of stages": (
+        ["parallel.tensor=2-1-1"],
+        "parallel.tensor=2-1-1 is for 3 stages, but parallel.pipeline=2; use parallel.pipeline=3, or "
+        "parallel.tensor=2-1",
+    ),
+    "tensor sizes that are none": (
+        ["parallel.tensor=2-x"],
+        "parallel.tensor=2-x must be a whole number, or whole numbers by stage joined by dashes, with *N for a run of "
+        "N stages, such as 2-1 or 2*2-1*4",
+    ),
+    "a tensor size that is no whole number": (
+        ["parallel.tensor=1.5"],
+        "parallel.tensor=1.5 must be a whole number, or",
+    ),
+    "no tensor size at all": (["parallel.tensor=null"], "parallel.tensor=None must be a whole number, or"),
+    "a tensor size of a stage that does not divide the heads": (
+        ["parallel.tensor=3-1"],
+        "model.heads=4 is not divisible by parallel.tensor=3; nearest parallel.tensor that divide it: 2, 4",
+    ),
+    "a tensor group over two nodes": (
+        [
+            *(HET, "executor=slurm", "parallel.data=1", "parallel.global_batch_size=12"),
+            *("parallel.pipeline=3", "parallel.partition=16-16-16", "parallel.tensor=1-2-1"),
+            *("parallel.replicas=3-1-3", "parallel.node_order=hgx+gpu2", "model.heads=16"),
+        ],
+        "parallel.tensor=1-2-1 puts a tensor group of stage 1, ranks 3 to 4, over node 0 (hgx) and node 1 (gpu2), but "
+        "a tensor-parallel group lies inside one node, and ranks fill the nodes of parallel.node_order stage by "
+        "stage; nearest that fits: parallel.tensor=1*3 parallel.replicas=3-2-3",
+    ),
+    "replicas of which not each gets a micro-batch": (
+        ["parallel.replicas=9-1"],
+        "parallel.replicas=9-1 has a stage of 9 replicas, but parallel.global_batch_size=16 in micro-batches of 2 "
+        "gives 8 of them: not each gets one; use parallel.global_batch_size=18, or parallel.replicas=8-1",
+    ),
+    "shares of replicas that differ by stage": (
+        ["parallel.replicas=2-1", "parallel.shares=1-2"],
+        "parallel.shares=1-2 does not go with parallel.replicas=2-1: it is for stages with as many replicas; use "
+        "parallel.shares=null, or parallel.data=2",
+    ),
+    "chunks of replicas that differ by stage": (
+        ["parallel.replicas=2-1", "parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=1-1-1-1"],
+        "parallel.chunks=2 does not go with parallel.replicas=2-1: it is for stages with as many replicas; use "
+        "parallel.chunks=1",
+    ),
+    "stages that differ on other than their ranks": (
+        [SEED, "parallel.pipeline=2", "parallel.partition=24-24", "parallel.replicas=3-2", "parallel.data=1"],
+        "tensor size * replicas, stage by stage, = 1 * 3 + 1 * 2 = 5 ranks, but the chosen nodes of cluster",
+    ),
     "more replicas than micro-batches": (
         ["parallel.shares=1-3", "parallel.global_batch_size=2"],
         "it must be a multiple of 4 micro-batches, 8 samples; use parallel.global_batch_size=8",

@@ -185,7 +185,7 @@ def test_sentences_without_words_are_near_nothing() -> None:
         (["--max-ratio", "1", "--min-words", "20"], r"no pair is left \(60 short\); .*loosen --min-words"),
         (["--max-ratio", "0.5"], "--max-ratio 0.5: must be 1 or more"),
         (["--min-words", "9", "--max-words", "8"], "--min-words 9 is more than --max-words 8"),
-        (["--split", "0,1,1"], "--split: .*must be three weights"),
+        (["--split", "0,1,1"], "--split .*must be three weights"),
         (["--source-lang", "en"], "are the same language"),
         (["--source-lang", "Deutsch!"], "--source-lang Deutsch!: not the code of a language"),
         (["--source-lang", "fr"], r"there is no .*corpus\.fr"),

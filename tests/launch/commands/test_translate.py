@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from megatron_ext.inference.text import tokenizer_of
 
 from data_prep.tokenizers.both_languages import train_both
 from launch import cli
@@ -23,6 +22,7 @@ from megatron_ext import translate as of_file
 from megatron_ext.contract.model import GPT
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.data.pairs import side_prefix
+from megatron_ext.inference.text import tokenizer_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import task_of
 from tests.support import ROOT
@@ -207,9 +207,8 @@ def test_the_loss_of_any_family_is_that_of_all_samples_of_the_split_with_nothing
     task = task_of(run.plan)
     samples = task.samples("valid", found["samples"])
     assert found["samples"] == task.samples("valid", 1).in_epoch > 3
-    from megatron_ext.inference.held_out import whole_model
-
     from megatron_ext.checkpoints.meta import Checkpoint
+    from megatron_ext.inference.held_out import whole_model
 
     stage = whole_model(task, Checkpoint.at(folder), torch.device("cpu"))
     total = 0.0

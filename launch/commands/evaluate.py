@@ -1,0 +1,161 @@
+"""`tdpp evaluate`: the loss and the metrics of a trained run over held-out data, and BLEU where it translates."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.reading.values import Parser, option, whole
+from conf.run_folder.rundir import RunDir
+from launch.commands.arguments import add_run, chosen_run
+from launch.commands.translate import add_checkpoint, model_of, require_torch
+from launch.errors import LaunchError
+from megatron_ext.contract.model import GPT, T5, TRANSLATION
+from megatron_ext.contract.plan import Plan
+from megatron_ext.data.samples import SPLITS
+from megatron_ext.inference.scoring import Scoring, add_scoring, scoring_of
+
+if TYPE_CHECKING:
+    from megatron_ext.inference.held_out import Measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bleu:
+    """Of the translations of a split."""
+
+    score: float
+    signature: str
+    """sacreBLEU's, which says what exactly was computed."""
+    sentences: int
+    scoring: dict[str, float]
+    """`megatron_ext.inference.scoring.Scoring`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is written into the run's folder."""
+
+    checkpoint: str
+    iteration: int
+    split: str
+    samples: int
+    loss: float
+    metrics: dict[str, float]
+    perplexity: float | None
+    """Of a token, where the task predicts tokens one after the other."""
+    bleu: Bleu | None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the figures, and writes them into the run's folder.
+
+    Raises:
+        TdppError: the run has no checkpoint or no data of the split, or they cannot be used.
+    """
+    arguments = _parser().parse_args(argv)
+    run = chosen_run(arguments)
+    require_torch("tdpp evaluate")
+    from megatron_ext.contract.errors import EngineError
+    from megatron_ext.inference.held_out import checkpoint_of, measure
+
+    plan = run.read_plan()
+    try:
+        checkpoint = checkpoint_of(run.path, arguments.checkpoint)
+        measured = measure(plan, checkpoint, arguments.split, arguments.samples, arguments.device)
+        bleu, why_not = _bleu(run, plan, arguments.checkpoint, arguments, scoring_of(arguments))
+    except EngineError as error:
+        raise LaunchError(str(error)) from error
+    found = Evaluation(
+        checkpoint=checkpoint.folder.name,
+        iteration=checkpoint.meta.iteration,
+        split=arguments.split,
+        samples=measured.samples,
+        loss=measured.loss,
+        metrics=measured.metrics,
+        perplexity=perplexity_of(plan, measured),
+        bleu=bleu,
+    )
+    path = run.evaluation(arguments.split)
+    run.write_json(path, asdict(found))
+    print(json.dumps(asdict(found)) if arguments.json else text_of(run, found, why_not))
+    return 0
+
+
+def perplexity_of(plan: Plan, measured: Measured) -> float | None:
+    """exp of the mean negative log probability of a token; None where the loss is no such mean."""
+    nll = measured.metrics.get("nll", measured.loss if plan.model.family in (GPT, T5) else None)
+    return None if nll is None else math.exp(min(nll, 700.0))
+
+
+def text_of(run: RunDir, found: Evaluation, why_not: str | None) -> str:
+    """A figure a line."""
+    rows = [("loss", f"{found.loss:.4f}")]
+    if found.perplexity is not None:
+        rows.append(("perplexity", f"{found.perplexity:.2f}"))
+    rows += [(name, f"{value:.4f}") for name, value in found.metrics.items()]
+    if found.bleu is not None:
+        rows.append(("BLEU", f"{found.bleu.score:.2f} ({found.bleu.sentences} sentences; {found.bleu.signature})"))
+    if why_not is not None:
+        rows.append(("BLEU", why_not))
+    width = max(len(name) for name, _ in rows)
+    head = f"{run.name}: {found.checkpoint}, {found.samples} samples of {found.split}"
+    return "\n".join(
+        [head, *(f"  {name:{width}}  {value}" for name, value in rows), f"  {run.evaluation(found.split)}"]
+    )
+
+
+def _bleu(
+    run: RunDir, plan: Plan, checkpoint: str | None, arguments: Any, scoring: Scoring
+) -> tuple[Bleu | None, str | None]:
+    """Of a model that translates; else, or where there is no such text, the reason, if there is one."""
+    if plan.model.family not in TRANSLATION:
+        return None, None
+    if find_spec("sacrebleu") is None:
+        return None, "not computed: it needs sacrebleu; pip install -e '.[translate]'"
+    texts = []
+    for side in ("source", "target"):
+        path = Path(f"{plan.data_prefix}-{arguments.split}.{side}.txt")
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except (OSError, ValueError) as error:
+            return None, f"not computed: {path} cannot be read ({getattr(error, 'strerror', None) or error})"
+        texts.append(lines[:-1] if lines[-1] == "" else lines)
+    source, target = (lines[: arguments.samples] for lines in texts)
+    if len(texts[0]) != len(texts[1]):
+        raise LaunchError(
+            f"{plan.data_prefix}-{arguments.split}.source.txt has {len(texts[0])} lines, and .target.txt has "
+            f"{len(texts[1])}; line k of one must be the translation of that of the other: prepare the pairs anew"
+        )
+    if not source:
+        return None, f"not computed: {plan.data_prefix}-{arguments.split}.source.txt has no sentence"
+    from sacrebleu.metrics.bleu import BLEU
+
+    from megatron_ext.inference.lines import translated
+    from megatron_ext.inference.text import tokenizer_of
+    from megatron_ext.inference.translator import Translator
+
+    model = model_of(run, checkpoint)
+    translator = Translator(model.model, model.weights, arguments.device)
+    found = list(translated(source, translator, tokenizer_of(model.tokenizer), scoring))
+    metric = BLEU()
+    score = metric.corpus_score(found, [target]).score
+    signature = str(metric.get_signature())
+    return Bleu(score=score, signature=signature, sentences=len(source), scoring=scoring._asdict()), None
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="tdpp evaluate", description="Measure a trained run on held-out data.")
+    add_run(parser)
+    add_checkpoint(parser)
+    parser.add_argument("--split", choices=SPLITS, default="test", help="default: %(default)s")
+    parser.add_argument(
+        "--samples", type=option(whole), metavar="N", help="only the first N (default: the whole split once)"
+    )
+    parser.add_argument("--json", action="store_true", help="what is written into the run's folder, for programs")
+    add_scoring(parser)
+    return parser

@@ -1,0 +1,128 @@
+"""`tdpp translate`: translates text with a trained run, or exports its model to a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from conf.errors import RunFolderError
+from conf.reading.values import Parser
+from conf.run_folder.rundir import RunDir
+from launch.commands.arguments import add_run, chosen_run
+from launch.errors import LaunchError
+from megatron_ext.inference.scoring import add_scoring, scoring_of
+
+if TYPE_CHECKING:
+    from megatron_ext.inference.exported import Exported
+
+
+def main(argv: Sequence[str]) -> int:
+    """Reads lines of the source language, and prints a translation of each, or writes the model to a file.
+
+    Raises:
+        TdppError: the run has no checkpoint of a model that translates, or a file cannot be read or written.
+    """
+    arguments = _parser().parse_args(argv)
+    run = chosen_run(arguments)
+    require_torch("tdpp translate")
+    from megatron_ext.contract.errors import EngineError
+    from megatron_ext.inference import exported
+    from megatron_ext.inference.lines import translated
+    from megatron_ext.inference.text import tokenizer_of
+    from megatron_ext.inference.translator import Translator
+
+    try:
+        model = model_of(run, arguments.checkpoint)
+        if arguments.export is not None:
+            exported.write(arguments.export, model)
+            print(arguments.export)
+            return 0
+        translator = Translator(model.model, model.weights, arguments.device)
+        tokenizer = tokenizer_of(model.tokenizer)
+        with _reading(arguments.input) as lines, _writing(arguments.output) as output:
+            for line in translated(lines, translator, tokenizer, scoring_of(arguments)):
+                print(line, file=output, flush=True)
+    except EngineError as error:
+        raise LaunchError(str(error)) from error
+    return 0
+
+
+def model_of(run: RunDir, checkpoint: str | None) -> Exported:
+    """The model of a run's checkpoint, its parts merged by name, with the tokenizer of the run's data.
+
+    Raises:
+        RunFolderError: the run has no usable plan.
+        EngineError: there is no such checkpoint, or its model does not translate.
+        LaunchError: the tokenizer is not there.
+    """
+    from megatron_ext.inference.exported import Exported
+    from megatron_ext.inference.held_out import checkpoint_of
+    from megatron_ext.inference.translator import weights_of
+
+    found = checkpoint_of(run.path, checkpoint)
+    weights = weights_of(found)
+    path = Path(f"{run.read_plan().data_prefix}.tokenizer.json")
+    try:
+        tokenizer = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise LaunchError(
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); the tokenizer lies beside the data "
+            "that the run was trained on"
+        ) from error
+    return Exported(found.meta.model, weights, tokenizer)
+
+
+def require_torch(command: str) -> None:
+    """Raises LaunchError where torch is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise LaunchError(f"{command} needs torch, which is not installed here; pip install -e '.[train]'")
+
+
+def add_checkpoint(parser: Parser) -> None:
+    parser.add_argument("--checkpoint", metavar="NAME", help="a folder in the run's checkpoints/ (default: the newest)")
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="tdpp translate", description="Translate lines with a trained run.")
+    add_run(parser)
+    add_checkpoint(parser)
+    parser.add_argument("--input", type=Path, metavar="FILE", help="text, a sentence a line (default: stdin)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
+    parser.add_argument(
+        "--export", type=Path, metavar="FILE", help="write the model to FILE, for python -m megatron_ext.translate"
+    )
+    add_scoring(parser)
+    return parser
+
+
+@contextmanager
+def _reading(path: Path | None) -> Iterator[TextIO]:
+    if path is None:
+        if hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+        yield sys.stdin
+        return
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RunFolderError(f"--input {path}: cannot be read ({error.strerror})") from error
+    with file:
+        yield file
+
+
+@contextmanager
+def _writing(path: Path | None) -> Iterator[TextIO]:
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(f"--output {path}: cannot be written ({error.strerror})") from error
+    with file:
+        yield file

@@ -1,0 +1,1 @@
+"""What trained translation models do in one process, with torch alone, and `tokenizers` where it is installed."""

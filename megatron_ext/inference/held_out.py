@@ -1,0 +1,119 @@
+"""The loss and the metrics of a checkpoint over held-out samples, in one process, whatever the task is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, NamedTuple, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.meta import Checkpoint, part_name, require_model
+from megatron_ext.checkpoints.tensors import STATE
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan import Plan
+from megatron_ext.engine.optimizer import WEIGHTS
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import check, cut_between
+from megatron_ext.tasks.families import task_of
+from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import Task
+
+SAMPLES = 1024
+"""That are taken where nobody knows how many there are."""
+
+
+class Measured(NamedTuple):
+    """Over all samples."""
+
+    samples: int
+    loss: float
+    metrics: Dict[str, float]
+
+
+def whole_model(task: Task, checkpoint: Checkpoint, device: torch.device) -> Stage:
+    """A task's model in one piece with a checkpoint's weights, in fp32, as it is after training.
+
+    Raises:
+        EngineError: a part of the checkpoint is missing, damaged or of another model.
+    """
+    check(task)
+    stage = Stage(task, cut_between(task, [task.blocks])[0], TensorGroup())
+    stage.place(device, torch.float32)
+    parts: Dict[str, Dict[str, Tensor]] = {}
+
+    def kept(block: str, name: str, like: Tensor, rows: Optional[int]) -> Tensor:
+        path = checkpoint.part(part_name(block))
+        if block not in parts:
+            parts[block] = safetensors.read(path)
+        found = parts[block].get(name)
+        shape = list(like.shape) if rows is None else [rows, *like.shape[1:]]
+        if found is None or list(found.shape) != shape:
+            described = "none" if found is None else str(list(found.shape))
+            raise EngineError(f"{path}: expected a tensor {name} of shape {shape}, found {described}")
+        return found
+
+    for name, parameter in stage.parameters_by_name():
+        block, inner = stage.places[name]
+        rows = task.rows(name)
+        whole = torch.zeros(parameter.shape)
+        whole[: len(whole) if rows is None else rows] = kept(block, f"{WEIGHTS}/{inner}", parameter, rows)
+        parameter.data = whole.to(device)
+    for block, inner, tensor in stage.state:
+        tensor.data.copy_(kept(block, f"{STATE}/{inner}", tensor, None))
+    return stage.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def measure(
+    plan: Plan, checkpoint: Checkpoint, split: str, samples: Optional[int] = None, device: str = "cpu"
+) -> Measured:
+    """What a run's task says of a split of its data: all of it once, or the first `samples`.
+
+    A micro-batch has as many samples as in the run, but for the last. A loss that is a sum is divided by the weight of
+    all, others count by their samples.
+
+    Raises:
+        EngineError: the checkpoint or the data cannot be used.
+    """
+    require_model(checkpoint, plan.model.identity())
+    task = task_of(replace(plan, recompute="none"))
+    stage = whole_model(task, checkpoint, torch.device(device))
+    in_epoch = task.samples(split, 1).in_epoch
+    count = samples or in_epoch or SAMPLES
+    source = task.samples(split, count)
+    sums: Dict[str, float] = {}
+    weight = 0.0
+    for first in range(0, count, plan.micro_batch_size):
+        numbers = np.arange(first, min(first + plan.micro_batch_size, count))
+        batch = {name: torch.from_numpy(array) for name, array in source.batch(numbers).items()}
+        micro = task.micro(batch)._replace(first=first).to(torch.device(device))
+        stage.begin(first)
+        left = stage({name: micro.inputs[name] for name in stage.inputs})
+        found = {**task.metrics(left, micro, TensorGroup()), "loss": task.loss(left, micro, TensorGroup())}
+        share = 1.0 if micro.weight is not None else float(len(numbers))
+        weight += float(len(numbers)) if micro.weight is None else float(micro.weight)
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0.0) + share * float(value)
+    means = {name: value / weight if weight else math.nan for name, value in sums.items()}
+    return Measured(count, means.pop("loss"), means)
+
+
+def checkpoint_of(run: Path, name: Optional[str]) -> Checkpoint:
+    """The newest checkpoint of a run's folder, or the one called so.
+
+    Raises:
+        EngineError: there is none.
+    """
+    newest = Checkpoint.at(run)
+    if name is None:
+        return newest
+    folder = newest.folder.parent / name
+    if not folder.is_dir():
+        there = sorted(path.name for path in newest.folder.parent.iterdir() if path.is_dir())
+        raise EngineError(f"--checkpoint {name}: the run has {', '.join(there)}")
+    return Checkpoint.read(folder)
