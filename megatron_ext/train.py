@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Mapping
 
@@ -12,6 +13,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from megatron_ext.checkpoints import tensors
 from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.model import MODULE
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.data.samples import BEGINNING, Position, Samples
@@ -26,7 +28,7 @@ from megatron_ext.parallel.interruption import Interrupted, Interruption
 from megatron_ext.parallel.software import same_software
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.families import task_of
-from megatron_ext.tasks.task import Task
+from megatron_ext.tasks.task import Held, Task
 from megatron_ext.timeline import memory
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
 from megatron_ext.timeline.event_files import EventBuffer
@@ -112,12 +114,18 @@ def _train(
 
 
 def _task(plan: Plan, place: Place, store: Store) -> Task:
-    """What is wrong with a user's module is for rank 0 to say, before the ranks form groups."""
+    """What is wrong with a user's module is for rank 0 to say, before the ranks form groups.
+
+    It also notes the blocks' names, where the launch could not look at the module: a container may have what it needs.
+    """
     if plan.model.family != MODULE:
         return task_of(plan)
     if place.rank == 0:
         task = task_of(plan)
         cut(task, plan.partition)
+        if plan.blocks is None:
+            names = [block.name for block in task.blocks if block.held is Held.COUNTED]
+            write_atomic(plan.files.blocks, json.dumps({"blocks": names}), durable=False)
         store.set("module", "sound")
         return task
     with told("waiting for rank 0 to look at the model"):

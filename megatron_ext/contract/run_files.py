@@ -36,6 +36,11 @@ class RunFiles:
         return self.path / "master.json"
 
     @property
+    def blocks(self) -> Path:
+        """The names of a module's blocks, from rank 0, where plan.json lacks them."""
+        return self.path / "blocks.json"
+
+    @property
     def nodes(self) -> Path:
         return self.path / "nodes"
 

@@ -23,7 +23,9 @@ from conf.run_folder.run_files import opened, parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.model import MODULE
 from megatron_ext.contract.plan import MEGATRON_LM, Place, Plan
+from megatron_ext.contract.plan_check import PlanFault
 from reports.errors import ReportError
 from reports.readers import upstream_log
 from reports.readers.upstream_log import UpstreamLog
@@ -117,8 +119,8 @@ def read(run: RunDir) -> Record:
     """
     if not run.plan.exists():
         raise ReportError(f"{run.path} has no plan.json: its launch is under way, or was cut off before it wrote one")
-    plan = run.read_plan()
     notes: list[str] = []
+    plan = _with_names(run, run.read_plan(), notes)
     upstream = _upstream(run, plan, notes) if plan.engine == MEGATRON_LM else None
     config = _text(run.config, notes)
     return Record(
@@ -136,6 +138,17 @@ def read(run: RunDir) -> Record:
         memory=_memory(run, plan.ranks, notes),
         notes=tuple(notes),
     )
+
+
+def _with_names(run: RunDir, plan: Plan, notes: list[str]) -> Plan:
+    """With the names of a module's blocks, where rank 0 has found them out."""
+    if plan.blocks is not None or plan.model.family != MODULE or not run.blocks.exists():
+        return plan
+    try:
+        return Plan.parse({**plan.as_json(), "blocks": _json(run, run.blocks, notes).get("blocks")}, run.path)
+    except PlanFault as fault:
+        notes.append(f"{run.blocks.name}: {fault}")
+        return plan
 
 
 def _text(path: Path, notes: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import nn
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.tasks.families import task_of
+from reports.readers.record import read, stage_contents
 from tests.support.megatron_ext import user_models
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.users_files import MODELS, imported, users_file
@@ -188,3 +191,24 @@ def data(split, seed):
     for run in (one, two):
         assert run.losses()[0] == pytest.approx(expected, rel=1e-5)
         assert run.metrics()[0]["right"] == pytest.approx(right, rel=1e-5)
+
+
+def test_pages_name_blocks_that_only_the_ranks_could_find_out(tmp_path: Path) -> None:
+    """As in a container, where the launch cannot look at the module."""
+    run = module_run(tmp_path / "run", "convnet", "parallel.pipeline=2", "parallel.partition=2-7")
+    run.run.write_json(run.run.plan, {**run.plan.as_json(), "blocks": None})
+    assert run.go() == 0, run.stderr()
+    found = read(run.run)
+    assert found.plan.blocks == [block.name for block in task_of(run.plan).blocks]
+    assert [stage_contents(found.plan, stage) for stage in range(2)] == ["0-1", "2-8"]
+    for content, said in (
+        ({"blocks": ["a"]}, r"blocks\.json: .*9 names"),
+        ({}, None),
+        ([], r"blocks\.json is not a JSON object"),
+        ({"blocks": 3}, r"blocks\.json: .*blocks=3"),
+    ):
+        run.run.write_json(run.run.blocks, content)
+        damaged = read(run.run)
+        assert damaged.plan.blocks is None
+        if said is not None:
+            assert any(re.search(said, note) for note in damaged.notes), damaged.notes
