@@ -78,6 +78,8 @@ class Prediction:
     """What it follows from, each kind of replica once."""
     slowest: int
     """The number of the pipeline that `stages` and `events` are of."""
+    by_rank: bool = False
+    """Whether the ranks of a stage do unlike things, so that no pipeline stands for all."""
 
     @property
     def durations(self) -> Durations:
@@ -163,6 +165,7 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
         basis=replicas.basis,
         pipelines=pipelines,
         slowest=slowest,
+        by_rank=len({one.schedule["micro_batches"] for one in pipelines}) > 1,
     )
 
 
@@ -201,6 +204,7 @@ def _of_unlike_stages(plan: PlacedTraining) -> Prediction:
             )
         ],
         slowest=0,
+        by_rank=True,
     )
 
 

@@ -74,9 +74,9 @@ class Comparison:
     measured: Measured
     prediction: Prediction
     durations: Durations | None
-    """As measured; what was not measured is as predicted. None of a run without events."""
+    """As measured; what was not measured is as predicted. None of a run that is compared as a whole alone."""
     terms: Sequence[Term]
-    """None of a run without events."""
+    """None of such a run."""
     replayed_s: float | None
     """The iteration with all terms as measured."""
 
@@ -92,8 +92,12 @@ class Comparison:
 
 
 def compare(measured: Measured, prediction: Prediction) -> Comparison:
-    """Of one run; `prediction` is that of its frozen configuration."""
-    if not measured.stages:
+    """Of one run; `prediction` is that of its frozen configuration.
+
+    It is compared as a whole alone where it has no events, or stages have no one time of a kind, since replicas take
+    unequal shares or stages have unlike numbers of them.
+    """
+    if not measured.stages or prediction.by_rank:
         return Comparison(measured=measured, prediction=prediction, durations=None, terms=(), replayed_s=None)
     known = _as_measured(prediction.durations, measured)
     with_one = {name: _put(prediction.durations, known, (name,)) for name in TERMS}
@@ -194,7 +198,10 @@ def calibration(comparisons: Sequence[Comparison]) -> Calibration:
                     of[0] += predicted
                     of[1] += measured
     if not sums:
-        raise SearchError("calibrate: the runs have no events to calibrate by; use runs with profile.timeline=true")
+        raise SearchError(
+            "calibrate: the runs have no times by stage to calibrate by; use runs with profile.timeline=true, without "
+            "parallel.shares and parallel.replicas"
+        )
     return Calibration(
         runs=[one.measured.run for one in comparisons if one.durations],
         groups={

@@ -80,7 +80,8 @@ def shared(run: str, ranks: int, cores: int) -> str:
 def verdict(one: Comparison) -> Iterator[str]:
     """What is off, in words."""
     if one.worst is None:
-        yield f"{one.measured.run} has no events, so its terms are not known"
+        why = "has no events" if not one.measured.stages else "has replicas that take unequal parts of the batch"
+        yield f"{one.measured.run} {why}, so it is compared as a whole and not by term"
         return
     assert one.replayed_s is not None
     change = one.worst.iteration_s / one.prediction.iteration_s - 1

@@ -155,11 +155,6 @@ def validate(args: Arguments) -> int:
     for wanted in args.validate:
         run = RunDir.find(folder, wanted)
         experiment = read_experiment(run.config)
-        if experiment.parallel.shares is not None:
-            raise SearchError(
-                f"validate={wanted}: its replicas take unequal shares (parallel.shares={experiment.parallel.shares}), "
-                f"so its stages have no one time to compare; 'tdpp report {run.name}' has both"
-            )
         shared += [tables.shared(run.name, *use)] if (use := cores_shared(run, experiment)) else []
         schedule = None if experiment.parallel.schedule_file is None else run.read_json(run.schedule)
         comparisons.append(compare(measure(run), predict(experiment, schedule, used)))

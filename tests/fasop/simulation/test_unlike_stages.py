@@ -22,6 +22,9 @@ WORDS = (
     *("container=none", "parallel.micro_batch_size=1", "parallel.node_order=null", "parallel.recompute=none"),
 )
 CASES = {
+    "shares-3-1": (
+        *(1, "6-6", "parallel.data=2", "parallel.tensor=2", "parallel.shares=3-1", "parallel.global_batch_size=16"),
+    ),
     "replicas-4-8": (2, "6-6", "parallel.replicas=4-8", "parallel.global_batch_size=16"),
     "replicas-4-1-3-zb-h1": (
         *(1, "6-2-4", "parallel.replicas=4-1-3", "parallel.schedule=zb_h1", "parallel.global_batch_size=13"),
@@ -48,7 +51,8 @@ def words_of(nodes: int, partition: str, *own: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_rehearsal_takes_what_is_predicted(name: str, tmp_path: Path) -> None:
+def test_a_rehearsal_takes_what_is_predicted(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And `validate` says so."""
     words = words_of(*CASES[name])
     predicted = predict(compose(words))
     asked = [*words, "executor.rehearse=virtual", "executor.wait=true", "train.iterations=3", "train.log_interval=1"]
@@ -56,6 +60,10 @@ def test_a_rehearsal_takes_what_is_predicted(name: str, tmp_path: Path) -> None:
     (metrics,) = tmp_path.glob("x/*/metrics.jsonl")
     last = json.loads(metrics.read_text().splitlines()[-1])["elapsed_ms"]
     assert predicted.iteration_s * 1e3 == pytest.approx(last, rel=1e-6)
+    assert main(["search", "validate=x", f"runs_dir={tmp_path}"]) == 0
+    shown = capsys.readouterr().out
+    assert " 0.0%" in shown.replace("+0.0%", " 0.0%").replace("-0.0%", " 0.0%")
+    assert "has replicas that take unequal parts of the batch, so it is compared as a whole and not by term" in shown
     for stage in predicted.stages:
         assert sum(stage.terms.by_name().values()) == pytest.approx(predicted.iteration_s)
 

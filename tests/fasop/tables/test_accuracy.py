@@ -102,7 +102,7 @@ def test_a_run_without_events_is_compared_in_all() -> None:
     assert runs([found])[1][0][3] == f"{found.error:+.1%}"
     other = compare(replace(measured, iteration_s=2 * prediction.iteration_s), prediction)
     assert together([found, other]).endswith(", worst 50.0%")
-    with pytest.raises(SearchError, match="the runs have no events to calibrate by"):
+    with pytest.raises(SearchError, match="the runs have no times by stage to calibrate by"):
         calibration([found])
 
 
