@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Mapping
+from typing import Mapping, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -16,15 +16,17 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.model import MODULE
 from megatron_ext.contract.plan import Place, Plan
-from megatron_ext.data.samples import BEGINNING, Position, Samples
+from megatron_ext.data.samples import BEGINNING, Samples
+from megatron_ext.engine.course import Course, Spending
 from megatron_ext.engine.engine import Engine
+from megatron_ext.engine.evaluation import SPLIT, Evaluator, samples_to_evaluate
 from megatron_ext.engine.log import TrainingLog
 from megatron_ext.engine.pace import messages_timeout
 from megatron_ext.engine.rehearsal import rehearse
 from megatron_ext.parallel import clock
 from megatron_ext.parallel.comm import Gate, meet, told
 from megatron_ext.parallel.groups import Groups, Tied
-from megatron_ext.parallel.interruption import Interrupted, Interruption
+from megatron_ext.parallel.interruption import SPENT, Interrupted, Interruption
 from megatron_ext.parallel.software import same_software
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.families import task_of
@@ -59,58 +61,77 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
     try:
         if plan.rehearsal is not None:
             rehearse(plan, place, groups, recorder)
-            last = plan.train.iterations
+            last, reached = plan.train.iterations, True
         else:
-            last = _train(plan, task, place, groups, recorder, device, store)
+            last, reached = _train(plan, task, place, groups, recorder, device, store)
     except BaseException:
         recorder.abandon()
         raise
     dist.destroy_process_group()
-    if last < plan.train.iterations:
+    if last < plan.train.iterations and not reached:
         raise Interrupted(f"saved after iteration {last} of {plan.train.iterations}")
 
 
 def _train(
     plan: Plan, task: Task, place: Place, groups: Groups, recorder: Recorder, device: torch.device, store: Store
-) -> int:
-    """Returns the last iteration that was trained: of all, or after which all ranks were asked to end."""
+) -> Tuple[int, bool]:
+    """Returns the last iteration that was trained: of all, or after which all ranks were asked to end; and whether the
+    run is to go no further."""
     gate = Gate(store, plan.world_size)
     found = tensors.find(plan, place, store)
     start = BEGINNING if found is None else found.position
-    samples = _samples(plan, task, place, start, gate)
+    samples = _samples(task, place, "train", start.consumed(plan.train.iterations, plan.global_batch_size), gate)
+    held_out = _held_out(plan, task, place, gate)
     engine = Engine(plan, task, place, groups, samples, recorder, start)
     gate.wait("model", "waiting for the models of all ranks")
     engine.pass_once()
     if found is not None:
         tensors.check_order(found, samples.order)
         tensors.load(found, plan, engine)
+    evaluator = None if held_out is None else Evaluator(plan, place, engine, *held_out)
+    course = Course(plan, None if found is None else found.meta.evaluation, tensors.find_best(plan, place, store))
     gate.wait("state", "waiting for the weights of all stages")
     saver = Saver(plan, place, engine, start, samples.order, gate)
     clock.align(recorder, store, "begin")
     is_last = place.rank == plan.world_size - 1
-    log = TrainingLog(plan, plan.files.metrics, start) if is_last else None
+    if place.rank == 0 and not course.reached:
+        plan.files.goal.unlink(missing_ok=True)  # of an earlier start, which has spent too much
+    spending = Spending(plan) if is_last and plan.train.max_cost is not None else None
+    log = TrainingLog(plan, plan.files.metrics, start, spending=spending) if is_last else None
     if found is not None and is_last:
         print(f"going on from {found.folder}", flush=True)
     interruption = Interruption(device)
     iteration = start.iteration
-    ending = False
+    ending, why = course.reached, 0
     while iteration < plan.train.iterations and not ending:
         iteration += 1
         result = engine.step(iteration)
+        evaluation, best = None, False
+        if evaluator is not None and _at(iteration, plan.train.eval_interval, plan.train.iterations):
+            evaluation = evaluator.evaluate()
+            best = course.follow(evaluation.metrics)
         if log is not None:
-            log.add(iteration, result, engine.optimizer.updates)
+            log.add(iteration, result, engine.optimizer.updates, evaluation)
         recorder.flush()
         if iteration == min(start.iteration + plan.train.log_interval, plan.train.iterations):
             memory.report(plan, place, iteration)
-        ending = interruption.agreed()
-        saver.after(iteration, ending)
+        why = interruption.agreed(SPENT if spending is not None and spending.over else 0)
+        ending = bool(why) or course.reached
+        saver.after(iteration, ending, None if evaluation is None else evaluation.metrics, best)
     interruption.finish()
     gate.wait("trained", "waiting for the last messages of the others")  # before any rank ends its communicators
     clock.align(recorder, store, "end")
     recorder.close()
     memory.report(plan, place, iteration)
     saver.finish()
-    return iteration
+    done = course.reached or iteration == plan.train.iterations
+    if course.reached and place.rank == 0:
+        course.record(iteration)
+    if why == SPENT and not done and spending is not None:
+        spending.record(iteration)
+    if course.reached or why == SPENT:
+        gate.wait("recorded", "waiting until it is written down how the run ended")
+    return iteration, done or why == SPENT
 
 
 def _task(plan: Plan, place: Place, store: Store) -> Task:
@@ -161,9 +182,20 @@ def _recorder(plan: Plan, place: Place, buffers: Mapping[int, EventBuffer]) -> R
     return CudaRecorder(buffer, plan.nsys) if plan.device == "cuda" else Recorder(buffer)
 
 
-def _samples(plan: Plan, task: Task, place: Place, start: Position, gate: Gate) -> Samples:
+def _at(iteration: int, interval: Optional[int], last: int) -> bool:
+    return interval is not None and (iteration % interval == 0 or iteration == last)
+
+
+def _held_out(plan: Plan, task: Task, place: Place, gate: Gate) -> Optional[Tuple[Samples, int]]:
+    """The samples to evaluate on, and how many; None where nothing is to be evaluated."""
+    if plan.train.eval_interval is None:
+        return None
+    count = samples_to_evaluate(plan, task)
+    return _samples(task, place, SPLIT, count, gate), count
+
+
+def _samples(task: Task, place: Place, split: str, count: int, gate: Gate) -> Samples:
     """Rank 0 builds the maps of samples if they are not there; the others read them afterwards."""
-    count = start.consumed(plan.train.iterations, plan.global_batch_size)
-    own = task.samples("train", count) if place.rank == 0 else None
-    gate.wait("index maps", "waiting for the index maps")
-    return own if own is not None else task.samples("train", count)
+    own = task.samples(split, count) if place.rank == 0 else None
+    gate.wait(f"index maps of {split}", "waiting for the index maps")
+    return own if own is not None else task.samples(split, count)

@@ -21,6 +21,9 @@ OWN = Path(__file__).parents[1]
 OPTIONS = ("--config-dir", "-cd")
 SUFFIX = ".yaml"
 
+COMPARED = ("train.until",)
+"""Keys whose values hold < or >, which Hydra reads only between quotes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
@@ -31,7 +34,7 @@ class Words:
     folders: tuple[Path, ...]
     """Where configurations are looked for, in this order."""
     given: dict[str, str] = field(default_factory=dict)
-    """The files that were given, by what stands in their place."""
+    """The files and texts that were given, by what stands in their place."""
 
     @property
     def all(self) -> list[str]:
@@ -93,9 +96,12 @@ def _found(command: Sequence[str], links: Path) -> Words:
             files = [value] if Path(value).is_file() else [file.strip() for file in value.split(",")]
             choices = [_link(links, group, file, given) if is_file(file) else file for file in files]
             overrides.append(f"{key}={','.join(choices)}")
+        elif key.lstrip("+") in COMPARED and re.fullmatch(r"[^'\",]*[<>][^'\",]*", value):
+            given[f"'{value}'"] = value
+            overrides.append(f"{key}='{value}'")
         else:
             overrides.append(word)
-    found = (OWN, *([links] if given else []), *folders)
+    found = (OWN, *([links] if any(links.iterdir()) else []), *folders)
     return Words(overrides=tuple(overrides), folders=found, given=given)
 
 

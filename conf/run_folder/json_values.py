@@ -53,7 +53,10 @@ class _Unfit(Exception):
 def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
     """Name, type, and whether it has to be there."""
     hints = get_type_hints(kind, include_extras=True)
-    needed = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(kind)}
+    needed = {
+        field.name: field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        for field in dataclasses.fields(kind)
+    }
     return tuple((name, hints[name], must) for name, must in needed.items())
 
 

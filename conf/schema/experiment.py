@@ -21,9 +21,9 @@ from conf.schema.megatron_lm import Engine, EngineKind
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel, Recompute, Schedule
 from conf.schema.partition import NodeOrder, Partition
-from conf.schema.train import Precision, Train
+from conf.schema.train import Precision, Train, check_metrics
 from megatron_ext.contract.images import values_of_norm
-from megatron_ext.contract.model import IMAGES
+from megatron_ext.contract.model import BERT, GPT, IMAGES, T5
 
 __all__ = [
     "Augment",
@@ -50,6 +50,10 @@ __all__ = [
     "Schedule",
     "Train",
 ]
+
+
+SPLIT_BY_WEIGHT = (GPT, BERT, T5)
+"""Whose data are documents that `data.split` shares out."""
 
 
 class RunsMode(StrEnum):
@@ -122,6 +126,8 @@ class Experiment:
         _check_images(self)
         tensor_groups.check(self.parallel, self.model, self.cluster, self.node_order.groups, self.ranks_per_node())
         _check_compile(self)
+        _check_evaluation(self)
+        self.price_per_hour()
         containers.check_environment(self.container.kind, self.cluster, self.node_order.groups)
         if self.engine.kind is EngineKind.megatron_lm:
             groups = self.node_order.groups
@@ -141,6 +147,23 @@ class Experiment:
         if self.parallel.node_order is None:
             return NodeOrder.of({name: group.count for name, group in self.cluster.groups.items()})
         return NodeOrder.parse(self.parallel.node_order)
+
+    def price_per_hour(self) -> float | None:
+        """Of all its nodes together, in dollars; None where the price of one is not known.
+
+        Raises:
+            ConfigError: `train.max_cost` needs it.
+        """
+        groups = self.node_order.groups
+        for name in dict.fromkeys(groups):
+            if self.cluster.groups[name].price_per_hour is None:
+                if self.train.max_cost is None:
+                    return None
+                raise ConfigError(
+                    f"train.max_cost={self.train.max_cost:g} ends a run by the price of its nodes, but "
+                    f"cluster.groups.{name}.price_per_hour is not known; give it, in dollars for a node"
+                )
+        return sum(self.cluster.groups[name].price_per_hour or 0.0 for name in groups)
 
     def ranks_per_node(self) -> tuple[int, ...]:
         """Ranks of each node, by node rank."""
@@ -321,6 +344,25 @@ def _check_compile(experiment: Experiment) -> None:
             f"train.compile=true does not go with parallel.schedule={parallel.schedule}"
             + (f" parallel.schedule_file={parallel.schedule_file}" if parallel.schedule_file else "")
             + ": compiled layers cannot put their weight gradients off; use train.compile=false or another schedule"
+        )
+
+
+def _check_evaluation(experiment: Experiment) -> None:
+    train, family = experiment.train, experiment.model.family
+    for key in ("eval_interval", "max_cost"):
+        value = getattr(train, key)
+        if value is not None and experiment.executor.rehearse is not Rehearse.none:
+            raise ConfigError(
+                f"train.{key}={value} is for training, but executor.rehearse={experiment.executor.rehearse} trains "
+                f"nothing; use train.{key}=null"
+            )
+    if train.eval_interval is None:
+        return
+    check_metrics(train, str(family))
+    if family in SPLIT_BY_WEIGHT and not float(experiment.data.split.split(",")[1]):
+        raise ConfigError(
+            f"train.eval_interval={train.eval_interval} evaluates on the valid split, but data.split="
+            f"{experiment.data.split} gives it no documents; give it some, such as data.split=969,30,1"
         )
 
 

@@ -130,6 +130,8 @@ def _without_equal(train: Train, rehearse: Rehearse) -> None:
     """What tdpp's own engine alone can do."""
     for given, key, value, off in (
         (train.compile, "train.compile", "true", "false"),
+        (train.eval_interval is not None, "train.eval_interval", train.eval_interval, "null"),
+        (train.max_cost is not None, "train.max_cost", train.max_cost, "null"),
         (train.optimizer != "adamw", "train.optimizer", train.optimizer, "adamw"),
         (train.lr_policy != "cosine", "train.lr_policy", train.lr_policy, "cosine"),
         (rehearse != "none", "executor.rehearse", rehearse, "none"),

@@ -9,7 +9,8 @@ from omegaconf import MISSING
 from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
-from megatron_ext.contract.train_config import DECAYING, ONLY_WITH, OPTIONS
+from megatron_ext.contract.goal import METRICS, Best, Target
+from megatron_ext.contract.train_config import DECAYING, EVALUATING, ONLY_WITH, OPTIONS
 
 
 class Precision(StrEnum):
@@ -74,6 +75,16 @@ class Train:
     precision: Precision = Precision.fp32
     compile: bool = False
     """Compile the transformer layers with torch.compile."""
+    eval_interval: int | None = None
+    """Evaluate on the valid split after so many iterations, and after the last one; null: never."""
+    eval_iterations: int | None = None
+    """Global batches of that split in an evaluation, always the same ones; null: the whole split."""
+    until: str | None = None
+    """End where an evaluation has reached this, such as 'loss<=2.5'."""
+    best: str | None = None
+    """Keep the checkpoint whose evaluation is best by this metric, such as loss, or max:METRIC for one of your own."""
+    max_cost: float | None = None
+    """Save and end when the nodes have cost so many dollars, by cluster.groups.<group>.price_per_hour."""
     log_interval: int = 10
     load: str | None = None
     """A run folder, its checkpoints folder, or one of the folders in it: goes on from that checkpoint.
@@ -98,6 +109,7 @@ class Train:
         _check_saving(self)
         _check_learning_rate(self)
         _check_options(self)
+        _check_goal(self)
 
 
 def _check_saving(train: Train) -> None:
@@ -153,4 +165,39 @@ def _check_options(train: Train) -> None:
             raise ConfigError(
                 f"train.{key}={shown} does nothing with train.{decider}={decided}; use train.{decider}="
                 f"{' or '.join(allowed)}, or leave it out"
+            )
+
+
+def _check_goal(train: Train) -> None:
+    for key in EVALUATING:
+        if train.eval_interval is None and (value := getattr(train, key)) is not None:
+            raise ConfigError(
+                f"train.{key}={value} is of evaluations, and there are none without train.eval_interval; give it a "
+                "number of iterations, such as 100"
+            )
+    kinds: tuple[type[Target] | type[Best], ...] = (Target, Best)
+    for kind, key, text in zip(kinds, ("until", "best"), (train.until, train.best), strict=True):
+        try:
+            if text is not None:
+                kind.parse(text)
+        except ValueError as rule:
+            raise ConfigError(f"train.{key}={text} must be {rule}") from rule
+    for key in ("best", "max_cost"):
+        if (value := getattr(train, key)) is not None and not train.checkpoint:
+            raise ConfigError(
+                f"train.{key}={value} needs checkpoints, but train.checkpoint=false saves none; use "
+                f"train.checkpoint=true, or train.{key}=null"
+            )
+
+
+def check_metrics(train: Train, family: str) -> None:
+    """Raises ConfigError for a metric that no evaluation of such a model gives, as far as that is known."""
+    for key, wanted in (
+        ("until", train.until and Target.parse(train.until)),
+        ("best", train.best and Best.parse(train.best)),
+    ):
+        if wanted and family in METRICS and wanted.metric not in METRICS[family]:
+            raise ConfigError(
+                f"train.{key}={getattr(train, key)}: an evaluation with model.family={family} gives "
+                f"{' and '.join(METRICS[family])}; use one of these"
             )

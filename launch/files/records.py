@@ -107,6 +107,19 @@ class StopRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Goal:
+    """goal.json: why the run ended before its last iteration, having saved."""
+
+    iteration: Count
+    """After which it did."""
+    ended_by: str
+    """The key of `train` that says so: `until` or `max_cost`."""
+    limit: str
+    value: float
+    """What was reached: of the metric, or in dollars."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Origin:
     """Where a run was launched, in provenance.json."""
 

@@ -9,6 +9,7 @@ from launch.files.attempt import Start
 from launch.judge import gpu_health
 from launch.judge.pace import held_up_by, held_up_words, median_ms
 from launch.judge.plan_line import plan_line
+from launch.observe.iterations import Iteration
 from launch.observe.observation import Observation
 from launch.screen.text import ago, first_line, plural
 
@@ -50,6 +51,8 @@ def evidence_of(seen: Observation, later: Iterable[str]) -> Iterator[Evidence]:
         yield Evidence("iteration", f"{progress} (median), logged {ago(seen.now_unix - last.unix)}")
     else:
         yield Evidence("iteration", f"none of {seen.iterations} logged yet")
+    if (evaluated := next((line for line in reversed(seen.log) if line.evaluation), None)) is not None:
+        yield Evidence("evaluation", f"{_evaluation(evaluated)}, after iteration {evaluated.iteration}{_wanted(seen)}")
     for node in seen.nodes:
         if node.ended:
             how = f", told to end by {node.stopped}" if node.stopped else ""
@@ -72,6 +75,16 @@ def evidence_of(seen: Observation, later: Iterable[str]) -> Iterator[Evidence]:
     symptoms = sum(error.symptom for error in seen.errors)
     if symptoms:
         yield Evidence("", f"{plural(symptoms, 'rank')} failed only because another one was lost")
+
+
+def _evaluation(line: Iteration) -> str:
+    found = line.evaluation.items()
+    return ", ".join(f"{name} {'not finite' if value is None else f'{value:.6g}'}" for name, value in found)
+
+
+def _wanted(seen: Observation) -> str:
+    train = seen.plan.train
+    return "" if train.until is None else f"; train.until={train.until}"
 
 
 def _loss(seen: Observation) -> str:

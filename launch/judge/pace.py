@@ -39,8 +39,22 @@ def is_late(seen: Observation) -> bool:
     if not seen.log or seen.log[-1].iteration == seen.iterations:
         return False
     last, began = seen.log[-1].unix, began_unix(seen)
-    patience = max(STALL_S, STALL_LINES * usual_s(seen), gpu_health.GRACE_S if began > last else 0)
+    patience = max(
+        STALL_S, STALL_LINES * usual_s(seen), gpu_health.GRACE_S if began > last else 0, _evaluation_patience_s(seen)
+    )
     return seen.now_unix - max(last, began) >= patience
+
+
+def _evaluation_patience_s(seen: Observation) -> float:
+    """How long the next line may be waited for because an evaluation comes before it; 0 if none does."""
+    train, last = seen.plan.train, seen.log[-1].iteration
+    if train.eval_interval is None:
+        return 0.0
+    evaluated = min(last - last % train.eval_interval + train.eval_interval, seen.iterations)
+    if last - last % train.log_interval + train.log_interval < evaluated:
+        return 0.0
+    longest = max((line.evaluation_s or 0.0 for line in seen.log), default=0.0)
+    return STALL_LINES * longest if longest else gpu_health.GRACE_S
 
 
 def lost_unix(seen: Observation) -> float | None:

@@ -2,9 +2,10 @@
 
 In this order: a file that would show how the run is and cannot be read; a cause of failure (`launch.judge.causes`), the
 earliest first; stopped by request; saved because time ran out; ended from outside; a rank that stood still; a node that
-gave up; errors whose cause nobody recorded; a loss that is not finite; success, which takes both the exit codes and the
-last iteration in the log; a Slurm that does not answer where only it could know; a worker or agent that was stopped; a
-failure whose cause is not known yet; GPUs that show a hang; pace; a rank that was stopped.
+gave up; errors whose cause nobody recorded; a loss that is not finite; saved because its price was reached; success,
+which takes both the exit codes and the last iteration in the log; a Slurm that does not answer where only it could
+know; a worker or agent that was stopped; a failure whose cause is not known yet; GPUs that show a hang; pace; a rank
+that was stopped.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from launch.judge.state import State
 from launch.node.peers import SILENCE_S
 from launch.observe.observation import Node, Observation
 from launch.screen.text import ago, plural
+from megatron_ext.contract.goal import MAX_COST
 from megatron_ext.contract.worker import SAVED
 
 Finding = tuple[State, str, str]
@@ -120,11 +122,29 @@ def _not_finite(seen: Observation) -> Finding | None:
     return State.not_finite, "loss-not-finite", f"the loss of iteration {last.iteration} is {last.loss}"
 
 
+def _spent(seen: Observation) -> Finding | None:
+    """The ranks saved because the nodes had cost what they may."""
+    if seen.goal is None or seen.goal.ended_by != MAX_COST:
+        return None
+    if not all(node.ended and node.exit_code == 0 for node in seen.nodes):
+        return None
+    reason = (
+        f"its nodes have cost ${seen.goal.value:.4g} of train.max_cost={seen.goal.limit}; saved after iteration "
+        f"{seen.goal.iteration} of {seen.iterations}; a new run with train.load={seen.plan.folder} goes on from there"
+    )
+    return State.interrupted, "max-cost", reason
+
+
 def _success(seen: Observation) -> Finding | None:
     if not all(node.ended and node.exit_code == 0 for node in seen.nodes):
         return None
     if _has_finished(seen):
         reason = f"{_ranks(seen)} ended well, and iteration {seen.iterations} of {seen.iterations} is in the log"
+        if seen.goal is not None:
+            reason = (
+                f"{_ranks(seen)} ended well after iteration {seen.iterations}, where train.until={seen.goal.limit} was "
+                f"reached: {seen.goal.value:.6g}"
+            )
         return State.succeeded, "finished", reason
     last = seen.log[-1].iteration if seen.log else 0
     reason = f"all ranks ended with 0, but the log ends at iteration {last} of {seen.iterations}"
@@ -251,6 +271,7 @@ RULES = (
     _gave_up,
     _symptoms,
     _not_finite,
+    _spent,
     _success,
     _unknown,
     _unwatched,

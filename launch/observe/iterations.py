@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from conf.errors import RunFolderError
 from conf.run_folder import run_files
@@ -16,6 +16,7 @@ from launch.files.faults import Faults
 
 TAIL_BYTES = 64 * 1024
 """Of metrics.jsonl some 200 logged iterations, of Megatron-LM's log with its timers some 30: enough for the pace."""
+_EVALUATED = "valid_"
 _NAMED = 3
 """So many lines that are no iterations are named."""
 Milliseconds = Annotated[float, Rule("from 0 to 1e12 ms", lambda value: 0 <= value <= 1e12)]
@@ -31,6 +32,10 @@ class Iteration:
     loss: float | None
     """None where all iterations since the line before were skipped, and in a rehearsal."""
     nan: Count
+    evaluation_s: float | None = None
+    """How long its evaluation took, where it had one."""
+    evaluation: dict[str, float | None] = field(default_factory=dict)
+    """What that gave, by metric."""
 
 
 def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
@@ -41,7 +46,8 @@ def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
     ]  # one that is still being written is left out
     for number, line in enumerate(lines):
         try:
-            found.append(typed(Iteration, run_files.parse_json(line.decode(errors="replace"), ""), ""))
+            content = run_files.parse_json(line.decode(errors="replace"), "")
+            found.append(replace(typed(Iteration, content, ""), evaluation=_evaluation(content)))
         except RunFolderError as error:
             bad.append((number - len(lines), str(error).strip()))
     if bad:
@@ -50,6 +56,15 @@ def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
         more = f", and {len(bad) - _NAMED} other lines" if len(bad) > _NAMED else ""
         faults.add(f"{path} holds what is no logged iteration: {'; '.join(named)}{more}")
     return tuple(found)
+
+
+def _evaluation(content: Any) -> dict[str, float | None]:
+    """What a line that is one says of an evaluation."""
+    return {
+        name.removeprefix(_EVALUATED): value if isinstance(value, float) else None
+        for name, value in content.items()
+        if name.startswith(_EVALUATED)
+    }
 
 
 def _lines(path: Path) -> int:

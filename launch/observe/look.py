@@ -16,7 +16,7 @@ from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.files.faults import Faults
 from launch.files.owner import has_rights_of, owner_of
-from launch.files.records import JobRecord, NodeRecord, Origin, StopRecord, Submitted
+from launch.files.records import Goal, JobRecord, NodeRecord, Origin, StopRecord, Submitted
 from launch.files.run_files import RunFiles, read_run_files, states_of
 from launch.machine import processes, slurm_commands
 from launch.machine.memory_signs import memory_sign
@@ -148,11 +148,19 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
         saved=_saved(run, faults) if start > Start(0, 0) or any(node.stopped for node in nodes) else None,
         nodes=tuple(_with_memory(run, node, errors, faults) for node in nodes),
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
+        goal=_goal(run, faults),
         log=log,
         doings=read_doings(run, plan, _started(nodes), faults) if quiet else (),
         gpus=_gpus(run, plan, tuple(nodes), faults) if plan.device == "cuda" else (),
         faults=tuple(faults),
     )
+
+
+def _goal(run: RunDir, faults: Faults) -> Goal | None:
+    try:
+        return faults.tried(lambda: run.read(run.goal, Goal), None)
+    except FileNotFoundError:
+        return None
 
 
 def _stop_unix(run: RunDir, faults: Faults) -> float | None:

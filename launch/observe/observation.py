@@ -8,11 +8,13 @@ from enum import StrEnum
 from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuTrouble
 from launch.files.attempt import Start
 from launch.files.faults import Fault
+from launch.files.records import Goal
 from launch.machine.slurm_commands import JobState
 from launch.node.stalled_rank import Doing
 from launch.node.unseen import Unseen
 from launch.observe.iterations import Iteration
 from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.goal import UNTIL
 from megatron_ext.contract.plan import Plan
 
 READINGS = 3
@@ -144,6 +146,8 @@ class Observation:
     nodes: tuple[Node, ...]
     errors: tuple[RankFailure, ...]
     """By time."""
+    goal: Goal | None = None
+    """Where it ended before its last iteration on its own, why."""
     log: tuple[Iteration, ...]
     """The last logged iterations."""
     doings: tuple[Doing, ...]
@@ -177,6 +181,9 @@ class Observation:
 
     @property
     def iterations(self) -> int:
+        """Up to its goal, where it has reached one before the last that it may take."""
+        if self.goal is not None and self.goal.ended_by == UNTIL:
+            return self.goal.iteration
         return self.plan.train.iterations
 
 

@@ -12,7 +12,7 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.model import ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
-from megatron_ext.contract.run_files import CHECKPOINTS, LATEST, META
+from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, META
 from megatron_ext.contract.train_config import ADAMW, OPTIMIZERS
 from megatron_ext.data.samples import Position
 
@@ -36,6 +36,8 @@ class Meta:
     """`ModelConfig.identity`."""
     optimizer: str = ADAMW
     """Whose state it has; not written where it is AdamW's."""
+    evaluation: Optional[Dict[str, float]] = None
+    """What an evaluation of these weights gave, as far as it is finite; not written without one."""
 
     def config(self) -> ModelConfig:
         """The model, without padding of its vocabulary.
@@ -55,6 +57,8 @@ class Meta:
         content = {"version": VERSION, **asdict(self)}
         if self.optimizer == ADAMW:
             del content["optimizer"]
+        if self.evaluation is None:
+            del content["evaluation"]
         return json.dumps(content, indent=1) + "\n"
 
 
@@ -102,6 +106,8 @@ class Checkpoint:
     def at(cls, path: Path) -> Checkpoint:
         """The newest one of a run folder or its checkpoints folder, or that in the folder itself.
 
+        `path` may also be a file `best` or `latest` in a checkpoints folder, and then is the one that it names.
+
         Raises:
             EngineError: there is none.
         """
@@ -109,6 +115,8 @@ class Checkpoint:
             latest = folder / LATEST
             if latest.is_file():
                 return cls.read(folder / _named(latest))
+        if path.name in (LATEST, BEST) and path.is_file():
+            return cls.read(path.parent / _named(path))
         if (path / META).is_file():
             return cls.read(path)
         raise EngineError(
@@ -121,7 +129,7 @@ class Checkpoint:
 
 
 def _named(latest: Path) -> str:
-    """The name of the newest checkpoint, beside which the file `latest` lies."""
+    """The name of a checkpoint, beside which the file `latest` or `best` lies."""
     try:
         name = read_regular(latest).decode("utf-8").strip()
     except (OSError, ValueError) as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from megatron_ext.checkpoints.meta import Meta, part_file, part_name
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Place, Plan
-from megatron_ext.contract.run_files import LATEST, META, checkpoint_name
+from megatron_ext.contract.run_files import BEST, LATEST, META, checkpoint_name
 from megatron_ext.data.samples import Position
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import Gate
@@ -47,8 +48,10 @@ class Saver:
         """Of the whole model, whichever ranks write them."""
         self._pending: Optional[_Pending] = None
 
-    def after(self, iteration: int, ending: bool) -> None:
-        """Saves if this is due after `iteration`, or if no other iteration follows.
+    def after(
+        self, iteration: int, ending: bool, evaluation: Optional[Mapping[str, float]] = None, best: bool = False
+    ) -> None:
+        """Saves if this is due after `iteration`, or if no other iteration follows, or if its evaluation is the best.
 
         Raises:
             EngineError: this rank could not write its parts, of this or an earlier checkpoint.
@@ -57,9 +60,9 @@ class Saver:
         self._look()
         train = self._plan.train
         at_interval = train.save_interval is not None and iteration % train.save_interval == 0
-        if train.checkpoint and (at_interval or ending or iteration == train.iterations):
+        if train.checkpoint and (at_interval or ending or best or iteration == train.iterations):
             self.finish()
-            self._save(iteration)
+            self._save(iteration, evaluation, best)
 
     def finish(self) -> None:
         """Waits until what was to be saved is on disk; raises as `after` does."""
@@ -73,7 +76,7 @@ class Saver:
         self._gate.wait(f"{name}/published", "ending the checkpoint")
         self._pending = None
 
-    def _save(self, iteration: int) -> None:
+    def _save(self, iteration: int, evaluation: Optional[Mapping[str, float]], best: bool) -> None:
         optimizer = self._engine.optimizer
         final = self._folder / checkpoint_name(iteration)
         meta = Meta(
@@ -84,22 +87,24 @@ class Saver:
             order=self._order,
             model=self._plan.model.identity(),
             optimizer=self._plan.train.optimizer,
+            evaluation=None if evaluation is None else {k: v for k, v in evaluation.items() if math.isfinite(v)},
         )
         if self._place.rank == 0:
             with _told(final):
                 for left in self._folder.glob(".iter_*.partial"):
                     shutil.rmtree(left)
-                for left in self._folder.glob(f".{LATEST}.*"):  # by a start that was killed while it wrote it
-                    left.unlink()
+                for name in (LATEST, BEST):
+                    for left in self._folder.glob(f".{name}.*"):  # by a start that was killed while it wrote it
+                        left.unlink()
                 _partial(final).mkdir(parents=True)
         self._gate.wait(f"{final.name}/begun", "starting the checkpoint")
         state = optimizer.state()
         own: Parts = checkpoint.parts(self._engine, state) if self._place.dp == 0 else ()
         if self._plan.train.save_async:
-            self._pending = _Pending(final, meta, _Writer(_partial(final), list(own)))
+            self._pending = _Pending(final, meta, best, _Writer(_partial(final), list(own)))
             self._pending.writer.start()
         else:
-            self._pending = _Pending(final, meta, _Writer(_partial(final), own))
+            self._pending = _Pending(final, meta, best, _Writer(_partial(final), own))
             self._pending.writer.run()
             self.finish()
 
@@ -127,12 +132,19 @@ class Saver:
             _delete(final)  # left by an earlier start of the run that never made it the latest
             partial.rename(final)
             _sync(self._folder)
-            write_atomic(self._folder / LATEST, final.name + "\n")
+            for name in (LATEST, BEST) if pending.best else (LATEST,):
+                write_atomic(self._folder / name, final.name + "\n")
             _sync(self._folder)
+            kept = {final.name, self._best()}
             for old in sorted(self._folder.glob("iter_*"))[: -self._plan.train.keep_checkpoints]:
-                if old != final:
+                if old.name not in kept:
                     _delete(old)
         print(f"checkpoint saved: {final}", flush=True)
+
+    def _best(self) -> Optional[str]:
+        """The name of the best checkpoint."""
+        best = self._folder / BEST
+        return best.read_text(encoding="utf-8").strip() if best.is_file() else None
 
 
 class _Writer(Thread):
@@ -169,6 +181,8 @@ class _Pending(NamedTuple):
 
     final: Path
     meta: Meta
+    best: bool
+    """Of those evaluated so far."""
     writer: _Writer
 
 

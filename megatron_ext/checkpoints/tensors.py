@@ -79,6 +79,18 @@ def _find(plan: Plan) -> Optional[Checkpoint]:
     return to_load(Path(plan.train.load), model, plan.train.iterations, plan.train.optimizer)
 
 
+def find_best(plan: Plan, place: Place, store: Store) -> Optional[Dict[str, float]]:
+    """The evaluation of the run's own best checkpoint. All ranks call it; rank 0 looks, as in `find`."""
+    if place.rank == 0:
+        best = plan.files.best_checkpoint
+        found = Checkpoint.at(best).meta.evaluation if plan.train.best is not None and best.is_file() else None
+        store.set("best checkpoint", json.dumps(found))
+        return found
+    with told("waiting for rank 0 to find the best checkpoint"):
+        said: Optional[Dict[str, float]] = json.loads(store.get("best checkpoint"))
+    return said
+
+
 def check_order(checkpoint: Checkpoint, order: Dict[str, float]) -> None:
     """Training can go on at the exact sample only in the same order of samples.
 

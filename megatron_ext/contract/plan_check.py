@@ -25,6 +25,7 @@ from typing import (
 )
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.goal import Best, Target
 from megatron_ext.contract.model import (
     BERT,
     DEPTHS,
@@ -71,6 +72,21 @@ def _one_of(*names: str) -> Range:
     return Range(f"one of {', '.join(names)}", lambda value: value in names)
 
 
+def _parsed_by(parse: Callable[[str], object]) -> Range:
+    def holds(text: str) -> bool:
+        try:
+            parse(text)
+        except ValueError:
+            return False
+        return True
+
+    try:
+        parse("")
+    except ValueError as rule:
+        return Range(str(rule), holds)
+    raise AssertionError("an empty text says nothing")
+
+
 _COUNT, _NOT_NEGATIVE = _from(1), _from(0)
 _POSITIVE = Range("above 0", lambda value: value > 0)
 _FRACTION = Range("at least 0 and below 1", lambda value: 0 <= value < 1)
@@ -106,14 +122,19 @@ _RANGES: Dict[str, Range] = {
         f"train.{key}": _COUNT
         for key in (
             *("iterations", "lr_decay_iterations", "log_interval", "save_interval", "keep_checkpoints"),
-            *("comm_timeout_s", "lr_step_iterations"),
+            *("comm_timeout_s", "lr_step_iterations", "eval_interval", "eval_iterations"),
         )
     },
-    **{f"train.{key}": _NOT_NEGATIVE for key in ("min_lr", "lr_warmup_iterations", "weight_decay", "clip_grad")},
-    **{f"train.{key}": _POSITIVE for key in ("lr", "adam_eps", "lr_gamma", "lr_power")},
+    **{
+        f"train.{key}": _NOT_NEGATIVE
+        for key in ("min_lr", "lr_warmup_iterations", "weight_decay", "clip_grad", "price_per_hour")
+    },
+    **{f"train.{key}": _POSITIVE for key in ("lr", "adam_eps", "lr_gamma", "lr_power", "max_cost")},
     **{f"train.{key}": _FRACTION for key in ("adam_beta1", "adam_beta2", "momentum")},
     "train.optimizer": _one_of(*OPTIMIZERS),
     "train.lr_policy": _one_of(*LR_POLICIES),
+    "train.until": _parsed_by(Target.parse),
+    "train.best": _parsed_by(Best.parse),
     "train.seed": _from(0, 2**32 - 1),
     "train.precision": _one_of("fp32", "fp16", "bf16"),
     "data_blend.weight": _POSITIVE,

@@ -24,7 +24,7 @@ from megatron_ext.contract.model import (
     needed,
 )
 from megatron_ext.contract.plan_check import fault
-from megatron_ext.contract.train_config import COSINE, DECAYING, EXPONENTIAL, NOAM, ONLY_WITH, STEP
+from megatron_ext.contract.train_config import COSINE, DECAYING, EVALUATING, EXPONENTIAL, NOAM, ONLY_WITH, STEP
 from megatron_ext.contract.train_config import OPTIONS as OPTIONS_OF_TRAINING
 
 Values = Mapping[str, Any]
@@ -216,6 +216,12 @@ def _train(plan: Values) -> Faults:
         yield "train.momentum", 0, "above 0 with train.nesterov"
     if policy == NOAM and not warmup:
         yield "train.lr_warmup_iterations", warmup, "at least 1 with train.lr_policy=noam"
+    if train.get("max_cost") is not None and train.get("price_per_hour") is None:
+        yield "train.price_per_hour", None, "given with train.max_cost"
+    if train.get("eval_interval") is None:
+        for key in EVALUATING:
+            if train.get(key) is not None:
+                yield f"train.{key}", train[key], "null without train.eval_interval"
     for key, (decider, allowed) in ONLY_WITH.items():
         value, decided = train.get(key, OPTIONS_OF_TRAINING[key]), train.get(decider, OPTIONS_OF_TRAINING[decider])
         if decided not in allowed and value != OPTIONS_OF_TRAINING[key]:

@@ -11,6 +11,8 @@ PLAN = "plan.json"
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 """In the folder of checkpoints: a file with the name of the newest one."""
+BEST = "best"
+"""The same of the best one."""
 META = "meta.json"
 """In the folder of a checkpoint: what it is."""
 
@@ -70,6 +72,11 @@ class RunFiles:
         return self.path / "metrics.jsonl"
 
     @property
+    def goal(self) -> Path:
+        """That the run ended before its last iteration because it has reached what it was to reach."""
+        return self.path / "goal.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
 
@@ -77,6 +84,11 @@ class RunFiles:
     def latest_checkpoint(self) -> Path:
         """A file with the name of the newest checkpoint."""
         return self.checkpoints / LATEST
+
+    @property
+    def best_checkpoint(self) -> Path:
+        """A file with the name of the best one, by `train.best`."""
+        return self.checkpoints / BEST
 
     def doctor_node(self, node: str) -> Path:
         """What `tdpp doctor` found on a node."""

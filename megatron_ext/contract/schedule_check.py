@@ -94,6 +94,25 @@ def check_replicas(lists: List[List[Actions]], chunks: int, micro_batches: int) 
     _check_runs(lists, chunks)
 
 
+def check_forward(lists: List[List[Actions]], chunks: int, micro_batches: int) -> None:
+    """Proves that forward passes alone, as an evaluation takes them, are complete and run to their end.
+
+    They are by stage and replica, as in `check_replicas`.
+
+    Raises:
+        EngineError: as `check`.
+    """
+    for stage, replicas in enumerate(lists):
+        for replica, actions in enumerate(replicas):
+            where = _where(stage, replica, len(replicas))
+            for m in range(replica, micro_batches, len(replicas)):
+                for action in (Action(Kind.FORWARD, m, chunk) for chunk in range(chunks)):
+                    if action not in actions:
+                        raise EngineError(f"{where} never does {_named(action)}")
+            _check_order(actions, where)
+    _check_runs(lists, chunks)
+
+
 def _action(kind: str, micro_batch: int, chunk: int) -> Action:
     if type(micro_batch) is not int or type(chunk) is not int:
         raise TypeError(f"{micro_batch!r}, {chunk!r} are not two whole numbers")

@@ -20,6 +20,9 @@ ONLY_WITH = {
 }
 """Options that say nothing with other optimizers or policies: the key that decides, and its values."""
 
+EVALUATING = ("eval_iterations", "until", "best")
+"""Options that say nothing without `eval_interval`."""
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -52,6 +55,13 @@ class TrainConfig:
     lr_step_iterations: Optional[int] = None
     lr_gamma: float = 0.1
     lr_power: float = 1.0
+    eval_interval: Optional[int] = None
+    eval_iterations: Optional[int] = None
+    until: Optional[str] = None
+    best: Optional[str] = None
+    max_cost: Optional[float] = None
+    price_per_hour: Optional[float] = None
+    """Of all nodes together, in dollars; given with `max_cost`."""
 
 
 OPTIONS = {field.name: field.default for field in fields(TrainConfig) if field.default is not MISSING}

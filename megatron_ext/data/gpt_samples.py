@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Union
+from typing import TYPE_CHECKING, Any, Dict, Sequence, Union
 
 import numpy as np
 
-from megatron_ext.data.index_maps import build_or_load, layout, sample_tokens, split_documents
+from megatron_ext.data.index_maps import build_or_load, layout, require_one_sample, sample_tokens, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset
 from megatron_ext.data.samples import SPLITS, Samples, Split, check_token_ids
 
@@ -65,3 +65,16 @@ class GptSamples(Samples):
         what = partial("{}: sample {}".format, self._data.bin, sample)
         check_token_ids(tokens, self._vocab_size, what, self._vocabulary, OTHER_TOKENIZER)
         return tokens
+
+
+def samples_in_epoch(prefix: Union[str, Path], weights: Sequence[float], split: str, sequence_length: int) -> int:
+    """The samples of `train`, `valid` or `test` before any of its tokens comes again.
+
+    Raises:
+        DataError: the data cannot be used, or the split has too few tokens for one sample.
+    """
+    data = IndexedDataset(prefix)
+    documents = split_documents(weights, len(data))[SPLITS.index(split)]
+    require_one_sample(data, documents, split, sequence_length)
+    tokens = int(data.lengths[documents.start : documents.stop].sum(dtype=np.int64))
+    return (tokens - 1) // sequence_length

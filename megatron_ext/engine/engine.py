@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -31,7 +33,12 @@ from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage, backward, threads_for
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.progress import Wait, iterates
-from megatron_ext.timeline.recorder import Recorder
+from megatron_ext.timeline.recorder import NOTHING, Recorder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FORWARD = (Kind.RECV_FORWARD, Kind.FORWARD, Kind.SEND_FORWARD)
 
 
 class StepResult(NamedTuple):
@@ -93,6 +100,7 @@ class Engine:
         dtype = DTYPES[plan.train.precision]
         self.state = [one for stage in self._stages for one in stage.state]
         """What is not trained, but part of a checkpoint: by block and name there."""
+        self._looks_at_samples = any(stage.inputs or stage.last for stage in self._stages)
         for stage in self._stages:
             stage.place(self._device, dtype)
         self.flat = FlatWeights(named, dtype, self._device, replicas if plan.sharded_optimizer else 1)
@@ -131,25 +139,32 @@ class Engine:
             for stage in self._stages:
                 stage.put_off(later, shared, lambda parameter: splits or self.flat.adds(parameter))
 
-        def message(wires: Sequence[str], other: int) -> Message:
+        def message(wires: Sequence[str], other: int, size: int) -> Message:
             whole = plan.sequence_parallel and layout.tensors[other % plan.pipeline] != tensor_size
-            return message_of(task, wires, plan.micro_batch_size, self.tensor, dtype, self._device, whole)
+            fixed_for = plan.micro_batch_size
+            return message_of(task, wires, size, self.tensor, dtype, self._device, whole, fixed_for)
+
+        def chunks(size: int) -> List[Chunk]:
+            return [
+                Chunk(
+                    stage,
+                    message(parts[virtual].enters, virtual - 1, size),
+                    message(parts[virtual].leaves if not stage.last else (), virtual + 1, size),
+                )
+                for stage, virtual in zip(self._stages, virtual_stages)
+            ]
+
+        def executor(chunks: Sequence[Chunk], recorder: Recorder) -> Executor:
+            return Executor(chunks, peers, later, recorder, self._loss, Pace(self._device, plan.train.comm_timeout_s))
 
         self._running = RunningStatistics(self._stages, groups.data, plan.global_batch_size // plan.micro_batch_size)
         self._has_metrics = getattr(task.metrics, "__func__", None) is not Task.metrics
         self._metrics: List[Tensors] = []
         """Of the iteration's micro-batches."""
-        self._chunks = [
-            Chunk(
-                stage,
-                message(parts[virtual].enters, virtual - 1),
-                message(parts[virtual].leaves if not stage.last else (), virtual + 1),
-            )
-            for stage, virtual in zip(self._stages, virtual_stages)
-        ]
-        self._executor = Executor(
-            self._chunks, peers, later, recorder, self._loss, Pace(self._device, plan.train.comm_timeout_s)
-        )
+        self._chunks = chunks(plan.micro_batch_size)
+        self._executor = executor(self._chunks, recorder)
+        self._executor_of = lru_cache(maxsize=2)(lambda size: executor(chunks(size), Recorder(None)))
+        """For evaluations, by the size of their micro-batches."""
 
     def step(self, iteration: int) -> StepResult:
         """Trains on the global batch of `iteration` (from 1).
@@ -210,6 +225,43 @@ class Engine:
             if stage.last:
                 left = {LOSS: self._loss(left, micro)}
             backward(left, {name: torch.zeros_like(tensor) for name, tensor in left.items()})
+        if plan.train.eval_interval is not None:
+            with self.evaluating():
+                for stage, entering, _ in self._chunks:
+                    entered = entering.unpack([torch.zeros_like(like) for like in entering.likes])
+                    stage({**entered, **{name: micro.inputs[name] for name in stage.inputs}})
+
+    def forward(
+        self, samples: Samples, first: int, size: int, count: int, take: Callable[[Tensors, Micro], None]
+    ) -> None:
+        """Forward passes of `count` micro-batches of `size` samples from number `first` on, by the plan's schedule.
+
+        `count` is at most that of an iteration: its last micro-batches are left out. A replica takes those that it
+        takes in training, so that a schedule that runs to its end still does: whatever a forward action waits for is
+        one, too. All ranks call it, within `evaluating`; on the last stage `take` is given what leaves it.
+        """
+        own = self._taken[self._taken < count]
+        if not len(own):
+            return
+        micros = self._micros(samples, first + own[:, None] * size + np.arange(size))
+        actions = [action for action in self._actions if action.kind in FORWARD and action.micro_batch in micros]
+        self._executor_of(size).run_forward(actions, micros, take)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Without gradients, dropout or events; training then goes on as if nothing had been in between."""
+        modes = [(module, module.training) for stage in self._stages for module in stage.modules()]
+        iteration, self._recorder.iteration = self._recorder.iteration, 0
+        devices = [torch.cuda.current_device()] if self._device.type == "cuda" else []
+        try:
+            for stage in self._stages:
+                stage.eval()
+            with torch.random.fork_rng(devices), torch.no_grad():
+                yield
+        finally:
+            self._recorder.iteration = iteration
+            for module, mode in modes:
+                module.training = mode
 
     def _loss(self, left: Tensors, micro: Micro) -> Tensor:
         if self._has_metrics:
@@ -230,19 +282,24 @@ class Engine:
         """This replica's micro-batches, by number; what they hold, where the rank has a use for it."""
         plan = self._plan
         own = self._start.share(iteration, self._taken, plan.global_batch_size, plan.micro_batch_size)
-        firsts = own[:, 0].tolist()
-        numbers = range(len(firsts)) if plan.layout.even else self._taken.tolist()
-        if not any(stage.inputs or stage.last for stage in self._stages):
-            return {number: Micro({}, {}, first) for number, first in zip(numbers, firsts)}
-        with self._recorder.span("batch-generator"):
-            takes = any(stage.inputs for stage in self._stages)
-            samples = self._samples.batch(own) if takes else self._samples.targets(own)
-            # Each name's tensors at once: taken one after another they cost twice as much Python.
-            each = [self._moved(torch.from_numpy(array)).unbind() for array in samples.values()]
-            return {
-                number: self.task.micro(dict(zip(samples, of)))._replace(first=first)
-                for number, of, first in zip(numbers, zip(*each), firsts)
-            }
+        with self._recorder.span("batch-generator") if self._looks_at_samples else NOTHING:
+            return self._micros(self._samples, own)
+
+    def _micros(self, samples: Samples, numbers: NDArray[np.int64]) -> Dict[int, Optional[Micro]]:
+        """This replica's first micro-batches of an iteration, of the samples with these numbers [micro-batches, samples
+        of each]."""
+        firsts = numbers[:, 0].tolist()
+        keys = range(len(firsts)) if self._plan.layout.even else self._taken.tolist()
+        if not self._looks_at_samples:
+            return {key: Micro({}, {}, first) for key, first in zip(keys, firsts)}
+        takes = any(stage.inputs for stage in self._stages)
+        held = samples.batch(numbers) if takes else samples.targets(numbers)
+        # Each name's tensors at once: taken one after another they cost twice as much Python.
+        each = [self._moved(torch.from_numpy(array)).unbind() for array in held.values()]
+        return {
+            key: self.task.micro(dict(zip(held, of)))._replace(first=first)
+            for key, of, first in zip(keys, zip(*each), firsts)
+        }
 
     def _moved(self, tensor: Tensor) -> Tensor:
         """On the device. From pinned memory a GPU takes it in its turn, and the host goes on."""

@@ -100,13 +100,7 @@ class Executor:
         The loss of each micro-batch is multiplied by `loss_factor` before its backward pass. Returns the sum of those
         products on the last stage, else None.
         """
-        for kind, ways in self._inboxes.items():
-            messages = self._messages[kind]
-            received = [action for action in actions if action.kind is kind]
-            for number, way in enumerate(ways):
-                own = received if len(ways) == 1 else [one for one in received if one.micro_batch % len(ways) == number]
-                for inbox in way:
-                    inbox.expect([like for action in own for like in messages[action.chunk].likes])
+        self._expect(actions)
         for kind, m, chunk in actions:
             key = m, chunk
             self._recorder.micro_batch, self._recorder.chunk = key
@@ -129,12 +123,58 @@ class Executor:
                 self._send(kind, key, self._left[key])
             else:
                 self._send(kind, key, self._gradients_entered.pop(key))
+        self._flush()
+        losses, self._losses = self._losses, []
+        return torch.stack(losses).sum() if losses else None
+
+    def run_forward(
+        self,
+        actions: Sequence[Action],
+        micro_batches: Mapping[int, Optional[Micro]],
+        take: Callable[[Tensors, Micro], None],
+    ) -> None:
+        """Forward passes and their messages alone: `actions` are those of a schedule, without all others.
+
+        On the last stage `take` is given what leaves it.
+        """
+        self._expect(actions)
+        entered: Dict[Key, Tensors] = {}
+        left: Dict[Key, Tensors] = {}
+        for kind, m, chunk in actions:
+            key = m, chunk
+            if kind is Kind.RECV_FORWARD:
+                entered[key] = self._receive(kind, key)
+            elif kind is Kind.SEND_FORWARD:
+                self._send(kind, key, left.pop(key))
+            else:
+                stage, micro = self._chunks[chunk].stage, micro_batches[m]
+                assert micro is not None
+                stage.begin(micro.first)
+                values = {**entered.pop(key, {}), **{name: micro.inputs[name] for name in stage.inputs}}
+                given = stage(values)
+                if stage.last:
+                    take(given, micro)
+                else:
+                    left[key] = given
+                self._pace.passed(kind.value, m)
+        self._flush()
+
+    def _expect(self, actions: Sequence[Action]) -> None:
+        """Announces the messages that they receive."""
+        for kind, ways in self._inboxes.items():
+            messages = self._messages[kind]
+            received = [action for action in actions if action.kind is kind]
+            for number, way in enumerate(ways):
+                own = received if len(ways) == 1 else [one for one in received if one.micro_batch % len(ways) == number]
+                for inbox in way:
+                    inbox.expect([like for action in own for like in messages[action.chunk].likes])
+
+    def _flush(self) -> None:
+        """Waits until all was sent."""
         for outbox in (outbox for ways in self._outboxes.values() for way in ways for outbox in way):
             outbox.flush()
         if self._inboxes or self._outboxes:
             self._pace.finished()
-        losses, self._losses = self._losses, []
-        return torch.stack(losses).sum() if losses else None
 
     def _forward(self, key: Key, micro: Optional[Micro], loss_factor: Factor) -> None:
         m, chunk = key

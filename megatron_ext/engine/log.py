@@ -12,7 +12,9 @@ from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.operations import flops_per_sample
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import BEGINNING, Position
+from megatron_ext.engine.course import Spending
 from megatron_ext.engine.engine import StepResult
+from megatron_ext.engine.evaluation import SPLIT, Evaluation
 from megatron_ext.engine.learning_rate import learning_rate
 
 
@@ -39,11 +41,30 @@ def iteration_line(plan: Plan, metrics: Dict[str, Any], own: Mapping[str, Option
     )
 
 
+def evaluation_line(iteration: int, evaluation: Evaluation) -> str:
+    """One line in Megatron's format of what an evaluation gave."""
+    values = "".join(f" {name}: {value:.6E} |" for name, value in evaluation.metrics.items())
+    return f" validation at iteration {iteration} |{values} seconds: {evaluation.seconds:.1f} |"
+
+
+def _of_evaluation(evaluation: Optional[Evaluation]) -> Dict[str, Optional[float]]:
+    """What metrics.jsonl says of one."""
+    if evaluation is None:
+        return {}
+    found = {f"{SPLIT}_{name}": _finite(value) for name, value in evaluation.metrics.items()}
+    return {**found, "evaluation_s": evaluation.seconds}
+
+
 class TrainingLog:
     """Gathers iterations and, every `log_interval` of them, prints a line and appends to metrics.jsonl."""
 
     def __init__(
-        self, plan: Plan, path: Path, start: Position = BEGINNING, clock: Callable[[], float] = time.monotonic
+        self,
+        plan: Plan,
+        path: Path,
+        start: Position = BEGINNING,
+        clock: Callable[[], float] = time.monotonic,
+        spending: Optional[Spending] = None,
     ) -> None:
         """What the file tells of iterations after `start` is dropped: they are trained anew. `clock` tells seconds."""
         keep_lines(path, start.iteration)
@@ -51,14 +72,18 @@ class TrainingLog:
         self._plan = plan
         self._path = path
         self._clock = clock
+        self._spending = spending
         self._losses: List[float] = []
         self._own: Dict[str, List[float]] = {}
         self._iterations = 0
         self._skipped = 0
         self._since = clock()
 
-    def add(self, iteration: int, result: StepResult, updates: int) -> None:
-        """Notes a finished iteration, after which the weights had had so many updates."""
+    def add(self, iteration: int, result: StepResult, updates: int, evaluation: Optional[Evaluation] = None) -> None:
+        """Notes a finished iteration, after which the weights had had so many updates, and their evaluation.
+
+        An iteration that was evaluated always has a line; the time that the evaluation took counts to no iteration.
+        """
         self._iterations += 1
         if result.skipped:
             self._skipped += 1
@@ -67,9 +92,9 @@ class TrainingLog:
             for name, value in result.metrics.items():
                 self._own.setdefault(name, []).append(value)
         train = self._plan.train
-        if iteration % train.log_interval and iteration != train.iterations:
+        if iteration % train.log_interval and iteration != train.iterations and evaluation is None:
             return
-        now = self._clock()
+        now = self._clock() - (0.0 if evaluation is None else evaluation.seconds)
         seconds = (now - self._since) / self._iterations
         norm = result.grad_norm
         own = {name: _finite(sum(values) / len(values)) for name, values in self._own.items()}
@@ -86,11 +111,15 @@ class TrainingLog:
             "skipped": self._skipped,
             "nan": 0,
             **own,
+            **_of_evaluation(evaluation),
+            **({} if self._spending is None else {"cost": self._spending.dollars}),
         }
         print(iteration_line(self._plan, metrics, own), flush=True)
+        if evaluation is not None:
+            print(evaluation_line(iteration, evaluation), flush=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
-        self._losses, self._own, self._iterations, self._skipped, self._since = [], {}, 0, 0, now
+        self._losses, self._own, self._iterations, self._skipped, self._since = [], {}, 0, 0, self._clock()
 
     def _throughput(self, seconds: float) -> Dict[str, float]:
         """Of an iteration that takes so long; nobody knows the operations of a user's module."""

@@ -114,11 +114,13 @@ def message_of(
     dtype: torch.dtype,
     device: torch.device,
     whole: bool = False,
+    fixed_for: Optional[int] = None,
 ) -> Message:
     """The message that carries these wires of a task, whose own number format is `dtype`.
 
     With sequence parallelism each rank sends its share of them to the rank that has the same; where the other stage's
-    tensor group has another size, the `whole` of them.
+    tensor group has another size, the `whole` of them. `fixed_for` is the micro-batch size of wires without a named
+    one: their first dimension of that size.
     """
     sizes = dict(task.sizes(micro_batch_size))
     sequences = {SEQUENCE, DECODER_SEQUENCE} & sizes.keys()
@@ -129,6 +131,9 @@ def message_of(
     contents = []
     for wire in (task.wires[name] for name in wires):
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in wire.dims)
+        if fixed_for in wire.dims:
+            batch = wire.dims.index(fixed_for)
+            shape = (*shape[:batch], micro_batch_size, *shape[batch + 1 :])
         shared = next((at for at, dim in enumerate(wire.dims) if whole and dim in sequences), None)
         contents.append(Content(wire.name, shape, dtype if wire.dtype is None else wire.dtype, wire.gradient, shared))
     return Message(contents, device, tensor)

@@ -14,9 +14,10 @@ CUDA_DEVICE_MAX_CONNECTIONS says, and what cannot begin yet holds up all that wa
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from datetime import timedelta
-from typing import ContextManager, Deque, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -165,6 +166,19 @@ def all_gather(own: Tensor, whole: Tensor, group: Optional[dist.ProcessGroup], w
             dist.all_gather_into_tensor(whole, own, group=group)
         else:  # gloo knows lists alone in torch 2.0
             dist.all_gather(list(whole), own, group=group)
+
+
+def exchange(own: object, ranks: int, device: torch.device, what: str) -> List[Any]:
+    """By rank, what all of them give, as JSON has it; called by all ranks of the run."""
+    content = torch.tensor(list(json.dumps(own).encode()), dtype=torch.uint8, device=device)
+    size = torch.tensor([len(content)], device=device)
+    with told(what):
+        dist.all_reduce(size, dist.ReduceOp.MAX)
+    padded = torch.full((int(size.item()),), ord(" "), dtype=torch.uint8, device=device)
+    padded[: len(content)] = content
+    whole = padded.new_empty(ranks, len(padded))
+    all_gather(padded, whole, None, what)
+    return [json.loads(bytes(row)) for row in whole.tolist()]
 
 
 class Gate:

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from megatron_ext.parallel.comm import told
 
 SIGNAL = signal.SIGUSR2
+ASKED, SPENT = 1, 2
+"""Why all ranks end: one of them was asked to; the run has cost what it may."""
 
 _asked = False
 
@@ -46,24 +48,25 @@ class Interruption:
         if device.type == "cuda":
             self._aside = torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
 
-    def agreed(self) -> bool:
-        """Called by all ranks after each iteration: whether one of them had been asked by the iteration before.
+    def agreed(self, own: int = 0) -> int:
+        """Called by all ranks after each iteration: why they end, as one of them had it by the iteration before; 0 if
+        they go on. `own` is this rank's reason, beside that it was asked to.
 
         Raises:
             PeerLost: another rank is gone.
         """
         before = self.finish()
-        self._flag.fill_(int(_asked))
+        self._flag.fill_(max(own, ASKED if _asked else 0))
         with told("telling whether to end"):
             self._work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
         return before
 
-    def finish(self) -> bool:
+    def finish(self) -> int:
         """Waits for the last message; what it said."""
         if self._work is None:
-            return False
+            return 0
         with self._aside, told("telling whether to end"):
             self._work.wait()
-            asked = bool(self._flag.item())
+            why = int(self._flag.item())
         self._work = None
-        return asked
+        return why

@@ -131,6 +131,14 @@ class Task(ABC):
         """What is logged beside the loss: by name one number each, a mean or a sum as the loss is."""
         return {}
 
+    def epoch(self, split: str) -> Optional[int]:
+        """How many samples a split has; None: it has no end, or only the samples of several corpora have one."""
+        return None
+
+    def evaluated(self, means: Mapping[str, float]) -> Mapping[str, float]:
+        """What an evaluation is to show, from the means over its samples of the `loss` and the task's metrics."""
+        return means
+
     @abstractmethod
     def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
         """Fills a rank's share of a parameter: the same in the whole model, however it is laid out."""

@@ -22,7 +22,7 @@ from megatron_ext.contract.images import (
 )
 from megatron_ext.contract.model import ALEXNET, RESNET, T2T_VIT, VGG, ModelConfig
 from megatron_ext.contract.plan import Plan
-from megatron_ext.data.images import ImageSamples
+from megatron_ext.data.images import ImageSamples, open_images
 from megatron_ext.data.samples import Samples, Split
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.images.convolutional import Bottleneck, Convolution, Linear, Pooled, Stem
@@ -66,6 +66,9 @@ class ImageTask(Task):
     def samples(self, split: str, count: int) -> Samples:
         plan = self._plan
         return ImageSamples(plan.data_prefix, Split(count, plan.train.seed, name=split), self._model, plan.data_augment)
+
+    def epoch(self, split: str) -> Optional[int]:
+        return len(open_images(self._plan.data_prefix, split).images)
 
     def micro(self, sample: Tensors) -> Micro:
         """`images` [micro-batch size, channels, height, width], where a stage takes them; and what the loss takes,

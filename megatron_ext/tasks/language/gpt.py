@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Mapping, Optional
 
 import torch
 from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.blend import samples_of_plan
-from megatron_ext.data.gpt_samples import GptSamples
+from megatron_ext.data.gpt_samples import GptSamples, samples_in_epoch
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
-from megatron_ext.tasks.language.language_task import LanguageTask
+from megatron_ext.tasks.language.language_task import LanguageTask, perplexity
 from megatron_ext.tasks.language.transformer import Embedding, Head
 from megatron_ext.tasks.task import SEQUENCE, Block, Held, Micro, Tensors, Wire
 
@@ -54,3 +55,12 @@ class GptTask(LanguageTask):
     def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
         """The mean over the tokens; every micro-batch has as many."""
         return vocab_cross_entropy(left["logits"], micro.targets["labels"], self._model.vocab_size, tensor)
+
+    def epoch(self, split: str) -> Optional[int]:
+        plan = self._plan
+        if plan.data_blend:
+            return None
+        return samples_in_epoch(plan.data_prefix, plan.data_split, split, self._model.sequence_length)
+
+    def evaluated(self, means: Mapping[str, float]) -> Mapping[str, float]:
+        return {**means, "perplexity": perplexity(means["loss"])}

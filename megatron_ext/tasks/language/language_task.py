@@ -19,6 +19,9 @@ from megatron_ext.tasks.initial_weights import draw
 from megatron_ext.tasks.language.transformer import TransformerLayer
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Task, Wire
 
+_LARGEST_EXPONENT = 700.0
+"""Of e, for a number."""
+
 
 class LanguageTask(Task):
     """A family of `ModelConfig`."""
@@ -98,3 +101,8 @@ def _seed(seed: int, name: str) -> int:
     Of 32 bits, for torch's generator on the CPU drops all above. Of one name no two seeds have the same.
     """
     return zlib.crc32(name.encode(), seed)
+
+
+def perplexity(loss: float) -> float:
+    """Of the mean negative logarithm of the probabilities; infinite where no number is as large."""
+    return math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Dict
+from typing import Dict, Mapping, Optional
 
 import torch
 from torch import Tensor
 
 from megatron_ext.data.blend import samples_of_plan
-from megatron_ext.data.pairs import PairSamples
+from megatron_ext.data.pairs import Pairs, PairSamples
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_hits, vocab_losses
-from megatron_ext.tasks.language.language_task import LanguageTask
+from megatron_ext.tasks.language.language_task import LanguageTask, perplexity
 from megatron_ext.tasks.task import Micro, Tensors
 
 
@@ -62,6 +62,15 @@ class TranslationTask(LanguageTask):
         hits = vocab_hits(left["logits"], self._labels(micro), self._model.vocab_size, tensor)
         losses = self._losses(left, micro, tensor, 0.0)
         return {"nll": (losses * mask.flatten()).sum(), "accuracy": (hits * mask).sum()}
+
+    def epoch(self, split: str) -> Optional[int]:
+        plan, model = self._plan, self._model
+        if plan.data_blend:
+            return None
+        return len(Pairs(plan.data_prefix, split, model.sequence_length, model.decoder_tokens).kept)
+
+    def evaluated(self, means: Mapping[str, float]) -> Mapping[str, float]:
+        return {**means, "perplexity": perplexity(means["nll"])}
 
     def _losses(self, left: Tensors, micro: Micro, tensor: TensorGroup, smoothing: float) -> Tensor:
         return vocab_losses(left["logits"], self._labels(micro), self._model.vocab_size, tensor, smoothing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -69,6 +69,9 @@ class ModuleTask(Task):
 
     def samples(self, split: str, count: int) -> Samples:
         return UserSamples(self._code, split, count, self._seed)
+
+    def epoch(self, split: str) -> Optional[int]:
+        return UserSamples(self._code, split, 1, self._seed).length
 
     def micro(self, sample: Tensors) -> Micro:
         inputs, targets = ({name: sample[name] for name in sample if _is_of(part, name)} for part in (INPUTS, TARGETS))

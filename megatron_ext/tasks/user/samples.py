@@ -56,8 +56,9 @@ class UserSamples(Samples):
             )
         with code.running(f"{DATA}({split!r}, {seed})"):
             self._data: Any = function(split, seed)
-        self._length = _length(self._data)
-        if self._length == 0:
+        self.length = _length(self._data)
+        """Of the data set; None: it has none."""
+        if self.length == 0:
             raise EngineError(f"model.code={code.spec}: {DATA}({split!r}, {seed}) has no samples")
         if not hasattr(self._data, "__getitem__"):
             raise EngineError(
@@ -66,7 +67,7 @@ class UserSamples(Samples):
             )
         self._epoch = -1
         self._permutation: Optional[Tensor] = None
-        self.order: Dict[str, float] = {"seed": seed, "samples": -1 if self._length is None else self._length}
+        self.order: Dict[str, float] = {"seed": seed, "samples": -1 if self.length is None else self.length}
         self._first = self._tensors(0)
         self.item = self._form
 
@@ -100,12 +101,12 @@ class UserSamples(Samples):
 
     def _place(self, number: int) -> int:
         """Of a sample in the data set."""
-        if self._length is None:
+        if self.length is None:
             return number
-        epoch, place = divmod(number, self._length)
+        epoch, place = divmod(number, self.length)
         if epoch != self._epoch:
             source = torch.Generator().manual_seed(self._seed + epoch)
-            self._permutation, self._epoch = torch.randperm(self._length, generator=source), epoch
+            self._permutation, self._epoch = torch.randperm(self.length, generator=source), epoch
         assert self._permutation is not None
         return int(self._permutation[place])
 

@@ -17,6 +17,38 @@ SEED = "experiment=seed_a10x8"
 HET = "experiment=seed_a100x1_a10x7"
 
 BROKEN = {
+    "a goal that nothing looks for": (
+        ["train.until=loss<=2"],
+        "train.until=loss<=2 is of evaluations, and there are none without train.eval_interval; give it a number",
+    ),
+    "a goal that is none": (
+        ["train.eval_interval=5", "train.until=loss"],
+        "train.until=loss must be a metric, <= or >=, and a number, such as 'loss<=2.5'",
+    ),
+    "a metric that the family does not have": (
+        ["train.eval_interval=5", "train.until=bleu>=24.61"],
+        "train.until=bleu>=24.61: an evaluation with model.family=gpt gives loss and perplexity; use one of these",
+    ),
+    "a metric of which nobody knows whether more is better": (
+        ["train.eval_interval=5", "train.best=mine"],
+        "train.best=mine must be one of loss, perplexity, nll, accuracy, top-1, top-5, bleu, or another metric as min:",
+    ),
+    "nothing is held out": (
+        ["train.eval_interval=5", "data.split='1,0,0'"],
+        "train.eval_interval=5 evaluates on the valid split, but data.split=1,0,0 gives it no documents; give it some",
+    ),
+    "the best of checkpoints that are not saved": (
+        ["train.eval_interval=5", "train.best=loss", "train.checkpoint=false"],
+        "train.best=loss needs checkpoints, but train.checkpoint=false saves none; use train.checkpoint=true, or",
+    ),
+    "a cost without prices": (
+        ["train.max_cost=5"],
+        "train.max_cost=5 ends a run by the price of its nodes, but cluster.groups.local.price_per_hour is not known",
+    ),
+    "an evaluation of a rehearsal": (
+        ["train.eval_interval=5", "executor.rehearse=virtual"],
+        "train.eval_interval=5 is for training, but executor.rehearse=virtual trains nothing; use train.eval_interval=",
+    ),
     "momentum of an optimizer without": (
         ["train.momentum=0.8"],
         "train.momentum=0.8 does nothing with train.optimizer=adamw; use train.optimizer=sgd, or leave it out",

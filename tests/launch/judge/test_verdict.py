@@ -77,12 +77,20 @@ class Case:
     stop: float | None = None
     submitted: float = NOW - 600
     """For the last time."""
+    train: tuple[str, ...] = ()
+    """Overrides."""
+    goal: dict[str, object] | None = None
+    """goal.json."""
+    evaluated: dict[int, float] = field(default_factory=dict)
+    """How long evaluations took, by iteration."""
 
     def make(self, path: Path) -> RunDir:
         run = RunDir(path)
         for folder in (run.nodes, run.errors):
             folder.mkdir(parents=True)
-        plan = make_plan(compose([*TWO_NODES, "train.iterations=50", "train.log_interval=5"]), "tiny/run").as_json()
+        plan = make_plan(
+            compose([*TWO_NODES, "train.iterations=50", "train.log_interval=5", *self.train]), "tiny/run"
+        ).as_json()
         run.config.touch()
         run.write_json(run.plan, plan)
         os.utime(run.plan, (NOW - 9000, NOW - 9000))
@@ -100,6 +108,8 @@ class Case:
             )
         lines = range(5, self.last + 1, 5)
         run.metrics.write_text("".join(self._line(iteration) for iteration in lines))
+        if self.goal is not None:
+            run.write_json(run.goal, self.goal)
         if self.stop is not None:
             run.write_json(run.stop_request, {"unix": self.stop})
         return run
@@ -121,10 +131,41 @@ class Case:
     def _line(self, iteration: int) -> str:
         unix = NOW - self.age - (self.last - iteration)
         values = {"iteration": iteration, "unix": unix, "elapsed_ms": 200.0, "loss": self.loss, "nan": 0}
+        if iteration in self.evaluated:
+            values |= {"evaluation_s": self.evaluated[iteration], "valid_loss": 3.25}
         return json.dumps(values) + "\n"
 
 
+REACHED = {"iteration": 20, "ended_by": "until", "limit": "loss<=3.5", "value": 3.25}
+SPENT = {"iteration": 22, "ended_by": "max_cost", "limit": "5", "value": 5.0123}
+EVALUATING = ("train.eval_interval=10",)
 CASES = {
+    "a-goal-that-was-reached-is-a-success": (
+        Case([OK, OK], last=20, goal=REACHED, train=(*EVALUATING, "train.until=loss<=3.5")),
+        State.succeeded, "4 ranks ended well after iteration 20, where train.until=loss<=3.5 was reached: 3.25",
+    ),
+    "a-goal-that-the-log-does-not-show-is-none": (
+        Case([OK, OK], last=15, goal=REACHED, train=(*EVALUATING, "train.until=loss<=3.5")),
+        State.incomplete, "the log ends at iteration 15 of 20",
+    ),
+    "ranks-that-failed-after-the-goal-are-no-success": (
+        Case([OK, ended(1)], last=20, goal=REACHED, train=(*EVALUATING, "train.until=loss<=3.5")),
+        State.failed, "",
+    ),
+    "what-a-run-may-cost-was-spent": (
+        Case([OK, OK], last=20, goal=SPENT),
+        State.interrupted, "have cost $5.012 of train.max_cost=5; saved after iteration 22 of 50; a new run with",
+    ),
+    "an-evaluation-may-take-longer-than-iterations": (
+        Case(last=15, age=100, train=EVALUATING), State.running, "4 ranks at work",
+    ),
+    "a-line-without-an-evaluation-is-late-all-the-same": (
+        Case(last=20, age=100, train=EVALUATING), State.stalled, "no iteration was logged for 100 s",
+    ),
+    "an-evaluation-takes-about-as-long-as-those-before": (
+        Case(last=25, age=100, train=EVALUATING, evaluated={10: 2.0, 20: 2.0}),
+        State.stalled, "no iteration was logged for 100 s",
+    ),
     "ranks-that-were-killed-with-their-node-did-not-fail-by-themselves": (
         Case([ended(-15, "SIGTERM"), ended(143, "SIGTERM")], [Error(0, NOW - 6, "Killed", "killed by SIGTERM")]),
         State.failed, "was ended by SIGTERM from outside",
@@ -465,3 +506,11 @@ def test_every_state_has_an_exit_code_and_the_documentation_tells_it() -> None:
     for state in State:
         rows = [row.split("|") for row in page.splitlines() if row.startswith("|")]
         assert [int(row[1]) for row in rows if state in row[2].strip().split(", ")] == [EXIT_CODES[state]]
+
+
+def test_the_last_evaluation_is_shown_with_what_is_wanted(tmp_path: Path) -> None:
+    train = (*EVALUATING, "train.until=loss<=3.5")
+    run = Case(last=25, train=train, evaluated={10: 2.0, 20: 2.0}).make(tmp_path / "run")
+    assert "evaluation: loss 3.25, after iteration 20; train.until=loss<=3.5" in as_text(
+        findings(run, observe(run, NOW))
+    )

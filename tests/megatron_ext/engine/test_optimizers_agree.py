@@ -31,6 +31,10 @@ LAYOUTS = {
         *("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.micro_batch_size=2"),
         "parallel.sharded_optimizer=true",
     ],
+    "unlike-stages": [
+        *("parallel.pipeline=2", "parallel.partition=1-2", "parallel.replicas=2-1", "parallel.tensor=1-2"),
+        *("parallel.micro_batch_size=2", "parallel.sharded_optimizer=true"),
+    ],
     "all-at-once": [
         *("parallel.data=2", "parallel.pipeline=2", "parallel.tensor=2", "parallel.partition=2-1"),
         *("parallel.micro_batch_size=2", "parallel.sharded_optimizer=true", "parallel.sequence_parallel=true"),

@@ -1,0 +1,76 @@
+"""What a run is to reach: `train.until=loss<=2.5` ends it there, `train.best=loss` keeps the best checkpoint."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Mapping, NamedTuple, Tuple
+
+from megatron_ext.contract.model import BERT, GPT, T5
+
+UNTIL, MAX_COST = "until", "max_cost"
+"""Keys of `train` by which a run may end before its last iteration."""
+LARGER = {
+    **dict.fromkeys(("loss", "perplexity", "nll"), False),
+    **dict.fromkeys(("accuracy", "top-1", "top-5", "bleu"), True),
+}
+"""Of a metric by its name, whether more is better."""
+METRICS: Mapping[str, Tuple[str, ...]] = {GPT: ("loss", "perplexity"), BERT: ("loss",), T5: ("loss",)}
+"""What an evaluation gives, by family, where it is known without a look at the model."""
+_TARGET = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(<=|>=)\s*(\S+)\s*")
+_BEST = re.compile(r"(?:(min|max):)?([A-Za-z_][\w-]*)")
+
+
+class Target(NamedTuple):
+    """A metric, and the value that it is to reach."""
+
+    metric: str
+    larger: bool
+    """Whether it is reached from below."""
+    value: float
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Of `METRIC<=VALUE` or `METRIC>=VALUE`.
+
+        Raises:
+            ValueError: what the text must be.
+        """
+        found = _TARGET.fullmatch(text)
+        try:
+            value = float(found[3]) if found else math.nan
+        except ValueError:
+            value = math.nan
+        if found is None or not math.isfinite(value):
+            raise ValueError("a metric, <= or >=, and a number, such as 'loss<=2.5'")
+        return cls(found[1], found[2] == ">=", value)
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """By what an evaluation gave; what is not a number reaches nothing."""
+        found = metrics[self.metric]
+        return found >= self.value if self.larger else found <= self.value
+
+
+class Best(NamedTuple):
+    """A metric, and which of two values is the better one."""
+
+    metric: str
+    larger: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Best:
+        """Of `METRIC` whose direction is known, or `min:METRIC` or `max:METRIC`.
+
+        Raises:
+            ValueError: what the text must be.
+        """
+        found = _BEST.fullmatch(text)
+        if found is None or (found[1] is None and found[2] not in LARGER):
+            raise ValueError(f"one of {', '.join(LARGER)}, or another metric as min:METRIC or max:METRIC")
+        return cls(found[2], LARGER[found[2]] if found[1] is None else found[1] == "max")
+
+    def better(self, found: float, before: float) -> bool:
+        """Whether `found` is a number, and better than what was found before, if that was one."""
+        if math.isnan(found) or math.isnan(before):
+            return not math.isnan(found)
+        return found > before if self.larger else found < before

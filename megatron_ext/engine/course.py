@@ -1,0 +1,98 @@
+"""How far a run has come towards what it is to reach, and what it has cost: whether it may end, or must."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Callable, Mapping, Optional
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.files import write_json
+from megatron_ext.contract.goal import MAX_COST, UNTIL, Best, Target
+from megatron_ext.contract.plan import Plan
+
+
+class Course:
+    """Decides the same on all ranks, from evaluations that are the same on all ranks."""
+
+    def __init__(self, plan: Plan, last: Optional[Mapping[str, float]], best: Optional[Mapping[str, float]]) -> None:
+        """`last` is what the checkpoint that the run goes on from had in its evaluation, `best` what the best one had;
+        None without one."""
+        train = plan.train
+        self._plan = plan
+        self._target = None if train.until is None else Target.parse(train.until)
+        self._best = None if train.best is None else Best.parse(train.best)
+        self._value = math.nan
+        if self._best is not None and best is not None:
+            self._value = best.get(self._best.metric, math.nan)
+        self._last = last
+        self.reached = self._target is not None and last is not None and self._target.reached(last)
+        """Whether `train.until` holds."""
+
+    def follow(self, metrics: Mapping[str, float]) -> bool:
+        """Takes note of an evaluation; whether it is the best so far.
+
+        Raises:
+            EngineError: it lacks a metric that `train.until` or `train.best` names.
+        """
+        for key, wanted in (("until", self._target), ("best", self._best)):
+            if wanted is not None and wanted.metric not in metrics:
+                raise EngineError(
+                    f"train.{key}={getattr(self._plan.train, key)}: an evaluation gives {', '.join(metrics)}; use one "
+                    "of these"
+                )
+        self._last = metrics
+        self.reached = self._target is not None and self._target.reached(metrics)
+        if self._best is None or not self._best.better(metrics[self._best.metric], self._value):
+            return False
+        self._value = metrics[self._best.metric]
+        return True
+
+    def record(self, iteration: int) -> None:
+        """Writes down that the run ends here, having reached what it was to reach."""
+        assert self._target is not None
+        assert self._last is not None
+        _record(self._plan, iteration, UNTIL, str(self._plan.train.until), self._last[self._target.metric])
+
+
+class Spending:
+    """What the nodes of a run cost while it trains, over all its starts, as far as metrics.jsonl tells of them."""
+
+    def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+        """Of a plan with `max_cost`, before anything is written to its metrics.jsonl."""
+        assert plan.train.max_cost is not None
+        assert plan.train.price_per_hour is not None
+        self._plan = plan
+        self._limit = plan.train.max_cost
+        self._per_second = plan.train.price_per_hour / 3600
+        self._clock = clock
+        self._began = clock()
+        self._before = _cost_before(plan.files.metrics)
+
+    @property
+    def dollars(self) -> float:
+        return self._before + (self._clock() - self._began) * self._per_second
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is to end."""
+        return self.dollars >= self._limit
+
+    def record(self, iteration: int) -> None:
+        """Writes down that the run ends here, for it has cost what it may."""
+        _record(self._plan, iteration, MAX_COST, f"{self._limit:g}", self.dollars)
+
+
+def _cost_before(metrics: Path) -> float:
+    """What earlier starts have cost, of which the last line may be cut short."""
+    if not metrics.exists():
+        return 0.0
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    return max((json.loads(line).get("cost", 0.0) for line in lines if line.endswith("\n")), default=0.0)
+
+
+def _record(plan: Plan, iteration: int, why: str, limit: str, value: float) -> None:
+    """goal.json (docs/formats.md)."""
+    write_json(plan.files.goal, {"iteration": iteration, "ended_by": why, "limit": limit, "value": value})

@@ -1,0 +1,99 @@
+"""Evaluates a model on the samples of a split while it trains: forward passes alone, under the plan's own layout."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Dict, Mapping, NamedTuple
+
+import torch
+from torch import Tensor
+
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.data.samples import Samples
+from megatron_ext.engine.engine import Engine
+from megatron_ext.parallel.comm import exchange
+from megatron_ext.tasks.task import Micro, Task, Tensors
+
+SPLIT = "valid"
+WEIGHT, LOSS = "weight", "loss"
+
+
+class Evaluation(NamedTuple):
+    """What one gave, the same on all ranks."""
+
+    metrics: Mapping[str, float]
+    """`loss` and the task's own, means over all samples."""
+    seconds: float
+
+
+def samples_to_evaluate(plan: Plan, task: Task) -> int:
+    """How many samples of the split an evaluation takes: all, or those of `eval_iterations` global batches.
+
+    Raises:
+        EngineError: nobody knows how many there are.
+        DataError: the split cannot be used.
+    """
+    whole = task.epoch(SPLIT)
+    wanted = plan.train.eval_iterations
+    if wanted is None and whole is None:
+        raise EngineError(
+            f"train.eval_iterations=null evaluates the whole {SPLIT} split, but these data do not say how many samples "
+            "it has; give train.eval_iterations, a number of global batches"
+        )
+    asked = math.inf if wanted is None else wanted * plan.global_batch_size
+    return int(min(asked, math.inf if whole is None else whole))
+
+
+class Evaluator:
+    """All ranks call it together."""
+
+    def __init__(self, plan: Plan, place: Place, engine: Engine, samples: Samples, count: int) -> None:
+        """The first `count` of `samples` are evaluated, always the same."""
+        self._plan = plan
+        self._engine = engine
+        self._samples = samples
+        self._count = count
+        self._reports = place.tp == 0
+        self._sums: Dict[str, Tensor] = {}
+
+    def evaluate(self) -> Evaluation:
+        """Raises PeerLost if another rank is gone."""
+        began = time.monotonic()
+        plan, size = self._plan, self._plan.micro_batch_size
+        whole, rest = divmod(self._count, size)
+        at_once = plan.global_batch_size // size
+        self._sums = {}
+        with self._engine.evaluating():
+            for first in range(0, whole, at_once):
+                count = min(at_once, whole - first)
+                self._engine.forward(self._samples, first * size, size, count, self._take)
+            if rest:
+                self._engine.forward(self._samples, whole * size, rest, 1, self._take)
+        return Evaluation(self._engine.task.evaluated(self._means()), time.monotonic() - began)
+
+    def _take(self, left: Tensors, micro: Micro) -> None:
+        """Adds up what a micro-batch gives: of a mean, as often as it has samples."""
+        task, tensor = self._engine.task, self._engine.tensor
+        found = {LOSS: task.loss(left, micro, tensor), **task.metrics(left, micro, tensor)}
+        if micro.weight is None:
+            samples = float(len(next(iter({**micro.inputs, **micro.targets}.values()))))
+            found = {name: value.double() * samples for name, value in found.items()}
+            found[WEIGHT] = torch.full_like(found[LOSS], samples)
+        else:
+            found[WEIGHT] = micro.weight.reshape(())
+        for name, value in found.items():
+            value = value.detach().double().reshape(())
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def _means(self) -> Dict[str, float]:
+        """Over all replicas, summed in the order of their ranks."""
+        own = {name: value.item() for name, value in self._sums.items()} if self._reports else {}
+        device = torch.device(self._plan.device)
+        total: Dict[str, float] = {}
+        for part in exchange(own, self._plan.world_size, device, "putting the evaluation together"):
+            for name, value in part.items():
+                total[name] = total.get(name, 0.0) + value
+        weight = total.pop(WEIGHT)
+        return {name: value / weight if weight else math.nan for name, value in total.items()}
