@@ -18,7 +18,6 @@ from data_prep.files.hashes import unchanged
 from data_prep.files.journal import Journal
 from data_prep.files.work_folder import work_folder
 from data_prep.kinds import kind_of, read_described, recipe_of
-from megatron_ext.contract.errors import DataError
 from megatron_ext.data.indexed_dataset import data_file
 
 BYTES_A_WORKER = 1 << 24
@@ -95,7 +94,7 @@ def making(prefix: Path, recipe: dict[str, Any]) -> Iterator[Journal]:
     """The journal of data in the making, whose steps go on where an earlier call was interrupted.
 
     Raises:
-        DataPrepError: the files cannot be written.
+        DataPrepError: as `work_folder`.
     """
     try:
         with work_folder(prefix, recipe) as folder:
@@ -103,10 +102,3 @@ def making(prefix: Path, recipe: dict[str, Any]) -> Iterator[Journal]:
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from there", file=sys.stderr)
         raise
-    except DataError as error:
-        raise DataPrepError(str(error)) from error
-    except OSError as error:
-        raise DataPrepError(
-            f"{error.filename or prefix}: cannot be written ({error.strerror}); choose a folder that you may write to "
-            "and that has room, or make room: the same command goes on where it was"
-        ) from error

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import DataPrepError
+from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.files import read_regular, write_atomic
 from megatron_ext.data.indexed_dataset import data_file
 
@@ -43,8 +44,22 @@ def work_folder(prefix: Path, recipe: dict[str, Any]) -> Iterator[Path]:
     It goes away at the end, but for one with a journal, from which an interrupted command can go on.
 
     Raises:
-        DataPrepError: another process works in it. `OSError` where it cannot be made.
+        DataPrepError: another process works in it, or it, or what the block writes, cannot be written.
     """
+    try:
+        with _locked(prefix, json.dumps(recipe)) as folder:
+            yield folder
+    except DataError as error:
+        raise DataPrepError(str(error)) from error
+    except OSError as error:
+        raise DataPrepError(
+            f"{error.filename or prefix}: cannot be written ({error.strerror}); choose a folder that you may write to "
+            "and that has room, or make room: the same command goes on where it was"
+        ) from error
+
+
+@contextmanager
+def _locked(prefix: Path, recipe: str) -> Iterator[Path]:
     folder = work_folder_of(prefix)
     prefix.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(0o755, exist_ok=True)
@@ -59,7 +74,7 @@ def work_folder(prefix: Path, recipe: dict[str, Any]) -> Iterator[Path]:
         except OSError as error:
             if error.errno not in WITHOUT_LOCKS:
                 raise
-        _take_up(folder, json.dumps(recipe))
+        _take_up(folder, recipe)
         try:
             yield folder
         finally:

@@ -23,7 +23,6 @@ from data_prep.text.corpus import Corpus
 from data_prep.text.encode import Chunk, Options, Seen, encode, texts, without
 from data_prep.tokenizers.special import AT_FIRST, AT_LAST, SEPARATOR, vocabulary_of, with_special
 from data_prep.tokenizers.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer, train_bpe, train_wordpiece
-from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.indexed_dataset import OFFSET, IndexedWriter, token_dtype
 
@@ -103,13 +102,6 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any] | None = None
             )
     except BadDocument as error:
         raise error.in_file(request.corpus.files[error.file]) from error
-    except DataError as error:
-        raise DataPrepError(str(error)) from error
-    except OSError as error:
-        raise DataPrepError(
-            f"{error.filename or prefix}: cannot be written ({error.strerror}); choose a folder that you may write to "
-            "and that has room, or make room: the same command goes on where it was"
-        ) from error
 
 
 def _tokenizer(request: Request, folder: Partial) -> Tokenizer:
