@@ -13,6 +13,7 @@ from typing import Any
 from conf.reading.values import NoValue, Reader, flag, one_of, read, several, whole
 from conf.schema.experiment import Engine, EngineKind, Model, Parallel, Recompute, Schedule, Train
 from conf.schema.megatron_lm import SCHEDULES
+from conf.schema.model import Family
 from fasop.costs.blocks import blocks_of
 from fasop.errors import SearchError
 
@@ -91,6 +92,8 @@ def runnable(engine: Engine, train: Train, model: Model) -> Choices:
         for schedule in Schedule
         if not (megatron_lm and schedule not in SCHEDULES) and not (train.compile and schedule is Schedule.zb_h1)
     )
+    if model.family is Family.gnmt:  # whose LSTMs put no weight gradients off
+        schedules = tuple(schedule for schedule in schedules if schedule is not Schedule.zb_h1)
     both = (False, True)
     if model.measured:  # whose blocks may put no weight gradients off, and have no tensor groups
         return Choices(

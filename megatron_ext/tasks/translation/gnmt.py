@@ -60,7 +60,7 @@ class GnmtTask(TranslationTask):
             ),
             Block(
                 *("decoder.0", "decoder_first", (decoding[0], "encoded", "enc_mask"), (decoding[1], "attended")),
-                partial(AttentionLayer, model, again=again),
+                partial(AttentionLayer, model, recompute=plan.recompute),
             ),
             *(
                 Block(

@@ -79,10 +79,11 @@ class AttentionLayer(nn.Module):
     The embedding before it has dropped a part of its input.
     """
 
-    def __init__(self, config: ModelConfig, tensor: TensorGroup, again: bool) -> None:
+    def __init__(self, config: ModelConfig, tensor: TensorGroup, recompute: str) -> None:
+        """`recompute` is "none", "selective" (the attention) or "full"."""
         super().__init__()
         hidden = config.hidden
-        self.again = again
+        self.recompute = recompute
         self.later: Optional[WeightGradients] = None
         self.watch: Optional[Callable[[Tensor], None]] = None
         """Is given how much tokens attend to the context's, [batch, sequence, context], where a search asks for it."""
@@ -96,8 +97,12 @@ class AttentionLayer(nn.Module):
     def forward(self, x: Tensor, encoded: Tensor, mask: Tensor) -> Tuple[Tensor, Tensor]:
         """[batch, sequence, hidden], [batch, context, hidden] and, 0 where there is padding, [batch, context] -> the
         layer's result and what it attends to, [batch, sequence, hidden] both."""
-        decoded: Tensor = self.lstm(x)[0]
-        return decoded, _passed(self.attend, self.again, decoded, encoded, mask)
+        decoded = _passed(self._decoded, self.recompute == "full", x)
+        return decoded, _passed(self.attend, self.recompute != "none", decoded, encoded, mask)
+
+    def _decoded(self, x: Tensor) -> Tensor:
+        y: Tensor = self.lstm(x)[0]
+        return y
 
     def attend(self, decoded: Tensor, encoded: Tensor, mask: Tensor) -> Tensor:
         weights = self.weights(decoded, encoded, mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from conf.compose import compose
+from conf.schema.experiment import Schedule
+from fasop.search.choices import runnable
+from megatron_ext.contract.activations import crossing
+from megatron_ext.contract.parameters import block_parameters
 from megatron_ext.contract.plan import Plan
+from megatron_ext.measuring.parts import Parts
 from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import cut
 from megatron_ext.tasks.families import stage_of, task_of
 from megatron_ext.tasks.language.sinusoids import sinusoids
 from tests.megatron_ext.engine.test_translation_agrees import MODELS
@@ -104,3 +112,37 @@ def test_a_bidirectional_layer_is_torchs_over_packed_sentences(tmp_path: Path, p
     expected, _ = torch.nn.utils.rnn.pad_packed_sequence(both(packed)[0], batch_first=True)
     seen = mask.bool()
     torch.testing.assert_close(layer(x, mask)[seen], expected[seen], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_sizes_known_without_torch_are_those_of_the_blocks(tmp_path: Path, pairs: Path, model: str) -> None:
+    """Parameters by name and shape, and what crosses each cut."""
+    plan = plan_of(tmp_path / "run", pairs, model)
+    task, sized = task_of(plan), plan.model
+    for block in task.blocks:
+        made = {name: tuple(one.shape) for name, one in block.make(TensorGroup()).named_parameters()}
+        assert made == {name: one.shape for name, one in block_parameters(sized, block.kind).items()}
+    sizes = task.sizes(1)
+    numbers = {
+        name: math.prod(size if isinstance(size, int) else sizes[size] for size in wire.dims)
+        for name, wire in task.wires.items()
+    }
+    for after in range(sized.counted + 1):
+        leaves = cut(task, [after, sized.counted - after])[0].leaves
+        assert sum(numbers[name] for name in leaves) == crossing(sized, after), after
+
+
+def test_a_search_leaves_out_what_lstms_cannot_do() -> None:
+    experiment = compose(["model=gnmt-tiny", "parallel.partition=null"])
+    allowed = runnable(experiment.engine, experiment.train, experiment.model)
+    assert Schedule.zb_h1 not in allowed.schedule
+    assert Schedule.one_f_one_b in allowed.schedule
+
+
+@pytest.mark.parametrize("model", ["transformer", "gnmt"])
+def test_a_profile_times_every_kind_of_block(tmp_path: Path, pairs: Path, model: str) -> None:
+    plan = plan_of(tmp_path / "run", pairs, model)
+    kinds = {kind for kind, _ in plan.model.all_kinds()}
+    parts = Parts(plan, plan.model, TensorGroup(), 2, torch.device("cpu"))
+    assert parts.kept_bytes().keys() == kinds
+    parts._pass()
