@@ -168,6 +168,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "adam_beta2": Fraction(),
         "adam_eps": Positive(most=1.0),
         "clip_grad": NotNegative(),
+        "ema": Part(),
         "max_cost": Positive(most=1e12),
         "eval_interval": _COUNT,
         "eval_iterations": _COUNT,

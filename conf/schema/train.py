@@ -83,6 +83,8 @@ class Train:
     """End where an evaluation has reached this, such as 'loss<=2.5'."""
     best: str | None = None
     """Keep the checkpoint whose evaluation is best by this metric, such as loss, or max:METRIC for one of your own."""
+    ema: float | None = None
+    """Keep an average of the weights, which evaluations take: this part of it stays in an update, such as 0.999."""
     max_cost: float | None = None
     """Save and end when the nodes have cost so many dollars, by cluster.groups.<group>.price_per_hour."""
     log_interval: int = 10

@@ -16,7 +16,7 @@ from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name, require_m
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Place, Plan
 from megatron_ext.engine.engine import Engine
-from megatron_ext.engine.optimizer import WEIGHTS
+from megatron_ext.engine.optimizer import EMA, WEIGHTS
 from megatron_ext.parallel.comm import all_gather, told
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import Task
@@ -134,13 +134,17 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
             if holder == block:
                 like = _kept(kept)
                 kept.data.copy_(_tensor(path, content, f"{STATE}/{inner}", list(like.shape), like.dtype))
-        for kind in kinds if checkpoint.meta.updates else (WEIGHTS,):
+        averaged = any(name.startswith(f"{EMA}/") for name in content)
+        for kind in kinds if checkpoint.meta.updates else {WEIGHTS, EMA}.intersection(kinds):
+            held = (
+                WEIGHTS if kind == EMA and not averaged else kind
+            )  # an average begins with the weights that are there
             for name in members:
                 target = flat.view(name, state[kind])
                 padded = _whole_shape(name, target, engine.tensor, engine.task)
                 rows = engine.task.rows(name)
                 shape = padded if rows is None else [rows, *padded[1:]]
-                whole = _tensor(path, content, f"{kind}/{engine.places[name][1]}", shape)
+                whole = _tensor(path, content, f"{held}/{engine.places[name][1]}", shape)
                 target.copy_(_share(name, whole, padded, engine.tensor, engine.task))
     engine.optimizer.load(state, checkpoint.meta.updates)
     engine.optimizer.scaler.load(checkpoint.meta.scaler)

@@ -133,6 +133,7 @@ _RANGES: Dict[str, Range] = {
     **{f"train.{key}": _FRACTION for key in ("adam_beta1", "adam_beta2", "momentum")},
     "train.optimizer": _one_of(*OPTIMIZERS),
     "train.lr_policy": _one_of(*LR_POLICIES),
+    "train.ema": Range("above 0 and below 1", lambda value: 0 < value < 1),
     "train.until": _parsed_by(Target.parse),
     "train.best": _parsed_by(Best.parse),
     "train.seed": _from(0, 2**32 - 1),

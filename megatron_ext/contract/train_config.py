@@ -59,6 +59,7 @@ class TrainConfig:
     eval_iterations: Optional[int] = None
     until: Optional[str] = None
     best: Optional[str] = None
+    ema: Optional[float] = None
     max_cost: Optional[float] = None
     price_per_hour: Optional[float] = None
     """Of all nodes together, in dollars; given with `max_cost`."""

@@ -249,14 +249,15 @@ class Engine:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Without gradients, dropout or events; training then goes on as if nothing had been in between."""
+        """Without gradients, dropout or events, with the average of the weights where there is one; then training goes
+        on as if nothing had been in between."""
         modes = [(module, module.training) for stage in self._stages for module in stage.modules()]
         iteration, self._recorder.iteration = self._recorder.iteration, 0
         devices = [torch.cuda.current_device()] if self._device.type == "cuda" else []
         try:
             for stage in self._stages:
                 stage.eval()
-            with torch.random.fork_rng(devices), torch.no_grad():
+            with torch.random.fork_rng(devices), torch.no_grad(), self.optimizer.averaged():
                 yield
         finally:
             self._recorder.iteration = iteration

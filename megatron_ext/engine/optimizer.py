@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Dict, List, NamedTuple, Optional
+from contextlib import contextmanager
+from typing import AbstractSet, Dict, Iterator, List, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from megatron_ext.parallel.comm import all_gather, all_reduce
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder
 
-WEIGHTS = "weights"
+WEIGHTS, EMA = "weights", "ema"
 
 
 class DataGroup(NamedTuple):
@@ -72,7 +73,9 @@ class Optimizer:
             for name, here in flat.slices.items()
         ]
         self._rule = update_rule(self._master, pieces, train, self._data.group, tensor)
-        self.kinds = (WEIGHTS, *self._rule.kinds)
+        self._average = None if train.ema is None else self._master.data.clone()
+        """Of the weights, exponentially (`train.ema`), from the initial ones on."""
+        self.kinds = (WEIGHTS, *self._rule.kinds, *((EMA,) if train.ema is not None else ()))
         """Of the state, by the names that checkpoints have for it."""
         self.scaler = LossScaler.of(train.precision)
         self.updates = 0
@@ -104,6 +107,8 @@ class Optimizer:
         All replicas call it together.
         """
         own = {WEIGHTS: self._master.data, **self._rule.state()}
+        if self._average is not None:
+            own[EMA] = self._average
         if self._data.size == 1:
             return own
         state = {kind: torch.empty_like(self._flat.grad) for kind in own}
@@ -115,12 +120,33 @@ class Optimizer:
         """Takes over what `state` gave, in this or another layout."""
         self._master.data.copy_(state[WEIGHTS][self._own])
         self._rule.load({kind: state[kind][self._own] for kind in self._rule.kinds}, updates)
+        if self._average is not None:
+            self._average.copy_(state[EMA][self._own])
         self.updates = updates
         self._hand_out(Recorder(None))
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """While it lasts the model has the average of the weights, where there is one; all replicas enter it."""
+        if self._average is None:
+            yield
+            return
+        kept = self._flat.weight.clone()
+        try:
+            own = self._flat.weight[self._own]
+            own.copy_(self._average)
+            if self._data.size > 1:
+                self._gather(own, self._flat.weight)
+            yield
+        finally:
+            self._flat.weight.copy_(kept)
 
     def _update(self, recorder: Recorder) -> None:
         if self._master.numel():
             self._rule.step(learning_rate(self.updates, self._train), self.updates)
+            if self._average is not None:
+                assert self._train.ema is not None
+                self._average.lerp_(self._master.data, 1.0 - self._train.ema)
         self._hand_out(recorder)
 
     def _hand_out(self, recorder: Recorder) -> None:

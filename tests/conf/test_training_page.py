@@ -1,0 +1,32 @@
+"""docs/training.md names every optimizer and policy, and its commands compose."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from conf.compose import compose
+from launch.control.plan import make_plan
+from megatron_ext.contract.train_config import LR_POLICIES, OPTIMIZERS
+from tests.support import ROOT
+
+PAGE = (ROOT / "docs" / "training.md").read_text()
+COMMANDS = re.findall(r"^tdpp launch (.*)$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("names", [OPTIMIZERS, LR_POLICIES], ids=["optimizers", "policies"])
+def test_each_has_a_row(names: tuple[str, ...]) -> None:
+    rows = re.findall(r"^\| `(\w+)`", PAGE, re.MULTILINE)
+    assert set(names) <= set(rows)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_its_commands_compose(command: str) -> None:
+    plan = make_plan(compose(shlex.split(command)), "docs/run")
+    assert plan.train.eval_interval is not None
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) >= 2
