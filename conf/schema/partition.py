@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heappush
 from itertools import groupby
 
 from conf.errors import ConfigError
+from conf.schema.ranges import MOST_RANKS
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,7 @@ class Shares:
             return cls(numbers_in(text))
         except ValueError as error:
             raise ConfigError(
-                f"parallel.shares={text!r} are no shares: {error} is neither a whole number from 1 on nor "
-                "NUMBER*REPLICAS; write for example 3-1 or 3*4-1*4"
+                f"parallel.shares={text!r} are no shares: {error}; write for example 3-1 or 3*4-1*4"
             ) from None
 
     @property
@@ -149,13 +149,15 @@ def numbers_in(text: str) -> tuple[int, ...]:
     """Whole numbers from 1 on, joined by dashes, with `*N` for a run of N: `3-1`, `3*4-1*4`.
 
     Raises:
-        ValueError: with the part that is neither.
+        ValueError: what is wrong, in words.
     """
     numbers: list[int] = []
     for item in text.split("-"):
         match = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*(?:\*\s*([1-9][0-9]{0,5}))?\s*", item)
         if match is None:
-            raise ValueError(repr(item))
+            raise ValueError(f"{item!r} is neither a whole number from 1 on nor NUMBER*TIMES")
+        if len(numbers) + int(match[2] or 1) > MOST_RANKS:
+            raise ValueError(f"with {item!r} there are more than {MOST_RANKS} numbers")
         numbers += [int(match[1])] * int(match[2] or 1)
     return tuple(numbers)
 

@@ -230,8 +230,16 @@ BROKEN = {
     ),
     "shares that are none": (
         ["parallel.shares=3-0"],
-        "parallel.shares='3-0' are no shares: '0' is neither a whole number from 1 on nor NUMBER*REPLICAS; write for "
+        "parallel.shares='3-0' are no shares: '0' is neither a whole number from 1 on nor NUMBER*TIMES; write for "
         "example 3-1 or 3*4-1*4",
+    ),
+    "shares beyond number": (
+        ["parallel.shares=" + "-".join(["1*99999"] * 9)],
+        "are no shares: with '1*99999' there are more than 131072 numbers; write for example 3-1 or 3*4-1*4",
+    ),
+    "replicas beyond number": (
+        ["parallel.replicas=1*99999-1*99999"],
+        "must be whole numbers by stage joined by dashes",
     ),
     "shares that the batch does not have": (
         ["parallel.shares=6-4"],
