@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from megatron_ext.contract.images import EXPANSION
 from megatron_ext.tasks.images.batch_norm import BatchNorm
 from megatron_ext.tasks.images.empty import empty_convolution, empty_linear
+from megatron_ext.tasks.linear import WeightGradients, linear
 
 
 class Convolution(nn.Module):
@@ -33,6 +34,8 @@ class Linear(nn.Module):
     ) -> None:
         """Dropout comes before the layer (AlexNet), or behind it and its ReLU (VGG); the last one has no ReLU."""
         super().__init__()
+        self.later: Optional[WeightGradients] = None
+        """Where its weight's gradient is left to: VGG's largest matrix has three quarters of the model."""
         self.linear = empty_linear(inputs, outputs)
         self.dropout = nn.Dropout(dropout)
         self.places = places
@@ -44,12 +47,14 @@ class Linear(nn.Module):
             side = min(x.shape[-1], self.places)
             x = (F.adaptive_avg_pool2d(x, side) if side < x.shape[-1] else x).flatten(1)
         if self.last:
-            logits: Tensor = self.linear(x)
-            return logits
+            return self._linear(x)
         if self.drops_first:
-            return F.relu(self.linear(self.dropout(x)))
-        y: Tensor = self.dropout(F.relu(self.linear(x)))
+            return F.relu(self._linear(self.dropout(x)))
+        y: Tensor = self.dropout(F.relu(self._linear(x)))
         return y
+
+    def _linear(self, x: Tensor) -> Tensor:
+        return linear(x, self.linear.weight, self.linear.bias, self.later)
 
 
 class Stem(nn.Module):

@@ -12,7 +12,7 @@ import torch
 from conf.compose import compose
 from launch.control.plan import make_plan
 from megatron_ext.contract.plan import Plan
-from megatron_ext.engine import engine
+from megatron_ext.engine import engine, flat
 from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.tasks.images.batch_norm import BatchNorm
 from tests.megatron_ext.engine.test_layouts_agree import Layout
@@ -59,6 +59,7 @@ CASES: list[Case] = [
     ("resnet", Layout(1, 1, 3, "1-2-2", 2, schedule="zb_h1", replicas="3-1-2"), "null"),
     ("vgg", Layout(1, 2, 2, "2-4", 2), "2-1"),
     ("vgg", Layout(1, 1, 3, "3-1-2", 4, recompute="full"), "null"),
+    ("vgg", Layout(1, 2, 2, "3-3", 2, schedule="zb_h1"), "2-1"),
     ("alexnet", Layout(1, 2, 1, "8", 4), "2-1"),
     ("alexnet", Layout(1, 1, 3, "5-2-1", 3), "null"),
 ]
@@ -164,6 +165,24 @@ def test_a_run_goes_on_in_another_layout(
     then = EngineRun(run.run, Plan.read(run.run.plan))
     assert then.go() == 0, then.stderr()
     assert_equal(then, reference(after[0], after[1].micro_batch_size))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [("vgg", Layout(1, 2, 2, "2-4", 2), "2-1"), ("vit", Layout(1, 2, 2, "1-2", 2), "2-1")],
+    ids=["vgg", "vit"],
+)
+def test_gradients_of_large_matrices_are_added_where_they_belong(
+    image_run: Callable[..., EngineRun],
+    reference: Callable[[str, int], tuple[np.ndarray, dict[str, torch.Tensor]]],
+    monkeypatch: pytest.MonkeyPatch,
+    case: Case,
+) -> None:
+    monkeypatch.setattr(flat, "LARGE", 1)
+    monkeypatch.setattr(engine, "BUCKET_BYTES", 4096)
+    run = image_run(case)
+    assert run.go() == 0, run.stderr()
+    assert_equal(run, reference(case[0], case[1].micro_batch_size))
 
 
 def test_running_statistics_keep_their_precision_in_16_bits(image_run: Callable[..., EngineRun]) -> None:
