@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,20 +53,30 @@ class Step:
         self.files = files
         self.items = noted.items
         self.counts = Counter(noted.counts)
+        self._whole = noted
+        """How far the step was when an item was last done: an interruption may come in the middle of one."""
 
     def done(self, items: int) -> None:
-        """So many items more are in the files; notes that from time to time."""
+        """So many items more are in the files, whole; notes that from time to time."""
         self.items += items
+        self._whole = self._noted()
         if time.monotonic() - self._saved >= SAVE_EVERY_S:
             self.save()
 
-    def save(self, finished: bool = False) -> None:
+    def finish(self) -> None:
+        self._whole = replace(self._noted(), finished=True)
+        self.save()
+
+    def save(self) -> None:
+        """Notes the items that are done."""
         for file in self.files.values():
             sync(file)
-        sizes = {name: file.tell() for name, file in self.files.items()}
-        counts = dict(self.counts)
-        self._journal.note(self._name, Noted(items=self.items, finished=finished, sizes=sizes, counts=counts))
+        self._journal.note(self._name, self._whole)
         self._saved = time.monotonic()
+
+    def _noted(self) -> Noted:
+        sizes = {name: file.tell() for name, file in self.files.items()}
+        return Noted(items=self.items, sizes=sizes, counts=dict(self.counts))
 
 
 class Journal:
@@ -108,7 +118,7 @@ class Journal:
             except KeyboardInterrupt:
                 step.save()
                 raise
-            step.save(finished=True)
+            step.finish()
 
     def note(self, name: str, noted: Noted) -> None:
         self._steps[name] = noted

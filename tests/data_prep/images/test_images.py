@@ -9,6 +9,7 @@ import re
 import tarfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -281,6 +282,26 @@ def test_images_that_were_cut_off_at_every_chunk_are_the_same(
             else:
                 break
     assert cuts == 27
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_ctrl_c_in_the_middle_of_a_chunk_leaves_nothing_twice(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK", 4)
+    write, left = module._write, [11]
+
+    def interrupted(*arguments: Any) -> None:
+        write(*arguments)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "_write", interrupted)
+        prepare(tmp_path / "cut" / "x", folder)
+    for name in ("cut", "whole"):
+        prepare(tmp_path / name / "x", folder)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 

@@ -9,7 +9,8 @@ import pytest
 from data_prep.errors import DataPrepError
 from data_prep.files import journal
 from data_prep.files.journal import Journal, Step
-from data_prep.pairs import steps
+from data_prep.pairs import kept, steps
+from data_prep.pairs.pair import Pair
 from tests.data_prep.pairs.test_pairs import contents, numbered, prepare, write
 from tests.support.full_disk import largest_file
 
@@ -72,6 +73,26 @@ def test_ctrl_c_loses_no_chunk(
     prepare(source, tmp_path / "x")
     prepare(source, tmp_path / "whole" / "x")
     assert (tmp_path / "x-train.source.bin").read_bytes() == (tmp_path / "whole" / "x-train.source.bin").read_bytes()
+
+
+@pytest.mark.parametrize("pairs", [1, 5, 14])
+def test_ctrl_c_in_the_middle_of_a_chunk_leaves_nothing_twice(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairs: int
+) -> None:
+    line, left = kept.line, [pairs]
+
+    def interrupted(pair: Pair) -> bytes:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return line(pair)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(kept, "line", interrupted)
+        prepare(source, tmp_path / "cut" / "x")
+    for name in ("cut", "whole"):
+        prepare(source, tmp_path / name / "x")
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
 def test_what_was_begun_for_other_text_is_not_gone_on_with(
