@@ -20,6 +20,8 @@ from fasop.errors import SearchError
 SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
 FOUND = ("partition", "node_order", "shares")
 """What nobody can give: finding it is what a search is for."""
+NOT_SEARCHED = ("replicas",)
+"""What only a launch takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +150,13 @@ def split(overrides: Sequence[str]) -> tuple[Mapping[str, tuple[Any, ...]], list
     for word in overrides:
         name, equals, value = word.partition("=")
         key = name.removeprefix("++").removeprefix("parallel.")
-        if not equals or name.removeprefix("++") != f"parallel.{key}" or key not in (*_KEYS, *FOUND):
+        if not equals or name.removeprefix("++") != f"parallel.{key}" or key not in (*_KEYS, *FOUND, *NOT_SEARCHED):
             others.append(word)
+        elif key in NOT_SEARCHED:
+            raise SearchError(
+                f"{word}: a search gives all stages as many {key}; leave it out, or see what a plan with it takes with "
+                "'tdpp launch … executor.rehearse=virtual'"
+            )
         elif key in FOUND:
             raise SearchError(f"{word}: a search finds the {key.replace('_', ' ')}; leave it out")
         else:

@@ -31,7 +31,7 @@ from fasop.search.plan import Run
 PLAIN = (
     *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.partition=null"),
     *("parallel.micro_batch_size=1", "parallel.schedule=one_f_one_b", "parallel.chunks=1", "parallel.node_order=null"),
-    "parallel.shares=null",
+    *("parallel.shares=null", "parallel.replicas=null"),
 )
 """In the place of a configured plan, so that nothing of it can contradict the batch."""
 

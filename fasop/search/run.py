@@ -50,6 +50,8 @@ class Outcome:
     """In words, what was searched."""
     notes: Sequence[str]
     """What a reader must know of single plans."""
+    even: Plan | None = None
+    """The best plan with equal shares; None of a front, or where nothing divides the batch evenly."""
 
 
 def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
@@ -90,7 +92,7 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
         f"{where}. {gained(plans[0], even)}{_nodes_used(inputs, plans[0])}{not_shown} "
         f"{proved_of_even(least, plans[0])}{best_layers(plans[0].gap)}{closer}"
     )
-    return Outcome(plans=plans, summary=summary, notes=notes(plans, others))
+    return Outcome(plans=plans, summary=summary, notes=notes(plans, others), even=even[0] if even else None)
 
 
 def _explore_sets(spaces: Sequence[Space], best: Best, progress: ShowProgress, begun: float) -> Coverage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -252,3 +253,13 @@ def test_replicas_that_are_slow_on_unlike_stages_are_predicted_each_by_itself() 
     (found,) = exact([one])
     assert found.total == pytest.approx(predict_plan(one).iteration_s)
     assert found.bound <= found.total < slowest
+
+
+def test_a_search_does_not_take_replicas_by_stage_and_leaves_out_those_of_a_configuration(tmp_path: Path) -> None:
+    with pytest.raises(SearchError, match="gives all stages as many replicas; leave it out, or see what"):
+        read([*SMALL, "parallel.replicas=1-2"])
+    own = tmp_path / "own.yaml"
+    own.write_text('tensor: 2-1\nreplicas: "1-2"\npipeline: 2\nglobal_batch_size: 8\n')
+    inputs = read(["cluster=a10x8", "model=xl", "train.precision=fp16", f"parallel={own}"])
+    assert inputs.training.parallel.alike
+    assert inputs.training.parallel.global_batch_size == 8
