@@ -18,6 +18,8 @@ _LABEL = re.compile(_LABELS)
 _HEAD = re.compile(rf"{_LABELS}\s*(?:\[[^\]]*\]\s*)?iteration\s+(\d{{1,12}})/\s*(\d{{1,12}}) \|")
 """Megatron-LM of today puts the time in brackets before it."""
 
+_EVALUATION = re.compile(r" validation at iteration [0-9]{1,12} \|")
+
 
 @dataclass(frozen=True, kw_only=True)
 class IterationLine:
@@ -47,6 +49,11 @@ def unlabelled(line: str) -> str:
 
 def is_iteration_line(line: str) -> bool:
     return _HEAD.match(line) is not None
+
+
+def is_evaluation_line(line: str) -> bool:
+    """Whether it is what tdpp's engine prints of an evaluation."""
+    return _EVALUATION.match(line) is not None
 
 
 def progress(line: str) -> tuple[int, int] | None:

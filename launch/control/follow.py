@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from conf.run_folder.log_lines import is_iteration_line
+from conf.run_folder.log_lines import is_evaluation_line, is_iteration_line
 from conf.run_folder.run_files import opened
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
@@ -75,7 +75,7 @@ def finishing() -> Iterator[None]:
 
 
 def follow(run: RunDir) -> None:
-    """Prints iteration lines on stderr as they come, until no process of the run is left.
+    """Prints lines of iterations and evaluations on stderr as they come, until no process of the run is left.
 
     If anything ends this early (Ctrl-C, a closed terminal), the run is stopped first.
     """
@@ -120,7 +120,7 @@ def _watch(run: RunDir) -> None:
                 logs.setdefault(name, Log(run.node_out(name), state.out_begin))
         for log in logs.values():
             while lines := log.new_lines():
-                for line in filter(is_iteration_line, lines):
+                for line in (line for line in lines if is_iteration_line(line) or is_evaluation_line(line)):
                     print(visible(line), file=sys.stderr, flush=True)
 
 

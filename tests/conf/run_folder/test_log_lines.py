@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.run_folder.log_lines import IterationLine, is_iteration_line, iteration_line, unlabelled
+from conf.run_folder.log_lines import (
+    IterationLine,
+    is_evaluation_line,
+    is_iteration_line,
+    iteration_line,
+    unlabelled,
+)
+from megatron_ext.engine.evaluation import Evaluation
+from megatron_ext.engine.log import evaluation_line
 
 OLD = (
     " iteration       10/      50 | consumed samples:          640 | elapsed time per iteration (ms): 4541.6 | "
@@ -118,3 +126,11 @@ def test_a_line_cut_short_never_gives_another_iteration(line: str, data: st.Data
 def test_no_text_is_an_error(text: str) -> None:
     iteration_line(text)
     iteration_line(f"{TODAY[:60]}{text}")
+
+
+def test_the_engines_line_of_an_evaluation_is_known() -> None:
+    line = evaluation_line(20, Evaluation({"loss": 3.2, "top-1": math.inf}, 1.25))
+    assert is_evaluation_line(line)
+    assert not is_iteration_line(line)
+    assert line == " validation at iteration 20 | loss: 3.200000E+00 | top-1: INF | seconds: 1.2 |"
+    assert not is_evaluation_line(" iteration       20/     200 | consumed samples:          320 |")
