@@ -46,6 +46,15 @@ class LrPolicy(StrEnum):
     linear = "linear"
 
 
+class LossScaler(StrEnum):
+    """How fp16's loss scale is found (docs/training.md)."""
+
+    backoff = "backoff"
+    """Halved after overflows, doubled after 1000 iterations without one."""
+    logmax = "logmax"
+    """From the distribution of the largest gradients, before they overflow."""
+
+
 @config
 class Train:
     iterations: int = MISSING
@@ -83,6 +92,8 @@ class Train:
     """End where an evaluation has reached this, such as 'loss<=2.5'."""
     best: str | None = None
     """Keep the checkpoint whose evaluation is best by this metric, such as loss, or max:METRIC for one of your own."""
+    loss_scaler: LossScaler = LossScaler.backoff
+    """Of precision fp16."""
     ema: float | None = None
     """Keep an average of the weights, which evaluations take: this part of it stays in an update, such as 0.999."""
     max_cost: float | None = None

@@ -43,7 +43,7 @@ from megatron_ext.contract.model import (
     ModelConfig,
     lacking,
 )
-from megatron_ext.contract.train_config import LR_POLICIES, OPTIMIZERS, TrainConfig
+from megatron_ext.contract.train_config import LOSS_SCALERS, LR_POLICIES, OPTIMIZERS, TrainConfig
 from megatron_ext.contract.train_config import OPTIONS as TRAIN_OPTIONS
 
 MAY_LACK = ("shares", "tensors", "replicas", "blocks", "data_masking", "data_augment")
@@ -133,6 +133,7 @@ _RANGES: Dict[str, Range] = {
     **{f"train.{key}": _FRACTION for key in ("adam_beta1", "adam_beta2", "momentum")},
     "train.optimizer": _one_of(*OPTIMIZERS),
     "train.lr_policy": _one_of(*LR_POLICIES),
+    "train.loss_scaler": _one_of(*LOSS_SCALERS),
     "train.ema": Range("above 0 and below 1", lambda value: 0 < value < 1),
     "train.until": _parsed_by(Target.parse),
     "train.best": _parsed_by(Best.parse),

@@ -223,7 +223,7 @@ def _train(plan: Values) -> Faults:
             if train.get(key) is not None:
                 yield f"train.{key}", train[key], "null without train.eval_interval"
     for key, (decider, allowed) in ONLY_WITH.items():
-        value, decided = train.get(key, OPTIONS_OF_TRAINING[key]), train.get(decider, OPTIONS_OF_TRAINING[decider])
+        value, decided = train.get(key, OPTIONS_OF_TRAINING[key]), train.get(decider, OPTIONS_OF_TRAINING.get(decider))
         if decided not in allowed and value != OPTIONS_OF_TRAINING[key]:
             yield f"train.{key}", value, f"{json.dumps(OPTIONS_OF_TRAINING[key])} with train.{decider}={decided}"
 

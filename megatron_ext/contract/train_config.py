@@ -11,7 +11,9 @@ COSINE, CONSTANT, STEP, POLYNOMIAL, EXPONENTIAL, NOAM, LINEAR = LR_POLICIES = (
 )
 DECAYING = (COSINE, POLYNOMIAL, LINEAR)
 """Policies that come to `min_lr` after `lr_decay_iterations`."""
+BACKOFF, LOGMAX = LOSS_SCALERS = ("backoff", "logmax")
 ONLY_WITH = {
+    "loss_scaler": ("precision", ("fp16",)),
     "momentum": ("optimizer", (SGD,)),
     "nesterov": ("optimizer", (SGD,)),
     "lr_step_iterations": ("lr_policy", (STEP, EXPONENTIAL)),
@@ -59,6 +61,7 @@ class TrainConfig:
     eval_iterations: Optional[int] = None
     until: Optional[str] = None
     best: Optional[str] = None
+    loss_scaler: str = BACKOFF
     ema: Optional[float] = None
     max_cost: Optional[float] = None
     price_per_hour: Optional[float] = None

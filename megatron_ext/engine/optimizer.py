@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.learning_rate import learning_rate
-from megatron_ext.engine.precision import LossScaler
+from megatron_ext.engine.precision import LogMaxScaler, scaler_of
 from megatron_ext.engine.update_rules import Piece, square_norm, update_rule
-from megatron_ext.parallel.comm import all_gather, all_reduce
+from megatron_ext.parallel.comm import all_gather, all_reduce, told
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder
 
@@ -77,7 +77,7 @@ class Optimizer:
         """Of the weights, exponentially (`train.ema`), from the initial ones on."""
         self.kinds = (WEIGHTS, *self._rule.kinds, *((EMA,) if train.ema is not None else ()))
         """Of the state, by the names that checkpoints have for it."""
-        self.scaler = LossScaler.of(train.precision)
+        self.scaler = scaler_of(train)
         self.updates = 0
         """Updates made so far; skipped iterations make none."""
 
@@ -90,6 +90,7 @@ class Optimizer:
         with recorder.span("optimizer"):
             with recorder.span("optimizer-clip-main-grad"):
                 norm = self._norm(recorder) / scale
+                largest = self._largest() / scale if isinstance(self.scaler, LogMaxScaler) else math.nan
                 clip = self._train.clip_grad
                 factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
                 if factor != scale and math.isfinite(norm):
@@ -97,7 +98,7 @@ class Optimizer:
             if math.isfinite(norm):
                 self._update(recorder)
                 self.updates += 1
-            self.scaler.update(math.isfinite(norm))
+            self.scaler.update(math.isfinite(norm), largest)
             self._flat.grad.zero_()
         return norm
 
@@ -181,6 +182,15 @@ class Optimizer:
                 all_reduce(square, self._model, "all-reduce of the gradient norm")
         with Wait("reading the gradient norm"):
             return float(square.clamp(min=0.0).sqrt())
+
+    def _largest(self) -> float:
+        """How far from 0 any gradient of the whole model lies; 0 of none."""
+        found = torch.linalg.vector_norm(self._flat.grad, math.inf) if len(self._flat.grad) else torch.zeros(())
+        found = found.to(self._flat.grad.device)
+        if self._model is not None:
+            with told("all-reduce of the largest gradient"):
+                dist.all_reduce(found, dist.ReduceOp.MAX, self._model)
+        return float(found)
 
 
 def _within(here: slice, own: slice) -> slice:

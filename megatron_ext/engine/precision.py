@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Dict, Optional
+
+from megatron_ext.contract.train_config import LOGMAX, TrainConfig
+
+LOG_MOST = 16.0
+"""log2 of the number above fp16's largest."""
+FAST, SLOW = 0.99, 0.999
+"""How much of a running mean stays in an iteration."""
 
 
 @dataclass
@@ -35,8 +43,8 @@ class LossScaler:
         if self.dynamic and state is not None:
             self.scale, self.good, self.patience = state["scale"], int(state["good"]), int(state["patience"])
 
-    def update(self, finite: bool) -> None:
-        """Takes note of one iteration's gradients."""
+    def update(self, finite: bool, largest: float = math.nan) -> None:
+        """Takes note of one iteration's gradients, of which the `largest` lies so far from 0, without the scale."""
         if not self.dynamic:
             return
         if finite:
@@ -49,3 +57,51 @@ class LossScaler:
             self.patience -= 1
             if self.patience <= 0:
                 self.scale = max(self.scale / 2.0, self.least)
+
+
+@dataclass
+class LogMaxScaler(LossScaler):
+    """OpenSeq2Seq's (Kuchaiev et al. 2018, section 5.2): the logarithms of the largest gradients are taken as normally
+    distributed, and the scale is the largest with which hardly one in a thousand iterations overflows."""
+
+    scale: float = 1.0
+    dynamic: bool = True
+    most: float = 2.0**24
+    deviations: float = 3.09
+    """Of that distribution, above its mean, of which 0.999 lies below."""
+    fast: float = 0.0
+    slow: float = 0.0
+    square: float = 0.0
+    """Running means of log2 of the largest gradient, and of its square."""
+    seen: int = 0
+    """Iterations that these are of."""
+
+    def state(self) -> Dict[str, float]:
+        own = {"fast": self.fast, "slow": self.slow, "square": self.square, "seen": self.seen}
+        return {"scale": self.scale, "good": self.good, "patience": self.patience, **own}
+
+    def load(self, state: Optional[Dict[str, float]]) -> None:
+        """Goes on from what `state` gave; begins anew from the state of another loss scale."""
+        if state is not None and "seen" in state:
+            self.scale, self.seen = state["scale"], int(state["seen"])
+            self.fast, self.slow, self.square = state["fast"], state["slow"], state["square"]
+
+    def update(self, finite: bool, largest: float = math.nan) -> None:
+        """After an overflow, as if the largest gradient had been the largest number of fp16; none tells nothing."""
+        if finite and not largest > 0:
+            return
+        found = math.log2(largest) if finite else LOG_MOST
+        self.seen += 1
+        self.fast += (1.0 - FAST) * (found - self.fast)
+        self.slow += (1.0 - SLOW) * (found - self.slow)
+        self.square += (1.0 - SLOW) * (found * found - self.square)
+        known = 1.0 - SLOW**self.seen
+        mean = self.slow / known
+        deviation = math.sqrt(max(0.0, self.square / known - mean * mean))
+        limit = self.fast / (1.0 - FAST**self.seen) + self.deviations * deviation
+        self.scale = min(max(2.0 ** min(LOG_MOST - limit, 1000.0), self.least), self.most)
+
+
+def scaler_of(train: TrainConfig) -> LossScaler:
+    """What the number format of a run needs, of the kind that it wants."""
+    return LogMaxScaler() if train.loss_scaler == LOGMAX else LossScaler.of(train.precision)

@@ -17,6 +17,10 @@ SEED = "experiment=seed_a10x8"
 HET = "experiment=seed_a100x1_a10x7"
 
 BROKEN = {
+    "a loss scale that nothing needs": (
+        ["train.loss_scaler=logmax"],
+        "train.loss_scaler=logmax does nothing with train.precision=fp32; use train.precision=fp16, or leave it out",
+    ),
     "a goal that nothing looks for": (
         ["train.until=loss<=2"],
         "train.until=loss<=2 is of evaluations, and there are none without train.eval_interval; give it a number",
