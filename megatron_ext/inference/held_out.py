@@ -68,7 +68,6 @@ def whole_model(task: Task, checkpoint: Checkpoint, device: torch.device) -> Sta
     return stage.eval().requires_grad_(False)
 
 
-@torch.no_grad()
 def measure(
     plan: Plan, checkpoint: Checkpoint, split: str, samples: Optional[int] = None, device: str = "cpu"
 ) -> Measured:
@@ -93,12 +92,15 @@ def measure(
         batch = {name: torch.from_numpy(array) for name, array in source.batch(numbers).items()}
         micro = task.micro(batch)._replace(first=first).to(torch.device(device))
         stage.begin(first)
-        left = stage({name: micro.inputs[name] for name in stage.inputs})
+        with torch.no_grad():
+            left = stage({name: micro.inputs[name] for name in stage.inputs})
+        for tensor in left.values():  # a user's loss is checked to have a gradient, as in training
+            tensor.requires_grad_(tensor.is_floating_point())
         found = {**task.metrics(left, micro, TensorGroup()), "loss": task.loss(left, micro, TensorGroup())}
         share = 1.0 if micro.weight is not None else float(len(numbers))
         weight += float(len(numbers)) if micro.weight is None else float(micro.weight)
         for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + share * float(value)
+            sums[name] = sums.get(name, 0.0) + share * float(value.detach())
     means = {name: value / weight if weight else math.nan for name, value in sums.items()}
     return Measured(count, means.pop("loss"), means)
 

@@ -22,12 +22,14 @@ from megatron_ext import translate as of_file
 from megatron_ext.contract.model import GPT
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.data.pairs import side_prefix
+from megatron_ext.inference.held_out import SAMPLES
 from megatron_ext.inference.text import tokenizer_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import task_of
 from tests.support import ROOT
 from tests.support.megatron_ext.engine_run import EngineRun, make_corpus, make_run
 from tests.support.megatron_ext.sentences import write_sentences
+from tests.support.megatron_ext.users_files import users_file
 
 WORDS = {
     **{"hund": "dog", "katze": "cat", "haus": "house", "rot": "red", "blau": "blue"},
@@ -265,3 +267,20 @@ def test_the_pages_commands_do_what_they_say(
             subprocess.run(f"PYTHONPATH={shlex.quote(str(ROOT))} {few}", shell=True, check=True)
     assert capfd.readouterr().out == Path("new.en").read_text()
     assert len(Path("new.en").read_text().splitlines()) == 2
+
+
+def test_a_module_of_the_users_own_is_measured_on_samples_of_which_nobody_knows_how_many_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = users_file(tmp_path / "code", "convnet")
+    folder = tmp_path / "runs" / "mine" / "20260101-000000-00000000"
+    options = ["model=module", f"model.code={file}:convnet", "parallel=single", "parallel.micro_batch_size=4"]
+    base = ["train.iterations=2", "train.lr_warmup_iterations=1", "train.min_lr=1e-5", "parallel.global_batch_size=8"]
+    run = make_run(folder, tmp_path / "none", *options, base=base)
+    assert run.go() == 0, run.stderr()
+    few = json.loads(said(capsys, "evaluate", folder, "--samples=10", "--json"))
+    assert few["samples"] == 10
+    assert math.isfinite(few["loss"])
+    assert few["perplexity"] is None
+    assert few["bleu"] is None
+    assert json.loads(said(capsys, "evaluate", folder, "--json"))["samples"] == SAMPLES

@@ -33,6 +33,8 @@ LAYOUTS: dict[str, list[tuple[Layout, str]]] = {
         (Layout(2, 2, 2, "1-4", 2, True, "full", True), ""),
         (Layout(4, 1, 2, "3-2", 2), ""),
         (Layout(2, 1, 2, "3-2", 2, True, "selective", schedule="zb_h1"), ""),
+        (Layout("1-2-1", 1, 3, "1-3-1", 1, True, "full", replicas="3-1-2"), ""),
+        (Layout("2-1", 1, 2, "2-3", 2, replicas="1-2"), ""),
         (Layout(1, 1, 2, "1-0-2-2", 4, schedule="interleaved", chunks=2), ""),
     ],
     "gnmt": [
@@ -42,6 +44,8 @@ LAYOUTS: dict[str, list[tuple[Layout, str]]] = {
         (Layout(1, 1, 3, "2-3-1", 2, recompute="full"), ""),
         (Layout(1, 2, 3, "3-1-2", 1, recompute="selective", schedule="gpipe"), ""),
         (Layout(1, 1, 2, "4-2", 2, schedule="zb_h1"), ""),
+        (Layout(1, 1, 3, "2-3-1", 1, replicas="3-1-2"), ""),
+        (Layout(1, 1, 2, "4-2", 2, recompute="full", replicas="1-2"), ""),
         (Layout(1, 1, 2, "1-3-1-1", 4, schedule="interleaved", chunks=2), ""),
     ],
     "untied-transformer": [(Layout(2, 1, 3, "1-1-2", 4), "")],
