@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,14 +33,17 @@ class Noted:
     items: Count = 0
     """That are done."""
     finished: bool = False
-    sizes: dict[str, Count] = field(default_factory=dict)
+    sizes: dict[str, Count]
     """Bytes of its files."""
-    counts: dict[str, Count] = field(default_factory=dict)
+    counts: dict[str, Count]
+
+
+NOT_BEGUN = Noted(sizes={}, counts={})
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    steps: dict[str, Noted] = field(default_factory=dict)
+    steps: dict[str, Noted]
 
 
 class Step:
@@ -91,13 +94,9 @@ class Journal:
         self._path = folder / JOURNAL
         self._steps = self._read() if self._path.exists() else {}
 
-    @property
-    def begun(self) -> bool:
-        return bool(self._steps)
-
     def finished(self, step: str) -> Counter[str] | None:
         """What a finished step has counted; None if it is not finished."""
-        noted = self._steps.get(step, Noted())
+        noted = self._steps.get(step, NOT_BEGUN)
         return Counter(noted.counts) if noted.finished else None
 
     @contextmanager
@@ -109,7 +108,7 @@ class Journal:
         Raises:
             DataPrepError: a file is shorter than noted.
         """
-        noted = self._steps.get(name, Noted())
+        noted = self._steps.get(name, NOT_BEGUN)
         with ExitStack() as stack:
             opened = {file: self._open(file, noted.sizes.get(file, 0), stack) for file in files}
             step = Step(self, name, opened, noted)

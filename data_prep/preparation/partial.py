@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -45,7 +45,7 @@ class Progress:
     documents: Count = 0
     sequences: Count = 0
     tokens: Count = 0
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int]
 
     def after(self, chunk: Encoded, sequences: int, tokens: int) -> Progress:
         """With one more chunk written, and so many sequences and tokens in all."""
@@ -91,7 +91,7 @@ class Partial:
     def open(self, token_bytes: int, digests: bool, sentences: bool) -> Iterator[tuple[Progress, Files]]:
         """How far the data are, and their files, at their ends; that of digests holds none if there are to be no
         `digests`, that of boundaries none if there are no `sentences`."""
-        progress = self._progress() if self.resumable else Progress()
+        progress = self._progress() if self.resumable else Progress(left_out={})
         if not sentences:  # an older journal does not count them
             progress = replace(progress, sequences=progress.documents)
         sizes = {

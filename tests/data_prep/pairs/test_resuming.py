@@ -117,7 +117,16 @@ def test_on_a_disk_that_was_full_the_same_command_goes_on(source: Path, tmp_path
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"steps": {"read": {"items": -1}}}'], ids=["cut", "a list", "below 0"])
+JOURNALS = {
+    "cut": "{",
+    "a list": "[]",
+    "no steps": '{"a": 1}',
+    "no sizes": '{"steps": {"read": {"items": 1, "counts": {}}}}',
+    "below 0": '{"steps": {"read": {"items": -1, "sizes": {}, "counts": {}}}}',
+}
+
+
+@pytest.mark.parametrize("content", JOURNALS.values(), ids=JOURNALS)
 def test_a_damaged_journal_names_the_folder_to_delete(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
