@@ -23,6 +23,7 @@ from reports.sections.expected_section import expected_section
 from reports.sections.figures_section import figures_section, settled
 from reports.sections.findings_section import nodes_section, verdict_section
 from reports.sections.gpu_section import gpu_section
+from reports.sections.learning_section import learning_section
 from reports.sections.memory_section import memory_section
 from reports.sections.plan_section import plan_section
 from reports.sections.reproduce_section import configuration_section, reproduce_section
@@ -55,6 +56,7 @@ def render(
         missing(notes),
         nodes_section(findings) if findings else "",
         plan_section(record.plan),
+        learning_section(record),
         course_section(record, figures),
         *_stages(record, timeline, figures, prediction),
         stragglers_section(figures, record.plan),
