@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
@@ -14,13 +13,13 @@ from megatron_ext.data.masked_samples import masking_of
 from megatron_ext.data.samples import Samples
 from megatron_ext.data.t5_samples import T5Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
-from megatron_ext.tasks.language.language_task import LanguageTask
+from megatron_ext.tasks.language.encoder_decoder import EncoderDecoderTask
 from megatron_ext.tasks.language.norms import Norm
 from megatron_ext.tasks.language.transformer import Embedding, Head
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Held, Micro, Tensors, Wire
 
 
-class T5Task(LanguageTask):
+class T5Task(EncoderDecoderTask):
     """Predicts the decoder's next token. The encoder's result is a wire that every decoder layer takes."""
 
     def __init__(self, plan: Plan) -> None:
@@ -65,20 +64,6 @@ class T5Task(LanguageTask):
         the samples' `number`."""
         targets = {name: sample[name] for name in ("labels", "loss_mask")}
         return Micro({name: sample[name] for name in self.inputs}, targets)
-
-    def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
-        model = self._model
-        encoder, decoder = (micro_batch_size, model.sequence_length), (micro_batch_size, model.decoder_tokens)
-        return self.micro(
-            {
-                "text_enc": torch.randint(model.vocab_size, encoder, generator=source),
-                "text_dec": torch.randint(model.vocab_size, decoder, generator=source),
-                "labels": torch.randint(model.vocab_size, decoder, generator=source),
-                "loss_mask": torch.ones(decoder, dtype=torch.int64),
-                "enc_mask": torch.ones(encoder, dtype=torch.int64),
-                "number": torch.arange(micro_batch_size),
-            }
-        )
 
     def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
         """The mean over the labels that count."""

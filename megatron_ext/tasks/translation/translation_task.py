@@ -12,11 +12,12 @@ from megatron_ext.data.blend import samples_of_plan
 from megatron_ext.data.pairs import Pairs, PairSamples
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_hits, vocab_losses
-from megatron_ext.tasks.language.language_task import LanguageTask, perplexity
+from megatron_ext.tasks.language.encoder_decoder import EncoderDecoderTask
+from megatron_ext.tasks.language.language_task import perplexity
 from megatron_ext.tasks.task import Micro, Tensors
 
 
-class TranslationTask(LanguageTask):
+class TranslationTask(EncoderDecoderTask):
     """Every target token counts the same, wherever it lies: the loss of a micro-batch is a sum over its tokens."""
 
     def samples(self, split: str, count: int) -> Samples:
@@ -36,20 +37,6 @@ class TranslationTask(LanguageTask):
         targets = {name: sample[name] for name in ("labels", "loss_mask")}
         inputs = {name: sample[name] for name in self.inputs}
         return Micro(inputs, targets, weight=sample["loss_mask"].sum())
-
-    def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
-        model = self._model
-        encoder, decoder = (micro_batch_size, model.sequence_length), (micro_batch_size, model.decoder_tokens)
-        return self.micro(
-            {
-                "text_enc": torch.randint(model.vocab_size, encoder, generator=source),
-                "text_dec": torch.randint(model.vocab_size, decoder, generator=source),
-                "labels": torch.randint(model.vocab_size, decoder, generator=source),
-                "loss_mask": torch.ones(decoder, dtype=torch.int64),
-                "enc_mask": torch.ones(encoder, dtype=torch.int64),
-                "number": torch.arange(micro_batch_size),
-            }
-        )
 
     def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:
         """The sum over the labels that count, smoothed."""
