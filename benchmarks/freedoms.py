@@ -80,7 +80,7 @@ def stages_of(inputs: Inputs, tensors: bool) -> Iterator[Stages]:
             size = dict(zip((kind.name for kind in kinds), own, strict=True))
             small = sum(gpus for _, gpus in runs) <= SMALL
             most = 5 - tensors if small else 3 - tensors
-            parts = [[*_parts(gpus, kind.gpus // (1 + small), most)] for kind, gpus in runs]
+            parts = [[*_parts(gpus, max(1, kind.gpus // (1 + small)), most)] for kind, gpus in runs]
             for widths in product(*parts):
                 if not 2 <= sum(map(len, widths)) <= MOST_STAGES:
                     continue
