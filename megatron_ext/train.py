@@ -89,7 +89,8 @@ def _train(
         tensors.check_order(found, samples.order)
         tensors.load(found, plan, engine)
     evaluator = None if held_out is None else Evaluator(plan, place, engine, *held_out)
-    course = Course(plan, None if found is None else found.meta.evaluation, tensors.find_best(plan, place, store))
+    own = found is not None and found.folder.parent == plan.files.checkpoints  # another run's goal is not this one's
+    course = Course(plan, found.meta.evaluation if found and own else None, tensors.find_best(plan, place, store))
     gate.wait("state", "waiting for the weights of all stages")
     saver = Saver(plan, place, engine, start, samples.order, gate)
     clock.align(recorder, store, "begin")

@@ -47,7 +47,7 @@ class Target(NamedTuple):
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
         """By what an evaluation gave; what is not a number reaches nothing."""
-        found = metrics[self.metric]
+        found = metrics.get(self.metric, math.nan)
         return found >= self.value if self.larger else found <= self.value
 
 

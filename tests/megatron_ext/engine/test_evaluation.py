@@ -214,3 +214,18 @@ def test_a_run_saves_and_ends_when_it_has_cost_what_it_may(engine_run: Callable[
     again = json.loads(run.plan.files.goal.read_text())
     assert said["iteration"] < again["iteration"] <= said["iteration"] + 2
     assert again["value"] > said["value"]
+
+
+def test_a_run_that_goes_on_from_anothers_goal_trains_all_the_same(engine_run: Callable[..., EngineRun]) -> None:
+    first = engine_run(*ONE, *EVALUATED, "train.until=loss<=100", name="first")
+    assert first.go() == 0, first.stderr()
+    assert Checkpoint.at(first.run.path).meta.iteration == 2
+    load = [f"train.load={first.run.path}", "train.iterations=3", "train.until=loss<=0.1"]
+    second = engine_run(*ONE, *EVALUATED, *load, name="second")
+    assert second.go() == 0, second.stderr()
+    assert [line["iteration"] for line in second.metrics()] == [3]
+    assert not second.plan.files.goal.exists()
+    third = engine_run(*ONE, *EVALUATED, *load, "train.until=loss<=100", name="third")
+    assert third.go() == 0, third.stderr()
+    assert [line["iteration"] for line in third.metrics()] == [3]
+    assert json.loads(third.plan.files.goal.read_text())["iteration"] == 3
