@@ -253,7 +253,7 @@ class Engine:
         on as if nothing had been in between."""
         modes = [(module, module.training) for stage in self._stages for module in stage.modules()]
         iteration, self._recorder.iteration = self._recorder.iteration, 0
-        devices = [torch.cuda.current_device()] if self._device.type == "cuda" else []
+        devices = [self._place.local_rank] if self._device.type == "cuda" else []
         try:
             for stage in self._stages:
                 stage.eval()
