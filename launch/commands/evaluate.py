@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -15,13 +14,13 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.arguments import add_run, chosen_run
 from launch.commands.translate import add_checkpoint, model_of, require_torch
 from launch.errors import LaunchError
-from megatron_ext.contract.model import GPT, T5, TRANSLATION
+from megatron_ext.contract.model import TRANSLATION
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import SPLITS
 from megatron_ext.inference.scoring import Scoring, add_scoring, scoring_of
 
 if TYPE_CHECKING:
-    from megatron_ext.inference.held_out import Measured
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
         bleu, why_not = _bleu(run, plan, arguments.checkpoint, arguments, scoring_of(arguments))
     except EngineError as error:
         raise LaunchError(str(error)) from error
+    perplexity = measured.metrics.pop("perplexity", None)
     found = Evaluation(
         checkpoint=checkpoint.folder.name,
         iteration=checkpoint.meta.iteration,
@@ -77,19 +77,13 @@ def main(argv: Sequence[str]) -> int:
         samples=measured.samples,
         loss=measured.loss,
         metrics=measured.metrics,
-        perplexity=perplexity_of(plan, measured),
+        perplexity=perplexity,
         bleu=bleu,
     )
     path = run.evaluation(arguments.split)
     run.write_json(path, asdict(found))
     print(json.dumps(asdict(found)) if arguments.json else text_of(run, found, why_not))
     return 0
-
-
-def perplexity_of(plan: Plan, measured: Measured) -> float | None:
-    """exp of the mean negative log probability of a token; None where the loss is no such mean."""
-    nll = measured.metrics.get("nll", measured.loss if plan.model.family in (GPT, T5) else None)
-    return None if nll is None else math.exp(min(nll, 700.0))
 
 
 def text_of(run: RunDir, found: Evaluation, why_not: str | None) -> str:

@@ -15,7 +15,7 @@ LARGER = {
     **dict.fromkeys(("accuracy", "top-1", "top-5", "bleu"), True),
 }
 """Of a metric by its name, whether more is better."""
-METRICS: Mapping[str, Tuple[str, ...]] = {GPT: ("loss", "perplexity"), BERT: ("loss",), T5: ("loss",)}
+METRICS: Mapping[str, Tuple[str, ...]] = {GPT: ("loss", "perplexity"), BERT: ("loss",), T5: ("loss", "perplexity")}
 """What an evaluation gives, by family, where it is known without a look at the model."""
 _TARGET = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(<=|>=)\s*(\S+)\s*")
 _BEST = re.compile(r"(?:(min|max):)?([A-Za-z_][\w-]*)")

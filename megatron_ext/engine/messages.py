@@ -131,7 +131,7 @@ def message_of(
     contents = []
     for wire in (task.wires[name] for name in wires):
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in wire.dims)
-        if fixed_for in wire.dims:
+        if fixed_for in wire.dims and not any(isinstance(dim, str) for dim in wire.dims):
             batch = wire.dims.index(fixed_for)
             shape = (*shape[:batch], micro_batch_size, *shape[batch + 1 :])
         shared = next((at for at, dim in enumerate(wire.dims) if whole and dim in sequences), None)

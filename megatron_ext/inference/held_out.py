@@ -101,7 +101,7 @@ def measure(
         weight += float(len(numbers)) if micro.weight is None else float(micro.weight)
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + share * float(value.detach())
-    means = {name: value / weight if weight else math.nan for name, value in sums.items()}
+    means = dict(task.evaluated({name: value / weight if weight else math.nan for name, value in sums.items()}))
     return Measured(count, means.pop("loss"), means)
 
 

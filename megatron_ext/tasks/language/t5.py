@@ -4,6 +4,7 @@ et al. 2020), as Megatron-LM builds them: learned positions, and one embedding f
 from __future__ import annotations
 
 from functools import partial
+from typing import Mapping
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from megatron_ext.data.samples import Samples
 from megatron_ext.data.t5_samples import T5Samples
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_cross_entropy
 from megatron_ext.tasks.language.encoder_decoder import EncoderDecoderTask
+from megatron_ext.tasks.language.language_task import perplexity
 from megatron_ext.tasks.language.norms import Norm
 from megatron_ext.tasks.language.transformer import Embedding, Head
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Held, Micro, Tensors, Wire
@@ -69,3 +71,6 @@ class T5Task(EncoderDecoderTask):
         """The mean over the labels that count."""
         labels, mask = micro.targets["labels"], micro.targets["loss_mask"]
         return vocab_cross_entropy(left["logits"], labels, self._model.vocab_size, tensor, mask)
+
+    def evaluated(self, means: Mapping[str, float]) -> Mapping[str, float]:
+        return {**means, "perplexity": perplexity(means["loss"])}

@@ -9,6 +9,7 @@ import torch
 
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.model import GNMT
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.pairs import BEGIN, END, PAD
 from megatron_ext.inference import exported
@@ -31,8 +32,9 @@ def plan_of(folder: Path, model: str) -> Plan:
 
 
 def weights(plan: Plan) -> dict[str, torch.Tensor]:
-    """As they begin, tenfold, so that what comes out depends on what goes in."""
-    return {name: 10 * one.detach() for name, one in stage_of(plan, 0, TensorGroup()).parameters_by_name()}
+    """As they begin, but larger, so that what comes out depends on what goes in; larger still, LSTMs are chaos."""
+    larger = 2 if plan.model.family == GNMT else 10
+    return {name: larger * one.detach() for name, one in stage_of(plan, 0, TensorGroup()).parameters_by_name()}
 
 
 def greedy(plan: Plan, values: dict[str, torch.Tensor], tokens: list[int]) -> list[int]:
