@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.flat import FlatWeights

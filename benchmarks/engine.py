@@ -48,7 +48,8 @@ from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
 from megatron_ext.contract.events import RECORD
 from megatron_ext.contract.model import LAYER_NORM
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.parallel.groups import Groups, Tied
 from megatron_ext.tasks.cut import ties

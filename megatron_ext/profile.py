@@ -25,7 +25,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from megatron_ext import worker
 from megatron_ext.contract.errors import is_out_of_memory
 from megatron_ext.contract.model import MEASURED, ModelConfig
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import PROFILE
 from megatron_ext.measuring import link_times
 from megatron_ext.measuring.kinds import Kinds

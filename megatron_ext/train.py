@@ -15,7 +15,8 @@ from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.model import MODULE
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import BEGINNING, Samples
 from megatron_ext.engine.course import Course, Spending
 from megatron_ext.engine.engine import Engine

@@ -18,7 +18,8 @@ from typing import Callable, List, Optional
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import die_with_parent
 from megatron_ext.node.failures import shortage_named
 from megatron_ext.node.ranks import Ranks, signals_blocked

@@ -12,7 +12,7 @@ from omegaconf import MISSING
 from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
-from megatron_ext.contract import plan
+from megatron_ext.contract import plan_parts
 from megatron_ext.contract.model import BERT, IMAGES, T5
 
 
@@ -83,18 +83,18 @@ class Data:
         """All that is trained on, `prefix` first."""
         return [Corpus(prefix=self.prefix, weight=self.weight), *self.blend]
 
-    def augmented(self, family: str) -> plan.Augment | None:
+    def augmented(self, family: str) -> plan_parts.Augment | None:
         """What a rank is given for a model of this family; None: training changes no images."""
         if family not in IMAGES or self.augment == Augment(rand_augment_magnitude=self.augment.rand_augment_magnitude):
             return None
-        return plan.Augment(**asdict(self.augment))
+        return plan_parts.Augment(**asdict(self.augment))
 
-    def masking(self, family: str) -> plan.Masking | None:
+    def masking(self, family: str) -> plan_parts.Masking | None:
         """What a rank is given for a model of this family, with Megatron's defaults."""
         if family not in (BERT, T5):
             return None
         ngram, geometric = self.masking_max_ngram, self.masking_use_geometric_distribution
-        return plan.Masking(
+        return plan_parts.Masking(
             mask_prob=self.mask_prob,
             short_seq_prob=self.short_seq_prob,
             max_ngram=ngram if ngram is not None else 3 if family == BERT else 10,

@@ -12,7 +12,7 @@ from conf.schema.model import Family
 from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import TOKENIZER, Manifest, is_true, read_manifest, same_vocabulary
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.plan import Masking
+from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data import bert_samples, sentence_maps, t5_samples
 from megatron_ext.data.blend import normalized, samples_of
 from megatron_ext.data.index_maps import check_saved, require_one_sample, split_documents

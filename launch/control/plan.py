@@ -14,14 +14,8 @@ from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from conf.schema.model import Model
 from launch.control.rehearsal import rehearsal_times
 from megatron_ext.contract.layout import lcm
-from megatron_ext.contract.plan import (
-    Corpus,
-    Node,
-    Place,
-    Plan,
-    RehearsalConfig,
-    RunNode,
-)
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Corpus, Node, Place, RehearsalConfig, RunNode
 from megatron_ext.contract.train_config import TrainConfig
 
 

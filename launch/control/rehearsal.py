@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conf.schema.experiment import Experiment
-from megatron_ext.contract.plan import RankTimes
+from megatron_ext.contract.plan_parts import RankTimes
 
 if TYPE_CHECKING:
     from fasop.simulation.rank_times import RankDurations

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.run_folder.rundir import RunDir
-from megatron_ext.contract.plan import Node
+from megatron_ext.contract.plan_parts import Node
 
 ALONE = "alone"
 """The stage in which a rank needs no other one."""

@@ -15,7 +15,8 @@ from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from launch.files.faults import Faults
 from launch.files.records import DoingRecord, RankRecord
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.rank_place import RankPlace
 
 STILL_S = 10.0

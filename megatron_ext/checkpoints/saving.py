@@ -17,7 +17,8 @@ from megatron_ext.checkpoints import tensors as checkpoint
 from megatron_ext.checkpoints.meta import Meta, part_file, part_name
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import BEST, LATEST, META, checkpoint_name
 from megatron_ext.data.samples import Position
 from megatron_ext.engine.engine import Engine

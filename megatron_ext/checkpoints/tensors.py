@@ -14,7 +14,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name, require_model, require_optimizer, to_load
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.engine.engine import Engine
 from megatron_ext.engine.optimizer import EMA, WEIGHTS
 from megatron_ext.parallel.comm import all_gather, told

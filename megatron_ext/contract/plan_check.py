@@ -1,6 +1,6 @@
 """What plan.json must hold (docs/formats.md): its keys, and the type and range of each value.
 
-The keys and their types are those of the dataclasses of `megatron_ext.contract.plan`.
+The keys and their types are those of the dataclasses of `megatron_ext.contract.plan` and `plan_parts`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Callable, Tuple
 
 import numpy as np
 
-from megatron_ext.contract.plan import Augment
+from megatron_ext.contract.plan_parts import Augment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

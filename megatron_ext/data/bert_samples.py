@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
-from megatron_ext.contract.plan import Masking
+from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data.masked_samples import MaskedSamples, padded
 from megatron_ext.data.samples import Split
 from megatron_ext.data.sentence_maps import Cut

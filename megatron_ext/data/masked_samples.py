@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple, Union
 import numpy as np
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.plan import Masking, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data.index_maps import split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset
 from megatron_ext.data.masking import Masker

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from megatron_ext.contract.plan import Masking
+from megatron_ext.contract.plan_parts import Masking
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.contract.errors import EngineError, PeerLost
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.node import ranks as node_ranks
 from megatron_ext.parallel import clock, links, local_store
 from megatron_ext.parallel.comm import meet, told

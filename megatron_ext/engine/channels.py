@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.plan import Place
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.parallel.comm import Peer, all_reduce, told
 from megatron_ext.parallel.groups import Groups

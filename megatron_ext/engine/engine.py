@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.plan import BUCKET_BYTES, Place, Plan
+from megatron_ext.contract.plan import BUCKET_BYTES, Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule_check import actions_of
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.data.samples import BEGINNING, Position, Samples

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import exchange

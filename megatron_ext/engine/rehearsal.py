@@ -17,7 +17,8 @@ from typing import Dict, List, Optional
 import torch
 import torch.distributed as dist
 
-from megatron_ext.contract.plan import Place, Plan, RankTimes
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place, RankTimes
 from megatron_ext.contract.schedule_check import actions_of
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.engine.channels import RECEIVES, channels

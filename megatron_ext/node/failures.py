@@ -12,7 +12,8 @@ from typing import Iterator
 from megatron_ext.contract.errors import EngineError, address_space_left, shortage
 from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.files import write_json
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import start_of_run
 
 MIN_ADDRESS_SPACE = 2**30

@@ -14,7 +14,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from megatron_ext.contract.errors import EngineError, PeerLost
 from megatron_ext.contract.files import write_json
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import SAVED, die_with_parent
 from megatron_ext.node.failures import report, report_killed, shortage_named
 from megatron_ext.parallel import interruption

@@ -9,7 +9,8 @@ from typing import Dict
 import torch
 
 from megatron_ext.contract.files import write_json
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 
 MIB = 2.0**20
 VMSTAT = Path("/proc/vmstat")

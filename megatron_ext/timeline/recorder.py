@@ -15,7 +15,8 @@ from typing import Any, ContextManager, Optional
 
 from megatron_ext.contract import events
 from megatron_ext.contract.files import write_atomic
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.timeline.event_files import EventBuffer
 
 _INDEX = {name: index for index, name in enumerate(events.NAMES)}

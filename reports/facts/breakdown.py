@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from megatron_ext.contract.plan import Place
+from megatron_ext.contract.plan_parts import Place
 from reports.facts.waits import CLIP, EMBEDDING, NORM, messages
 from reports.readers.events import Timeline
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_ext.contract.plan import Place
+from megatron_ext.contract.plan_parts import Place
 from reports.facts.breakdown import Spent, spent
 from reports.facts.waits import waiting_ns
 from reports.readers.events import Timeline

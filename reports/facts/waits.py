@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from megatron_ext.contract.plan import Place
+from megatron_ext.contract.plan_parts import Place
 from reports.readers.events import Timeline
 
 Integers = NDArray[np.int64]

@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from megatron_ext.contract.plan import RehearsalConfig
+from megatron_ext.contract.plan_parts import RehearsalConfig
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """Content security policy: what stands in the page runs, nothing is fetched or sent."""

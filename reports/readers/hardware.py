@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conf.schema.experiment import Experiment, Gpu
-from megatron_ext.contract.plan import Node, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Node
 
 
 def gpu_of(node: Node, experiment: Experiment) -> Gpu:

@@ -15,7 +15,8 @@ from conf.errors import RunFolderError
 from conf.run_folder.log_lines import unlabelled
 from conf.run_folder.run_files import opened, unreadable
 from megatron_ext.contract.layout import Layout as Grid
-from megatron_ext.contract.plan import MEGATRON_LM, Place, Plan, RunNode
+from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from megatron_ext.contract.plan_parts import Place, RunNode
 from reports.errors import NeitherError, ReportError
 from reports.readers import upstream_log
 from reports.readers.events import EVENT, Timeline, frame

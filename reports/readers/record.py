@@ -24,8 +24,9 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.model import MODULE
-from megatron_ext.contract.plan import MEGATRON_LM, Place, Plan
+from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.plan_check import PlanFault
+from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
 from reports.readers import upstream_log
 from reports.readers.upstream_log import UpstreamLog

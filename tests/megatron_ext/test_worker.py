@@ -19,7 +19,8 @@ import torch
 from torch.distributed import Store, TCPStore
 
 from megatron_ext import worker
-from megatron_ext.contract.plan import Place, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import SAVED, die_with_parent
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.engine.engine import Engine, StepResult

@@ -15,7 +15,8 @@ from conf.compose import compose
 from conf.schema.experiment import Cluster, Experiment, Gpu, NodeGroup, Parallel
 from launch.control.plan import make_plan
 from launch.judge.plan_line import plan_line
-from megatron_ext.contract.plan import Corpus, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Corpus
 from megatron_ext.contract.train_config import TrainConfig
 
 DEMO = compose([])

@@ -18,7 +18,7 @@ from launch.machine import slurm_commands
 from launch.node import slurm_job
 from launch.node.peers import JobFate
 from launch.node.slurm_job import SlurmJob
-from megatron_ext.contract.plan import Place, RunNode
+from megatron_ext.contract.plan_parts import Place, RunNode
 
 SUBMITTED = {"token": "t", "executor": "slurm", "submission": 0}
 STATE = {"pid": 1, "started_unix": 0.0, "beat_unix": 0.0, "ended_unix": None, "stopped": None, "reason": None}

@@ -11,7 +11,7 @@ import pytest
 
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.model import VIT, ModelConfig
-from megatron_ext.contract.plan import Augment
+from megatron_ext.contract.plan_parts import Augment
 from megatron_ext.data import augment, mixing
 from megatron_ext.data.images import ImageSamples, open_images
 from megatron_ext.data.samples import Split

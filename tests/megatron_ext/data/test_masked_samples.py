@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.plan import Masking
+from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data.bert_samples import BertSamples
 from megatron_ext.data.blend import BlendedSamples
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, indexed_writer

@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.plan import Masking
+from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data import blend, sentence_maps
 from megatron_ext.data.bert_samples import BertSamples
 from megatron_ext.data.index_maps import compute, layout

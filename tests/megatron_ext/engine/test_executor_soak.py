@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.plan import Place
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule_check import check
 from megatron_ext.contract.schedules import Action, Actions, Kind, exists, schedule
 from megatron_ext.engine.channels import channels

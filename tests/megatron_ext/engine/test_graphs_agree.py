@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.plan import Place
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.engine.channels import channels
 from megatron_ext.engine.executor import Chunk, Executor
 from megatron_ext.engine.messages import Message, message_of

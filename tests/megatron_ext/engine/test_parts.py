@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.operations import flops_per_token
-from megatron_ext.contract.plan import Place
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedules import Kind
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.channels import channels

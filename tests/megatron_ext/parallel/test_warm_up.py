@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.plan import Place
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.engine.channels import channels, warm_up
 from megatron_ext.parallel.groups import Groups, Tied
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasop.simulation.replay import StageTimes, simulate
-from megatron_ext.contract.plan import Place
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedules import Kind, as_json, schedule
 from reports.facts.breakdown import PARTS
 from reports.facts.statistics import Statistics, ideal_bubble

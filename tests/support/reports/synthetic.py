@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from megatron_ext.contract.events import NAMES
-from megatron_ext.contract.plan import Place
+from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedules import Kind, schedule
 
 RECORD = np.dtype("<u2,<u2,<u4,<i4,<i4,<i8,<i8")

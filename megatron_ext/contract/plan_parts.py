@@ -1,0 +1,116 @@
+"""What a plan is made of: nodes, places of ranks, data, times of a rehearsal (docs/formats.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Optional
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Indexed data and their weight in a blend."""
+
+    prefix: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Which tokens of a sample BERT and T5 are to find, and how long samples are; as in Megatron."""
+
+    mask_prob: float
+    """The part of a sample's tokens."""
+    short_seq_prob: float
+    """How often a sample aims at fewer tokens than there is room for."""
+    max_ngram: int
+    """Words that are hidden in a row, at most."""
+    full_word: bool
+    """Whether all tokens of a word are hidden."""
+    longer_ngrams: bool
+    """Whether long runs are more frequent than short ones."""
+    geometric: bool
+    """Whether the lengths of runs are distributed geometrically (SpanBERT), which overrides `longer_ngrams`."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How training changes images; every change follows from the seed and the numbers of the samples."""
+
+    padding: int
+    """Pixels around an image, of which a part of its own size is cut at random."""
+    flip: bool
+    """Whether every other image is mirrored, left to right."""
+    rand_augment: int
+    """Operations that are drawn for each image (Cubuk et al. 2020)."""
+    rand_augment_magnitude: float
+    """Of them, from 0 to 10."""
+    erasing: float
+    """How often a rectangle of an image becomes noise (Zhong et al. 2020)."""
+    mixup: float
+    """Alpha of the beta distribution by which pairs of a micro-batch's images are mixed; 0: they are not."""
+    cutmix: float
+    """The same for rectangles that are taken from the other image; with both, either of them by turns at random."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node and the ranks that run there, or in a rehearsal those that stand for it."""
+
+    name: str
+    group: str
+    gpu: str
+    ranks: List[int]
+
+
+@dataclass(frozen=True)
+class RunNode(Node):
+    """A node that the run has."""
+
+    environment: Dict[str, str]
+    """Given to its ranks beside what all have; the node agent sets it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands: on which node, and in which stage, replica and tensor slice."""
+
+    rank: int
+    node: int
+    local_rank: int
+    stage: int
+    dp: int
+    tp: int
+    emulates: Optional[str] = None
+    """In a rehearsal, the node that the rank stands for."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (stage {self.stage}, dp {self.dp}, tp {self.tp})"
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Nanoseconds that a rank takes; lists by chunk, of one micro-batch."""
+
+    forward_ns: List[int]
+    backward_ns: List[int]
+    send_forward_ns: int
+    send_backward_ns: int
+    busy_forward_ns: int
+    """For how much of `send_forward_ns` the link takes no other message."""
+    busy_backward_ns: int
+    one_way_out: bool
+    """Whether messages to both neighbours leave by one link."""
+    grads_all_reduce_ns: int
+    embedding_all_reduce_ns: int
+    optimizer_ns: int
+    params_all_gather_ns: int
+    """Handing out the weights of a sharded optimizer; 0 without one."""
+
+
+@dataclass(frozen=True)
+class RehearsalConfig:
+    """What passes time instead of computing."""
+
+    clock: str
+    nodes: List[Node]
+    ranks: List[RankTimes]
