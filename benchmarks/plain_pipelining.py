@@ -97,7 +97,7 @@ class PlainPipelining:
         else:
             self._schedule.step()
         if self._word is not None:
-            dist.all_reduce(self._word.grad, group=self._groups.tied[0])
+            dist.all_reduce(self._word.grad, group=self._groups.tied[0][0].group)
         self._clip()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(iteration - 1, self._plan.train)

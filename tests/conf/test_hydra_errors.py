@@ -27,7 +27,7 @@ MODEL = "name: mine\nlayers: 4\nhidden: 64\nheads: 4\nsequence_length: 64\nvocab
         ("~model.layer", f"~model.layer: model.layer is not a key; did you mean model.layers? {EVERY}"),
         ("layers=3", f"layers is not a key; did you mean model.layers? {EVERY}"),
         ("model.micro_batch_size=3", f"is not a key; did you mean parallel.micro_batch_size? {EVERY}"),
-        ("itertions=3", f"itertions is not a key; did you mean train.iterations? {EVERY}"),
+        ("itertions=3", f"did you mean train.iterations or train.eval_iterations? {EVERY}"),
         ("xyzzy=3", f"xyzzy is not a key; {EVERY}"),
         ("cluster.groups.local.cout=3", "did you mean cluster.groups.local.count"),
         ("+cluster.groups.local.cout=3", "did you mean cluster.groups.local.count"),
