@@ -280,7 +280,7 @@ def _check_ranks(experiment: Experiment) -> None:
 def _sizes_that_fill(experiment: Experiment, ranks: int) -> list[tuple[str, int]]:
     """The changes of one parallel size that give so many ranks and break no other rule."""
     ways = []
-    if not experiment.parallel.alike:
+    if experiment.parallel.by_stage:
         return []
     for key in ("tensor", "data", "pipeline"):
         value, rest = divmod(getattr(experiment.parallel, key) * ranks, experiment.parallel.world_size)

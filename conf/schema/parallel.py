@@ -96,6 +96,11 @@ class Parallel:
         return self.layout.even and len(set(self.layout.tensors)) == 1
 
     @property
+    def by_stage(self) -> bool:
+        """Whether tensor sizes or replicas are written stage by stage."""
+        return not isinstance(self.tensor, int) or self.replicas is not None
+
+    @property
     def tensor_size(self) -> int:
         """Ranks of a tensor group; where stages differ, of the largest."""
         return self.tensor if isinstance(self.tensor, int) else max(numbers_in(self.tensor))
@@ -174,8 +179,14 @@ def _check_unequal_replicas(parallel: Parallel) -> None:
         if value != allowed:
             raise ConfigError(
                 f"parallel.{key}={value} does not go with {wrong}: it is for stages with as many replicas; use "
-                f"parallel.{key}={'null' if allowed is None else allowed}, or parallel.data={largest}"
+                f"parallel.{key}={'null' if allowed is None else allowed}, or parallel.replicas=null "
+                f"parallel.data={largest}"
             )
+    if parallel.schedule == "interleaved":
+        raise ConfigError(
+            f"parallel.schedule=interleaved does not go with {wrong}: it is for stages with as many replicas; use "
+            "gpipe, one_f_one_b or zb_h1"
+        )
     size, batch = parallel.micro_batch_size, parallel.global_batch_size
     if batch // size < largest:
         fitted = tuple(min(count, batch // size) for count in parallel.layout.replicas)
@@ -192,6 +203,11 @@ def _check_shares(parallel: Parallel) -> None:
     shares, data = Shares.parse(parallel.shares), parallel.layout.replicas[0]
     if len(shares.numbers) != data:
         count = len(shares.numbers)
+        if parallel.replicas is not None:
+            raise ConfigError(
+                f"parallel.shares={shares} is for {count} replica{'s' * (count != 1)}, but "
+                f"parallel.replicas={parallel.replicas} has {data} in every stage; use {data} share{'s' * (data != 1)}"
+            )
         raise ConfigError(
             f"parallel.shares={shares} is for {count} replica{'s' * (count != 1)}, but parallel.data={data}; "
             f"use parallel.data={count}, or {data} share{'s' * (data != 1)}"

@@ -85,6 +85,11 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any]) -> ImagesMan
             f"--source {request.corpus.description}: every image is of the class {classes[0]!r}; give the "
             "folder above, with a folder for each class"
         )
+    if "train" not in splits:
+        raise DataPrepError(
+            f"--source {request.corpus.description}: every image is held out, by the name of its folder or array or by "
+            "--split; give images for training, too"
+        )
     with making(prefix, recipe) as journal:
         folder = journal.folder
         shape = _shape(items, request)

@@ -23,7 +23,7 @@ ENGLISH = "en"
 CONTEXT = "\x04"
 """Stands between a message's context and the message."""
 _CODE = r"[a-z]{2,3}(?:[_-][A-Za-z]+)?(?:@[a-z]+)?"
-_FOLDER = re.compile(rf"(?:^|/)({_CODE})/(?:LC_MESSAGES/)?([^/]+)\.[mp]o$")
+_FOLDER = re.compile(rf"(?:^|/)({_CODE})/(LC_MESSAGES/)?([^/]+)\.[mp]o$")
 _STEM = re.compile(rf"(?:^|/)(?:([^/]+)[.-])?({_CODE})\.[mp]o$")
 _HEADER = re.compile(r"^language:\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 
@@ -98,9 +98,9 @@ def _catalogues(path: Path, languages: Languages) -> Iterator[Catalogue]:
 
 
 def _may_be_of(name: str, languages: Languages) -> bool:
-    """Whether a catalogue's path does not name another language."""
+    """Whether a catalogue's path does not name another language; `po/de.po` may be of any until its header is read."""
     found = _FOLDER.search(name)
-    return found is None or any(same_language(language, found[1]) for language in languages)
+    return found is None or not found[2] or any(same_language(language, found[1]) for language in languages)
 
 
 def catalogue(content: bytes, name: str, shown: str) -> Catalogue:
@@ -115,8 +115,10 @@ def catalogue(content: bytes, name: str, shown: str) -> Catalogue:
         raise DataPrepError(f"{shown}: not a catalogue of gettext ({error}); get it anew, or leave it out") from error
     header = _HEADER.search(messages.pop("", ""))
     folder, stem = _FOLDER.search(name), _STEM.search(name)
+    if folder and not folder[2] and header and not same_language(folder[1], header[1]):
+        folder = None  # a folder such as po/ or src/, not one of a language
     language = folder[1] if folder else header[1] if header else stem[2] if stem else ""
-    domain = folder[2] if folder and folder[2] != folder[1] else (stem[1] or "messages") if stem else Path(name).stem
+    domain = folder[3] if folder and folder[3] != folder[1] else (stem[1] or "messages") if stem else Path(name).stem
     return Catalogue(domain, language.split("@")[0], messages)
 
 

@@ -97,6 +97,11 @@ def split_pairs(journal: Journal, weights: Sequence[float], seed: int, corpus: s
                 show.note(f"{step.items:,} pairs")
         if not step.counts["train"]:
             journal.delete()
+            if not step.counts[NEAR]:
+                raise DataPrepError(
+                    f"--source {corpus}: every pair is held out, by the name of its file (dev, valid, test) or by "
+                    "--split; give pairs for training, too"
+                )
             raise DataPrepError(
                 f"--source {corpus}: no pair is left for training: {step.counts[NEAR]} are nearly the same as held-out "
                 "ones; give more text, or hold out less with --split"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conf.reading.values import Parser, option, whole
 from conf.run_folder.rundir import RunDir
@@ -18,9 +18,6 @@ from megatron_ext.contract.model import TRANSLATION
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import SPLITS
 from megatron_ext.inference.scoring import Scoring, add_scoring, scoring_of
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)

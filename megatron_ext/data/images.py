@@ -199,8 +199,8 @@ class ImageSamples(Samples):
 
     def _places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of samples among the images of the split."""
-        if not self._trains:
-            return numbers % self._count
+        if not self._trains:  # mixed, too: files may lie class by class, and an evaluation may take the first of them
+            return self._order(0)[numbers % self._count]
         epochs, places = np.divmod(numbers, self._count)
         found = np.empty_like(places)
         for epoch in np.unique(epochs).tolist():

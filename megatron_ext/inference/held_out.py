@@ -16,6 +16,7 @@ from megatron_ext.checkpoints.meta import Checkpoint, part_name, require_model
 from megatron_ext.checkpoints.tensors import STATE
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.run_files import BEST, LATEST
 from megatron_ext.engine.optimizer import WEIGHTS
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check, cut_between
@@ -71,7 +72,7 @@ def whole_model(task: Task, checkpoint: Checkpoint, device: torch.device) -> Sta
 def measure(
     plan: Plan, checkpoint: Checkpoint, split: str, samples: Optional[int] = None, device: str = "cpu"
 ) -> Measured:
-    """What a run's task says of a split of its data: all of it once, or the first `samples`.
+    """What a run's task says of a split of its data: all of it once, or at most its first `samples`.
 
     A micro-batch has as many samples as in the run, but for the last. A loss that is a sum is divided by the weight of
     all, others count by their samples.
@@ -83,7 +84,7 @@ def measure(
     task = task_of(replace(plan, recompute="none"))
     stage = whole_model(task, checkpoint, torch.device(device))
     in_epoch = task.samples(split, 1).in_epoch
-    count = samples or in_epoch or SAMPLES
+    count = min(samples or in_epoch or SAMPLES, in_epoch or samples or SAMPLES)
     source = task.samples(split, count)
     sums: Dict[str, float] = {}
     weight = 0.0
@@ -115,7 +116,10 @@ def checkpoint_of(run: Path, name: Optional[str]) -> Checkpoint:
     if name is None:
         return newest
     folder = newest.folder.parent / name
+    if name in (BEST, LATEST) and folder.is_file():
+        return Checkpoint.at(folder)
     if not folder.is_dir():
-        there = sorted(path.name for path in newest.folder.parent.iterdir() if path.is_dir())
+        every = sorted(path.name for path in newest.folder.parent.iterdir())
+        there = [one for one in every if one == BEST or one.startswith("iter_")]
         raise EngineError(f"--checkpoint {name}: the run has {', '.join(there)}")
     return Checkpoint.read(folder)

@@ -291,7 +291,20 @@ BROKEN = {
     "shares of replicas that differ by stage": (
         ["parallel.replicas=2-1", "parallel.shares=1-2"],
         "parallel.shares=1-2 does not go with parallel.replicas=2-1: it is for stages with as many replicas; use "
-        "parallel.shares=null, or parallel.data=2",
+        "parallel.shares=null, or parallel.replicas=null parallel.data=2",
+    ),
+    "shares of other than the replicas that all stages have": (
+        ["parallel.replicas=3-3", "parallel.shares=3-1"],
+        "parallel.shares=3-1 is for 2 replicas, but parallel.replicas=3-3 has 3 in every stage; use 3 shares",
+    ),
+    "interleaved replicas that differ by stage": (
+        ["parallel.replicas=2-1", "parallel.schedule=interleaved"],
+        "parallel.schedule=interleaved does not go with parallel.replicas=2-1: it is for stages with as many replicas; "
+        "use gpipe, one_f_one_b or zb_h1",
+    ),
+    "alike stages, written one by one, on other than their ranks": (
+        [SEED, "parallel.pipeline=2", "parallel.partition=24-24", "parallel.tensor=2-2", "parallel.replicas=2-2"],
+        "parallel.tensor * parallel.data * parallel.pipeline = 2 * 2 * 2 = 8 ranks, but the chosen nodes of cluster",
     ),
     "chunks of replicas that differ by stage": (
         ["parallel.replicas=2-1", "parallel.schedule=interleaved", "parallel.chunks=2", "parallel.partition=1-1-1-1"],

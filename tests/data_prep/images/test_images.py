@@ -337,6 +337,8 @@ def test_images_that_are_there_are_left_alone(folder: Path, tmp_path: Path, caps
         ({"a.npy": b"odd"}, ["a.npy"], r"a\.npy: the labels are missing"),
         ({"a.txt": b"odd"}, ["a.txt"], r"a\.txt: not a folder, tar file, \.npz or \.npy"),
         ({"a.tar": b"odd"}, ["a.tar"], r"a\.tar: cannot be read as an archive"),
+        ({"d/val/a/1.png": encoded(random(0, 2, 2)), "d/val/b/2.png": encoded(random(1, 2, 2))}, ["d"],
+         r"d: every image is held out, by the name of its folder or array or by --split; give images for training"),
     ],
     ids=lambda value: None if isinstance(value, str) else " ".join(value),
 )  # fmt: skip

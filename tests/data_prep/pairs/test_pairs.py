@@ -174,6 +174,12 @@ def test_sentences_without_words_are_near_nothing() -> None:
     assert not held.nearly_has(Pair("...", "---"))
 
 
+def test_pairs_that_are_all_held_out_are_one_message(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", numbered(60), "dev")
+    with pytest.raises(DataPrepError, match="every pair is held out, by the name of its file"):
+        prepare(source, tmp_path / "out" / "x")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -176,6 +176,16 @@ def test_a_folder_of_catalogues_gives_those_of_the_language(tmp_path: Path) -> N
     assert sorted(pair.target for pair in read(tmp_path)) == ["dog de.mo", "dog de/LC_MESSAGES/a.mo"]
 
 
+@pytest.mark.parametrize("folder", ["po", "src", "de"])
+def test_a_folder_with_a_short_name_is_not_taken_for_a_language_that_the_header_denies(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "de.po").write_bytes(PO.encode("latin-1"))
+    assert Pair("Schließen", "Close") in read(tmp_path)
+    assert Pair("Schließen", "Close") in read(tmp_path / folder / "de.po")
+
+
 @pytest.mark.parametrize("compression", ["xz", "gz", "zst"])
 def test_help_pages_of_two_packages_meet_in_their_paragraphs(tmp_path: Path, compression: str) -> None:
     sides = {

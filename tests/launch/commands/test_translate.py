@@ -232,6 +232,7 @@ def test_what_cannot_be_done_is_one_message(
         message = said(capsys, command, run, "--checkpoint=best9", code=1)
         assert re.fullmatch(r"tdpp: error: --checkpoint best9: the run has iter_\d+\n", message)
     assert "--input" in said(capsys, "translate", run, "--input", tmp_path / "none", code=1)
+    assert "iter_" in said(capsys, "evaluate", run, "--checkpoint=latest", "--samples=1000000", code=0)
     message = said(capsys, "translate", run, "--output", tmp_path / "none" / "file", "--input", "/dev/null", code=1)
     assert "cannot be written (No such file or directory)" in message
     empty = make_run(tmp_path / "runs" / "x" / "20260101-000000-00000000", make_corpus(tmp_path), "parallel=single")

@@ -50,9 +50,11 @@ def test_an_epoch_has_every_image_once_in_an_order_of_its_own(prefix: Path) -> N
 def test_images_are_normalised_by_the_manifest(prefix: Path) -> None:
     found = open_images(prefix, "test")
     batch = samples(prefix, ALL, "test").batch(np.arange(COUNT))
-    np.testing.assert_array_equal(batch["label"], found.labels)  # in their own order, and never changed
     restored = (batch["images"].transpose(0, 2, 3, 1) * found.manifest.std + found.manifest.mean) * 255
-    np.testing.assert_allclose(restored, found.images, atol=1e-3)
+    pixels = np.rint(restored).astype(np.uint8)
+    np.testing.assert_allclose(restored, pixels, atol=1e-3)
+    expected = {image.tobytes(): label for image, label in zip(found.images, found.labels.tolist(), strict=True)}
+    assert {image.tobytes(): label for image, label in zip(pixels, batch["label"].tolist(), strict=True)} == expected
 
 
 @pytest.mark.parametrize(
@@ -139,6 +141,17 @@ def test_an_erased_rectangle_is_noise_of_so_many_images(prefix: Path) -> None:
         rows, columns = part.any(1), part.any(0)
         assert part.sum() == rows.sum() * columns.sum()
     assert 0.17 < erased / 400 < 0.33
+
+
+def test_held_out_images_come_in_an_order_that_is_not_that_of_the_files(prefix: Path) -> None:
+    valid, found = samples(prefix, split="valid"), open_images(prefix, "valid")
+    count = len(found.labels)
+    first = valid.batch(np.arange(count))
+    assert sorted(first["label"].tolist()) == sorted(found.labels.tolist())
+    assert len({image.tobytes() for image in first["images"]}) == count
+    np.testing.assert_array_equal(first["images"], valid.batch(np.arange(count, 2 * count))["images"])
+    in_file = (np.asarray(found.images).astype(np.float32) / np.float32(255) - found.manifest.mean) / found.manifest.std
+    assert not np.allclose(first["images"], in_file.transpose(0, 3, 1, 2))
 
 
 def change(prefix: Path, **content: object) -> None:
