@@ -8,18 +8,20 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from conf.schema.experiment import Schedule
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.schedule_check import check, read
-from megatron_ext.contract.schedules import NAMES, Action, Actions, Kind, as_json, schedule
+from megatron_ext.contract.schedule_check import check, check_replicas, read
+from megatron_ext.contract.schedules import NAMES, Action, Actions, Kind, as_json, replicated, schedule
 
 TIMES = {Kind.FORWARD: 3, Kind.BACKWARD: 7, Kind.BACKWARD_INPUT: 4, Kind.BACKWARD_WEIGHT: 3}
 """Of one chunk; no two schedules have a bubble in common by accident."""
@@ -302,3 +304,34 @@ def test_the_documented_kinds_are_the_ones_that_run() -> None:
     assert sorted(word for row in rows for word in re.findall("`(.+?)`", row)) == sorted(kind.value for kind in Kind)
     keys = as_json(schedule("gpipe", 1, 1, 1), 1, 1)
     assert all(f"`{key}`" in section for key in keys)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "interleaved"])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_stages_with_unlike_numbers_of_replicas_run_to_their_end(name: str, stages: int) -> None:
+    for replicas in product(range(1, 5), repeat=stages):
+        for micro_batches in {max(replicas), max(replicas) + 1, 7, 12}:
+            lists = replicated(name, replicas, micro_batches)
+            check_replicas(lists, 1, micro_batches)
+            assert [len(of_stage) for of_stage in lists] == list(replicas)
+            if set(replicas) == {1}:
+                assert [of_stage[0] for of_stage in lists] == schedule(name, stages, 1, micro_batches)
+
+
+def test_the_first_stage_of_15_replicas_holds_two_micro_batches_and_the_last_one() -> None:
+    """PipeDream's 15-1 (Narayanan et al. 2019): as many in flight as there are ranks."""
+    first, last = replicated("one_f_one_b", (15, 1), 60)
+    for actions, most in ((first[0], 2), (first[14], 2), (last[0], 1)):
+        held = np.cumsum([{Kind.FORWARD: 1, Kind.BACKWARD: -1}.get(action.kind, 0) for action in actions])
+        assert held.max() == most
+
+
+def test_replicas_that_wait_for_each_other_for_ever_are_found_out() -> None:
+    lists = replicated("one_f_one_b", (2, 1), 4)
+    lists[1][0] = [action._replace(micro_batch=3 - action.micro_batch) for action in lists[1][0]]
+    with pytest.raises(EngineError, match=r"waits for .* comes first|deadlock"):
+        check_replicas(lists, 1, 4)
+    with pytest.raises(EngineError, match="cannot each take one of 2 micro-batches"):
+        replicated("gpipe", (3, 1), 2)
+    with pytest.raises(EngineError, match="schedule=interleaved is not for stages with unlike numbers of replicas"):
+        replicated("interleaved", (2, 1), 4)
