@@ -117,12 +117,12 @@ class Parallel:
     @property
     def micro_batches(self) -> int:
         """Micro-batches that a replica runs in an iteration; where replicas differ, the most."""
-        if not self.layout.even:
-            return -(-self.global_batch_size // self.micro_batch_size // min(self.layout.replicas))
-        replicas = self.layout.replicas[0]
-        return (
-            max(self.micro_batches_of) if self.shares else self.global_batch_size // (replicas * self.micro_batch_size)
-        )
+        if self.shares:
+            return max(self.micro_batches_of)
+        layout = self.layout  # made anew each time, and searches ask for thousands of plans
+        if not layout.even:
+            return -(-self.global_batch_size // self.micro_batch_size // min(layout.replicas))
+        return self.global_batch_size // (layout.replicas[0] * self.micro_batch_size)
 
     @property
     def micro_batches_of(self) -> tuple[int, ...]:

@@ -190,9 +190,7 @@ def _check_runs(lists: List[List[Actions]], chunks: int) -> None:
                 done[stage, replica] += 1
                 moved = True
     stuck = [
-        f"stage {s} at {_named(lists[s][r][at])}"
-        if len(lists[s]) == 1
-        else f"stage {s}, replica {r} at {_named(lists[s][r][at])}"
+        f"{_where(s, r, len(lists[s]))} at {_named(lists[s][r][at])}"
         for (s, r), at in done.items()
         if at < len(lists[s][r])
     ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedules import Kind
+from megatron_ext.contract.schedules import Action, Kind
 from megatron_ext.parallel.comm import Peer, all_reduce, told
 from megatron_ext.parallel.groups import Groups
 
@@ -43,6 +43,15 @@ def channels(layout: Layout, place: Place, chunks: int, groups: Groups) -> Chann
             [Peer(layout.rank(other, replica, tp), group) for tp in ends if replica in met]
             for replica in (met if layout.even else range(layout.replicas[other]))
         ]
+    return found
+
+
+def by_way(actions: Sequence[Action], kind: Kind, ways: int) -> List[List[Action]]:
+    """The actions of a kind for each of so many ways that its messages go, as in `Channels`."""
+    found: List[List[Action]] = [[] for _ in range(ways)]
+    for action in actions:
+        if action.kind is kind:
+            found[action.micro_batch % ways].append(action)
     return found
 
 

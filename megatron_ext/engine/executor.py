@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from megatron_ext.contract.schedules import Action, Kind
-from megatron_ext.engine.channels import Channels
+from megatron_ext.engine.channels import Channels, by_way
 from megatron_ext.engine.messages import Message
 from megatron_ext.engine.pace import Pace
 from megatron_ext.parallel.comm import Inbox, Outbox
@@ -163,9 +163,7 @@ class Executor:
         """Announces the messages that they receive."""
         for kind, ways in self._inboxes.items():
             messages = self._messages[kind]
-            received = [action for action in actions if action.kind is kind]
-            for number, way in enumerate(ways):
-                own = received if len(ways) == 1 else [one for one in received if one.micro_batch % len(ways) == number]
+            for way, own in zip(ways, by_way(actions, kind, len(ways))):
                 for inbox in way:
                     inbox.expect([like for action in own for like in messages[action.chunk].likes])
 

@@ -21,7 +21,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place, RankTimes
 from megatron_ext.contract.schedule_check import actions_of
 from megatron_ext.contract.schedules import Kind
-from megatron_ext.engine.channels import RECEIVES, channels
+from megatron_ext.engine.channels import RECEIVES, by_way, channels
 from megatron_ext.engine.engine import StepResult
 from megatron_ext.engine.log import TrainingLog
 from megatron_ext.parallel.comm import Inbox, Outbox, told
@@ -73,9 +73,8 @@ class Rehearsal:
         self._recorder.iteration = iteration
         iterates(iteration)
         for kind, ways in self._inboxes.items():
-            for number, way in enumerate(ways):
+            for way, own in zip(ways, by_way(self._actions, kind, len(ways))):
                 for inbox in way:
-                    own = [one for one in self._actions if one.kind is kind and one.micro_batch % len(ways) == number]
                     inbox.expect([self._stamp] * len(own))
         for kind, m, chunk in self._actions:
             computes = computing_ns(self._times, kind, chunk)
