@@ -57,6 +57,8 @@ class Outcome:
     measured_s: float
     load: float = 0.0
     """Processes that wanted a core, on average over about the minute before the end."""
+    passes_error: float | None = None
+    """Of a run of a user's module: as `error`, of the passes of a micro-batch through all stages alone."""
 
     @property
     def error(self) -> float:
@@ -139,6 +141,17 @@ def launched(case: Case) -> Outcome:
         return _outcome(case, prediction, RunDir.find(Path(folder), None))
 
 
+def trained(case: Case) -> Outcome:
+    """A run that is not rehearsed, launched as a user would; what its passes took tells computing from waiting."""
+    prediction = predict(case.experiment)
+    with tempfile.TemporaryDirectory() as folder:
+        _tdpp(case.name, "launch", *case.overrides, f"runs_dir={folder}")
+        run = RunDir.find(Path(folder), None)
+        expected = sum(sum(of.forward) + sum(of.backward) for of in prediction.durations.times)
+        taken = sum(sum(stage.forward) + sum(stage.backward) for stage in measure(run).stages)
+        return replace(_outcome(case, prediction, run), passes_error=expected / taken - 1)
+
+
 def of_module(model: Sequence[str], cases: Sequence[Case], only: str) -> list[Outcome]:
     """Runs of a user's module, predicted from what `tdpp profile` measures of its blocks."""
     if not any(only in case.name for case in cases):
@@ -149,7 +162,7 @@ def of_module(model: Sequence[str], cases: Sequence[Case], only: str) -> list[Ou
         asked = (*model, ranks, f"profile={profile}", f"micro_batches={OF_SAMPLES}", f"runs_dir={folder}")
         _tdpp(f"the profile of {model[1]}", "profile", *asked)
         known = f"cluster.gpus.cpu.profile={profile}"
-        return measured([replace(case, overrides=(*case.overrides, known)) for case in cases], launched, only)
+        return measured([replace(case, overrides=(*case.overrides, known)) for case in cases], trained, only)
 
 
 def _tdpp(what: str, *words: str) -> None:
@@ -241,7 +254,8 @@ def measured(cases: Sequence[Case], run: Callable[[Case], Outcome], only: str) -
             one = run(case)
             outcomes.append(one)
             times = f"predicted {one.predicted_s * 1e3:.0f} ms, took {one.measured_s * 1e3:.0f} ms, load {one.load:.1f}"
-            print(f"{one.error:+7.1%}  {one.name}: {times}", flush=True)
+            passes = "" if one.passes_error is None else f", its passes alone {one.passes_error:+.1%}"
+            print(f"{one.error:+7.1%}  {one.name}: {times}{passes}", flush=True)
     if outcomes:
         print(f"{summary(outcomes)}\n")
     return outcomes

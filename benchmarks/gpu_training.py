@@ -32,8 +32,8 @@ from benchmarks.textbook import Block
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
-from megatron_ext.contract.model import ModelConfig
-from megatron_ext.contract.operations import flops_per_token
+from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.schedule.operations import flops_per_token
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.timeline.memory import measure
 

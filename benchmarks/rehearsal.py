@@ -3,7 +3,7 @@
 Tells how long until the rehearsal is ready: from `tdpp launch`, as typed, until the moment at which all ranks begin
 their first iteration; how much memory they then take together (proportional set size: shared pages count once); and
 how far the time that really passed with the anchored clock is from the virtual clock's, which the tests hold equal to
-`fasop.simulation.replay`.
+`fasop.simulation.ranks.replay`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from conf.run_folder.rundir import RunDir
-from fasop.simulation.replay import StageTimes, simulate
-from megatron_ext.contract.schedules import as_json, schedule
+from fasop.simulation.ranks.replay import StageTimes, simulate
+from megatron_ext.contract.schedule.schedules import as_json, schedule
 from reports.readers.events import read_rank
 
 ITERATIONS = 8

@@ -36,8 +36,8 @@ from fasop.search.run import prove
 from fasop.search.search import Best, Coverage, explore
 from fasop.simulation.iteration import stage_times
 from fasop.simulation.pipelines import Pipelines
-from fasop.simulation.replay import simulate
-from megatron_ext.contract.schedules import as_json, schedule
+from fasop.simulation.ranks.replay import simulate
+from megatron_ext.contract.schedule.schedules import as_json, schedule
 
 MEGATRON = ("engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "train.precision=fp16")
 CLUSTERS = {"8 x 4 A10": "seed_a10x8", "1 x 4 A100 + 7 x 4 A10": "seed_a100x1_a10x7"}

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from fasop.simulation.iteration import Durations
-from fasop.simulation.replay import StageTimes
-from fasop.simulation.shares import Replica, best_shares
+from fasop.simulation.ranks.replay import StageTimes
+from fasop.simulation.ranks.shares import Replica, best_shares
 
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD_S, SLOWER, ITERATIONS, MICRO_BATCHES, LAYERS = 0.01, 3, 6, 32, 4

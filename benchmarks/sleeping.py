@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from conf.run_folder.rundir import RunDir
@@ -31,6 +32,7 @@ from megatron_ext.tasks.cut import Part
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import Task, Tensors
+from megatron_ext.timeline import progress
 
 PR_SET_TIMERSLACK = 29
 
@@ -78,7 +80,17 @@ class Sleep(torch.autograd.Function):
         return gradients[0], None, None
 
 
-def sleeping_stage(times: Sequence[Pass]) -> type[Stage]:
+Slowness = Callable[[int, int], float]
+"""How many times as long a rank's passes take in an iteration."""
+_iteration = 0
+"""Of this rank, while `_child` notes it."""
+
+
+def as_given(_rank: int, _iteration: int) -> float:
+    return 1.0
+
+
+def sleeping_stage(times: Sequence[Pass], slowness: Slowness = as_given) -> type[Stage]:
     """A class of stages whose layers take these times; by virtual stage."""
 
     class SleepingStage(Stage):
@@ -104,14 +116,16 @@ def sleeping_stage(times: Sequence[Pass]) -> type[Stage]:
             awake = {block.name: module for block, module in zip(self.part.blocks, self.blocks, strict=True)}
             x = awake["embedding"](x) if "embedding" in awake else x
             sleep = time.sleep if self._later is None else self._later.sleep
-            x = Sleep.apply(x, self._times.forward, partial(sleep, self._times.backward))  # type: ignore[no-untyped-call]
+            factor = slowness(dist.get_rank(), _iteration)
+            backward = partial(sleep, factor * self._times.backward)
+            x = Sleep.apply(x, factor * self._times.forward, backward)  # type: ignore[no-untyped-call]
             (left,) = self.part.leaves
             return {left: awake["head"](x) if "head" in awake else x}
 
     return SleepingStage
 
 
-def run(folder: Path, experiment: Experiment, times: Sequence[Pass] | None) -> RunDir:
+def run(folder: Path, experiment: Experiment, times: Sequence[Pass] | None, slowness: Slowness = as_given) -> RunDir:
     """Trains on random tokens, on this machine; with `times` layers sleep instead of computing.
 
     Raises:
@@ -126,20 +140,21 @@ def run(folder: Path, experiment: Experiment, times: Sequence[Pass] | None) -> R
     found.write_json(found.plan, plan | {"data_prefix": str(folder / "data")})
     pid = os.fork()
     if pid == 0:
-        _child(found, times)
+        _child(found, times, slowness)
     if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
         raise SystemExit(f"{folder}: the run failed:\n{found.node_err('local-0').read_text()[-2000:]}")
     return found
 
 
-def _child(found: RunDir, times: Sequence[Pass] | None) -> None:
+def _child(found: RunDir, times: Sequence[Pass] | None, slowness: Slowness) -> None:
     """The worker of the only node, in the process that was forked for it; does not return."""
     for stream, path in ((1, found.node_out("local-0")), (2, found.node_err("local-0"))):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # sleeps end when they should, and not 50 us later
     if times is not None:
-        engine.Stage = sleeping_stage(times)  # type: ignore[attr-defined]
+        engine.Stage = sleeping_stage(times, slowness)  # type: ignore[attr-defined]
+        engine.iterates = _note  # type: ignore[attr-defined]
         engine.WeightGradients = SleptGradients  # type: ignore[attr-defined, assignment]
     code = 1
     try:
@@ -148,3 +163,9 @@ def _child(found: RunDir, times: Sequence[Pass] | None) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _note(iteration: int) -> None:
+    global _iteration
+    _iteration = iteration
+    progress.iterates(iteration)

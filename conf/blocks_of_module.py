@@ -10,14 +10,16 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
 from conf.schema.model import Family, Model, check_code
+from conf.schema.parallel import AUTO
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.model import ALL_COUNTED, IMAGES, MODULE
+from megatron_ext.contract.models.model import ALL_COUNTED, IMAGES, MODULE
 
 PROJECT = Path(__file__).resolve().parents[1]
 LOOK = "megatron_ext.blocks"
@@ -103,15 +105,34 @@ def blocks_of(asked: Asked) -> tuple[str, ...]:
     return _seen[asked]
 
 
+def samples_of_module(asked: Asked, split: str) -> int | None:
+    """How many samples a split of a module's data has before any of them comes again; None if they have no end.
+
+    Raises:
+        ConfigError: the module cannot be trained, or has no such data.
+    """
+    found = _said_of(asked, f"--split={split}")["samples"]
+    if found is not None and not (isinstance(found, int) and found > 0):
+        raise ConfigError(
+            f"model.code={asked.code}: epoch({split!r}) gives {found!r}, but must be a number of samples, or None"
+        )
+    return found
+
+
 def _look(asked: Asked) -> tuple[str, ...]:
+    return tuple(_said_of(asked)["blocks"])
+
+
+def _said_of(asked: Asked, *options: str) -> dict[str, Any]:
+    """What a process says that looks at a module."""
     command = [sys.executable, "-m", LOOK, asked.code, "--json", f"--micro-batch-size={asked.micro_batch_size}"]
     command += [f"--precision={asked.precision}", f"--seed={asked.seed}", f"--recompute={asked.recompute}"]
-    command += ["--capture"] * asked.capture
+    command += [*["--capture"] * asked.capture, *options]
     paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     try:
-        found = json.loads(done.stdout.splitlines()[-1])
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         lines = done.stderr.strip().splitlines()
         raise ConfigError(
@@ -120,7 +141,7 @@ def _look(asked: Asked) -> tuple[str, ...]:
         ) from None
     if "error" in found:
         raise ConfigError(found["error"])
-    return tuple(found["blocks"])
+    return found
 
 
 def count_blocks(cfg: DictConfig) -> None:
@@ -141,7 +162,7 @@ def count_blocks(cfg: DictConfig) -> None:
         asked = Asked(
             code=model.code,
             capture=model.capture,
-            micro_batch_size=parallel.micro_batch_size,
+            micro_batch_size=1 if parallel.micro_batch_size == AUTO else parallel.micro_batch_size,
             precision=str(train.precision),
             seed=train.seed,
             recompute=str(parallel.recompute),

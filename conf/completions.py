@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.compose import compose_unchecked
 from conf.errors import ConfigError
-from conf.reading.user_files import choices, groups
+from conf.reading.own_folders import groups
+from conf.reading.user_files import choices
 from conf.schema import experiment
 
 _ALONE = {"gpu"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
@@ -24,12 +24,15 @@ from conf.blocks_of_module import count_blocks
 from conf.errors import ConfigError
 from conf.family_sizes import fill_sizes
 from conf.hydra_errors import COMPOSING, message, unknown_key
+from conf.pipedream import words as pipedream
 from conf.reading.references import require_shapes
 from conf.reading.user_files import Words, found_files
 from conf.reading.word_rules import check_words
 from conf.reading.yaml_file import fault, load_frozen
 from conf.run_folder.run_files import unreadable
 from conf.schema.experiment import Experiment
+from conf.schema.model import Model
+from conf.training_length import choose_length
 
 T = TypeVar("T")
 _REFERENCE = re.compile(r"(\\*)\$\{")
@@ -40,13 +43,13 @@ def register() -> None:
     ConfigStore.instance().store(name="schema", node=Experiment)
 
 
-def to_experiment(cfg: DictConfig) -> Experiment:
-    """The composed configuration as one checked, frozen object.
+def to_experiment(cfg: DictConfig, words: Sequence[str] | None = None) -> Experiment:
+    """The composed configuration as one checked, frozen object; `words` are those that Hydra has composed it of.
 
     Raises:
         ConfigError: a key is unknown, a value is missing, an interpolation leads nowhere, or a rule is broken.
     """
-    known = _known(cfg)
+    known = with_known_keys(cfg, words)
     with _values_named():
         count_blocks(known)
     return to_object(known, Experiment)
@@ -79,8 +82,8 @@ def _values_named() -> Iterator[None]:
         raise ConfigError(f"{key} cannot be resolved: {cause}; give {key}=…") from error
 
 
-def _known(cfg: DictConfig) -> DictConfig:
-    """The same, all keys of which the schema has.
+def with_known_keys(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
+    """The same, all keys of which the schema has, and one length of the training where it is composed of `words`.
 
     Hydra's `+key=value` adds a key to any class; a merge of plain values tells that the class has none such.
 
@@ -91,6 +94,9 @@ def _known(cfg: DictConfig) -> DictConfig:
         known = cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.to_container(cfg)))
     except ConfigKeyError as error:
         raise ConfigError(unknown_key(str(error.full_key))) from error
+    if words is not None:
+        with _values_named():
+            choose_length(known, words)
     if not OmegaConf.is_missing(known, "model"):
         with _values_named():
             fill_sizes(known.model)
@@ -143,7 +149,7 @@ def compose(words: Sequence[str] = (), config_name: str = "config") -> Experimen
     Raises:
         ConfigError: as `to_experiment`; a word cannot be read, or names no key or file.
     """
-    return to_experiment(_composed(words, config_name))
+    return to_experiment(_composed(words, config_name), words)
 
 
 def compose_unchecked(words: Sequence[str] = (), config_name: str = "config") -> DictConfig:
@@ -152,7 +158,7 @@ def compose_unchecked(words: Sequence[str] = (), config_name: str = "config") ->
     Raises:
         ConfigError: a word cannot be read, or names no key or file.
     """
-    return _known(_composed(words, config_name))
+    return with_known_keys(_composed(words, config_name), words)
 
 
 def _composed(words: Sequence[str], config_name: str) -> DictConfig:
@@ -171,8 +177,18 @@ def command_line(words: Sequence[str]) -> Iterator[Words]:
         ConfigError: it cannot compose them.
     """
     check_words(words)
+    words, notes = pipedream.expanded(words, _model_of)
     with found_files(words) as found:
         try:
-            yield found
+            yield replace(found, notes=(*notes, *found.notes))
         except COMPOSING as error:
             raise ConfigError(message(error, found)) from error
+
+
+def _model_of(words: Sequence[str]) -> Model:
+    """What words of the group `model` choose.
+
+    Raises:
+        ConfigError: they cannot be read, or the model breaks a rule of its own.
+    """
+    return to_object(compose_unchecked(words), Model, "model")

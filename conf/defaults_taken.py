@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from conf.compose import command_line
 from conf.errors import ConfigError
-from conf.reading.user_files import OWN, config_dirs
+from conf.reading.own_folders import SHIPPED
+from conf.reading.user_files import config_dirs
 from conf.reading.yaml_file import load_yaml
 
 SEARCHED = ("cluster.name", "model.name", "parallel.global_batch_size", "train.precision")
@@ -33,7 +34,7 @@ def defaults_taken(words: Sequence[str], composed: object, keys: Sequence[str]) 
     """
     folders, others = config_dirs(words)
     given = {word.partition("=")[0].lstrip("+"): word for word in others}
-    listed = [entry for entry in load_yaml(OWN / "config.yaml").defaults if not isinstance(entry, str)]
+    listed = [entry for entry in load_yaml(SHIPPED / "config.yaml").defaults if not isinstance(entry, str)]
     ConfigStore.instance().store(name=_UNDECIDED, node={"defaults": ["_self_", *map(_undecided, listed)]})
     groups = {key for entry in listed for key in entry}
     choices = [word for key, word in given.items() if key in groups]
@@ -47,6 +48,9 @@ def defaults_taken(words: Sequence[str], composed: object, keys: Sequence[str]) 
         return None
     if getattr(getattr(composed, "model", None), "code", None) is not None:  # a module brings its data
         keys = [key for key in keys if key != "data.prefix"]
+    train = getattr(composed, "train", None)
+    if any(getattr(train, key, None) is not None for key in ("epochs", "samples")):
+        keys = [key for key in keys if key != "train.iterations"]
     left = [key for key in (*_SUBJECT, *keys) if key not in given and not _has(chosen, key.split("."))]
     if all(key in left for key in _SUBJECT):
         return None

@@ -8,8 +8,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from conf.schema.ranges import MOST_LAYERS
-from megatron_ext.contract.images import counted_blocks
-from megatron_ext.contract.model import ALL_COUNTED, DEPTHS, IMAGES, SIZES, ModelConfig, lacking, needed
+from megatron_ext.contract.models.images import counted_blocks
+from megatron_ext.contract.models.model import ALL_COUNTED, DEPTHS, IMAGES, SIZES, ModelConfig, lacking, needed
 
 
 def fill_sizes(model: DictConfig) -> None:

@@ -18,7 +18,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from conf.errors import ConfigError
-from conf.reading.user_files import SUFFIX, Words, groups
+from conf.reading.own_folders import SUFFIX, groups
+from conf.reading.user_files import Words, names_in
 from conf.reading.yaml_file import NO_KEYS, NO_VALUE, NOT_TEXT, load_yaml, yaml_fault
 from conf.schema import experiment
 
@@ -137,14 +138,15 @@ def _unparsed(error: OverrideParseException) -> str:
 def _no_choice(error: MissingConfigException, words: Words) -> str:
     """`error` says which file has it in its defaults, or `config` for a word of the command line."""
     missing = error.missing_cfg_file or ""
-    group, _, choice = missing.rpartition("/")
+    group, inside, choice = missing.partition("/")
     found = _IN_FILE.match(str(error))
     place = f"{_file(found['config'], words)}: " if found and found["config"] != "config" else ""
     if not error.options:
-        return f"{place}Could not find '{missing}'" if group else _first_line(error)
-    near = get_close_matches(choice, error.options, n=3)
+        return f"{place}Could not find '{missing}'" if inside else _first_line(error)
+    options = names_in(group, words.folders) or error.options
+    near = get_close_matches(choice, options, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{place}Could not find '{missing}'; {hint}{group} can be {', '.join(error.options)}"
+    return f"{place}Could not find '{missing}'; {hint}{group} can be {', '.join(options)}"
 
 
 def _refused(reported: str, cause: BaseException | None, words: Words) -> str:

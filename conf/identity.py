@@ -17,6 +17,7 @@ NOT_OF_THE_RUN = (
     "max_jobs",
     "confirm_gpu_hours",
     "yes",
+    "log",
     "cluster.groups.*.account",
     "cluster.groups.*.qos",
     "cluster.groups.*.time_min",

@@ -1,4 +1,4 @@
-"""What prepared data are: text, pairs or images."""
+"""What prepared data are: text, pairs, images or videos."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from conf.errors import RunFolderError
 from conf.run_folder.json_values import typed
 from data_prep.errors import DataPrepError
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.model import IMAGES as CLASSIFIERS
-from megatron_ext.contract.model import TRANSLATION
+from megatron_ext.contract.models.model import CAPTIONS, TRANSLATION
+from megatron_ext.contract.models.model import IMAGES as CLASSIFIERS
 from megatron_ext.data.indexed_dataset import data_file
 
 T = TypeVar("T")
 TEXT = "text"
 PAIRS = "pairs"
 IMAGES = "images"
-MADE_BY = {TEXT: "tdpp data prepare", PAIRS: "tdpp data pairs", IMAGES: "tdpp data images"}
+VIDEOS = "videos"
+MADE_BY = {
+    TEXT: "tdpp data prepare",
+    PAIRS: "tdpp data pairs",
+    IMAGES: "tdpp data images",
+    VIDEOS: "tdpp data videos",
+}
 VERSION = 1
-"""Of the manifests of pairs and images."""
+"""Of the manifests of pairs, images and videos."""
 
 
 def kind_of(prefix: Path) -> str | None:
@@ -40,7 +46,8 @@ def kind_of(prefix: Path) -> str | None:
 
 def kind_for(family: str) -> str:
     """What a model of this family learns from."""
-    return PAIRS if family in TRANSLATION else IMAGES if family in CLASSIFIERS else TEXT
+    kinds = ((TRANSLATION, PAIRS), (CLASSIFIERS, IMAGES), (CAPTIONS, VIDEOS))
+    return next((kind for families, kind in kinds if family in families), TEXT)
 
 
 def require_kind(prefix: Path, family: str, key: str) -> None:
@@ -54,7 +61,7 @@ def require_kind(prefix: Path, family: str, key: str) -> None:
 
 
 def read_described(prefix: Path, manifest: type[T]) -> T:
-    """The manifest of pairs or images.
+    """The manifest of pairs, images or videos.
 
     Raises:
         DataPrepError: it is not there, or cannot be understood.

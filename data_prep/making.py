@@ -24,12 +24,15 @@ BYTES_A_WORKER = 1 << 24
 """With less than that a process takes longer to begin than to do its part."""
 
 
-def add_common_options(make: argparse.ArgumentParser, what: str) -> None:
+def add_common_options(make: argparse.ArgumentParser, what: str, *, workers: bool = True) -> None:
     """Gives `make` the options that all data have that are split when they are made; `what` is drawn by the seed."""
     make.add_argument(
         "--seed", type=option(whole), default=1234, metavar="N", help=f"other seeds hold out other {what}"
     )
-    make.add_argument("--workers", type=option(whole), metavar="N", help="processes; without it up to one for each CPU")
+    if workers:
+        make.add_argument(
+            "--workers", type=option(whole), metavar="N", help="processes; without it up to one for each CPU"
+        )
     make.add_argument("--force", action="store_true", help="also if the data are there already")
 
 

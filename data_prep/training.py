@@ -7,9 +7,14 @@ from pathlib import Path
 from conf.schema.experiment import Experiment
 from data_prep.errors import DataPrepError
 from data_prep.images.check import check_images
-from data_prep.indexed.check import check_text
-from data_prep.kinds import IMAGES, PAIRS, TEXT, kind_for, require_kind
+from data_prep.indexed.check import check_text, samples_of_split
+from data_prep.kinds import IMAGES, PAIRS, TEXT, VIDEOS, kind_for, require_kind
 from data_prep.pairs.check import check_pairs
+from data_prep.videos.check import check_videos
+from megatron_ext.contract.errors import DataError
+from megatron_ext.data.images import open_images
+from megatron_ext.data.pairs import Pairs
+from megatron_ext.data.videos import fitting, open_videos
 
 
 def check_for_training(experiment: Experiment) -> list[str]:
@@ -29,6 +34,27 @@ def check_for_training(experiment: Experiment) -> list[str]:
     prefix = Path(data.prefix)
     if kind == PAIRS:
         return check_pairs(experiment.model, prefix)
+    if kind == VIDEOS:
+        return check_videos(experiment.model, prefix)
     assert kind == IMAGES
     check_images(experiment.model, prefix)
     return []
+
+
+def samples_in_split(experiment: Experiment, split: str) -> int | None:
+    """How many samples a split of the data has before any of them comes again; None where no number says that.
+
+    Raises:
+        DataPrepError: the split cannot be used, or has no sample.
+    """
+    kind, model, prefix = kind_for(str(experiment.model.family)), experiment.model, Path(experiment.data.prefix)
+    if kind == TEXT:
+        return samples_of_split(experiment, split)
+    try:
+        if kind == IMAGES:
+            return len(open_images(prefix, split).images)
+        if kind == VIDEOS:
+            return len(fitting(open_videos(prefix, split), model.sized(1), prefix))
+        return len(Pairs(prefix, split, model.sequence_length, model.sized(1).decoder_tokens).kept)
+    except DataError as error:
+        raise DataPrepError(f"data.prefix={prefix}: {error}") from error

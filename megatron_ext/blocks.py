@@ -16,8 +16,9 @@ from typing import Any, Dict, List
 import torch
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.model import MODULE
+from megatron_ext.contract.models.model import MODULE
 from megatron_ext.contract.plan import Plan
+from megatron_ext.data.samples import SPLITS
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check
 from megatron_ext.tasks.families import task_of
@@ -35,20 +36,24 @@ def main(argv: List[str]) -> int:
     parser.add_argument("--precision", choices=sorted(DTYPES), default="fp32")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--recompute", default="none")
+    parser.add_argument("--split", choices=SPLITS, help="say how many samples it has instead; needs --json")
     parser.add_argument("--json", action="store_true", help="one line for programs")
     arguments = vars(parser.parse_args(argv))
-    as_json = arguments.pop("json")
+    as_json, split = arguments.pop("json"), arguments.pop("split")
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints
             task = task_of(plan_of(**arguments))
             check(task)
+            samples = None if split is None else task.epoch(split)
     except EngineError as error:
         if as_json:
             print(json.dumps({"error": str(error)}))
         else:
             print(f"error: {error}", file=sys.stderr)
         return 1
-    if as_json:
+    if as_json and split is not None:
+        print(json.dumps({"samples": samples}))
+    elif as_json:
         print(json.dumps({"blocks": [block.name for block in task.blocks if block.held is Held.COUNTED]}))
     else:
         print(table(task, arguments["micro_batch_size"]))

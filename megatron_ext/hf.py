@@ -20,21 +20,22 @@ from torch import Tensor
 
 from megatron_ext.checkpoints import hf_files, hf_gpt2, hf_llama, safetensors
 from megatron_ext.checkpoints.hf_files import taken
+from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, note
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_file, part_names
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular
-from megatron_ext.contract.model import OPTIONS, ModelConfig
-from megatron_ext.contract.parameters import checkpoint_parameter
-from megatron_ext.contract.run_files import META
+from megatron_ext.contract.models.model import OPTIONS, ModelConfig
+from megatron_ext.contract.models.parameters import checkpoint_parameter
+from megatron_ext.contract.run_files import META, WEIGHTS
 from megatron_ext.data.indexed_dataset import replacing
-from megatron_ext.engine.optimizer import WEIGHTS
 
 FAMILIES = {"gpt2": hf_gpt2, "llama": hf_llama}
 """By `model_type` of config.json."""
 
 
-def export(checkpoint: Checkpoint, out: Path) -> None:
-    """Writes the weights to `out`: a file if its name ends with .safetensors, else a folder with config.json too.
+def export(checkpoint: Checkpoint, out: Path, kind: str = WEIGHTS) -> None:
+    """Writes the weights of this kind to `out`: a file if its name ends with .safetensors, else a folder with
+    config.json too.
 
     Raises:
         EngineError: the checkpoint is damaged, or `out` cannot be written.
@@ -49,7 +50,7 @@ def export(checkpoint: Checkpoint, out: Path) -> None:
     for part in part_names(model.layers):
         content = safetensors.read(checkpoint.part(part))
         for name, twin in family.twins(model, part).items():
-            tensor = taken(checkpoint.part(part), content, f"{WEIGHTS}/{name}")
+            tensor = taken(checkpoint.part(part), content, f"{kind}/{name}")
             pairs = twin.theirs(tensor, checkpoint_parameter(model, part, name))
             tensors.update({f"{prefix}{theirs}": each for theirs, each in pairs})
     as_file = out.suffix == ".safetensors"
@@ -154,6 +155,7 @@ def main(argv: List[str]) -> int:
     out = commands.add_parser("export", help="weights of a checkpoint to a folder or a .safetensors file")
     out.add_argument("checkpoint", type=Path, help="a run folder, its checkpoints folder, or one of the folders in it")
     out.add_argument("out", type=Path)
+    add_weights(out)
     back = commands.add_parser("import", help="weights to a new checkpoint folder, for train.load")
     back.add_argument(
         "source", type=Path, help="a folder with config.json and the weights in one file or in shards, or such a file"
@@ -164,7 +166,11 @@ def main(argv: List[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "export":
-            export(Checkpoint.at(arguments.checkpoint), arguments.out)
+            checkpoint = Checkpoint.at(arguments.checkpoint)
+            kind = kind_of(checkpoint, arguments.weights)
+            export(checkpoint, arguments.out, kind)
+            if arguments.weights is None and (said := note(kind)) is not None:
+                print(f"({said})", file=sys.stderr)
             print(arguments.out)
         else:
             made = import_(arguments.source, arguments.checkpoint, arguments.heads, arguments.sequence_length)

@@ -24,7 +24,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import worker
 from megatron_ext.contract.errors import is_out_of_memory
-from megatron_ext.contract.model import MEASURED, ModelConfig
+from megatron_ext.contract.models.model import MEASURED, ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import PROFILE
@@ -32,6 +32,7 @@ from megatron_ext.measuring import link_times
 from megatron_ext.measuring.kinds import Kinds
 from megatron_ext.measuring.parts import Parts, groups_of, told_medians
 from megatron_ext.measuring.passes import Passes
+from megatron_ext.measuring.room import Room, doubled, largest
 from megatron_ext.parallel.comm import meet, told
 from megatron_ext.parallel.software import same_software
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -52,12 +53,17 @@ class Request(NamedTuple):
     micro_batch_sizes: List[int]
     seconds: float
     """Of passes for a tensor size and micro-batch, at most, if their times do not become known before."""
+    room_from: Optional[int] = None
+    """The micro-batch from which on larger ones are tried, until there is no room for the whole model's."""
+    memory_bytes: Optional[Dict[str, int]] = None
+    """Of a rank, by group of nodes, where no allocator says when there is no more."""
 
     @classmethod
     def read(cls) -> Request:
         content = json.loads(os.environ[PROFILE])
         sizes = {int(tensor): int(padded) for tensor, padded in content["padded_vocab_sizes"].items()}
-        return cls(sizes, list(content["micro_batch_sizes"]), float(content["seconds"]))
+        batches, seconds = list(content["micro_batch_sizes"]), float(content["seconds"])
+        return cls(sizes, batches, seconds, content.get("room_from"), content.get("memory_bytes"))
 
 
 def measure(plan: Plan, place: Place, store: Store) -> None:
@@ -90,6 +96,11 @@ class _Measurements:
 
     def make(self) -> None:
         sizes, batches = self._request.padded_vocab_sizes, self._request.micro_batch_sizes
+        room = None
+        if self._request.room_from is not None:
+            self._note.tell(doing="the largest micro-batch")
+            room = self._room(self._request.room_from)
+            batches = doubled(self._request.room_from, self._most(room))
         optimizer: Optional[List[float]] = None
         for tensor in sizes:
             group = self._tensor_group(tensor)
@@ -97,6 +108,7 @@ class _Measurements:
             for batch in batches:
                 self._note.tell(doing=f"tensor {tensor}, micro-batch {batch}")
                 asked = optimizer is None and tensor == min(sizes)
+                fits = fits and not (tensor == 1 and room is not None and batch > max(room, batches[0]))
                 found = self._point(group if fits else None, tensor, batch, asked)
                 if found is not None:  # what is too large makes all larger ones so
                     fits = found["too_large"] is None
@@ -107,6 +119,32 @@ class _Measurements:
         groups = [node.group for node in self._plan.nodes]
         self._note.tell(p2p=link_times.p2p(self._nodes, groups, self._device))
         self._note.tell(all_reduces=link_times.all_reduces(self._nodes, self._device), doing=None, done=True)
+
+    def _room(self, step: int) -> int:
+        """The largest micro-batch for which this rank has room, with the whole model and without tensor groups."""
+        plan, request = self._plan, self._request
+        model = replace(plan.model, padded_vocab_size=request.padded_vocab_sizes[min(request.padded_vocab_sizes)])
+        group = next(node.group for node in plan.nodes if self._place.rank in node.ranks)
+        memory = None if self._device.type == "cuda" else (request.memory_bytes or {}).get(group)
+        found, room = 0, None
+        try:
+            room = Room(replace(plan, model=model), self._device, memory)
+            found = largest(room.fits, step)
+            self._note.tell(gradients=room.gradients() if room.fits(step) else [])
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        room = None
+        self._free()
+        self._note.tell(room=found)
+        return found
+
+    def _most(self, value: int) -> int:
+        """That any rank has."""
+        most = torch.tensor([value], device=self._device)
+        with told("agreeing with the other ranks"):
+            dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return int(most.item())
 
     def _tensor_group(self, size: int) -> Optional[TensorGroup]:
         """This rank's one; None if it is left over. All ranks make each group."""
@@ -122,10 +160,13 @@ class _Measurements:
     ) -> Optional[Dict[str, Any]]:
         """What is told of one tensor size and micro-batch; None on a rank that takes no part. It leaves memory free."""
         found = self._tried(group, tensor, batch, with_optimizer)
+        self._free()
+        return None if group is None else found
+
+    def _free(self) -> None:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        return None if group is None else found
 
     def _tried(self, group: Optional[TensorGroup], tensor: int, batch: int, with_optimizer: bool) -> Dict[str, Any]:
         model = replace(self._plan.model, padded_vocab_size=self._request.padded_vocab_sizes[tensor])

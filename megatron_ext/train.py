@@ -14,16 +14,19 @@ from megatron_ext.checkpoints import tensors
 from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
-from megatron_ext.contract.model import MODULE
+from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
+from megatron_ext.contract.models.model import MODULE, TRANSLATION
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import BEGINNING, Samples
+from megatron_ext.engine.adaptation import Adaptation
 from megatron_ext.engine.course import Course, Spending
-from megatron_ext.engine.engine import Engine
-from megatron_ext.engine.evaluation import SPLIT, Evaluator, samples_to_evaluate
+from megatron_ext.engine.evaluation import Evaluator, samples_to_evaluate
 from megatron_ext.engine.log import TrainingLog
 from megatron_ext.engine.pace import messages_timeout
 from megatron_ext.engine.rehearsal import rehearse
+from megatron_ext.engine.streams.streaming import engine_of
+from megatron_ext.inference.translations import Translations
 from megatron_ext.parallel import clock
 from megatron_ext.parallel.comm import Gate, meet, told
 from megatron_ext.parallel.groups import Groups, Tied
@@ -32,7 +35,7 @@ from megatron_ext.parallel.software import same_software
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.families import task_of
 from megatron_ext.tasks.task import Held, Task
-from megatron_ext.timeline import memory
+from megatron_ext.timeline import memory, traffic
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
 from megatron_ext.timeline.event_files import EventBuffer
 from megatron_ext.timeline.recorder import Recorder, begin_events
@@ -81,59 +84,86 @@ def _train(
     gate = Gate(store, plan.world_size)
     found = tensors.find(plan, place, store)
     start = BEGINNING if found is None else found.position
-    samples = _samples(task, place, "train", start.consumed(plan.train.iterations, plan.global_batch_size), gate)
+    # The order may follow from how many there are: where that was asked for, it is the same for every global batch.
+    wanted = plan.train.samples or start.consumed(plan.train.iterations, plan.global_batch_size)
+    samples = _samples(task, place, "train", wanted, gate)
     held_out = _held_out(plan, task, place, gate)
-    engine = Engine(plan, task, place, groups, samples, recorder, start)
+    engine = engine_of(plan, task, place, groups, samples, recorder, start)
     gate.wait("model", "waiting for the models of all ranks")
     engine.pass_once()
     if found is not None:
         tensors.check_order(found, samples.order)
         tensors.load(found, plan, engine)
     evaluator = None if held_out is None else Evaluator(plan, place, engine, *held_out)
+    translations = Translations(plan, place, engine, gate) if _wants_bleu(plan) else None
     own = found is not None and found.folder.parent == plan.files.checkpoints  # another run's goal is not this one's
     course = Course(plan, found.meta.evaluation if found and own else None, tensors.find_best(plan, place, store))
     gate.wait("state", "waiting for the weights of all stages")
-    saver = Saver(plan, place, engine, start, samples.order, gate)
+    adaptation = None
+    if plan.adapt is not None:
+        adaptation = Adaptation(plan, place, engine, start.iteration, found.meta.adaptation if found and own else None)
+    saver = Saver(plan, place, engine, samples.order, gate, adaptation)
     clock.align(recorder, store, "begin")
     is_last = place.rank == plan.world_size - 1
     if place.rank == 0 and not course.reached:
         plan.files.goal.unlink(missing_ok=True)  # of an earlier start, which has spent too much
     spending = Spending(plan) if is_last and plan.train.max_cost is not None else None
-    log = TrainingLog(plan, plan.files.metrics, start, spending=spending) if is_last else None
+    log = TrainingLog(plan, plan.files.metrics, start.iteration, spending=spending) if is_last else None
     if found is not None and is_last:
         print(f"going on from {found.folder}", flush=True)
-    interruption = Interruption(device)
-    iteration = start.iteration
-    ending, why = course.reached, 0
-    while iteration < plan.train.iterations and not ending:
+    interruption = Interruption(device, engine.apart)
+    recorder.traffic.begin()
+    iteration, until = start.iteration, plan.train.iterations
+    ending, why = course.reached or (adaptation is not None and adaptation.over(iteration)), 0
+    while iteration < until and not ending:
         iteration += 1
-        result = engine.step(iteration)
+        measures = adaptation is not None and adaptation.measures(iteration)
+        result = engine.step(iteration, halves=True) if measures else engine.step(iteration)
+        over = adaptation is not None and adaptation.over(iteration)
+        last = over or iteration == plan.train.iterations
         evaluation, best = None, False
-        if evaluator is not None and _at(iteration, plan.train.eval_interval, plan.train.iterations):
+        if evaluator is not None and _at(iteration, plan.train.eval_interval, last):
             evaluation = evaluator.evaluate()
+            if translations is not None:
+                evaluation = translations.added(evaluation)
             best = course.follow(evaluation.metrics)
         if log is not None:
-            log.add(iteration, result, engine.optimizer.updates, evaluation)
+            log.add(iteration, result, engine.progress(iteration), evaluation, last)
+        if adaptation is not None:
+            adaptation.after(iteration, result)
         recorder.flush()
         if iteration == min(start.iteration + plan.train.log_interval, plan.train.iterations):
-            memory.report(plan, place, iteration)
-        why = interruption.agreed(SPENT if spending is not None and spending.over else 0)
-        ending = bool(why) or course.reached
+            _report(plan, place, recorder, iteration, engine.consumed(iteration) - start.samples)
+        if spending is not None:
+            spending.note()
+        asked = interruption.agreed(SPENT if spending is not None and spending.over else 0)
+        if asked and not why:
+            why, until = asked, engine.soonest_end(iteration)
+        ending = (bool(why) and iteration == until) or course.reached or over
         saver.after(iteration, ending, None if evaluation is None else evaluation.metrics, best)
     interruption.finish()
     gate.wait("trained", "waiting for the last messages of the others")  # before any rank ends its communicators
     clock.align(recorder, store, "end")
     recorder.close()
-    memory.report(plan, place, iteration)
+    _report(plan, place, recorder, iteration, engine.consumed(iteration) - start.samples)
     saver.finish()
-    done = course.reached or iteration == plan.train.iterations
+    over = adaptation is not None and adaptation.over(iteration)
+    done = course.reached or over or iteration == plan.train.iterations
     if course.reached and place.rank == 0:
         course.record(iteration)
+    elif over and adaptation is not None and place.rank == 0:
+        adaptation.record(iteration)
     if why == SPENT and not done and spending is not None:
         spending.record(iteration)
-    if course.reached or why == SPENT:
+    if course.reached or over or why == SPENT:
         gate.wait("recorded", "waiting until it is written down how the run ended")
     return iteration, done or why == SPENT
+
+
+def _report(plan: Plan, place: Place, recorder: Recorder, iteration: int, samples: int) -> None:
+    """Writes down what the rank has taken, and sent for so many samples, up to the end of an iteration."""
+    memory.report(plan, place, iteration)
+    traffic.report(plan, place, recorder.traffic, iteration, samples)
 
 
 def _task(plan: Plan, place: Place, store: Store) -> Task:
@@ -184,8 +214,12 @@ def _recorder(plan: Plan, place: Place, buffers: Mapping[int, EventBuffer]) -> R
     return CudaRecorder(buffer, plan.nsys) if plan.device == "cuda" else Recorder(buffer)
 
 
-def _at(iteration: int, interval: Optional[int], last: int) -> bool:
-    return interval is not None and (iteration % interval == 0 or iteration == last)
+def _at(iteration: int, interval: Optional[int], last: bool) -> bool:
+    return interval is not None and (iteration % interval == 0 or last)
+
+
+def _wants_bleu(plan: Plan) -> bool:
+    return plan.model.family in TRANSLATION and names_metric(BLEU, plan.train.until, plan.train.best)
 
 
 def _held_out(plan: Plan, task: Task, place: Place, gate: Gate) -> Optional[Tuple[Samples, int]]:

@@ -32,7 +32,7 @@ def main(argv: List[str]) -> int:
         translator = Translator(found.model, found.weights, arguments.device)
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        for line in translated(sys.stdin, translator, tokenizer_of(found.tokenizer), scoring):
+        for line in translated(sys.stdin, translator, tokenizer_of(found.tokenizer), scoring, live=True):
             print(line, flush=True)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)

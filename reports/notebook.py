@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 from plotly import graph_objects as go
 
+from conf.run_folder.run_folders import usual_runs_dir
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.frames import memory_frame, stages_frame, stragglers_frame, waiting_frame
@@ -135,20 +136,25 @@ class Run:
         return lines([values], x_title="iteration", title=metric)
 
 
-def load(run: str | Path | None = None, runs_dir: str | Path = "runs", **sizes: int) -> Run:
+def load(run: str | Path | None = None, runs_dir: str | Path | None = None, **sizes: int) -> Run:
     """A run, or a log of Megatron-LM: whatever `tdpp report` takes.
 
     Args:
         run: the latest one if not given.
+        runs_dir: where runs are, as for commands: TDPP_RUNS_DIR, or runs.
         sizes: `tensor`, `data`, `pipeline` of a log that does not say them.
 
     Raises:
         TdppError: there is no such run or log, or it cannot be read.
     """
-    return Run(Source.find(Path(runs_dir), None if run is None else str(run), Sizes(**sizes)).read())
+    return Run(Source.find(_runs_dir(runs_dir), None if run is None else str(run), Sizes(**sizes)).read())
 
 
-def load_sweep(*runs: str | Path, runs_dir: str | Path = "runs") -> pd.DataFrame:
+def _runs_dir(given: str | Path | None) -> Path:
+    return usual_runs_dir() if given is None else Path(given)
+
+
+def load_sweep(*runs: str | Path, runs_dir: str | Path | None = None) -> pd.DataFrame:
     """Several runs, or all of a folder, a row each: every key of the configuration in which they differ, and what they
     reached.
 
@@ -156,7 +162,7 @@ def load_sweep(*runs: str | Path, runs_dir: str | Path = "runs") -> pd.DataFrame
         TdppError: one of them cannot be read.
     """
     wanted = [one for given in runs for one in all_of(str(given))]
-    found = [Source.find(Path(runs_dir), one, Sizes()) for one in wanted]
+    found = [Source.find(_runs_dir(runs_dir), one, Sizes()) for one in wanted]
     outcomes = [outcome(source.read().record, None, str(source.log)) for source in found]
     frame = pd.DataFrame([{**asdict(one), **one.settings} for one in outcomes])
     frame = frame.drop(columns=["settings", "verdict"]).rename(columns={"link": "path"}).set_index("name")

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import settings
 
 from conf import compose
+from conf.reading import own_folders
+from conf.run_folder import run_folders
 from tests.support import composing
 from tests.support.slurm.login_node import OF_A_JOB
 
@@ -25,9 +27,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for variable in [name for name in os.environ if name.startswith(OF_A_JOB)]:
     del os.environ[variable]
 
+# Nor are the configurations of whoever runs them.
+os.environ[own_folders.VARIABLE] = ""
+os.environ.pop(run_folders.RUNS_DIR, None)
+
 compose._composed = composing.composed
 
-SLOW = {"slurm", "browser", "engine_run", "runs"}
+SLOW = {"slurm", "fleet", "browser", "engine_run", "runs"}
 """Fixtures."""
 
 

@@ -1,7 +1,8 @@
 """Configurations of your own: the words of a command line that lead to files outside of `conf/`.
 
-`--config-dir DIR` is a folder of groups, such as DIR/model/mine.yaml, which model=mine then takes. `GROUP=FILE.yaml`
-takes a single file, wherever it lies. Hydra gets both as folders of its search path.
+`--config-dir DIR` is a folder of groups, such as DIR/model/mine.yaml, which model=mine then takes; so are those of
+`own_folders`, without being named. `GROUP=FILE.yaml` takes a single file, wherever it lies. Hydra gets all of them as
+folders of its search path.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conf.errors import ConfigError
+from conf.reading.hydra_words import quoted
+from conf.reading.own_folders import SHIPPED, SUFFIX, groups, is_file, own_folders, require_other_names
 
-OWN = Path(__file__).parents[1]
-"""What ships with tdpp. Hydra looks there first."""
 OPTIONS = ("--config-dir", "-cd")
-SUFFIX = ".yaml"
+PARTS = "parts"
+OPENSEQ2SEQ = "openseq2seq="
+"""A word that stands for those that its file says (conf/reading/openseq2seq.py)."""
 
 COMPARED = ("train.until",)
 """Keys whose values hold < or >, which Hydra reads only between quotes."""
+LISTED = ("log",)
+"""Keys whose values are lists, which Hydra takes for a sweep unless there are brackets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +40,17 @@ class Words:
     """Where configurations are looked for, in this order."""
     given: dict[str, str] = field(default_factory=dict)
     """The files and texts that were given, by what stands in their place."""
+    notes: tuple[str, ...] = ()
+    """What files of other programs say that has no place here, a sentence each."""
 
     @property
     def all(self) -> list[str]:
         """The overrides, and where else Hydra is to look."""
-        others = [folder.absolute() for folder in self.folders if folder != OWN]
-        return [*self.overrides, *([f"hydra.searchpath=[{','.join(map(_quoted, others))}]"] if others else [])]
+        others = [folder.absolute() for folder in self.folders if folder != SHIPPED]
+        return [
+            *self.overrides,
+            *([f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in others)}]"] if others else []),
+        ]
 
     def as_given(self, text: str) -> str:
         """A text of Hydra's, in which files are called as they were given."""
@@ -49,25 +59,19 @@ class Words:
         return text
 
 
-def is_file(value: str) -> bool:
-    """Whether a value is the path of a file, not the name of one of tdpp's own."""
-    return value.endswith(SUFFIX)
-
-
-def path_of(name: str, folder: Path) -> Path:
-    """Of what is kept under a name in a folder of tdpp's own, or in the file whose path `name` is."""
-    return Path(name) if is_file(name) else folder / f"{name}{SUFFIX}"
-
-
-def groups() -> set[str]:
-    """The groups of configurations."""
-    return {file.parent.name for file in OWN.glob(f"*/*{SUFFIX}")}
-
-
 def choices(group: str, command: Sequence[str]) -> list[str]:
-    """The names of a group's files, in tdpp's own folder and those that a command line adds."""
-    folders, _ = config_dirs(command)
-    return sorted({file.stem for folder in (OWN, *folders) for file in (folder / group).glob(f"*{SUFFIX}")})
+    """As `names_in`, in tdpp's folder, your own, and those that a command line adds."""
+    return names_in(group, (SHIPPED, *config_dirs(command)[0], *own_folders()))
+
+
+def names_in(group: str, folders: Sequence[Path]) -> list[str]:
+    """The names of a group's files; of what lies in a folder of the group, `FOLDER/NAME`.
+
+    Folders called `parts` hold what others are made of.
+    """
+    roots = [folder / group for folder in folders]
+    found = {file.relative_to(root).with_suffix("") for root in roots for file in root.rglob(f"*{SUFFIX}")}
+    return sorted(path.as_posix() for path in found if PARTS not in path.parts)
 
 
 @contextmanager
@@ -87,6 +91,7 @@ def found_files(command: Sequence[str]) -> Iterator[Words]:
 
 def _found(command: Sequence[str], links: Path) -> Words:
     folders, words = config_dirs(command)
+    words, notes = _foreign(words)
     overrides: list[str] = []
     given: dict[str, str] = {}
     for word in words:
@@ -99,10 +104,28 @@ def _found(command: Sequence[str], links: Path) -> Words:
         elif key.lstrip("+") in COMPARED and re.fullmatch(r"[^'\",]*[<>][^'\",]*", value):
             given[f"'{value}'"] = value
             overrides.append(f"{key}='{value}'")
+        elif key.lstrip("+") in LISTED and re.fullmatch(r"[\w ,-]+", value) and value != "null":
+            given[f"{key}=[{value}]"] = word
+            overrides.append(f"{key}=[{value}]")
         else:
             overrides.append(word)
-    found = (OWN, *([links] if any(links.iterdir()) else []), *folders)
-    return Words(overrides=tuple(overrides), folders=found, given=given)
+    found = (SHIPPED, *([links] if any(links.iterdir()) else []), *folders, *own_folders())
+    return Words(overrides=tuple(overrides), folders=found, given=given, notes=tuple(notes))
+
+
+def _foreign(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words with those of an OpenSeq2Seq file before them, and what it says that has no place here."""
+    others = [word for word in words if not word.startswith(OPENSEQ2SEQ)]
+    files = [word.removeprefix(OPENSEQ2SEQ) for word in words if word.startswith(OPENSEQ2SEQ)]
+    if not files:
+        return words, []
+    if len(files) > 1:
+        raise ConfigError(f"{OPENSEQ2SEQ}… is there {len(files)} times; a training has one such file")
+    from conf.reading import openseq2seq  # others do without
+
+    said, notes = openseq2seq.read(Path(files[0]), tuple(others))
+    group = any(word.startswith("model=") for word in others)
+    return [*(word for word in said if not (group and word == openseq2seq.MODEL)), *others], notes
 
 
 def config_dirs(command: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -123,10 +146,7 @@ def _config_dir(option: str, name: str) -> Path:
         raise ConfigError(
             f"{option} {shlex.quote(name)}: there is no such folder; give one with groups, such as DIR/model/mine.yaml"
         )
-    for file in sorted(folder.glob(f"*/*{SUFFIX}")):
-        own = OWN / file.relative_to(folder)
-        if own.is_file() and own.read_bytes() != file.read_bytes():
-            raise ConfigError(f"{file} has the name of {own}, which would be read in its place; give it another name")
+    require_other_names(folder)
     return folder
 
 
@@ -134,8 +154,8 @@ def _link(links: Path, group: str, file: str, given: dict[str, str]) -> str:
     """A choice of the group that leads to the file. Its own name may be one that Hydra cannot read, or taken."""
     if not Path(file).is_file():
         raise ConfigError(
-            f"{group}={file}: there is no such file; without {SUFFIX} a value is one of the names in {OWN / group}, or "
-            f"in the folder {group} of a --config-dir"
+            f"{group}={file}: there is no such file; without {SUFFIX} a value is one of the names in "
+            f"{SHIPPED / group}, or in the folder {group} of one of your own (TDPP_CONFIG, --config-dir)"
         )
     from conf.reading.yaml_file import require_small  # what else needs this module does without OmegaConf
 
@@ -150,9 +170,3 @@ def _link(links: Path, group: str, file: str, given: dict[str, str]) -> str:
     (links / group / f"{choice}{SUFFIX}").symlink_to(Path(file).absolute())
     given[choice] = file
     return choice
-
-
-def _quoted(folder: Path) -> str:
-    """As Hydra's grammar takes a text with any character."""
-    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), str(folder))
-    return f"'file://{escaped}'"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from conf.errors import TdppError
-from conf.reading.user_files import is_file
+from conf.reading.own_folders import is_file
 from conf.reading.word_rules import MOST_DIGITS
 from conf.visible import shortened, visible
 

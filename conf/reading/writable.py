@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from conf.reading.user_files import is_file, path_of
+from conf.reading.own_folders import is_file
 from megatron_ext.contract.files import write_atomic
 
 
@@ -25,11 +25,17 @@ def why_not_writable(path: Path) -> str | None:
     return "permission denied; choose a folder where you may write"
 
 
-def why_not_kept(name: str, folder: Path) -> str | None:
-    """The same of what is kept under a name in a folder of tdpp's own, or in the file whose path `name` is."""
-    if not (is_file(name) or os.access(folder, os.W_OK, effective_ids=True)):
-        return f"you may not write in {folder}, a part of tdpp; give the path of a file instead, such as ./{name}.yaml"
-    return why_not_writable(path_of(name, folder))
+def why_not_kept(name: str, path: Path) -> str | None:
+    """The same of what is kept under a name in the file `path`, whose folder is made if it is missing."""
+    if not is_file(name):
+        folder = path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return f"cannot make {folder}: {error.strerror}; give the path of a file instead, such as ./{name}.yaml"
+        if not os.access(folder, os.W_OK, effective_ids=True):
+            return f"you may not write in {folder}; give the path of a file instead, such as ./{name}.yaml"
+    return why_not_writable(path)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -21,6 +21,15 @@ _SHOWN = 3
 """Runs that are named in a message."""
 
 
+RUNS_DIR = "TDPP_RUNS_DIR"
+"""The variable with the folder of all runs, where none is given; so it stands in the schema, too."""
+
+
+def usual_runs_dir() -> Path:
+    """Where runs are if nobody says otherwise."""
+    return Path(os.environ.get(RUNS_DIR, "runs"))
+
+
 def is_run(path: Path) -> bool:
     """Whether a folder has what every run has: its launch came as far as its plan."""
     try:

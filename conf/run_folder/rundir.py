@@ -191,6 +191,10 @@ class RunDir(RunFiles):
         """What submitit itself writes: pickles, its own log."""
         return self.path / "submitit"
 
+    def submitit_of(self, node: str) -> Path:
+        """The same of one host among several, where process ids may be those of another one too."""
+        return self.submitit / node
+
     @property
     def stop_request(self) -> Path:
         return self.path / "stop.json"
@@ -215,6 +219,15 @@ class RunDir(RunFiles):
 
     def node_state(self, node: str) -> Path:
         return self.nodes / f"{node}.json"
+
+    @property
+    def trackers(self) -> Path:
+        """What the writers of TensorBoard and its like keep for themselves (launch/tracking)."""
+        return self.path / "trackers"
+
+    def tracker_log(self, tracker: str) -> Path:
+        """What the library of a tracker prints."""
+        return self.trackers / f"{tracker}.log"
 
     @property
     def nsys(self) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.reading.user_files import is_file
+from conf.reading.own_folders import is_file
 from conf.schema import environment, links, ranges
 from conf.schema.config_class import config
 
@@ -20,12 +20,17 @@ class Gpu:
     """A kind of device. Rates are dense peaks from the maker's data sheet."""
 
     name: str = MISSING
+    """As the driver calls it, such as NVIDIA A10; doctor compares."""
     memory_gib: float = MISSING
     """Memory a process can use, GiB."""
     fp32_tflops: float = MISSING
+    """Of fp32, with TF32 where the GPU has it."""
     fp16_tflops: float = MISSING
+    """Of fp16, with sums in fp32."""
     bf16_tflops: float = MISSING
+    """Of bf16, with sums in fp32."""
     memory_gb_per_s: float = MISSING
+    """Bandwidth of its memory."""
     profile: str | None = None
     """What was measured on it, if there is one: the name of a profile of tdpp's, or the path of a .yaml file."""
 
@@ -39,26 +44,35 @@ class NodeGroup:
     """Nodes of one kind."""
 
     count: int = 1
+    """Nodes of the group."""
     gpus_per_node: int | None = None
     """Ranks a node runs. null, for a cluster of one node: as many as the plan asks for."""
     gpu: str = MISSING
     """A key of `cluster.gpus`."""
     partition: str | None = None
+    """Slurm's; null leaves the default one."""
     gres: str | None = None
+    """GPUs of a node as Slurm is asked for them, such as gpu:a10:8; null asks for none."""
     cpus_per_task: int | None = None
+    """Cores of a node's agent and its ranks; null leaves Slurm's default."""
     mem: str | None = None
     """Memory of a node as Slurm writes it, such as 200G; 0 is all of it, null leaves the partition's default."""
     account: str | None = None
+    """Slurm's; null leaves your default one."""
     qos: str | None = None
+    """Slurm's quality of service; null leaves the default one."""
     constraint: str | None = None
+    """Features of nodes as Slurm is asked for them."""
     time_min: int | None = None
     """Slurm time limit, minutes; null leaves the partition's own."""
     intra_gbit_per_s: float = MISSING
     """Between two GPUs of a node."""
     intra_latency_us: float = MISSING
+    """Of a message between two GPUs of a node."""
     inter_gbit_per_s: float = MISSING
     """Out of a node, shared by its ranks."""
     inter_latency_us: float = MISSING
+    """Of a message to another node."""
     environment: dict[str, str] = field(default_factory=dict)
     """Given to the ranks of these nodes, over `cluster.environment`, for example NCCL_IB_HCA."""
     price_per_hour: float | None = None
@@ -68,8 +82,11 @@ class NodeGroup:
 @config
 class Cluster:
     name: str = MISSING
+    """By which pages and messages call the cluster."""
     gpus: dict[str, Gpu] = field(default_factory=dict)
+    """Kinds of GPU, by a name of your own; gpu@cluster.gpus.NAME=a10 takes a shipped one."""
     groups: dict[str, NodeGroup] = field(default_factory=dict)
+    """Groups of equal nodes, by a name of your own."""
     links: dict[str, Any] = field(default_factory=dict)
     """Between nodes of pairs of groups, where these are not as the groups' own figures say: by row the group that
     sends, by column the one that receives (`conf.schema.links`)."""

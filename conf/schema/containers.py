@@ -1,7 +1,7 @@
 """Images, mounts and environments as a configuration names them, and what each container runtime can express.
 
 Sources: runtime.sh and enroot-mount.c of enroot 4.1, args.c and pyxis_slurmstepd.c of pyxis 0.24, mount.go and
-create.go of Apptainer 1.5.
+create.go of Apptainer 1.5, docker's reference of `docker container run`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conf.schema.cluster import Cluster
 from conf.schema.config_class import config
 
 IMAGE_SUFFIX = {"enroot": ".sqsh", "pyxis": ".sqsh", "apptainer": ".sif"}
-"""Of an image file, by container kind."""
+"""Of an image file, by container kind; docker takes none."""
 
 _EXAMPLE = "nvcr.io/nvidia/pytorch:23.04-py3"
 _COMPONENT = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
@@ -34,6 +34,7 @@ _UNMOUNTABLE: Mapping[str, tuple[str, str]] = {
     "pyxis": (r"[\s:\\,\"$`]", "spaces, ':', ',', '\"', '$', '`' and '\\'"),
     # Fields of a CSV record, which may be quoted.
     "apptainer": (r"[\x00-\x1f]", "control characters"),
+    "docker": (r"[\x00-\x1f]", "control characters"),
 }
 """What a mounted path may not hold: a pattern, and its words."""
 
@@ -41,6 +42,7 @@ _RESERVED: Mapping[str, tuple[str, str]] = {
     "enroot": (r"ENROOT_.*", "ENROOT_…"),
     "pyxis": (r"(?:ENROOT|SLURM|PYXIS)_.*", "ENROOT_…, SLURM_… and PYXIS_…"),
     "apptainer": (r"HOME|UID|GID", "HOME, UID and GID"),
+    "docker": (r"NVIDIA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
 }
 """Variables that a runtime sets itself: a pattern of names, and its words."""
 
@@ -111,10 +113,13 @@ class Mount:
 
 
 class ContainerKind(StrEnum):
+    """What the ranks run in (docs/containers.md)."""
+
     none = "none"
     enroot = "enroot"
     pyxis = "pyxis"
     apptainer = "apptainer"
+    docker = "docker"
 
 
 @config
@@ -127,7 +132,7 @@ class Container:
     image_dir: str = "${runs_dir}/../images"
     """A folder that all nodes share: where the file of a registry's image lies. It is made when it is missing."""
     digest: str | None = None
-    """Of the image's file, sha256:…: a file with another one is not used."""
+    """Of the image's file, or with docker of the image, sha256:…: another one is not used."""
     mounts: list[str] = field(default_factory=list)
     """Of the host, beside what every run needs: SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro."""
     python: str = "python3"
@@ -152,18 +157,28 @@ def _check_container(container: Container) -> None:
     suffix = Path(container.image).suffix
     if suffix not in IMAGE_SUFFIX.values():
         ImageReference.parse(container.image)
+    elif kind == "docker":
+        raise ConfigError(
+            f"container.image={container.image} is a file, but docker takes images by their names; load it on every "
+            "node (docker load), and give the name"
+        )
     elif suffix != IMAGE_SUFFIX[kind]:
         raise ConfigError(
             f"container.image={container.image} is not an image file of {kind}, whose name ends in {IMAGE_SUFFIX[kind]}"
         )
     if container.digest is not None:
-        _digest(container.digest, kind, from_registry=suffix != IMAGE_SUFFIX[kind])
+        _digest(container.digest, kind, from_registry=suffix != IMAGE_SUFFIX.get(kind))
     for mount in mounts:
         for path in (mount.source, mount.target):
             mountable(kind, path, "container.mounts")
 
 
 def _digest(text: str, kind: ContainerKind, *, from_registry: bool) -> None:
+    if kind == "docker" and not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
+        raise ConfigError(
+            f"container.digest={text!r} is not the ID of an image; write what "
+            "'docker image inspect --format={{.Id}} IMAGE' prints, sha256: and 64 hexadecimal digits"
+        )
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
         raise ConfigError(
             f"container.digest={text!r} is not the SHA-256 of an image file; write sha256: and the 64 "
@@ -210,7 +225,7 @@ def variable(kind: ContainerKind, name: str, value: str, key: str) -> None:
     pattern, words = _RESERVED[kind]
     if re.fullmatch(pattern, name):
         raise ConfigError(f"{key}: {kind} sets {words} itself and takes no other value; leave it out")
-    if kind == "apptainer":
+    if kind in ("apptainer", "docker"):
         return
     # Variables are lines of a file, and a pair of quotes around a value is dropped.
     if "\n" in value or re.fullmatch(r"[\"'].*[\"']\s*", value):

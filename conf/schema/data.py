@@ -13,7 +13,7 @@ from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
 from megatron_ext.contract import plan_parts
-from megatron_ext.contract.model import BERT, IMAGES, T5
+from megatron_ext.contract.models.model import BERT, IMAGES, T5
 
 
 @config
@@ -69,6 +69,9 @@ class Data:
     """Of bert and t5: whether long runs of hidden words are more frequent than short ones."""
     masking_use_geometric_distribution: bool | None = None
     """Of bert and t5: whether the lengths of runs are distributed geometrically, as in SpanBERT; null: for t5."""
+    bucketing: int | None = None
+    """Of transformer and gnmt: sort so many global batches at a time by length, such as 80, so that samples of alike
+    length are padded together; null: they come as they are drawn, padded to the lengths that the model takes."""
     augment: Augment = field(default_factory=Augment)
     cache: str | None = None
     """A folder, which all nodes share, for index maps; null: beside the data, or, where you may not write there, in

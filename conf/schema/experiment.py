@@ -11,7 +11,8 @@ from enum import StrEnum
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema import containers, megatron_lm, ranges, tensor_groups
+from conf.schema import adapt, containers, megatron_lm, ranges, streams, tensor_groups
+from conf.schema.adapt import Adapt
 from conf.schema.cluster import Cluster, Gpu, NodeGroup
 from conf.schema.config_class import config
 from conf.schema.containers import Container, ContainerKind
@@ -21,11 +22,13 @@ from conf.schema.megatron_lm import Engine, EngineKind
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel, Recompute, Schedule
 from conf.schema.partition import NodeOrder, Partition
+from conf.schema.trackers import Tracker
 from conf.schema.train import Precision, Train, check_metrics
-from megatron_ext.contract.images import values_of_norm
-from megatron_ext.contract.model import BERT, GPT, IMAGES, T5
+from megatron_ext.contract.models.images import values_of_norm
+from megatron_ext.contract.models.model import BERT, IMAGES, NEXT_TOKEN, T5, TRANSLATION
 
 __all__ = [
+    "Adapt",
     "Augment",
     "Cluster",
     "Container",
@@ -52,7 +55,7 @@ __all__ = [
 ]
 
 
-SPLIT_BY_WEIGHT = (GPT, BERT, T5)
+SPLIT_BY_WEIGHT = (*NEXT_TOKEN, BERT, T5)
 """Whose data are documents that `data.split` shares out."""
 
 
@@ -88,11 +91,15 @@ def _check_profilers(profile: Profile) -> None:
 
 @config
 class Experiment:
-    """One run, whole. `OmegaConf.to_object` makes it; making it checks every rule."""
+    """One run, whole.
+
+    `OmegaConf.to_object` makes it; making it checks every rule.
+    """
 
     name: str = "${model.name}"
     """Runs of a name share the folder `<runs_dir>/<name>`."""
-    runs_dir: str = "runs"
+    runs_dir: str = "${oc.env:TDPP_RUNS_DIR,runs}"
+    """The folder of all runs, which every node has at the same path; the variable TDPP_RUNS_DIR changes the default."""
     runs_mode: RunsMode = RunsMode.owner
     dry_run: bool = False
     """Print what would be started, and write nothing; what keeps it from being started is an error all the same."""
@@ -104,6 +111,8 @@ class Experiment:
     """Ask before more than this is submitted to Slurm: the GPUs of the nodes times their time limits, over a sweep."""
     yes: bool = False
     """Submit without asking."""
+    log: list[Tracker] = field(default_factory=list)
+    """Where metrics.jsonl is carried to while the run goes on: any of tensorboard, wandb and mlflow."""
     cluster: Cluster = MISSING
     model: Model = MISSING
     parallel: Parallel = MISSING
@@ -113,9 +122,11 @@ class Experiment:
     data: Data = MISSING
     engine: Engine = field(default_factory=Engine)
     profile: Profile = field(default_factory=Profile)
+    adapt: Adapt = field(default_factory=Adapt)
 
     def __post_init__(self) -> None:
         ranges.check("", self)
+        _check_decided(self.parallel)
         _check_name(self.name)
         _check_paths(self)
         _check_sweep(self)
@@ -123,17 +134,23 @@ class Experiment:
         _check_nodes(self)
         _check_ranks(self)
         _check_measured(self)
+        _check_recompute(self)
         _check_images(self)
+        _check_bucketing(self)
         tensor_groups.check(self.parallel, self.model, self.cluster, self.node_order.groups, self.ranks_per_node())
         _check_compile(self)
+        if self.parallel.stream is not None:
+            streams.check(self.partition, self.model)
         _check_evaluation(self)
         self.price_per_hour()
         containers.check_environment(self.container.kind, self.cluster, self.node_order.groups)
         if self.engine.kind is EngineKind.megatron_lm:
             groups = self.node_order.groups
             megatron_lm.can_run(self.model, self.parallel, self.train, self.cluster, groups, self.executor.rehearse)
+            _check_log(self.log)
         _check_rehearsal(self)
         _check_time(self)
+        _check_adapt(self)
 
     @property
     def partition(self) -> Partition:
@@ -145,7 +162,10 @@ class Experiment:
     @property
     def node_order(self) -> NodeOrder:
         if self.parallel.node_order is None:
-            return NodeOrder.of({name: group.count for name, group in self.cluster.groups.items()})
+            groups = self.cluster.groups
+            hosts = len(self.executor.reached)
+            counts = dict.fromkeys(groups, hosts) if hosts and len(groups) == 1 else None
+            return NodeOrder.of(counts or {name: group.count for name, group in groups.items()})
         return NodeOrder.parse(self.parallel.node_order)
 
     def price_per_hour(self) -> float | None:
@@ -167,9 +187,19 @@ class Experiment:
 
     def ranks_per_node(self) -> tuple[int, ...]:
         """Ranks of each node, by node rank."""
+        if hosts := self.executor.reached:
+            return tuple(host.ranks for host in hosts)
         groups = [self.cluster.groups[name] for name in self.node_order.groups]
         return tuple(
             self.parallel.world_size if group.gpus_per_node is None else group.gpus_per_node for group in groups
+        )
+
+
+def _check_decided(parallel: Parallel) -> None:
+    for key in parallel.undecided:
+        raise ConfigError(
+            f"parallel.{key}=auto: 'tdpp launch' and 'tdpp doctor' choose the value; give one here, such as "
+            f"parallel.{key}={'1' if key == 'micro_batch_size' else 'null'}"
         )
 
 
@@ -212,10 +242,20 @@ def _check_paths(experiment: Experiment) -> None:
 def _check_sweep(experiment: Experiment) -> None:
     if experiment.max_jobs is None:
         return
-    if experiment.executor.kind == "local" and not experiment.executor.wait:
+    if experiment.executor.kind != "slurm" and not experiment.executor.wait:
+        where = "this machine" if experiment.executor.kind == "local" else "the hosts"
         raise ConfigError(
-            f"max_jobs={experiment.max_jobs} cannot hold with executor.wait=false, which starts all runs on this "
-            "machine at once; use executor.wait=true, which runs them one after another, or max_jobs=null"
+            f"max_jobs={experiment.max_jobs} cannot hold with executor.wait=false, which starts all runs on {where} "
+            "at once; use executor.wait=true, which runs them one after another, or max_jobs=null"
+        )
+
+
+def _check_log(log: list[Tracker]) -> None:
+    """Of a run whose metrics are known from Megatron-LM's log alone."""
+    if log:
+        raise ConfigError(
+            f"log={','.join(log)}: with engine.kind=megatron_lm metrics are read from its log when the run is over; "
+            f"leave it out, and give 'tdpp report RUN --{log[0]}' then"
         )
 
 
@@ -251,11 +291,18 @@ def _check_nodes(experiment: Experiment) -> None:
                 f"{experiment.cluster.name!r} has not; it has: {', '.join(groups)}"
             )
         used, count = order.groups.count(name), groups[name].count
-        if used > count:
+        if used > count and not experiment.executor.reached:
             raise ConfigError(
                 f"parallel.node_order={order} has {used} nodes of group {name!r}, but "
                 f"cluster.groups.{name}.count={count}; use at most {count}"
             )
+    hosts = experiment.executor.reached
+    if hosts and len(hosts) != len(order.groups):
+        raise ConfigError(
+            f"executor.hosts={experiment.executor.hosts} has {len(hosts)} host{'s' * (len(hosts) != 1)}, but "
+            f"parallel.node_order={order} has {len(order.groups)} nodes; give a host for each, or a node order that "
+            f"says of which group each host is, such as parallel.node_order={order.groups[0]}*{len(hosts)}"
+        )
 
 
 def _check_ranks(experiment: Experiment) -> None:
@@ -269,7 +316,12 @@ def _check_ranks(experiment: Experiment) -> None:
     ways = [f"parallel.{key}={value}" for key, value in _sizes_that_fill(experiment, available)]
     if len(set(ranks)) == 1 and parallel.world_size % ranks[0] == 0:
         count = parallel.world_size // ranks[0]
-        ways.append(f"{count} node{'s' * (count != 1)} (cluster.groups.<group>.count)")
+        hosts = experiment.executor.reached
+        ways.append(
+            f"{count} host{'s' * (count != 1)} (executor.hosts)"
+            if hosts
+            else f"{count} node{'s' * (count != 1)} (cluster.groups.<group>.count)"
+        )
     raise ConfigError(
         f"{parallel.sizes} = {parallel.world_size} ranks, but the chosen nodes of cluster "
         f"{experiment.cluster.name!r}, {experiment.node_order}, have {available} GPUs"
@@ -306,10 +358,23 @@ def _check_measured(experiment: Experiment) -> None:
     ):
         if value != allowed:
             raise ConfigError(f"{key}={value} does not go with model.family={model.family}; use {key}={allowed}")
-    if parallel.recompute is Recompute.selective:
+
+
+def _check_recompute(experiment: Experiment) -> None:
+    model = experiment.model
+    if experiment.parallel.recompute is Recompute.selective and not model.attends:
         raise ConfigError(
             "parallel.recompute=selective is for attention, and nothing is known of attention in "
             f"model.family={model.family}; use full or none"
+        )
+
+
+def _check_bucketing(experiment: Experiment) -> None:
+    model, data = experiment.model, experiment.data
+    if data.bucketing is not None and model.family not in TRANSLATION:
+        raise ConfigError(
+            f"data.bucketing={data.bucketing} is for models that translate, whose samples have lengths of their own, "
+            f"not for model.family={model.family}; leave it out"
         )
 
 
@@ -356,6 +421,11 @@ def _check_evaluation(experiment: Experiment) -> None:
                 f"train.{key}={value} is for training, but executor.rehearse={experiment.executor.rehearse} trains "
                 f"nothing; use train.{key}=null"
             )
+    if train.epochs is not None and experiment.executor.rehearse is not Rehearse.none:
+        raise ConfigError(
+            f"train.epochs={train.epochs} takes its iterations from the data, but executor.rehearse="
+            f"{experiment.executor.rehearse} reads none; use train.iterations or train.samples"
+        )
     if train.eval_interval is None:
         return
     check_metrics(train, str(family))
@@ -364,6 +434,17 @@ def _check_evaluation(experiment: Experiment) -> None:
             f"train.eval_interval={train.eval_interval} evaluates on the valid split, but data.split="
             f"{experiment.data.split} gives it no documents; give it some, such as data.split=969,30,1"
         )
+
+
+def _check_adapt(experiment: Experiment) -> None:
+    adapt.check(experiment.adapt, experiment.parallel, experiment.train)
+    for key, value, allowed in (
+        ("engine.kind", str(experiment.engine.kind), str(EngineKind.tdpp)),
+        ("executor.rehearse", str(experiment.executor.rehearse), str(Rehearse.none)),
+    ):
+        if experiment.adapt.on and value != allowed:
+            changes = "adapt.rebalance=true" if experiment.adapt.rebalance else f"adapt.rule={experiment.adapt.rule}"
+            raise ConfigError(f"{key}={value} does not go with {changes}; use {key}={allowed}, or leave adapt out")
 
 
 def _check_rehearsal(experiment: Experiment) -> None:

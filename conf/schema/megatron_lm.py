@@ -37,6 +37,7 @@ class Engine:
     vocab_file: str | None = None
     """Of GPT-2's tokenizer, with merge_file. Indexed data need none: without, only the vocabulary's size is told."""
     merge_file: str | None = None
+    """Of GPT-2's tokenizer, with vocab_file."""
     arguments: list[str] = field(default_factory=list)
     """Further options of pretrain_gpt.py; they come last, and so win over those that tdpp gives."""
 
@@ -80,7 +81,7 @@ def can_run(
             f"train.load={train.load} reads checkpoints of tdpp's own engine; for those of Megatron-LM use "
             "engine.arguments=[--load,<folder>]"
         )
-    if train.iterations % train.log_interval:
+    if train.last_iteration % train.log_interval:
         raise ConfigError(
             f"train.iterations={train.iterations} must be a multiple of train.log_interval={train.log_interval}: "
             "Megatron-LM logs no other iteration, and the last one in the log is what tells that a run is complete"
@@ -130,6 +131,8 @@ def _without_equal(train: Train, rehearse: Rehearse) -> None:
     """What tdpp's own engine alone can do."""
     for given, key, value, off in (
         (train.compile, "train.compile", "true", "false"),
+        (train.epochs is not None, "train.epochs", train.epochs, "null and train.iterations"),
+        (train.samples is not None, "train.samples", train.samples, "null and train.iterations"),
         (train.eval_interval is not None, "train.eval_interval", train.eval_interval, "null"),
         (train.loss_scaler != "backoff", "train.loss_scaler", train.loss_scaler, "backoff"),
         (train.ema is not None, "train.ema", train.ema, "null"),

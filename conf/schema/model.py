@@ -13,10 +13,11 @@ from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
 from conf.schema.divisors import divides
-from megatron_ext.contract.images import counted_blocks, depths_of, smallest_image
-from megatron_ext.contract.model import (
+from megatron_ext.contract.models.images import counted_blocks, depths_of, smallest_image
+from megatron_ext.contract.models.model import (
     ALEXNET,
     ALL_COUNTED,
+    AWD_LM,
     BERT,
     DEPTHS,
     GNMT,
@@ -33,9 +34,11 @@ from megatron_ext.contract.model import (
     PAIRED,
     POSITIONS,
     POSITIONS_OF,
+    RECURRENT,
     RESNET,
     RMS_NORM,
     ROTARY,
+    S2VT,
     SINUSOIDAL,
     SIZES,
     T2T_VIT,
@@ -43,11 +46,12 @@ from megatron_ext.contract.model import (
     TRANSFORMER,
     VGG,
     VIT,
+    WITHOUT_ATTENTION,
     ModelConfig,
     lacking,
     needed,
 )
-from megatron_ext.contract.parameters import parameter_count
+from megatron_ext.contract.models.parameters import parameter_count
 
 MOST_BLOCKS = 10_000
 """Of a module."""
@@ -66,6 +70,10 @@ class Family(StrEnum):
     """An encoder and a decoder of attention, which translates sentences (docs/translation.md)."""
     gnmt = GNMT
     """The same of LSTMs."""
+    awd_lm = AWD_LM
+    """LSTMs that predict the next token, the AWD-LSTM."""
+    s2vt = S2VT
+    """LSTMs that read the frames of a video and describe it (docs/videos.md)."""
     vit = VIT
     """A transformer over the patches of an image, which says what is on it (docs/images.md); so do the next four."""
     t2t_vit = T2T_VIT
@@ -103,14 +111,18 @@ class Model:
     """A transformer, whose options have Megatron-LM's names and begin as GPT-2's, or a module of your own."""
 
     name: str = MISSING
+    """By which pages and messages call the model."""
     family: Family = Family.gpt
     layers: int = MISSING
-    """With a decoder (t5, transformer, gnmt), the encoder's; of module, resnet, vgg and alexnet, their blocks, which
-    are counted if you do not say."""
+    """With a decoder (t5, transformer, gnmt, s2vt), the encoder's; of module, resnet, vgg and alexnet, their blocks,
+    which are counted if you do not say."""
     hidden: int = MISSING
+    """Width of a token's vector between layers."""
     heads: int = MISSING
+    """Attention heads, which share hidden."""
     sequence_length: int = MISSING
-    """Tokens a sample has, and positions the model knows; with a decoder, the encoder's."""
+    """Tokens a sample has, and positions the model knows; with a decoder, the encoder's; of s2vt the frames
+    of a video that it sees."""
     vocab_size: int = MISSING
     """Tokens of the tokenizer, before padding."""
     vocab_multiple: int = 128
@@ -123,13 +135,16 @@ class Model:
     """Width of a head; null: hidden / heads."""
     normalization: Normalization = Normalization.LayerNorm
     norm_epsilon: float = 1e-5
+    """Added to a variance before its root is taken."""
     position_embedding_type: PositionEmbedding = PositionEmbedding.learned_absolute
     rotary_base: float = 10000.0
+    """With rope, the base of the angles' wavelengths."""
     rope_scaling_factor: float | None = None
     """With rope, how much longer sequences are than those of 8,192 tokens that Llama 3 was first trained with."""
     swiglu: bool = False
     """An MLP with a gate instead of GELU, and so with a third matrix."""
     add_bias_linear: bool = True
+    """Linear layers have biases."""
     untie_embeddings_and_output_weights: bool = False
     """The head has a matrix of its own instead of the word embedding; so has, for translation, the decoder."""
     hidden_dropout: float = 0.0
@@ -139,9 +154,9 @@ class Model:
     bert_binary_head: bool = True
     """Of bert: token types, and a head that says whether the second sentence follows the first."""
     decoder_layers: int | None = None
-    """Of t5, transformer and gnmt; null: as many as the encoder has."""
+    """Of t5, transformer, gnmt and s2vt; null: as many as the encoder has."""
     decoder_sequence_length: int | None = None
-    """Of t5, transformer and gnmt; null: the encoder's."""
+    """Of t5, transformer, gnmt and s2vt; null: the encoder's."""
     label_smoothing: float = 0.0
     """Of translation and images: the part of a label's probability that is shared out to all words or classes."""
     code: str | None = None
@@ -164,6 +179,18 @@ class Model:
     """Of resnet, vgg and alexnet: channels of the first convolution; of t2t_vit: of tokens while they are joined."""
     depths: str | None = None
     """Of resnet and vgg: blocks of each stage, such as 3-4-6-3."""
+    embedding_width: int | None = None
+    """Of awd_lm and s2vt: width of a word's vector, and of a frame's; null: hidden."""
+    embedding_dropout: float = 0.0
+    """Of awd_lm: the part of the vocabulary whose vectors are 0 throughout a sample."""
+    input_dropout: float = 0.0
+    """Of awd_lm: as hidden_dropout, of what goes into the first layer."""
+    output_dropout: float = 0.0
+    """Of awd_lm: as hidden_dropout, of what leaves the last layer."""
+    weight_dropout: float = 0.0
+    """Of awd_lm: the part of the weights between an LSTM's steps that is 0 throughout a micro-batch."""
+    features: int | None = None
+    """Of s2vt: numbers that describe a frame, such as 4096."""
 
     def __post_init__(self) -> None:
         if self.family is Family.module:
@@ -176,7 +203,7 @@ class Model:
             _check_images(self)
         if self.family in ALL_COUNTED:
             return
-        if self.family is Family.gnmt:
+        if self.family in RECURRENT:
             _check_recurrent(self)
         if self.kv_channels is None:
             divides("model.heads", self.heads, "model.hidden", self.hidden)
@@ -224,6 +251,11 @@ class Model:
     def measured(self) -> bool:
         """Whether what a block takes is known from profiles alone."""
         return self.family in MEASURED
+
+    @property
+    def attends(self) -> bool:
+        """Whether anything is known of attention in it, of which a part could be computed again."""
+        return not self.measured and self.family not in WITHOUT_ATTENTION
 
     @property
     def said(self) -> str:
@@ -293,12 +325,23 @@ def _check_recurrent(model: Model) -> None:
     for key in OF_TRANSFORMERS:
         if getattr(model, key) != OPTIONS[key]:
             raise ConfigError(
-                f"model.{key}={str(getattr(model, key)).lower()} is for transformers, not for model.family=gnmt; leave "
-                "it out"
+                f"model.{key}={str(getattr(model, key)).lower()} is for transformers, not for "
+                f"model.family={model.family}; leave it out"
             )
     if model.heads != 1:
-        raise ConfigError(f"model.heads={model.heads}: the attention of model.family=gnmt has one head; use 1")
-    if model.layers < 2:
+        heads = "the attention of model.family=gnmt has one head"
+        if model.family is not Family.gnmt:
+            heads = f"model.family={model.family} has no attention"
+        raise ConfigError(f"model.heads={model.heads}: {heads}; use 1")
+    for key in needed(model.family):
+        if getattr(model, key) is None:
+            raise ConfigError(f"model.{key} has no value, which model.family={model.family} needs; give model.{key}=…")
+    if model.layers < 2 and model.family is Family.awd_lm:
+        raise ConfigError(
+            f"model.layers={model.layers}: the first and the last layer of model.family=awd_lm have widths of their "
+            "own; use 2 or more"
+        )
+    if model.layers < 2 and model.family is Family.gnmt:
         raise ConfigError(
             f"model.layers={model.layers}: the encoder of model.family=gnmt has a layer in both directions, and at "
             "least one behind it; use 2 or more"
@@ -319,8 +362,8 @@ def _check_images(model: Model) -> None:
     least = smallest_image(model.sized(1))
     if model.image_size is not None and model.image_size < least:
         raise ConfigError(
-            f"model.image_size={model.image_size} is too small for model.family={model.family}, whose pools leave "
-            f"nothing of it; use at least {least}"
+            f"model.image_size={model.image_size} is too small for model.family={model.family}, whose "
+            f"{'splits' if model.family is Family.t2t_vit else 'pools'} leave nothing of it; use at least {least}"
         )
     if model.family in ALL_COUNTED and model.layers != (count := len(model.block_names())):
         raise ConfigError(

@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema import ranges
+from conf.schema import ranges, streams
 from conf.schema.config_class import config
 from conf.schema.partition import Shares, in_runs, numbers_in
 from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.schedule.streams import Stream
 
 if TYPE_CHECKING:
     OneOrMany = int | str
+    Chosen = int
 else:
     OneOrMany = Any  # omegaconf 2.3 cannot merge a union into a part that has no value yet
+    Chosen = Any
+
+AUTO = "auto"
+"""In the place of a value that the least predicted time of an iteration is to choose."""
 
 
 class Schedule(StrEnum):
-    """In which order a stage takes its forward and backward passes (megatron_ext/contract/schedules.py)."""
+    """In which order a stage takes its forward and backward passes (megatron_ext/contract/schedule/schedules.py)."""
 
     gpipe = "gpipe"
     """All forward, then all backward."""
@@ -30,6 +36,23 @@ class Schedule(StrEnum):
     """In turn over several chunks of the model on a stage: a smaller bubble for more messages and memory."""
     zb_h1 = "zb_h1"
     """1F1B with the weight gradients where it would wait: a smaller bubble, no stage holds more than the first."""
+    model_parallel = "model_parallel"
+    """No pipeline: a micro-batch goes through all stages and back before the next one begins. Never the fastest."""
+    pipedream = "pipedream"
+    """1F1B without a flush: stages update their weights by themselves, and keep older versions of them."""
+
+
+class Semantics(StrEnum):
+    """Which version of a stage's weights a micro-batch meets (megatron_ext/contract/schedule/streams.py)."""
+
+    stashing = "stashing"
+    """The newest one at its forward pass, and in the backward pass the same."""
+    vertical = "vertical"
+    """On all stages what was learned from the same micro-batches, in both passes."""
+    latest = "latest"
+    """The newest one in each pass: no memory for versions, and gradients that are not exact."""
+    two = "two"
+    """The one before the newest, in both passes (PipeDream-2BW); with an `update_every` of at least the depth."""
 
 
 class Recompute(StrEnum):
@@ -51,6 +74,7 @@ class Parallel:
     data: int = 1
     """Replicas of every stage."""
     pipeline: int = 1
+    """Stages that the model's layers are cut into."""
     partition: str | None = None
     """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible.
 
@@ -61,8 +85,10 @@ class Parallel:
     recompute: Recompute = Recompute.none
     sharded_optimizer: bool = False
     """Each replica keeps the optimizer state of its share of the weights only (ZeRO stage 1)."""
-    micro_batch_size: int = 1
+    micro_batch_size: Chosen = 1
+    """Samples that pass through the stages together; auto: a launch takes the size that is predicted to be fastest."""
     global_batch_size: int = MISSING
+    """Samples of an iteration, over all replicas."""
     schedule: Schedule = Schedule.one_f_one_b
     chunks: int = 1
     """Parts of the model that each stage holds, 2 or more with the schedule `interleaved`."""
@@ -71,17 +97,40 @@ class Parallel:
     replicas: str | None = None
     """Replicas by stage, such as 15-1, which take micro-batches in turn; null: `data` of them in all stages."""
     shares: str | None = None
-    """Micro-batches of each replica in proportion, such as 3-1 or 3*4-1*4, for replicas on GPUs of unlike speed; null:
-    all take the same number."""
+    """Micro-batches of each replica in proportion, such as 3-1 or 3*4-1*4, for replicas on GPUs of unlike speed; auto:
+    a launch takes those that are predicted to be fastest; null: all take the same number."""
+    semantics: Semantics = Semantics.stashing
+    """With the schedule `pipedream`: which versions of the weights micro-batches meet."""
+    update_every: int = 1
+    """With the schedule `pipedream`: rounds of a stage's replicas between two updates of its weights."""
+    depth: str | None = None
+    """With the schedule `pipedream`: forward passes of each stage's replicas before their first backward pass, such as
+    3-1-0; null: as many as keep all ranks busy."""
     node_order: str | None = None
     """Node groups by node rank, such as hgx+gpu2*7; null: all nodes, in the cluster's order."""
 
     def __post_init__(self) -> None:
         ranges.check("parallel", self)
+        _check_auto(self)
         _check_by_stage(self)
-        _check_shares(self)
-        _check_batch(self)
+        if not self.undecided:
+            _check_shares(self)
+            _check_batch(self)
         _check_chunks(self)
+        _check_stream(self)
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """The keys whose values are still to be chosen."""
+        return tuple(key for key in ("micro_batch_size", "shares") if getattr(self, key) == AUTO)
+
+    @property
+    def stream(self) -> Stream | None:
+        """How micro-batches stream through the stages; None with a schedule that flushes."""
+        if self.schedule is not Schedule.pipedream or self.schedule_file is not None:
+            return None
+        depth = None if self.depth is None else streams.depth_in(self.depth)
+        return Stream(self.layout.replicas, str(self.semantics), self.update_every, depth)
 
     @property
     def layout(self) -> Layout:
@@ -120,7 +169,7 @@ class Parallel:
         if self.shares:
             return max(self.micro_batches_of)
         layout = self.layout  # made anew each time, and searches ask for thousands of plans
-        if not layout.even:
+        if not layout.even or self.schedule is Schedule.pipedream:
             return -(-self.global_batch_size // self.micro_batch_size // min(layout.replicas))
         return self.global_batch_size // (layout.replicas[0] * self.micro_batch_size)
 
@@ -139,6 +188,17 @@ class Parallel:
             return f"parallel.tensor * parallel.data * parallel.pipeline = {sizes}"
         products = " + ".join(f"{t} * {r}" for t, r in zip(layout.tensors, layout.replicas, strict=True))
         return f"tensor size * replicas, stage by stage, = {products}"
+
+
+def _check_auto(parallel: Parallel) -> None:
+    size: object = parallel.micro_batch_size
+    if size != AUTO and type(size) is not int:
+        raise ConfigError(f"parallel.micro_batch_size={size} must be a whole number, or auto")
+    if parallel.undecided and parallel.schedule_file is not None:
+        raise ConfigError(
+            f"parallel.{parallel.undecided[0]}=auto does not go with parallel.schedule_file={parallel.schedule_file}, "
+            "which is for one number of micro-batches; use a named parallel.schedule"
+        )
 
 
 def _check_by_stage(parallel: Parallel) -> None:
@@ -187,8 +247,10 @@ def _check_unequal_replicas(parallel: Parallel) -> None:
             f"parallel.schedule=interleaved does not go with {wrong}: it is for stages with as many replicas; use "
             "gpipe, one_f_one_b or zb_h1"
         )
+    if parallel.undecided:
+        return
     size, batch = parallel.micro_batch_size, parallel.global_batch_size
-    if batch // size < largest:
+    if batch // size < largest and parallel.schedule is not Schedule.pipedream:
         fitted = tuple(min(count, batch // size) for count in parallel.layout.replicas)
         raise ConfigError(
             f"{wrong} has a stage of {largest} replicas, but parallel.global_batch_size={batch} in micro-batches of "
@@ -235,15 +297,16 @@ def _check_shares(parallel: Parallel) -> None:
 def _check_batch(parallel: Parallel) -> None:
     if parallel.shares is not None:
         return
-    data = parallel.layout.replicas[0] if parallel.layout.even else 1
-    step = data * parallel.micro_batch_size
-    batch = parallel.global_batch_size
+    streams = parallel.stream is not None
+    data = parallel.layout.replicas[0] if parallel.layout.even and not streams else 1
+    size, batch = parallel.micro_batch_size, parallel.global_batch_size
+    step = data * size
     if batch % step:
         near = ", ".join(str(n) for n in (batch // step * step, (batch // step + 1) * step) if n)
+        by = f"parallel.data * parallel.micro_batch_size = {data} * {size} = {step}"
         raise ConfigError(
-            f"parallel.global_batch_size={batch} is not divisible by parallel.data * "
-            f"parallel.micro_batch_size = {data} * {parallel.micro_batch_size} = {step}; "
-            f"nearest that are: {near}"
+            f"parallel.global_batch_size={batch} is not divisible by "
+            f"{f'parallel.micro_batch_size={size}' if streams else by}; nearest that are: {near}"
         )
 
 
@@ -269,3 +332,41 @@ def _check_chunks(parallel: Parallel) -> None:
             f"parallel.chunks={chunks} needs parallel.schedule=interleaved, not {parallel.schedule}, which has one "
             "chunk on a stage; use that, or parallel.chunks=1"
         )
+
+
+def _check_stream(parallel: Parallel) -> None:
+    """What goes with micro-batches that stream, and what goes with them alone."""
+    if parallel.stream is None:
+        for key, value, default in (
+            ("semantics", str(parallel.semantics), "stashing"),
+            ("update_every", parallel.update_every, 1),
+            ("depth", parallel.depth, None),
+        ):
+            if value != default:
+                raise ConfigError(
+                    f"parallel.{key}={value} is for parallel.schedule=pipedream, not for {parallel.schedule}; use "
+                    "that, or leave it out"
+                )
+        if parallel.schedule is Schedule.pipedream:
+            raise ConfigError(
+                f"parallel.schedule_file={parallel.schedule_file} does not go with parallel.schedule=pipedream: what "
+                "runs is the file's schedule, which flushes; use parallel.schedule_file=null, or another schedule"
+            )
+        return
+    for key, value, allowed, why in (
+        ("chunks", parallel.chunks, 1, "a stage has one part of the model"),
+        ("shares", parallel.shares, None, "replicas take micro-batches in turn"),
+        ("sharded_optimizer", parallel.sharded_optimizer, False, "each replica updates versions of its own"),
+    ):
+        if value != allowed:
+            shown, other = (str(one).lower() if one is not None else "null" for one in (value, allowed))
+            raise ConfigError(
+                f"parallel.{key}={shown} does not go with parallel.schedule=pipedream, where {why}; use "
+                f"parallel.{key}={other}, or another schedule"
+            )
+    if parallel.tensor_size > 1 and not parallel.layout.even:
+        raise ConfigError(
+            f"parallel.tensor={parallel.tensor} does not go with parallel.schedule=pipedream and "
+            f"parallel.replicas={parallel.replicas}: use parallel.tensor=1, or as many replicas in all stages"
+        )
+    streams.check_depth(parallel.stream)

@@ -19,6 +19,8 @@ MOST_LAYERS = 10_000
 """Of a model."""
 MOST_NODES = 2**16
 """Of a group, and of a node order."""
+_ENDLESS = 1e6
+"""From here on a reader need not know where a range ends."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,9 @@ class Range:
 
     least: float
     most: float
+
+    def __str__(self) -> str:
+        return f"{_plain(self.least)} " + ("or more" if self.most >= _ENDLESS else f"to {_plain(self.most)}")
 
     def check(self, key: str, value: float) -> None:
         """Raises ConfigError where the value of `key` lies outside."""
@@ -52,6 +57,9 @@ class Fraction(Range):
     least: float = 0.0
     most: float = 1.0
 
+    def __str__(self) -> str:
+        return "0 or more, below 1"
+
     def check(self, key: str, value: float) -> None:
         if not 0 <= value < 1:
             raise ConfigError(f"{key}={value} must be at least 0 and less than 1")
@@ -63,6 +71,9 @@ class Positive(Range):
 
     least: float = 0.0
     most: float = 1e9
+
+    def __str__(self) -> str:
+        return "above 0" + ("" if self.most >= _ENDLESS else f", up to {_plain(self.most)}")
 
     def check(self, key: str, value: float) -> None:
         if not (math.isfinite(value) and value > 0):
@@ -77,6 +88,9 @@ class Part(Range):
     least: float = 0.0
     most: float = 1.0
 
+    def __str__(self) -> str:
+        return "above 0, below 1"
+
     def check(self, key: str, value: float) -> None:
         if not 0 < value < 1:
             raise ConfigError(f"{key}={value} must be above 0 and below 1")
@@ -88,6 +102,9 @@ class NotNegative(Range):
 
     least: float = 0.0
     most: float = 1e9
+
+    def __str__(self) -> str:
+        return "0 or more" if self.most >= _ENDLESS else f"0 to {_plain(self.most)}"
 
     def check(self, key: str, value: float) -> None:
         if not (math.isfinite(value) and value >= 0):
@@ -136,6 +153,9 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "patch_size": Range(1, 2**14),
         "drop_path": Fraction(),
         "width": Range(1, 2**14),
+        "embedding_width": Range(1, 2**20),
+        "features": Range(1, 2**20),
+        **dict.fromkeys(("embedding_dropout", "input_dropout", "output_dropout", "weight_dropout"), Fraction()),
     },
     "parallel": {
         "tensor": Range(1, 1024),
@@ -144,6 +164,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "micro_batch_size": Range(1, 2**20),
         "global_batch_size": Range(1, 2**20),
         "chunks": Range(1, 10_000),
+        "update_every": Range(1, 2**20),
     },
     "executor": {
         "master_port": Between(1024, 65535),
@@ -152,8 +173,17 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "save_s": Between(10, 65535),
         "max_requeues": Range(0, 10**6),
     },
+    "adapt": {
+        "target": Part(),
+        "lower": _COUNT,
+        "upper": _COUNT,
+        "every": _COUNT,
+        "rate": Part(),
+        "smoothing": Range(1, 1000),
+    },
     "train": {
-        "iterations": _COUNT,
+        **dict.fromkeys(("iterations", "epochs"), _COUNT),
+        "samples": Range(1, 10**15),
         "seed": Between(0, 2**32 - 1),
         "lr": Positive(most=1e6),
         "min_lr": NotNegative(most=1e6),
@@ -182,6 +212,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         "mask_prob": Part(),
         "short_seq_prob": Between(0.0, 1.0),
         "masking_max_ngram": Range(1, 10**4),
+        "bucketing": Range(1, 10**4),
     },
     "data.blend": {"weight": Positive()},
     "data.augment": {

@@ -37,12 +37,13 @@ def check(
     if not parallel.alike:
         _check_groups_in_nodes(parallel, groups, ranks_per_node)
         return
-    for name in dict.fromkeys(groups):
-        per_node = cluster.groups[name].gpus_per_node
-        if per_node is not None and per_node % parallel.tensor_size:
+    for name, per_node in dict.fromkeys(zip(groups, ranks_per_node, strict=True)):
+        if per_node % parallel.tensor_size:
             near = ", ".join(map(str, nearest_divisors(per_node, parallel.tensor_size)))
+            by_group = cluster.groups[name].gpus_per_node == per_node
+            node = f"cluster.groups.{name}.gpus_per_node={per_node}" if by_group else f"a host of {per_node} ranks"
             raise ConfigError(
-                f"parallel.tensor={parallel.tensor} does not fit cluster.groups.{name}.gpus_per_node={per_node}: a "
+                f"parallel.tensor={parallel.tensor} does not fit {node}: a "
                 f"tensor-parallel group lies inside one node; nearest that fit: {near}"
             )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from omegaconf import MISSING
-
 from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
 from megatron_ext.contract.goal import METRICS, Best, Target
-from megatron_ext.contract.train_config import DECAYING, EVALUATING, ONLY_WITH, OPTIONS
+from megatron_ext.contract.train_config import DECAYING, EVALUATING, KINDS, ONLY_WITH, OPTIONS
+
+LENGTHS = ("iterations", "epochs", "samples")
+"""Keys that say how long a training is; a user gives one of them."""
 
 
 class Precision(StrEnum):
@@ -57,17 +58,28 @@ class LossScaler(StrEnum):
 
 @config
 class Train:
-    iterations: int = MISSING
+    iterations: int | None = None
+    """Updates of the weights, each after a global batch. With epochs or samples a launch finds how many."""
+    epochs: int | None = None
+    """In the place of iterations: all training samples so many times."""
+    samples: int | None = None
+    """In the place of iterations: so many samples, and not one more. Of a training whose epochs are given, a launch
+    finds it."""
     seed: int = 1234
+    """Of initial weights, the order of samples, dropout and changes of images."""
     lr: float = 1.5e-4
+    """The learning rate after its warm-up."""
     min_lr: float = 1.0e-5
+    """The learning rate does not fall below it."""
     lr_warmup_iterations: int = 0
+    """In which the learning rate rises from 0."""
     lr_decay_iterations: int | None = None
     """Length of warm-up and cosine together; null: all iterations."""
     lr_policy: LrPolicy = LrPolicy.cosine
     lr_step_iterations: int | None = None
     """Of lr_policy step and exponential: the learning rate takes so many iterations for each factor lr_gamma."""
     lr_gamma: float = 0.1
+    """Of lr_policy step and exponential: the factor."""
     lr_power: float = 1.0
     """Of lr_policy polynomial."""
     optimizer: Optimizer = Optimizer.adamw
@@ -76,9 +88,13 @@ class Train:
     nesterov: bool = False
     """Of optimizer sgd."""
     weight_decay: float = 0.01
+    """Of all weights but biases and norms."""
     adam_beta1: float = 0.9
+    """The part of the mean gradient that stays in an update."""
     adam_beta2: float = 0.999
+    """The part of the mean squared gradient that stays in an update."""
     adam_eps: float = 1.0e-8
+    """Added to the root that an update is divided by."""
     clip_grad: float = 1.0
     """Largest norm of the gradient over all ranks; 0 does not clip."""
     precision: Precision = Precision.fp32
@@ -99,6 +115,7 @@ class Train:
     max_cost: float | None = None
     """Save and end when the nodes have cost so many dollars, by cluster.groups.<group>.price_per_hour."""
     log_interval: int = 10
+    """Iterations between two lines of the log."""
     load: str | None = None
     """A run folder, its checkpoints folder, or one of the folders in it: goes on from that checkpoint.
 
@@ -119,10 +136,45 @@ class Train:
 
     def __post_init__(self) -> None:
         ranges.check("train", self)
+        _check_length(self)
         _check_saving(self)
         _check_learning_rate(self)
         _check_options(self)
         _check_goal(self)
+
+    @property
+    def length(self) -> str:
+        """What was given of `LENGTHS`, in words."""
+        key = next(key for key in ("epochs", "samples", "iterations") if getattr(self, key) is not None)
+        return f"train.{key}={getattr(self, key)}"
+
+    @property
+    def kept_values(self) -> int:
+        """Numbers in fp32 that training keeps of every weight beside itself: moments, and its average."""
+        without = self.optimizer is Optimizer.sgd and not self.momentum
+        return (0 if without else len(KINDS[str(self.optimizer)])) + (self.ema is not None)
+
+    @property
+    def last_iteration(self) -> int:
+        """Of a training whose length is in iterations, or was found by a launch."""
+        assert self.iterations is not None, f"{self.length}: a launch counts its iterations first"
+        return self.iterations
+
+
+def _check_length(train: Train) -> None:
+    """A launch fills in what follows from epochs or samples: `conf.training_length` says what a user may give."""
+    if all(getattr(train, key) is None for key in LENGTHS):
+        raise ConfigError(
+            "the training has no end: give train.iterations, or in its place train.epochs or train.samples"
+        )
+    if train.epochs is not None and train.samples is not None:
+        if train.iterations is None:
+            raise ConfigError(
+                f"train.epochs={train.epochs} and train.samples={train.samples} both say how long the training is; "
+                "give one of them"
+            )
+        if train.samples % train.epochs:
+            raise ConfigError(f"train.samples={train.samples} must be a multiple of train.epochs={train.epochs}")
 
 
 def _check_saving(train: Train) -> None:
@@ -139,10 +191,18 @@ def _check_learning_rate(train: Train) -> None:
     if not 0 <= train.min_lr <= train.lr:
         raise ConfigError(f"train.min_lr={train.min_lr} must be between 0 and train.lr={train.lr}")
     if str(train.lr_policy) not in DECAYING:
+        if train.lr_decay_iterations is not None:
+            raise ConfigError(
+                f"train.lr_decay_iterations={train.lr_decay_iterations} does nothing with train.lr_policy="
+                f"{train.lr_policy}, which has no end; use train.lr_decay_iterations=null, or train.lr_policy="
+                f"{' or '.join(DECAYING)}"
+            )
         _check_policy(train)
         return
     key = "iterations" if train.lr_decay_iterations is None else "lr_decay_iterations"
     decay = getattr(train, key)
+    if decay is None:  # not before a launch has counted its iterations
+        return
     if not 0 <= train.lr_warmup_iterations < decay:
         raise ConfigError(
             f"train.lr_warmup_iterations={train.lr_warmup_iterations} must be at least 0 and less than "

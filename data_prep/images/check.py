@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conf.schema.model import Model
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import unchanged
+from data_prep.files.hashes import require_unchanged
 from data_prep.images.item import SPLITS
 from data_prep.images.manifest import ImagesManifest
 from data_prep.kinds import read_described
@@ -29,8 +29,7 @@ def check_in_full(prefix: Path) -> ImagesManifest:
         DataPrepError: they cannot be used.
     """
     manifest = read_described(prefix, ImagesManifest)
-    if not unchanged(manifest.sha256, prefix):
-        raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them anew")
+    require_unchanged(manifest.sha256, prefix)
     for split in SPLITS:
         if manifest.splits[split].images:
             try:

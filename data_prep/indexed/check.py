@@ -12,18 +12,48 @@ from conf.schema.model import Family
 from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import TOKENIZER, Manifest, is_true, read_manifest, same_vocabulary
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.plan_parts import Masking
+from megatron_ext.contract.models.model import NEXT_TOKEN
 from megatron_ext.data import bert_samples, sentence_maps, t5_samples
 from megatron_ext.data.blend import normalized, samples_of
+from megatron_ext.data.gpt_samples import samples_in_epoch
 from megatron_ext.data.index_maps import check_saved, require_one_sample, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from megatron_ext.data.masked_samples import vocabulary_for
-from megatron_ext.data.samples import Split
+from megatron_ext.data.samples import SPLITS, Split
 
 BLOCK = 1 << 24
 """Tokens that are looked at once."""
 SAMPLED = (64, 1 << 16)
 """Places of data without a manifest that a launch looks at, and the tokens of each."""
+
+
+def samples_of_split(experiment: Experiment, split: str) -> int | None:
+    """How many samples a split has before any of them comes again.
+
+    None where no number says that: those of BERT and T5 are cut anew in every epoch, and corpora of a blend end apart.
+
+    Raises:
+        DataPrepError: the split of a corpus cannot be used, or has no sample.
+    """
+    model, corpora = experiment.model, experiment.data.corpora()
+    weights = [float(weight) for weight in experiment.data.split.split(",")]
+    count = None
+    for number, corpus in enumerate(corpora):
+        key, prefix = f"data.blend[{number - 1}].prefix" if number else "data.prefix", Path(corpus.prefix)
+        try:
+            if model.family in NEXT_TOKEN:
+                count = samples_in_epoch(prefix, weights, split, model.sequence_length)
+            else:
+                data, (cut, _) = IndexedDataset(prefix), _cut_of(experiment, 1)
+                sentence_maps.usable(data, _documents(weights, data, split), split, cut)
+        except DataError as error:
+            raise DataPrepError(f"{key}={prefix}: {error}") from error
+    return count if len(corpora) == 1 else None
+
+
+def _documents(weights: Sequence[float], data: IndexedDataset, split: str) -> range:
+    """Those of data for BERT or T5 that belong to a split."""
+    return split_documents(weights, data.documents)[SPLITS.index(split)]
 
 
 def check_text(experiment: Experiment) -> list[str]:
@@ -34,7 +64,7 @@ def check_text(experiment: Experiment) -> list[str]:
             maps beside them are of other data.
     """
     corpora = experiment.data.corpora()
-    samples = experiment.parallel.global_batch_size * experiment.train.iterations
+    samples = _samples(experiment)
     shares = normalized([corpus.weight for corpus in corpora])
     doubts = []
     for number, (corpus, share) in enumerate(zip(corpora, shares, strict=True)):
@@ -44,6 +74,16 @@ def check_text(experiment: Experiment) -> list[str]:
     _check_different(prefixes)
     _check_vocabularies(prefixes)
     return doubts
+
+
+def _samples(experiment: Experiment) -> int:
+    """That a run takes of its data."""
+    train = experiment.train
+    if train.samples is not None:
+        return train.samples
+    if train.epochs is not None:
+        return train.epochs * (samples_of_split(experiment, "train") or 1)  # a launch says where there is no number
+    return experiment.parallel.global_batch_size * train.last_iteration
 
 
 def _check_different(prefixes: Sequence[Path]) -> None:
@@ -82,10 +122,9 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
     data, model = open_checked(prefix, key), experiment.model
     doubts = _check_vocabulary(data, read_manifest(prefix), f"{key}={prefix}", model.vocab_size)
     weights = [float(weight) for weight in experiment.data.split.split(",")]
-    masking = experiment.data.masking(str(model.family))
     try:
-        if masking is not None:
-            return doubts + _check_sentences(experiment, prefix, data, masking, samples, f"{key}={prefix}")
+        if model.family in (Family.bert, Family.t5):
+            return doubts + _check_sentences(experiment, prefix, data, samples, f"{key}={prefix}")
         train = split_documents(weights, len(data))[0]
         require_one_sample(data, train, "train", model.sequence_length)
         if experiment.engine.kind is EngineKind.tdpp:
@@ -96,24 +135,26 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
     return doubts
 
 
-def _check_sentences(
-    experiment: Experiment, prefix: Path, data: IndexedDataset, masking: Masking, samples: int, given: str
-) -> list[str]:
+def _cut_of(experiment: Experiment, samples: int) -> tuple[sentence_maps.Cut, Sequence[str]]:
+    """How so many samples of BERT or T5 are cut, and the special tokens that they need."""
+    model, split = experiment.model, Split(samples, experiment.train.seed)
+    masking = experiment.data.masking(str(model.family))
+    assert masking is not None, "of bert and t5 alone"
+    if model.family is Family.bert:
+        cut = bert_samples.cut_of(split, model.sequence_length, masking, model.bert_binary_head)
+        return cut, bert_samples.SPECIAL
+    return t5_samples.cut_of(split, model.sequence_length, masking), t5_samples.SPECIAL
+
+
+def _check_sentences(experiment: Experiment, prefix: Path, data: IndexedDataset, samples: int, given: str) -> list[str]:
     """Of data for BERT or T5; returns what is odd.
 
     Raises:
         DataError: their vocabulary, sentences or sentence map cannot be used.
     """
-    model, split = experiment.model, Split(samples, experiment.train.seed)
-    if model.family is Family.bert:
-        special = bert_samples.SPECIAL
-        cut = bert_samples.cut_of(split, model.sequence_length, masking, model.bert_binary_head)
-    else:
-        special = t5_samples.SPECIAL
-        cut = t5_samples.cut_of(split, model.sequence_length, masking)
-    vocabulary_for(prefix, model.vocab_size, special)
-    weights = [float(weight) for weight in experiment.data.split.split(",")]
-    train = split_documents(weights, data.documents)[0]
+    cut, special = _cut_of(experiment, samples)
+    vocabulary_for(prefix, experiment.model.vocab_size, special)
+    train = _documents([float(weight) for weight in experiment.data.split.split(",")], data, "train")
     usable = sentence_maps.usable(data, train, "train", cut)
     sentence_maps.check_saved(prefix, data, train, "train", cut, experiment.data.cache)
     if 2 * usable >= len(train):

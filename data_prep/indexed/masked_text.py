@@ -18,7 +18,7 @@ from data_prep.indexed.inspect import MOST_SAMPLES, Sample
 from data_prep.indexed.manifest import tokenizer_of
 from data_prep.tokenizers.tokenizer import Tokenizer
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.model import BERT
+from megatron_ext.contract.models.model import BERT
 from megatron_ext.data.bert_samples import BertSamples
 from megatron_ext.data.samples import Samples, Split
 from megatron_ext.data.t5_samples import T5Samples

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conf.schema.model import Model
 from data_prep.errors import DataPrepError
-from data_prep.files.hashes import unchanged
+from data_prep.files.hashes import require_unchanged
 from data_prep.indexed.check import check, highest_id
 from data_prep.kinds import read_described
 from data_prep.pairs.lines import lines
@@ -61,8 +61,7 @@ def check_in_full(prefix: Path, vocab_size: int | None) -> PairsManifest:
         DataPrepError: they cannot be used.
     """
     manifest = read_described(prefix, PairsManifest)
-    if not unchanged(manifest.sha256, prefix):
-        raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them anew")
+    require_unchanged(manifest.sha256, prefix)
     for split, side in product(SPLITS, SIDES):
         part = pairs.side_prefix(prefix, split, side)
         sentences = len(check(part, vocab_size or manifest.vocab_size))

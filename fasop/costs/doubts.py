@@ -13,7 +13,7 @@ from itertools import pairwise
 from conf.schema.experiment import Model
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis, why_not_measured
-from fasop.costs.link_doubts import link_doubts
+from fasop.costs.network.link_doubts import link_doubts
 from fasop.costs.profile import LayerProfile, ModelCosts
 from fasop.costs.training import Training
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from conf.blocks_of_module import digest_of
 from conf.schema.experiment import Model, Precision
 from fasop.costs.hardware import NodeKind
-from fasop.costs.measured_module import LOSS, MeasuredBlock, MeasuredModule
+from fasop.costs.measured_module import LOSS, MeasuredBlock, MeasuredModule, MeasuredWire
 from fasop.costs.profile import OTHER_16_BIT, ModelCosts, Module, SequenceBytes
 from fasop.costs.training import Training
 from fasop.errors import SearchError
@@ -34,7 +34,7 @@ def measured(model: Model, precision: Precision, kinds: Sequence[NodeKind]) -> M
     found = [(kind, module_in(kind, model)) for kind in kinds]
     first, (_, module) = found[0][0], found[0][1]
     for kind, (_, other) in found[1:]:
-        if other.blocks != module.blocks:
+        if (other.blocks, other.wires) != (module.blocks, module.wires):
             raise SearchError(
                 f"{model.said}: profile {kind.gpu.profile!r} has other blocks of it than profile "
                 f"{first.gpu.profile!r}; measure both again with 'tdpp profile'"
@@ -52,6 +52,7 @@ def measured(model: Model, precision: Precision, kinds: Sequence[NodeKind]) -> M
     def most(key: str, number: int) -> tuple[int, ...]:
         return tuple(max(getattr(one, key)[number] for one in of) for of in by_size)
 
+    known = all(one.wires for of in by_size for one in of)
     sequence = [
         MeasuredBlock(
             name=block.name,
@@ -75,6 +76,10 @@ def measured(model: Model, precision: Precision, kinds: Sequence[NodeKind]) -> M
         sequence=[*sequence, loss],
         sizes=common,
         crossing=[most("crossing", number) for number in range(len(module.counted) + 1)],
+        wires=[
+            MeasuredWire(giver=giver, takers=tuple(takers), bytes=most("wires", number))
+            for number, (giver, *takers) in enumerate(module.wires if known else [])
+        ],
         tied_parameters=module.tied_parameters,
         tied_blocks=module.tied_blocks,
     )

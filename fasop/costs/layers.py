@@ -11,18 +11,20 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
-from conf.schema.experiment import Gpu, Model, Recompute
+from conf.schema.experiment import Gpu, Model, Precision, Recompute
 from fasop.costs.blocks import Kinds
-from fasop.costs.links import Link, Number
 from fasop.costs.measured_module import LOSS, MeasuredModule
+from fasop.costs.network.links import Link, Number
 from fasop.costs.profile import OTHER_16_BIT, LayerProfile, ModelCosts
+from fasop.costs.sizes import BYTES
 from fasop.costs.training import Training
 from fasop.errors import SearchError
-from megatron_ext.contract.activations import inside_activations, outside_activations
-from megatron_ext.contract.model import Stack
-from megatron_ext.contract.operations import core_operations, operations
-from megatron_ext.contract.parameters import block_numel
+from megatron_ext.contract.models.activations import inside_activations, outside_activations
+from megatron_ext.contract.models.parameters import block_numel
+from megatron_ext.contract.models.stacks import Stack
+from megatron_ext.contract.schedule.operations import core_operations, operations
 
 
 class Basis(IntEnum):
@@ -95,7 +97,9 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
         times, of_sizes = _profiled(gpu, points, training)
         basis = max(of_sizes, of_format)
     else:
-        times, basis = _roofline(gpu, training, within), Basis.NOT_MEASURED
+        sizes = training.parallel.tensor_size, training.parallel.micro_batch_size
+        times = _roofline(gpu, training.model, training.precision, *sizes, within)
+        basis = Basis.NOT_MEASURED
     blocks = training.blocks
     if isinstance(training.model, MeasuredModule):
         times = _computed_again(training, times)
@@ -210,7 +214,10 @@ def _between(sizes: Sequence[int], wanted: int) -> tuple[Basis, Callable[[Sequen
     return Basis.INTERPOLATED, lambda values: values[right - 1] + share * (values[right] - values[right - 1])
 
 
-def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> Mapping[str, Time]:
+@lru_cache(maxsize=1024)
+def _roofline(
+    gpu: Gpu, model: Model, precision: Precision, tensor: int, batch: int, within: Link[float]
+) -> Mapping[str, Time]:
     """By kind of block, what peak rates allow (Williams et al. 2009): matrix products by the GPU's operations per
     second or the reading of their weights, everything else by the memory traffic; a backward pass takes twice a forward
     pass.
@@ -219,9 +226,8 @@ def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> Mapping[str,
     layer's forward pass and in its backward pass, once after an embedding and once before the head (Shoeybi et al.
     2019).
     """
-    model, tensor, width = training.model, training.parallel.tensor_size, training.width
-    sizes, batch = model.sized(tensor), training.parallel.micro_batch_size
-    rate = {"fp32": gpu.fp32_tflops, "fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops}[training.precision] * 1e12
+    sizes, width = model.sized(tensor), BYTES[precision]
+    rate = {"fp32": gpu.fp32_tflops, "fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops}[precision] * 1e12
     traffic = gpu.memory_gb_per_s * 1e9
     group = within.all_reduce(tensor)
 
@@ -238,17 +244,17 @@ def _roofline(gpu: Gpu, training: Training, within: Link[float]) -> Mapping[str,
         return Time(forward=matrices + rest + sums * reduce, backward=2 * (matrices + rest) + sums * reduce)
 
     def embedding(tokens: int) -> Time:
-        looked_up = 3 * width * batch * tokens * model.hidden / traffic
-        reduce = group.takes(float(batch * tokens * model.hidden * width))
+        looked_up = 3 * width * batch * tokens * sizes.word_width / traffic
+        reduce = group.takes(float(batch * tokens * sizes.word_width * width))
         return Time(forward=looked_up + reduce, backward=2 * looked_up)
 
     def head() -> Time:
         tokens, vocabulary = batch * sizes.predicting, model.padded_vocab(tensor) // tensor
-        logits = product(2 * tokens * model.hidden * vocabulary, model.hidden * vocabulary)
+        logits = product(2 * tokens * sizes.head_inputs * vocabulary, sizes.head_inputs * vocabulary)
         logits += 2 * width * tokens * vocabulary / traffic
-        if beside := operations(sizes, "head") - 2 * sizes.predicting * model.hidden * model.vocab_size:
+        if beside := operations(sizes, "head") - 2 * sizes.predicting * sizes.head_inputs * model.vocab_size:
             logits += batch * beside / rate
-        reduce = group.takes(float(tokens * model.hidden * width))
+        reduce = group.takes(float(tokens * sizes.head_inputs * width))
         return Time(forward=logits, backward=2 * logits + reduce)
 
     first, *others = sizes.stacks()

@@ -29,6 +29,15 @@ class MeasuredBlock:
     """Bytes that are kept of it where it is computed again."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredWire:
+    giver: int
+    """Where it lies, as in `megatron_ext.contract.models.activations.Wire`."""
+    takers: tuple[int, ...]
+    bytes: tuple[int, ...]
+    """Of a micro-batch, by `MeasuredModule.sizes`."""
+
+
 class MeasuredModule(Model):
     """A model of a measured family whose blocks are known. Two are the same only if they are one."""
 
@@ -40,6 +49,7 @@ class MeasuredModule(Model):
         sequence: Sequence[MeasuredBlock],
         sizes: Sequence[int],
         crossing: Sequence[Sequence[int]],
+        wires: Sequence[MeasuredWire],
         tied_parameters: int,
         tied_blocks: int,
     ) -> None:
@@ -50,6 +60,7 @@ class MeasuredModule(Model):
             sequence: all blocks in their order, and the loss as one that lies on the last stage.
             sizes: micro-batch sizes that were measured, which increase.
             crossing: by how many counted blocks are before a cut, the bytes of a micro-batch that cross it, by `sizes`.
+            wires: that lead from a block to others; none: they are not known.
             tied_parameters: that several blocks have copies of.
             tied_blocks: that have copies of one parameter, at most.
         """
@@ -60,6 +71,7 @@ class MeasuredModule(Model):
         self.sequence = tuple(sequence)
         self.sizes = tuple(sizes)
         self.crossing = tuple(map(tuple, crossing))
+        self.wires = tuple(wires)
         self.tied_parameters = tied_parameters
         self.tied_blocks = tied_blocks
         self._by_name = {block.name: block for block in sequence}

@@ -16,19 +16,18 @@ from numpy.typing import NDArray
 from conf.schema.experiment import Precision, Recompute, Schedule
 from conf.schema.model import Family
 from fasop.costs.blocks import blocks_of
-from fasop.costs.links import Number
 from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
+from fasop.costs.network.links import Number
 from fasop.costs.sizes import LOGITS_AT_ONCE, activation_bytes, embedding_parameters, head_parameters, kind_parameters
 from fasop.costs.training import Training
-from megatron_ext.contract.activations import inside_activations, outside_activations
+from megatron_ext.contract.models.activations import inside_activations, kept_of_weights, outside_activations
 
 GIB = 2**30
 CONTEXT_BYTES = GIB
 """An allowance, assumed, for what no tensor shows: the CUDA context, NCCL's buffers, fragments of the allocator."""
 
-SCORE_BYTES = 14
-"""Measured: what is there at once for each of an attention's weights, in fp32 or in 16 bits, where some are dropped."""
-
+SCORE_BYTES, SCORE_BYTES_OF_16_BITS = 14, 12
+"""Measured: what is there at once for each of an attention's weights, where some are dropped."""
 
 ONE_BYTE = 1.0
 """Of a layer that keeps nothing, so that some number of them fits into a memory."""
@@ -52,7 +51,7 @@ class StageMemory(Generic[Number]):
     weights: Amount[Number]
     gradients: Amount[Number]
     optimizer: Amount[Number]
-    """Master weights and moments."""
+    """Master weights, moments and the average of the weights."""
     activations: Amount[Number]
     """Of all micro-batches in flight."""
     buffers: Amount[Number]
@@ -107,17 +106,18 @@ class ParameterBytes:
 def parameter_bytes(training: Training) -> ParameterBytes:
     """What is kept for every parameter.
 
-    tdpp's engine keeps 16-bit weights, gradients in fp32 and an optimizer with fp32 master weights, which in fp32 are
-    the weights themselves unless the optimizer is sharded. Megatron-LM: docs/source/api-guide/dist_optimizer.md, where
-    fp16 has 16-bit gradients and an fp32 copy of them, 20 bytes in all.
+    tdpp's engine keeps 16-bit weights, gradients in fp32 and an optimizer with its moments, the average of the weights
+    and fp32 master weights, which in fp32 are the weights themselves unless the optimizer is sharded. Megatron-LM:
+    docs/source/api-guide/dist_optimizer.md, where fp16 has 16-bit gradients and an fp32 copy of them, 20 bytes in all.
     """
     precision, sharded = training.precision, training.parallel.sharded_optimizer
-    gradient, state = 4.0, 8.0 if precision is Precision.fp32 else 12.0
+    kept = 4.0 * training.kept_values
+    gradient, state = 4.0, kept if precision is Precision.fp32 else kept + 4.0
     if training.megatron_lm:
         if precision is Precision.fp16:
             gradient, state = 2.0, 16.0
     elif sharded:
-        state = 12.0
+        state = kept + 4.0
     shares = training.parallel.data if sharded else 1
     return ParameterBytes(weight=float(training.width), gradient=gradient, optimizer=state / shares)
 
@@ -127,8 +127,8 @@ def layer_activations(training: Training, kind: int = 0) -> float:
 
     Counted in tensors of [micro-batch, sequence, hidden]. tdpp's engine: the inputs of both norms and of the linear
     layers after them; and, shared by the tensor group, what attention and MLP keep inside
-    (`megatron_ext.contract.activations`). Its attention keeps no scores, so recomputing it saves nothing. Megatron-LM:
-    Korthikanti et al. 2022, equations 2 and 4, where the scores are kept unless they are recomputed.
+    (`megatron_ext.contract.models.activations`). Its attention keeps no scores, so recomputing it saves nothing.
+    Megatron-LM: Korthikanti et al. 2022, equations 2 and 4, where the scores are kept unless they are recomputed.
     """
     model, parallel = training.model, training.parallel
     tensor = parallel.tensor_size
@@ -145,14 +145,17 @@ def layer_activations(training: Training, kind: int = 0) -> float:
     whole = sum(outside_activations(sized, one) for one in kinds) / numbers
     outside = whole / 2 / tensor + whole / 2 if parallel.sequence_parallel else whole
     inside = sum(inside_activations(sized, one) for one in kinds) / numbers
-    return size * (outside + inside / tensor)
+    of_weights = training.width * sum(kept_of_weights(sized, one) for one in kinds)
+    return size * (outside + inside / tensor) + of_weights
 
 
 def in_flight(schedule: Schedule, stage: Number, stages: int, micro_batches: int) -> Number:
-    """Micro-batches that a stage of one chunk holds at once, at most (megatron_ext/contract/schedules.py)."""
+    """Micro-batches that a stage of one chunk holds at once, at most (megatron_ext/contract/schedule/schedules.py)."""
     assert schedule is not Schedule.interleaved, "see chunks_in_flight"
     if schedule is Schedule.gpipe:
         return micro_batches + 0 * stage
+    if schedule is Schedule.model_parallel:
+        return 1 + 0 * stage
     held: Number = np.minimum(micro_batches, stages - stage if schedule is Schedule.one_f_one_b else stages + 0 * stage)
     return held
 
@@ -209,7 +212,8 @@ def _score_bytes(training: Training) -> float:
     if training.megatron_lm or not model.attention_dropout:
         return 0.0
     scores = max(stack.tokens * max(stack.tokens, stack.context) for stack in model.sized(1).stacks())
-    return SCORE_BYTES * training.parallel.micro_batch_size * model.heads / training.parallel.tensor_size * scores
+    of_each = SCORE_BYTES if training.precision is Precision.fp32 else SCORE_BYTES_OF_16_BITS
+    return of_each * training.parallel.micro_batch_size * model.heads / training.parallel.tensor_size * scores
 
 
 def _context_bytes(training: Training) -> int:
@@ -220,16 +224,16 @@ def _context_bytes(training: Training) -> int:
 
 
 def stage_memory(
-    training: Training, stage: Number, of_layer: Number | None = None, kind: int = 0
+    training: Training, stage: Number, of_layer: Number | None = None, kind: int = 0, versions: int = 1
 ) -> StageMemory[Number]:
     """Of the ranks of a stage, or of each of several, with the schedule, batches and sizes of `training.parallel`.
 
     `of_layer` is of how many micro-batches a layer keeps its activations; without it, what follows from the schedule
     for a stage of one chunk. Of several chunks each has its own number (`chunks_in_flight`). Layers are of one kind
-    (`Blocks.kinds`).
+    (`Blocks.kinds`). Of the weights that are trained, so many versions are held.
     """
     if isinstance(training.model, MeasuredModule):
-        return _of_module(training, training.model, stage, of_layer, kind)
+        return _of_module(training, training.model, stage, of_layer, kind, versions)
     model, parallel = training.model, training.parallel
     tensor, stages = parallel.tensor_size, parallel.pipeline
     first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
@@ -250,14 +254,14 @@ def stage_memory(
     of_loss = _loss_memory(training, logits)
     # The norm's input and output, and the loss; of several chunks the last goes back as soon as it is there.
     of_head = 1 if parallel.chunks > 1 else held
-    activations = again + last * of_head * (2 * (predicting * model.hidden * training.width) + of_loss.kept)
+    activations = again + last * of_head * (2 * (predicting * sized.head_inputs * training.width) + of_loss.kept)
     if context := _context_bytes(training):  # comes as a message, and is there for all of a stage's layers
         ahead = 2 * (stages - 1 - stage) + (parallel.chunks - 1) * stages + 1
         activations = activations + context * (held if parallel.chunks == 1 else ahead)
     # A message each way, being received and being sent.
     buffers = CONTEXT_BYTES + 4.0 * message + last * of_loss.passing + _score_bytes(training)
     return StageMemory(
-        weights=Amount(layer=state.weight * layer, fixed=state.weight * fixed),
+        weights=Amount(layer=versions * state.weight * layer, fixed=versions * state.weight * fixed),
         gradients=Amount(layer=state.gradient * layer, fixed=state.gradient * fixed),
         optimizer=Amount(layer=state.optimizer * layer, fixed=state.optimizer * fixed),
         activations=Amount(layer=held * kept + put_off, fixed=activations),
@@ -266,7 +270,7 @@ def stage_memory(
 
 
 def _of_module(
-    training: Training, model: MeasuredModule, stage: Number, of_layer: Number | None, kind: int
+    training: Training, model: MeasuredModule, stage: Number, of_layer: Number | None, kind: int, versions: int
 ) -> StageMemory[Number]:
     """As `stage_memory`: what enters a stage is there for all micro-batches in flight, as much as any cut has.
 
@@ -296,8 +300,8 @@ def _of_module(
     entering = message * in_all * (1.0 if parallel.chunks > 1 else 1.0 - first)
     return StageMemory(
         weights=Amount(
-            layer=state.weight * parameters + untrained,
-            fixed=state.weight * fixed + beside(lambda block: block.fixed_bytes),
+            layer=versions * state.weight * parameters + untrained,
+            fixed=versions * state.weight * fixed + beside(lambda block: block.fixed_bytes),
         ),
         gradients=Amount(layer=state.gradient * parameters + none, fixed=state.gradient * fixed),
         optimizer=Amount(layer=state.optimizer * parameters + none, fixed=state.optimizer * fixed),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from conf.errors import ConfigError
-from conf.reading.user_files import SUFFIX, is_file, path_of
+from conf.reading.own_folders import PROFILES, SUFFIX, is_file, own_folders, path_of
 from conf.reading.yaml_file import fault, load_yaml
 from conf.schema.config_class import config
 from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import LOSS, MeasuredModule
 from fasop.costs.sizes import ADAM_BYTES
+from fasop.costs.steps import AllReduces, Room, Steps, check_all_reduces, check_buckets, check_steps
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
 """Times of the one serve for the other, where nothing else tells them apart."""
@@ -49,6 +51,8 @@ class SequenceBytes:
     """That each block gives to others, and takes from the micro-batch."""
     crossing: list[int] = MISSING
     """That cross a cut behind so many blocks that a partition counts, from none to all, with what is handed on."""
+    wires: list[int] = field(default_factory=list)
+    """Of each of the module's `wires`; empty: not known."""
 
 
 USUAL = ("embedding", "layer", "head")
@@ -113,7 +117,9 @@ class Shape:
     """Those that are not GPT-2's and cost something, by their keys in `model`."""
 
     @classmethod
+    @lru_cache(maxsize=256)
     def of(cls, model: Model) -> Shape:
+        """Never changed: all that ask get the same one."""
         own = model.sized(1).own_options()
         return cls(
             hidden=model.hidden,
@@ -147,6 +153,9 @@ class Module:
     capture: bool = False
     blocks: list[ModuleBlock] = MISSING
     """In their order."""
+    wires: list[list[int]] = field(default_factory=list)
+    """What leads from a block to others: where its giver lies, then its takers. Blocks that a partition counts lie at
+    their numbers, those of the first stage at -1, those of the last one and the loss behind all; empty: not known."""
     tied_parameters: int = 0
     """That several blocks have copies of."""
     tied_blocks: int = 0
@@ -196,13 +205,21 @@ class LayerProfile:
     models: dict[str, Shape] = field(default_factory=dict)
     modules: dict[str, Module] = field(default_factory=dict)
     """Of users, by name."""
-    costs: list[ModelCosts] = MISSING
+    costs: list[ModelCosts] = field(default_factory=list)
     optimizer_ns_per_parameter: dict[Precision, float] = field(default_factory=dict)
     """Nanoseconds a parameter of a rank takes in the whole optimizer step; without: what the GPU's memory allows."""
     within: Links = field(default_factory=Links)
     """Between GPUs of a node."""
     between: Links = field(default_factory=Links)
     """From node to node."""
+    steps: list[Steps] = field(default_factory=list)
+    """Whole training steps with IIDP's or JABAS's engine (docs/iidp.md)."""
+    buckets_mib: dict[str, list[float]] = field(default_factory=dict)
+    """By model, sizes of the buckets in which its gradients are summed, in the order of the backward pass."""
+    room: list[Room] = field(default_factory=list)
+    """By model and number format, how large a micro-batch may be."""
+    all_reduces: dict[str, AllReduces] = field(default_factory=dict)
+    """`within` a node and `between` nodes, of a cluster on which steps were measured."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -223,6 +240,12 @@ class LayerProfile:
             return {name for name, module in self.modules.items() if module.is_of(model, model.digest)}
         return {name for name, shape in self.models.items() if shape == Shape.of(model)}
 
+    def room_for(self, model: Model, precision: Precision) -> int | None:
+        """The largest micro-batch that was trained with the whole of a model of this shape; None: not tried."""
+        names = self.names(model)
+        alike = [one for one in self.room if one.model in names and one.precision is precision]
+        return alike[0].micro_batch_size if alike else None
+
     def precisions(self, model: Model) -> list[Precision]:
         """The number formats in which a model of this shape was measured."""
         return [precision for precision in Precision if self.points(model, precision)]
@@ -236,7 +259,7 @@ def _check(profile: LayerProfile) -> None:
                 raise ConfigError(f"models.{model}.{key}={getattr(shape, key)} must be at least 1")
     for name, module in profile.modules.items():
         _possible_module(name, module)
-    if not profile.costs:
+    if not profile.costs and not profile.steps:
         raise ConfigError(f"costs of {profile.gpu} is empty: a profile has the times of one model at least")
     for costs in profile.costs:
         _possible(costs)
@@ -248,6 +271,9 @@ def _check(profile: LayerProfile) -> None:
                 "hidden, heads, sequence_length and vocab_size"
             )
     _distinct(profile.costs)
+    check_steps(profile.steps)
+    check_buckets(profile.buckets_mib)
+    check_all_reduces(profile.all_reduces)
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
         if not (math.isfinite(nanoseconds) and nanoseconds > 0):
             raise ConfigError(f"optimizer_ns_per_parameter.{precision}={nanoseconds} must be above 0 nanoseconds")
@@ -287,10 +313,11 @@ def _of_module(costs: ModelCosts, module: Module) -> None:
         raise ConfigError(f"{costs}: blocks has no times of kind {lacking[0]}, which modules.{costs.model}.blocks has")
     if costs.sequence is None:
         raise ConfigError(f"{costs}: sequence has no value: the bytes of each of modules.{costs.model}.blocks")
-    lengths = {"kept": len(module.blocks), "given": len(module.blocks), "crossing": len(module.counted) + 1}
+    blocks = len(module.blocks)
+    lengths = {"kept": blocks, "given": blocks, "crossing": len(module.counted) + 1, "wires": len(module.wires)}
     for key, length in lengths.items():
         values = getattr(costs.sequence, key)
-        if len(values) != length or min(values) < 0:
+        if (key, values) != ("wires", []) and (len(values) != length or min(values, default=0) < 0):
             raise ConfigError(f"{costs}: sequence.{key} must be {length} numbers of bytes, for modules.{costs.model}")
 
 
@@ -302,6 +329,13 @@ def _possible_module(name: str, module: Module) -> None:
             raise ConfigError(f"modules.{name}.blocks[{number}].held={block.held} must be one of {', '.join(HELD)}")
         if block.parameters < 0 or block.fixed_bytes < 0:
             raise ConfigError(f"modules.{name}.blocks[{number}] must have parameters and fixed_bytes of 0 or above")
+    for number, ends in enumerate(module.wires):
+        giver, *takers = ends or [-2]
+        if not takers or not -1 <= giver < min(takers) or max(takers) > len(module.counted):
+            raise ConfigError(
+                f"modules.{name}.wires[{number}]={ends} must be where a giver lies, from -1 on, and then where takers "
+                f"behind it lie, up to {len(module.counted)}"
+            )
 
 
 def _distinct(every: Sequence[ModelCosts]) -> None:
@@ -333,7 +367,8 @@ def name_of(wanted: str, gpu: str, *, alone: bool) -> str:
 
 
 def profile_path(name: str) -> Path:
-    return path_of(name, FOLDER)
+    """Of what has a name: in `profiles` of a folder of your own, or among the shipped ones."""
+    return path_of(name, PROFILES, FOLDER)
 
 
 def read_profile(name: str) -> LayerProfile:
@@ -352,8 +387,9 @@ def read_profile(name: str) -> LayerProfile:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     except FileNotFoundError as error:
-        known = ", ".join(sorted(other.stem for other in FOLDER.glob(f"*{SUFFIX}")))
-        others = "" if is_file(name) else f" in {FOLDER}; there are: {known}"
+        folders = [FOLDER, *(folder / PROFILES for folder in own_folders())]
+        known = ", ".join(sorted({other.stem for folder in folders for other in folder.glob(f"*{SUFFIX}")}))
+        others = "" if is_file(name) else f" in {' or '.join(map(str, folders))}; there are: {known}"
         raise ConfigError(f"there is no profile {name!r}{others}; 'tdpp profile' makes one") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error

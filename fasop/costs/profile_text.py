@@ -8,6 +8,7 @@ from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
@@ -23,6 +24,8 @@ def profile_text(profile: LayerProfile, comment: str) -> str:
     """What `read_profile` reads; `comment` comes first, by lines. What is not known is left out."""
     known = _known(asdict(profile))
     known["costs"] = known.pop("costs")  # the longest part, last
+    if not profile.costs:
+        del known["costs"]
     head = "".join(f"# {line}\n" for line in f"{comment}\n{UNITS}".splitlines())
     body: str = yaml.dump(known, Dumper=_Dumper, sort_keys=False, width=math.inf)
     return head + body
@@ -60,8 +63,8 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
 
 def _number(dumper: _Dumper, value: float) -> yaml.ScalarNode:
-    """Without an exponent, which YAML 1.1 reads as text unless it has a dot and a sign."""
-    text = f"{value:.9f}".rstrip("0").rstrip(".")
+    """Without an exponent, which YAML 1.1 reads as text unless it has a dot and a sign; read again it is the same."""
+    text = np.format_float_positional(value, trim="-")
     return dumper.represent_scalar(f"tag:yaml.org,2002:{'float' if '.' in text else 'int'}", text)
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from conf.schema.experiment import Model, Precision
 from fasop.costs.blocks import Kinds, blocks_of
 from fasop.costs.measured_module import MeasuredModule
-from megatron_ext.contract.parameters import block_numel, block_parameters, tied_parameters
+from megatron_ext.contract.models.parameters import block_numel, block_parameters, tied_parameters
 
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
 """Of a weight or an activation."""
@@ -29,7 +29,7 @@ def layer_parameters(model: Model, tensor: int, kind: int = 0) -> int:
 
 def word_parameters(model: Model, tensor: int) -> int:
     """Of the word embedding, which the head has too; the vocabulary is shared."""
-    return model.padded_vocab(tensor) // tensor * model.hidden
+    return model.padded_vocab(tensor) // tensor * model.sized(tensor).word_width
 
 
 @lru_cache(maxsize=4096)

@@ -9,8 +9,9 @@ from conf.schema.experiment import Engine, EngineKind, Experiment, Model, Parall
 from conf.schema.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
-from fasop.costs.measured_module import MeasuredModule
+from fasop.costs.measured_module import MeasuredModule, between
 from fasop.costs.sizes import BYTES
+from megatron_ext.contract.models.activations import Wire, wires
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class Training:
     parallel: Parallel
     precision: Precision
     engine: Engine
+    kept_values: int = 2
+    """`Train.kept_values`."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> Training:
@@ -29,6 +32,7 @@ class Training:
             parallel=experiment.parallel,
             precision=experiment.train.precision,
             engine=experiment.engine,
+            kept_values=experiment.train.kept_values,
         )
 
     @property
@@ -71,6 +75,17 @@ class Training:
         if isinstance(self.model, MeasuredModule):
             return self.model.messages(self.parallel.micro_batch_size)
         return [self.message_bytes(numbers) for numbers in self.blocks.crossing]
+
+    @property
+    def wires(self) -> list[Wire]:
+        """What leads from a layer to others, of which `numbers` are the bytes of a micro-batch; none: a profile does
+        not know them."""
+        if isinstance(self.model, MeasuredModule):
+            sizes, batch = self.model.sizes, self.parallel.micro_batch_size
+            return [
+                Wire(wire.giver, wire.takers, round(between(sizes, wire.bytes, batch))) for wire in self.model.wires
+            ]
+        return [wire._replace(numbers=self.message_bytes(wire.numbers)) for wire in wires(self.model.sized(1))]
 
     def message_bytes(self, numbers: int) -> int:
         """Of so many numbers of a sample, that a rank hands to the next stage for a micro-batch."""

@@ -14,7 +14,7 @@ import numpy as np
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.local_search import both_passes, by_stage, largest_stage, least_largest
-from fasop.partition.unlike_layers import CLOSE, in_units
+from fasop.partition.unlike_layers import CLOSE, in_units, least_largest_part
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
 
@@ -119,31 +119,74 @@ def _bound_in_units(pipelines: Pipelines, balanced: Integers) -> Floats:
     plain, units = in_units(pipelines)
     chains, stepped = _chains(plain), plain.optimizer.fixed
     first_sums = plain.least_exposed[0] + plain.embedding
-    trip = chains.hops + chains.trip.fixed.sum(axis=0) + _mean_of(chains.trip.layer, chains.left, units)
+    whole_trip = chains.hops + chains.trip.fixed.sum(axis=0)
+    trip = mean_of(chains.trip.layer, chains.left, units)
     if (of_part := chains.of_part) is not None:
         trips = np.tile(chains.trip.layer, (len(of_part.layer) // plain.stages, 1))
-        in_parts = _mean_of(trips, of_part, units)
-        trip = np.maximum(trip, chains.hops + chains.trip.fixed.sum(axis=0) + in_parts)
-    longest = np.maximum(_mean_bound(chains, plain.mean_hop, units), trip) + stepped[0] + first_sums
+        trip = np.maximum(trip, mean_of(trips, of_part, units))
     if pipelines.parts_count > pipelines.stages:
-        return np.asarray(longest)
+        longest = np.maximum(_mean_bound(chains, plain.mean_hop, units), whole_trip + trip)
+        return np.asarray(longest + stepped[0] + first_sums)
+    left = _passes_left(pipelines)
+    amount = (1 - CLOSE) * left.of(pipelines.counted(least_largest_part(pipelines, left))).max(axis=0)
+    trip = np.maximum(trip, _trip_from(amount, chains, units))
+    longest = np.maximum(_mean_bound(chains, plain.mean_hop, units), whole_trip + trip)
     largest = (1 - CLOSE) * largest_stage(pipelines, balanced)
     back = pipelines.micro_batches * largest + stepped.min(axis=0) + _freed(pipelines)
-    least: Floats = np.maximum(longest, back)
+    least: Floats = np.maximum(longest + stepped[0] + first_sums, back)
+    if plain.sums.layer.any():
+        whole = _until_summed(pipelines, pipelines.unhidden(0).sums)
+        found = least_largest_part(pipelines, whole)
+        least = np.maximum(least, (1 - CLOSE) * whole.of(pipelines.counted(found)).max(axis=0))
     return least
+
+
+def _passes_left(pipelines: Pipelines) -> Linear:
+    """`_Chains.left` of stages with one chunk, with a slope for each kind of layer where they differ."""
+    left = passes_left(pipelines.schedule, pipelines.stages, 1, pipelines.micro_batches)
+    return _weighted(left.forward.T, pipelines.forward, left.backward.T, pipelines.backward)
+
+
+def _trip_from(amount: Floats, chains: _Chains, units: Floats) -> Floats:
+    """[pipelines]: as `mean_of`, if a stage has that `amount` left at least; 0 where more than that may be better.
+
+    Stages have room for as many units; those go where the trip is shortest. If a stage that takes more without any has
+    room from this amount on, what amount and trip take together is convex: where more of it gains nothing at once, it
+    never does.
+    """
+    order = np.argsort(chains.trip.layer, axis=0, kind="stable")
+    trip, layer, fixed = (
+        np.take_along_axis(part, order, axis=0) for part in (chains.trip.layer, chains.left.layer, chains.left.fixed)
+    )
+    room = np.maximum(0.0, amount - fixed) / np.maximum(layer, TINY)
+    held = np.minimum(np.cumsum(room, axis=0), units)
+    last = np.minimum((held < units).sum(axis=0), len(trip) - 1)
+    price = np.take_along_axis(trip, last[np.newaxis], axis=0)
+    full = np.arange(len(trip))[:, np.newaxis] < last
+    gained = np.where(full, (price - trip) / np.maximum(layer, TINY), 0.0).sum(axis=0)
+    taken = amount + (np.diff(held, axis=0, prepend=0) * trip).sum(axis=0)
+    return np.where(gained <= 1, taken, 0.0)
 
 
 def _summing_bound(pipelines: Pipelines, layers: int) -> Floats:
     """[pipelines]: the largest stage's optimizer step, passes and sums, which is least where those are balanced."""
-    both, sums, step = both_passes(pipelines), pipelines.unhidden(layers).sums, pipelines.optimizer
+    sums = pipelines.unhidden(layers).sums
+    never_less = Linear(fixed=sums.fixed + layers * np.minimum(0.0, sums.layer), layer=np.maximum(0.0, sums.layer))
+    whole = _until_summed(pipelines, never_less)
+    least: Floats = whole.of(least_largest(whole, pipelines.capacity, layers)).max(axis=0)
+    return least
+
+
+def _until_summed(pipelines: Pipelines, sums: Linear) -> Linear:
+    """[stages, pipelines]: a stage's optimizer step, passes and sums."""
+    both, step = both_passes(pipelines), pipelines.optimizer
     whole = Linear(
-        fixed=step.fixed + pipelines.micro_batches * both.fixed + sums.fixed + layers * np.minimum(0.0, sums.layer),
-        layer=step.layer + pipelines.micro_batches * both.layer + np.maximum(0.0, sums.layer),
+        fixed=step.fixed + pipelines.micro_batches * both.fixed + sums.fixed,
+        layer=step.layer + pipelines.micro_batches * both.layer + sums.layer,
     )
     whole.fixed[0] += pipelines.embedding
     whole.fixed[-1] += pipelines.embedding if pipelines.stages > 1 else 0
-    least: Floats = whole.of(least_largest(whole, pipelines.capacity, layers)).max(axis=0)
-    return least
+    return whole
 
 
 def in_turn(stages: int, micro_batches: int) -> int:
@@ -201,18 +244,18 @@ def _weighted(forwards: Floats | float, forward: Linear, backwards: Floats | flo
 def _trip_bound(chains: _Chains, capacity: Integers, layers: int) -> Floats:
     """[pipelines]: the first micro-batch's trip, and the largest stage's passes left, or the largest part's."""
     trip, parts = chains.trip.layer, chains.of_part
-    longest = np.maximum(_mean_of(trip, chains.left, layers), _whole_of(trip, chains.left, capacity, layers))
+    longest = np.maximum(mean_of(trip, chains.left, layers), whole_of(trip, chains.left, capacity, layers))
     if parts is not None:
         chunks = len(parts.layer) // len(trip)
         trips, capacities = np.tile(trip, (chunks, 1)), np.tile(capacity, (chunks, 1))
-        longest = np.maximum(longest, _mean_of(trips, parts, layers))
-        longest = np.maximum(longest, _whole_of(trips, chains.turn, capacities, layers))
+        longest = np.maximum(longest, mean_of(trips, parts, layers))
+        longest = np.maximum(longest, whole_of(trips, chains.turn, capacities, layers))
     least: Floats = chains.hops + chains.trip.fixed.sum(axis=0) + longest
     return least
 
 
-def _whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Floats:
-    """[pipelines]: as `_mean_of`, but of whole layers: the least over all amounts that the largest stage may have left.
+def whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Floats:
+    """[pipelines]: as `mean_of`, but of whole layers: the least over all amounts that the largest stage may have left.
 
     For each amount stages have room for whole layers; those go where the trip is shortest. More than the least amount
     for which there is room at all is worth it only as long as it takes less than the trip can become shorter.
@@ -238,7 +281,7 @@ def _whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Fl
     return least
 
 
-def _mean_of(trip: Floats, left: Linear, layers: int | Floats) -> Floats:
+def mean_of(trip: Floats, left: Linear, layers: int | Floats) -> Floats:
     """[pipelines]: what the trip's passes of layers take at least, and the largest stage's passes left.
 
     The largest is at least the mean with any weights, and that is a constant and a price for each stage's layers. No

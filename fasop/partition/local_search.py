@@ -110,16 +110,16 @@ def improved_by_cuts(pipelines: Pipelines, begin: Integers) -> tuple[Integers, F
     found, times = improved(pipelines, begin)
     active = np.arange(len(pipelines) if pipelines.parts_count > 1 else 0)
     while len(active):
-        gained = np.zeros(len(active), bool)
-        for place, column in enumerate(active):
-            near = cut_elsewhere(pipelines, found[:, column])
-            lines = pipelines.take(np.full(near.shape[1], column))
-            limits = np.full(near.shape[1], times[column])
-            seconds = np.where(lines.fits(near), lines.iteration(near, limits), np.inf)
-            best = int(np.argmin(seconds))
-            if seconds[best] < times[column]:
-                found[:, column], times[column], gained[place] = near[:, best], seconds[best], True
-        active = active[gained]
+        near = [cut_elsewhere(pipelines, found[:, column]) for column in active]
+        owner = np.repeat(active, [one.shape[1] for one in near])
+        every, lines = np.concatenate(near, axis=1), pipelines.take(owner)
+        seconds = np.where(lines.fits(every), lines.iteration(every, times[owner]), np.inf)
+        gained = np.unique(owner[seconds < times[owner]])
+        for column in gained:
+            own = np.nonzero(owner == column)[0]
+            best = own[np.argmin(seconds[own])]
+            found[:, column], times[column] = every[:, best], seconds[best]
+        active = gained
         if len(active):
             found[:, active], times[active] = improved(pipelines.take(active), found[:, active])
     return found, times

@@ -32,24 +32,28 @@ def fitting(pipelines: Pipelines) -> NDArray[np.bool_]:
     return _filled([memory_taken(pipelines)], memory_left(pipelines)[np.newaxis]).possible
 
 
-def least_largest_part(pipelines: Pipelines) -> Integers:
-    """The partitions whose largest part, forward and backward, takes least, but for `CLOSE`. All must be `fitting`."""
-    both = both_of_parts(pipelines)
+def least_largest_part(pipelines: Pipelines, costs: Linear | None = None) -> Integers:
+    """The partitions whose largest part, forward and backward, takes least, but for `CLOSE`. All must be `fitting`.
+
+    With `costs` [parts, pipelines] the largest of these. A limit that no partition keeps is raised at once to the
+    shortest part that keeping one more layer would make (Nicol 1994).
+    """
+    costs = both_of_parts(pipelines) if costs is None else costs
     memory, room = memory_taken(pipelines), memory_left(pipelines)
-    costs, fixed = of_first_layers(pipelines, both.layer), both.fixed
+    of_layers, fixed = of_first_layers(pipelines, costs.layer), costs.fixed
     found = _filled([memory], room[np.newaxis]).partitions
-    most = both.of(pipelines.counted(found)).max(axis=0)
-    least = np.maximum(fixed.max(axis=0), _level(both, pipelines))
+    most = costs.of(pipelines.counted(found)).max(axis=0)
+    least = np.maximum(fixed.max(axis=0), _level(costs, pipelines))
     for _ in range(STEPS):
         open_ = most - least > CLOSE * most
         if not open_.any():
             break
         middle = np.where(open_, (least + most) / 2, most)
-        tried = _filled([memory, costs], np.stack([room, middle - fixed]))
-        taken = both.of(pipelines.counted(tried.partitions)).max(axis=0)
+        tried = _filled([memory, of_layers], np.stack([room, middle - fixed]), fixed)
+        taken = costs.of(pipelines.counted(tried.partitions)).max(axis=0)
         better = tried.possible & (taken < most)
         found[:, better], most[better] = tried.partitions[:, better], taken[better]
-        least = np.where(tried.possible, least, np.maximum(least, middle))
+        least = np.where(tried.possible, least, np.maximum(least, np.maximum(middle, tried.following)))
     return found
 
 
@@ -117,30 +121,33 @@ class _Filled:
     partitions: Integers
     """[parts, pipelines]; what is left over has the last part."""
     possible: NDArray[np.bool_]
+    following: Floats
+    """[pipelines]: by the last of the sums, what the shortest part takes that its limit keeps from one more layer."""
 
 
-def _filled(sums: list[Floats], limits: Floats) -> _Filled:
+def _filled(sums: list[Floats], limits: Floats, fixed: Floats | None = None) -> _Filled:
     """Parts that take as many layers as all limits allow, one after another.
 
     `sums` are [layers + 1, parts, pipelines]: what the first layers take, on each part; `limits` [sums, parts,
-    pipelines] what a part may take.
+    pipelines] what a part may take. `fixed` [parts, pipelines] is what parts take of the last sum without layers.
     """
     layers, parts, columns = sums[0].shape[0] - 1, *sums[0].shape[1:]
     every = np.arange(columns)
-    at, possible = np.zeros(columns, np.int64), np.ones(columns, bool)
-    found = np.zeros((parts, columns), np.int64)
+    at, possible = np.zeros(columns, np.int64), (limits >= 0).all(axis=(0, 1))
+    found, following = np.zeros((parts, columns), np.int64), np.full(columns, np.inf)
     for part in range(parts):
-        reach = np.full(columns, layers)
+        reaches = []
         for of, limit in zip(sums, limits, strict=True):
-            taken = of[:, part]
-            allowed = taken[at, every] + limit[part]
-            reach = np.minimum(reach, (taken <= allowed + ROUNDING * np.abs(allowed)).sum(axis=0) - 1)
-            possible &= limit[part] >= 0
-        reach = np.maximum(reach, at)
+            allowed = of[at, part, every] + limit[part]
+            reaches.append((of[:, part] <= allowed + ROUNDING * np.abs(allowed)).sum(axis=0) - 1)
+        reach = np.maximum(np.min(reaches, axis=0), at)
+        if fixed is not None:
+            more = fixed[part] + of[np.minimum(reach + 1, layers), part, every] - of[at, part, every]
+            following = np.minimum(following, np.where(reach < np.min(reaches[:-1], axis=0), more, np.inf))
         found[part], at = reach - at, reach
     possible &= at == layers
     found[-1] += layers - at
-    return _Filled(partitions=found, possible=possible)
+    return _Filled(partitions=found, possible=possible, following=following)
 
 
 def both_of_parts(pipelines: Pipelines) -> Linear:
@@ -187,7 +194,7 @@ def _level(both: Linear, pipelines: Pipelines) -> Floats:
     units = Units.of(both.layer, pipelines)
     order = np.argsort(both.fixed, axis=0)
     fixed = np.take_along_axis(both.fixed, order, axis=0)
-    layer = np.maximum(np.take_along_axis(units.least(both.layer), order, axis=0), TINY)
+    layer = np.clip(np.take_along_axis(units.least(both.layer), order, axis=0), TINY, 1 / TINY)
     least: Floats = ((units.whole + np.cumsum(fixed / layer, axis=0)) / np.cumsum(1 / layer, axis=0)).min(axis=0)
     return least
 

@@ -33,6 +33,8 @@ class Arguments:
     """Of all GPUs."""
     explain: int | None = None
     leave_out: bool = True
+    by_stage: bool | None = None
+    """Whether plans with replicas or tensor sizes by stage are looked at; None: a quick look."""
     prove: bool = False
     pareto: First | None = None
     max_cost: float = math.inf
@@ -54,7 +56,7 @@ class Arguments:
 
 
 OF_VALIDATE = frozenset(("validate", "calibrate", "calibration"))
-NOT_OF_PARETO = frozenset(("top", "leave_out", "prove"))
+NOT_OF_PARETO = frozenset(("top", "leave_out", "prove", "by_stage"))
 """Words that would change nothing."""
 
 
@@ -100,6 +102,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "overwrite": flag,
     "profile": name_of("profile"),
     "leave_out": flag,
+    "by_stage": flag,
     "prove": flag,
     "pareto": _first,
     "max_cost": above_0,

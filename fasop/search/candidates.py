@@ -107,7 +107,7 @@ class Space:
     @cached_property
     def few(self) -> bool:
         """Whether all node orders are among the first."""
-        return node_orders.few(self.nodes)
+        return node_orders.few(self.nodes, self._training.blocks.layers)
 
     @cached_property
     def first(self) -> list[Nodes]:

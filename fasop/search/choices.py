@@ -13,14 +13,15 @@ from typing import Any
 from conf.reading.values import NoValue, Reader, flag, one_of, read, several, whole
 from conf.schema.experiment import Engine, EngineKind, Model, Parallel, Recompute, Schedule, Train
 from conf.schema.megatron_lm import SCHEDULES
-from conf.schema.model import Family
+from conf.schema.parallel import AUTO
 from fasop.costs.blocks import blocks_of
 from fasop.errors import SearchError
+from megatron_ext.contract.models.model import RECURRENT
 
 SIZES = ("tensor", "data", "pipeline", "micro_batch_size")
-FOUND = ("partition", "node_order", "shares")
+FOUND = ("partition", "node_order", "shares", "replicas")
 """What nobody can give: finding it is what a search is for."""
-NOT_SEARCHED = ("replicas",)
+NOT_SEARCHED = ("semantics", "update_every", "depth")
 """What only a launch takes."""
 
 
@@ -92,9 +93,10 @@ def runnable(engine: Engine, train: Train, model: Model) -> Choices:
     schedules = tuple(
         schedule
         for schedule in Schedule
+        if schedule not in (Schedule.pipedream, Schedule.model_parallel)
         if not (megatron_lm and schedule not in SCHEDULES) and not (train.compile and schedule is Schedule.zb_h1)
     )
-    if model.family is Family.gnmt:  # whose LSTMs put no weight gradients off
+    if model.family in RECURRENT:  # whose LSTMs put no weight gradients off
         schedules = tuple(schedule for schedule in schedules if schedule is not Schedule.zb_h1)
     both = (False, True)
     if model.measured:  # whose blocks may put no weight gradients off, and have no tensor groups
@@ -103,7 +105,8 @@ def runnable(engine: Engine, train: Train, model: Model) -> Choices:
             recompute=(Recompute.none, Recompute.full),
             sharded_optimizer=both,
         )
-    return Choices(schedule=schedules, recompute=tuple(Recompute), sharded_optimizer=both, sequence_parallel=both)
+    recompute = tuple(way for way in Recompute if model.attends or way is not Recompute.selective)
+    return Choices(schedule=schedules, recompute=recompute, sharded_optimizer=both, sequence_parallel=both)
 
 
 def tried(allowed: Choices, given: Mapping[str, tuple[Any, ...]], engine: Engine, sequence_parallel: bool) -> Choices:
@@ -154,14 +157,34 @@ def split(overrides: Sequence[str]) -> tuple[Mapping[str, tuple[Any, ...]], list
             others.append(word)
         elif key in NOT_SEARCHED:
             raise SearchError(
-                f"{word}: a search gives all stages as many {key}; leave it out, or see what a plan with it takes with "
-                "'tdpp launch … executor.rehearse=virtual'"
+                f"{word}: a search looks at schedules that flush, or at semantics=stashing with an update after each "
+                f"round; leave it out, or {_REHEARSED}"
             )
+        elif value == AUTO and key in ("shares", "micro_batch_size"):
+            continue
         elif key in FOUND:
-            raise SearchError(f"{word}: a search finds the {key.replace('_', ' ')}; leave it out")
+            raise SearchError(f"{word}: a search finds the {key.replace('_', ' ')}; leave it out{_instead(key)}")
         else:
             given[key] = read(f"parallel.{key}", value, several(_KEYS[key]), SearchError)
     return given, others
+
+
+_REHEARSED = "see what a plan with it takes with 'tdpp launch … executor.rehearse=virtual'"
+
+
+def _instead(key: str) -> str:
+    """What else to do about a key that is given."""
+    if key != "replicas":
+        return ""
+    return (
+        " (by_stage=true looks closer), or see what a plan with it takes with 'tdpp launch … executor.rehearse=virtual'"
+    )
+
+
+def _tensor(text: str) -> int:
+    if "-" in text.strip("-") or "*" in text:
+        raise NoValue("must be sizes that a stage may have: which stage has which, a search finds")
+    return whole(text)
 
 
 def _chunks(text: str) -> int:
@@ -176,6 +199,7 @@ def _text(value: object) -> str:
 
 _KEYS: Mapping[str, Reader[Any]] = {
     **dict.fromkeys(SIZES, whole),
+    "tensor": _tensor,
     "schedule": one_of(Schedule),
     "chunks": _chunks,
     "recompute": one_of(Recompute),

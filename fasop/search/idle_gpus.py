@@ -27,11 +27,14 @@ class Idle:
 def idle(plan: Plan) -> Idle:
     """The first stage has the embedding and the last one the head, so they compute in any case."""
     parallel, stages = plan.parallel, plan.parallel.pipeline
-    width = parallel.tensor_size * parallel.data
+    widths = [
+        tensor * replicas for tensor, replicas in zip(parallel.layout.tensors, parallel.layout.replicas, strict=True)
+    ]
+    of_rank = [stage for stage, width in enumerate(widths) for _ in range(width)]
     empty = [not any(plan.partition.layers[stage::stages]) and 0 < stage < stages - 1 for stage in range(stages)]
     whole, parts, rank = [], [], 0
     for node in plan.nodes:
-        here = sum(empty[(rank + gpu) // width] for gpu in range(node.gpus))
+        here = sum(empty[of_rank[rank + gpu]] for gpu in range(node.gpus))
         rank += node.gpus
         if here == node.gpus:
             whole.append(node.name)
@@ -39,7 +42,8 @@ def idle(plan: Plan) -> Idle:
             parts.append(f"{here} of {node.gpus} GPUs of {node.name}")
     where = [str(NodeOrder(tuple(whole)))] if whole else []
     counted = [f"{part} (on {parts.count(part)} nodes)" if parts.count(part) > 1 else part for part in parts]
-    return Idle(gpus=width * sum(empty), whole=tuple(whole), where=", ".join([*where, *dict.fromkeys(counted)]))
+    gpus = sum(width for width, none in zip(widths, empty, strict=True) if none)
+    return Idle(gpus=gpus, whole=tuple(whole), where=", ".join([*where, *dict.fromkeys(counted)]))
 
 
 def marked(plan: Plan) -> str:

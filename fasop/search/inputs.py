@@ -36,7 +36,7 @@ PLAIN = (
 """In the place of a configured plan, so that nothing of it can contradict the batch."""
 
 
-LENGTH = "train.iterations"
+LENGTH = ("train.iterations", "train.samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,10 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         sharded_optimizer=choices.sharded_optimizer[0],
         sequence_parallel=choices.sequence_parallel[0],
     )
-    kinds = node_kinds(cluster if profile is None else _profiled(cluster, profile))
-    training = Training(model=model, parallel=plain, precision=train.precision, engine=engine)
+    kinds = node_kinds(cluster if profile is None else profiled(cluster, profile))
+    training = Training(
+        model=model, parallel=plain, precision=train.precision, engine=engine, kept_values=train.kept_values
+    )
     training = with_known_blocks(training, kinds)
     if of_module:
         _require_same_blocks(training, cfg, counted)
@@ -99,11 +101,23 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         training=training,
         choices=choices,
         by_default=defaults_taken(overrides, cfg, SEARCHED),
-        run=Run(iterations=train.iterations, known=LENGTH in (word.partition("=")[0].lstrip("+") for word in others)),
+        run=_whole(train, parallel, others),
     )
 
 
-def _profiled(cluster: Cluster, profile: str) -> Cluster:
+def _whole(train: Train, parallel: Parallel, words: Sequence[str]) -> Run:
+    """The training, whole; a search reads no data, which alone say how long epochs are."""
+    named = {word.partition("=")[0].lstrip("+") for word in words}
+    if train.epochs is not None:
+        return Run(iterations=1, known=False)
+    if train.samples is not None:
+        iterations = max(1, train.samples // parallel.global_batch_size)
+    else:
+        iterations = train.last_iteration
+    return Run(iterations=iterations, known=not named.isdisjoint(LENGTH))
+
+
+def profiled(cluster: Cluster, profile: str) -> Cluster:
     """With the profiles that 'tdpp profile' has written under this name."""
     used = list(dict.fromkeys(group.gpu for group in cluster.groups.values()))
     names = {gpu: name_of(profile, gpu, alone=len(used) == 1) for gpu in used}

@@ -21,7 +21,7 @@ from fasop.costs.layers import LayerTimes
 from fasop.costs.training import Training
 from fasop.partition.bounds import in_turn, passes_left
 from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, not_falling, reach
-from fasop.simulation.on_nodes import Nodes, on_nodes, times_on
+from fasop.simulation.on_nodes import Nodes, exchanged_on, times_on
 
 
 class Way(NamedTuple):
@@ -74,6 +74,7 @@ class LowerBounds:
         self._names = [kind.name for kind in kinds]
         self._times: dict[tuple[int, int, Recompute], Sequence[LayerTimes]] = {}
         self._alone: dict[tuple[int, ...], _Alone] = {}
+        self._nodes: dict[tuple[int, int], Nodes] = {}
         self._links: dict[tuple[int, ...], tuple[float, float, float]] = {}
 
     def of(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Floats:
@@ -245,21 +246,26 @@ class LowerBounds:
         p = one.parallel
         key = nodes, gpus, p.tensor_size, p.data, p.micro_batch_size
         if key not in self._alone:
-            plain = replace(
-                p, schedule=Schedule.one_f_one_b, chunks=1, recompute=Recompute.none, sharded_optimizer=True
-            )
-            alike = [kind if kind.gpus == gpus else replace(kind, gpus=gpus) for kind in self._kinds]
-            orders = np.repeat(np.arange(len(alike))[:, np.newaxis], nodes, axis=1)
-            lines = on_nodes(replace(one, parallel=plain), Nodes(alike, orders, least=True))
+            plain = replace(one, parallel=replace(p, sharded_optimizer=True)) if one.megatron_lm else one
+            exchanged = exchanged_on(plain, self._nodes_of_one_kind(nodes, gpus))
+            sums, last = exchanged.sums, exchanged.last
             amount = np.arange(one.blocks.layers + 1.0).reshape(-1, 1, 1)
             self._alone[key] = _Alone(
-                hops=lines.hop,
-                first=lines.least_exposed[0],
-                sums=lines.sums.of(amount).min(axis=1) if one.blocks.alike else lines.sums.fixed,
-                last=np.zeros(len(lines)) if lines.hidden is None else lines.hidden.last.min(axis=0),
-                embedding=lines.embedding,
+                hops=exchanged.hop,
+                first=exchanged.least_exposed[0],
+                sums=sums.of(amount).min(axis=1) if one.blocks.alike else sums.fixed,
+                last=np.zeros(len(self._kinds)) if last is None else last.min(axis=0),
+                embedding=exchanged.embedding,
             )
         return self._alone[key]
+
+    def _nodes_of_one_kind(self, nodes: int, gpus: int) -> Nodes:
+        """So many with so many GPUs each, an order for each kind."""
+        if (nodes, gpus) not in self._nodes:
+            alike = [kind if kind.gpus == gpus else replace(kind, gpus=gpus) for kind in self._kinds]
+            orders = np.repeat(np.arange(len(alike))[:, np.newaxis], nodes, axis=1)
+            self._nodes[nodes, gpus] = Nodes(alike, orders, least=True)
+        return self._nodes[nodes, gpus]
 
 
 @lru_cache(maxsize=4096)

@@ -12,6 +12,10 @@ from fasop.costs.arrays import Integers
 
 MOST = 100
 """Orders that are all searched. Of more, a search begins with `starts` and goes on to `neighbours`."""
+OF_LAYERS = 10_000
+"""Orders times layers: of a small model so many more orders are all searched. There moving nodes is no good guide,
+since a stage may have all layers, and an order costs little.
+"""
 KINDS = 4
 """Of more kinds than these not every sequence is a start."""
 NODES = 24
@@ -31,9 +35,10 @@ def count(nodes: Sequence[int]) -> int:
     return math.factorial(sum(nodes)) // math.prod(map(math.factorial, nodes))
 
 
-def few(nodes: Sequence[int]) -> bool:
-    """Whether all orders are searched."""
-    return magnitude(nodes) < math.log10(MOST + 0.5)
+def few(nodes: Sequence[int], layers: int | None = None) -> bool:
+    """Whether all orders are searched: of a model of so many layers, or of any."""
+    most = MOST if layers is None else max(MOST, OF_LAYERS // layers)
+    return magnitude(nodes) < math.log10(most + 0.5)
 
 
 def orders(nodes: Sequence[int]) -> Integers:
@@ -99,9 +104,9 @@ def neighbours(order: Sequence[int]) -> Integers:
     return others
 
 
-def described(nodes: Sequence[int]) -> str:
-    """In words, which orders of so many nodes of each kind are searched."""
-    if few(nodes):
+def described(nodes: Sequence[int], layers: int) -> str:
+    """In words, which orders of so many nodes of each kind are searched for a model of so many layers."""
+    if few(nodes, layers):
         return f"all {count(nodes)} node orders" if count(nodes) > 1 else "the one node order"
     about = f"{count(nodes):,}" if magnitude(nodes) < 6 else f"about 10^{int(magnitude(nodes))}"
     return f"of {about} node orders those to which moving nodes from {len(starts(nodes))} of them leads"

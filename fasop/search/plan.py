@@ -28,8 +28,8 @@ class Plan(PlacedTraining):
     bound: float
     """Proved: no partition of these sizes and nodes that fits takes less."""
     basis: Basis
-    pipelines: Pipelines
-    """What its stages take by the slowest of their GPUs; one pipeline."""
+    pipelines: Pipelines | None
+    """What its stages take by the slowest of their GPUs; one pipeline. None where stages differ."""
 
     @property
     def parallel(self) -> Parallel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,10 +14,12 @@ import numpy as np
 from conf.schema.parallel import Parallel
 from conf.schema.partition import Partition
 from fasop.costs.hardware import NodeKind
+from fasop.errors import SearchError
 from fasop.partition.exact import proved
 from fasop.search import node_orders, node_sets
 from fasop.search.arguments import Arguments, First
 from fasop.search.by_replica import exact
+from fasop.search.by_stage.look import QUICK, WHOLE, Looked, explore_stages, why_not
 from fasop.search.candidates import MOST_MICRO_BATCHES, Space
 from fasop.search.idle_gpus import idle, left, notes, within
 from fasop.search.inputs import Inputs
@@ -26,6 +29,7 @@ from fasop.search.pareto import Front, Limits, nothing_within
 from fasop.search.plan import Plan, by_time, check_prices
 from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
 from fasop.search.unequal_shares import explore_shares
+from fasop.simulation.pipelines import Pipelines
 
 LIMIT_S = 45.0
 """CPU seconds of a search, after which it begins nothing new: nobody waits longer than a minute for an answer."""
@@ -52,6 +56,8 @@ class Outcome:
     """What a reader must know of single plans."""
     even: Plan | None = None
     """The best plan with equal shares; None of a front, or where nothing divides the batch evenly."""
+    looked: Looked | None = None
+    """What was gone through of plans whose stages differ."""
 
 
 def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
@@ -60,6 +66,8 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     Raises:
         SearchError: there are none, with what would help.
     """
+    if args.by_stage and (why := why_not(inputs.training, inputs.kinds, inputs.choices, WHOLE)):
+        raise SearchError(f"by_stage=true: {why}")
     begun = time.process_time()
     best = Best(max(args.top, args.explain or 0))
     sets = node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds]
@@ -80,6 +88,9 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     shared.add(plans[:1])
     explore_shares(inputs.training, sets, inputs.choices, shared, begun + LIMIT_S)
     plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
+    alike = plans[0]
+    looked, found = _by_stage(inputs, args, sets, alike, begun + LIMIT_S)
+    plans = [*found, *plans]
     if args.prove:
         with bar("proving") as progress:
             plans = prove(plans, progress)
@@ -87,12 +98,37 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
         "All other plans were slower in the search, which improves the layers per stage of each step by step, or are "
         "proved to be slower."
     )
-    closer = "" if args.prove or plans[0].gap < OPTIMAL else " prove=true looks closer."
+    can = plans[0].pipelines is not None and not args.prove and plans[0].gap >= OPTIMAL
+    closer = " prove=true looks closer." if can else ""
     summary = (
-        f"{where}. {gained(plans[0], even)}{_nodes_used(inputs, plans[0])}{not_shown} "
-        f"{proved_of_even(least, plans[0])}{best_layers(plans[0].gap)}{closer}"
+        f"{where}. {gained_by_stage(plans[0], alike)}{gained(alike, even)}{_nodes_used(inputs, plans[0])}{not_shown} "
+        f"{proved_of_even(least, plans[0])}{proved_by_stage(plans[0], looked)}{best_layers(plans[0].gap)}{closer}"
     )
-    return Outcome(plans=plans, summary=summary, notes=notes(plans, others), even=even[0] if even else None)
+    return Outcome(
+        plans=plans, summary=summary, notes=notes(plans, others), even=even[0] if even else None, looked=looked
+    )
+
+
+def _by_stage(
+    inputs: Inputs, args: Arguments, sets: Sequence[Sequence[NodeKind]], best: Plan, until: float
+) -> tuple[Looked | None, list[Plan]]:
+    """What was gone through of plans whose stages differ, on all nodes and on those of the best plan, and the fastest
+    of them if it is faster than that."""
+    if args.by_stage is False:
+        return None, []
+    used = Counter(node.name for node in best.nodes)
+    own = [some for some in sets if used == {kind.name: kind.group.count for kind in some}]
+    keep = Best(1)
+    keep.add([best])
+    looked = explore_stages(
+        inputs.training,
+        [sets[0], *own[: own[:1] != [sets[0]]]],
+        inputs.choices,
+        keep,
+        WHOLE if args.by_stage else QUICK,
+        until,
+    )
+    return looked, [plan for plan in keep.plans if plan.total < WORTH * best.total]
 
 
 def _explore_sets(spaces: Sequence[Space], best: Best, progress: ShowProgress, begun: float) -> Coverage:
@@ -133,6 +169,31 @@ def _nodes_used(inputs: Inputs, plan: Plan) -> str:
     return f"The first plan uses {len(plan.nodes)} of {every} nodes; leave_out=false asks for plans on all of them. "
 
 
+def gained_by_stage(first: Plan, alike: Plan) -> str:
+    """In words, what replicas or tensor sizes by stage gain over the best plan without, if they do."""
+    if first is alike:
+        return ""
+    p = first.parallel
+    sizes = [f"tensor sizes {p.tensor}"] if not isinstance(p.tensor, int) else []
+    sizes += [f"replicas {p.replicas}"] if p.replicas else []
+    return (
+        f"{' and '.join(sizes).capitalize()} gain {alike.total / first.total - 1:.1%}: the best plan whose stages are "
+        f"all alike takes {alike.total * 1e3:.1f} ms ({_in_short(alike.parallel)}). "
+    )
+
+
+def proved_by_stage(first: Plan, looked: Looked | None) -> str:
+    """Which plans whose stages differ were looked at, and what is proved of all of them."""
+    if looked is None:
+        return ""
+    gap = 1 - looked.least / first.total
+    faster = f"more than {max(gap, 1e-3):.1%} faster than" if gap > OPTIMAL else "faster than"
+    return (
+        f"Of layouts whose stages differ in replicas or tensor sizes {looked.said} were looked at, {looked.layouts} on "
+        f"{looked.nodes}, and none is {faster} the first plan: this is proved. "
+    )
+
+
 def gained(first: Plan, even: Sequence[Plan]) -> str:
     """In words, what unequal shares gain over the best plan without, if there is one."""
     if first.parallel.shares is None:
@@ -155,7 +216,7 @@ def _in_short(parallel: Parallel) -> str:
 
 def _looked_at(inputs: Inputs, seen: Coverage, sets: str) -> str:
     """In words, what a search has gone through."""
-    orders = node_orders.described([kind.group.count for kind in inputs.kinds])
+    orders = node_orders.described([kind.group.count for kind in inputs.kinds], inputs.training.blocks.layers)
     limited = (
         f"; none with more than {MOST_MICRO_BATCHES} micro-batches for each replica"
         if inputs.training.parallel.global_batch_size > MOST_MICRO_BATCHES
@@ -168,13 +229,13 @@ def _looked_at(inputs: Inputs, seen: Coverage, sets: str) -> str:
 def proved_of_even(least: float, first: Plan) -> str:
     """What is proved of all plans with equal shares, if none takes less than `least`; of others not all are looked
     at."""
-    if first.parallel.shares is None:
+    if first.parallel.shares is None and first.pipelines is not None:
         least = min(least, first.bound)
     if least > first.total:
-        return "Every plan with equal shares is slower than the first: this is proved. "
+        return "Every plan with equal shares and stages all alike is slower than the first: this is proved. "
+    gap = max(1 - least / first.total, 1e-3)
     return (
-        f"No plan with equal shares is more than {max(1 - least / first.total, 1e-3):.1%} faster than the first: this "
-        "is proved. "
+        f"No plan with equal shares and stages all alike is more than {gap:.1%} faster than the first: this is proved. "
     )
 
 
@@ -240,16 +301,17 @@ def prove(plans: Sequence[Plan], progress: ShowProgress = no_progress) -> list[P
     """The same plans with tighter bounds, and with better partitions where such were found; the best first."""
     found = []
     for number, plan in enumerate(plans):
-        small = plan.pipelines.parts_count * plan.pipelines.micro_batches <= PASSES
-        can = not plan.unlike_replicas and (small or number == 0)
-        found.append(_proved(plan, BOXES[number > 0]) if can else plan)
+        lines = plan.pipelines
+        small = lines is not None and lines.parts_count * lines.micro_batches <= PASSES
+        can = lines is not None and not plan.unlike_replicas and (small or number == 0)
+        found.append(_proved(plan, lines, BOXES[number > 0]) if lines is not None and can else plan)
         progress((number + 1) / len(plans))
     return sorted(found, key=by_time)
 
 
-def _proved(plan: Plan, boxes: int) -> Plan:
+def _proved(plan: Plan, lines: Pipelines, boxes: int) -> Plan:
     layers = plan.partition.layers
-    proof = proved(plan.pipelines, sum(layers), np.array([layers]).T, boxes)
+    proof = proved(lines, sum(layers), np.array([layers]).T, boxes)
     partition = Partition(tuple(proof.partition[:, 0].tolist()))
     parallel = replace(plan.parallel, partition=str(partition))
     return replace(
@@ -257,7 +319,7 @@ def _proved(plan: Plan, boxes: int) -> Plan:
         training=replace(plan.training, parallel=parallel),
         partition=partition,
         total=proof.seconds,
-        parts=plan.pipelines.parts(proof.partition),
+        parts=lines.parts(proof.partition),
         bound=max(plan.bound, proof.bound),
     )
 

@@ -27,8 +27,8 @@ from fasop.search.search import Keep
 from fasop.simulation.on_nodes import Nodes, times_on
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.predict import predict_plan
-from fasop.simulation.replicas import Replicas
-from fasop.simulation.shares import Replica, Shared, best_shares
+from fasop.simulation.ranks.replicas import Replicas
+from fasop.simulation.ranks.shares import Replica, Shared, best_shares
 
 MOST_PASSES = 2**11
 """Micro-batches of a replica, times stages: every one of them is simulated, many times."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
-from fasop.simulation.replay import Event, StageTimes, simulate
+from fasop.simulation.ranks.replay import Event, StageTimes, simulate
 
 GRADIENTS, EMBEDDING, OPTIMIZER, NORM, WEIGHTS = (
     "grads-all-reduce",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from fasop.costs import links, overlap, sizes
+from fasop.costs import overlap, sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_handed_out
-from fasop.costs.link_table import by_size, has_pairs
-from fasop.costs.links import Link
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.memory import GIB, chunks_in_flight, stage_memory
-from fasop.costs.placement import Uses, place
+from fasop.costs.network import links
+from fasop.costs.network.link_table import by_size, has_pairs
+from fasop.costs.network.links import Link
+from fasop.costs.network.placement import Uses, place
 from fasop.costs.profile import optimizer_s_per_parameter
 from fasop.costs.training import Training
 from fasop.simulation.layer_order import LayerOrder
@@ -36,31 +38,64 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     parallel, where = training.parallel, nodes.links_of(training)
     times = [times_on(kind, training) for kind in nodes.kinds]
     slowest = nodes.slowest(where.stages, training, times)
-    summing, handing = gradients_summed(where.sums, training), weights_handed_out(where.sums, training)
+    handing, exchanged = weights_handed_out(where.sums, training), exchanged_on(training, nodes)
     stepping = slowest.step / (parallel.data if parallel.sharded_optimizer else 1)
-    backward, sums = _passes(training, slowest.backward), _by_parameters(training, summing)
-    blocks, shortest = training.blocks, min(training.messages)
+    backward = _passes(training, slowest.backward)
     optimizer = Link(latency_s=handing.latency_s, s_per_byte=stepping + handing.s_per_byte)
     capacity, shares = _capacity(training, slowest.memory_gib)
+    alike = training.blocks.alike
+    hidden = None
+    if exchanged.last is not None:
+        time = _after_first_bucket(training, backward.layer[..., : parallel.pipeline, :])
+        hidden = Hidden(time=time, last=exchanged.last)
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
         forward=_passes(training, slowest.forward),
         backward=backward,
-        hop=where.hops.link.takes(np.array(float(shortest))),
-        busy=shortest * where.hops.link.s_per_byte,
+        hop=exchanged.hop,
+        busy=min(training.messages) * where.hops.link.s_per_byte,
         one_way_out=where.one_way_out,
         blocking=training.blocking,
-        sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
+        sums=exchanged.sums,
         optimizer=_by_parameters(training, optimizer),
-        embedding=_embedding(where.embedding, training),
+        embedding=exchanged.embedding,
         capacity=capacity,
         shares=shares,
         basis=np.array([time.basis for time in times])[nodes.orders].max(axis=1),
-        hidden=_hidden(training, backward.layer[..., : parallel.pipeline, :], summing) if training.overlaps else None,
-        order=None if blocks.alike else _order(training),
-        s_per_byte=None if blocks.alike else where.hops.longer,
-        back=None if where.back is None else _back(where.back, shortest, alike=blocks.alike),
+        hidden=hidden,
+        order=None if alike else _order(training),
+        s_per_byte=None if alike else where.hops.longer,
+        back=None if where.back is None else _back(where.back, min(training.messages), alike=alike),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanged:
+    """What messages and sums of gradients take, as in `Pipelines`, whatever GPUs compute."""
+
+    hop: Floats
+    sums: Linear
+    last: Floats | None
+    """As in `Hidden`; None where gradients are summed after the last backward pass."""
+    embedding: Floats
+
+    @property
+    def least_exposed(self) -> Floats:
+        """As in `Pipelines`."""
+        return self.sums.fixed if self.last is None else np.minimum(self.sums.fixed, self.last)
+
+
+def exchanged_on(training: Training, nodes: Nodes) -> Exchanged:
+    """Of `training` on these nodes, in each of their orders."""
+    where = nodes.links_of(training)
+    summing = gradients_summed(where.sums, training)
+    sums = _by_parameters(training, summing)
+    return Exchanged(
+        hop=where.hops.link.takes(np.array(float(min(training.messages)))),
+        sums=_in_buckets(training, sums, summing) if training.overlaps else sums,
+        last=_last_bucket(training, summing) if training.overlaps else None,
+        embedding=_embedding(where.embedding, training),
     )
 
 
@@ -153,6 +188,12 @@ class Nodes:
         self._has_pairs, self._by_size = has_pairs(kinds), by_size(kinds)
         self._last: tuple[tuple[float, ...], PlacedLinks] | None = None
 
+    @cached_property
+    def _of_links(self) -> Floats:
+        """[kinds, 2, 2]: latency and seconds per byte, within a node of each kind and out of it."""
+        known = [(links.within(kind.group), links.between(kind.group, 1)) for kind in self.kinds]
+        return np.array([[[link.latency_s, link.s_per_byte] for link in pair] for pair in known])
+
     def links_of(self, training: Training) -> PlacedLinks:
         """That of the last sizes is kept, since plans that differ in something else come one after another."""
         parallel = training.parallel
@@ -194,9 +235,7 @@ class Nodes:
 
         `factors`, by kind, are what both are multiplied with.
         """
-        known = [(links.within(kind.group), links.between(kind.group, 1)) for kind in self.kinds]
-        times = np.array([[[link.latency_s, link.s_per_byte] for link in pair] for pair in known])
-        times *= np.array(factors)[:, np.newaxis, np.newaxis]
+        times = self._of_links * np.array(factors)[:, np.newaxis, np.newaxis]
         used = times[self.orders.T[uses.nodes], uses.between[:, np.newaxis]]
         used[..., 1] *= uses.sharing[:, np.newaxis]
         reduced: Floats = np.maximum.reduceat(used, uses.starts, axis=0)
@@ -235,9 +274,9 @@ def _in_buckets(training: Training, sums: Linear, summing: Link[Floats]) -> Line
     return replace(sums, layer=sums.layer + _of_kinds(training, buckets) * summing.latency_s)
 
 
-def _hidden(training: Training, layer: Floats, summing: Link[Floats]) -> Hidden:
-    """`layer` is the backward pass of one, by stage. Where layers differ, the first bucket is of those that take
-    longest."""
+def _after_first_bucket(training: Training, layer: Floats) -> Linear:
+    """`Hidden.time`; `layer` is the backward pass of one, by stage. Where layers differ, the first bucket is of those
+    that take longest."""
     model, tensor, kinds = training.model, training.parallel.tensor_size, range(len(training.blocks.kinds))
     layer = overlap.filling(training.parallel.schedule) * layer
     if isinstance(model, MeasuredModule):
@@ -246,10 +285,14 @@ def _hidden(training: Training, layer: Floats, summing: Link[Floats]) -> Hidden:
         before = -overlap.first_bucket_share(model) * (whole if layer.ndim == 2 else whole[np.newaxis])
     else:
         before = -_of_kinds(training, [overlap.first_bucket_layers(model, tensor, kind) for kind in kinds]) * layer
-    stages = range(training.parallel.pipeline)
+    return Linear(fixed=before if layer.ndim == 2 else before.min(axis=0), layer=layer)
+
+
+def _last_bucket(training: Training, summing: Link[Floats]) -> Floats:
+    """`Hidden.last`."""
+    model, tensor, stages = training.model, training.parallel.tensor_size, range(training.parallel.pipeline)
     parameters = [[overlap.last_bucket_parameters(model, tensor, first=stage == 0)] for stage in stages]
-    fixed = before if layer.ndim == 2 else before.min(axis=0)
-    return Hidden(time=Linear(fixed=fixed, layer=layer), last=summing.takes(np.array(parameters)))
+    return summing.takes(np.array(parameters))
 
 
 def _embedding(link: Link[Floats], training: Training) -> Floats:

@@ -212,11 +212,18 @@ class Pipelines:
         if self.hidden is None:
             return self
         if self.order is not None:
-            return replace(self, sums=Linear(fixed=self.least_exposed, layer=0 * self.sums.layer), hidden=None)
+            return replace(self, sums=self._sums_left(self.hidden), hidden=None)
         amount = np.arange(layers + 1).reshape(-1, 1, 1)
         exposed = self.exposed(amount)
         slopes = (exposed[1:] - exposed[0]) / amount[1:]
         return replace(self, sums=Linear(fixed=exposed[0], layer=slopes.min(axis=0)), hidden=None)
+
+    def _sums_left(self, hidden: Hidden) -> Linear:
+        """Of layers that differ, a line below `exposed`: where no kind of layer has its sums hidden, what is left of
+        those; elsewhere what there is at least."""
+        left = self.sums.layer - hidden.time.layer
+        longer = (left >= 0).all(axis=0) & (hidden.time.fixed <= 0) & (hidden.time.layer >= 0).all(axis=0)
+        return Linear(fixed=np.where(longer, self.sums.fixed, self.least_exposed), layer=np.where(longer, left, 0.0))
 
     def messages(self, layers: Layers) -> tuple[Floats, Floats]:
         """[stages, pipelines] each: `hop` and `occupied` with a partition.

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from fasop.costs import sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
-from fasop.costs.link_table import LinkTable
-from fasop.costs.links import Link
-from fasop.costs.pair_placement import PairUses, place_pairs
-from fasop.costs.placement import Placement, Uses
+from fasop.costs.network.link_table import LinkTable
+from fasop.costs.network.links import Link
+from fasop.costs.network.pair_placement import PairUses, place_pairs
+from fasop.costs.network.placement import Placement, Uses
+from fasop.costs.network.unlike_placement import UnlikePlacement
 from fasop.costs.training import Training
-from fasop.costs.unlike_placement import UnlikePlacement
 from megatron_ext.contract.plan import BUCKET_BYTES
 
 

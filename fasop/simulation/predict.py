@@ -20,17 +20,19 @@ from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.layers import Basis
 from fasop.costs.memory import GIB, Amount, StageMemory, chunks_in_flight, stage_memory
-from fasop.costs.placement import place
+from fasop.costs.network.placement import place
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
-from fasop.simulation.by_rank import computed_until, iteration
 from fasop.simulation.iteration import Durations, Terms, replay_together, terms, waiting
-from fasop.simulation.replay import Event, StageTimes
-from fasop.simulation.replicas import Pipeline, Replicas
-from fasop.simulation.unlike_stages import UnlikeStages, actions_of, in_flight
-from megatron_ext.contract import schedule_check
+from fasop.simulation.ranks.by_rank import Iteration, computed_until, iteration
+from fasop.simulation.ranks.replay import Event, StageTimes
+from fasop.simulation.ranks.replicas import Pipeline, Replicas
+from fasop.simulation.ranks.streams import StreamIteration, stream_iteration
+from fasop.simulation.ranks.unlike_stages import UnlikeStages, actions_of, in_flight
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.schedules import as_json
+from megatron_ext.contract.schedule import check as schedule_check
+from megatron_ext.contract.schedule.schedules import as_json
+from megatron_ext.contract.schedule.stream_check import prove
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +147,7 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
         SearchError: a profile has no costs for the tensor size, or the schedule is none of the plan's.
     """
     training, parallel, layers, nodes = plan.training, plan.training.parallel, plan.partition.layers, plan.nodes
-    if not parallel.alike:
+    if not parallel.alike or parallel.stream is not None:
         return _of_unlike_stages(plan)
     if schedule is not None:
         try:
@@ -173,13 +175,20 @@ def _of_unlike_stages(plan: PlacedTraining) -> Prediction:
     """Its events are, stage by stage, those of the rank that ends last."""
     parallel, stages = plan.training.parallel, UnlikeStages(plan)
     layout = parallel.layout
-    actions = actions_of(parallel)
-    found = iteration(layout, actions, stages.ranks)
     every = range(layout.world_size)
+    found: Iteration | StreamIteration
+    if parallel.stream is None:
+        actions = actions_of(parallel)
+        found = iteration(layout, actions, stages.ranks)
+        passes = [actions[stage][dp] for stage, dp, _ in map(layout.stage_dp_tp, every)]
+    else:
+        count = parallel.global_batch_size // parallel.micro_batch_size
+        found = stream_iteration(layout, parallel.stream, count, stages.ranks)
+        passes = [*found.passes]
     of_stage = [[rank for rank in every if layout.stage_dp_tp(rank)[0] == s] for s in range(layout.stages)]
     shown = [max(ranks, key=lambda rank: (computed_until(found.events[rank]), -rank)) for ranks in of_stage]
     events = [event for rank in shown for event in found.events[rank]]
-    lists = [actions[layout.stage_dp_tp(rank)[0]][layout.stage_dp_tp(rank)[1]] for rank in shown]
+    lists = [passes[rank] for rank in shown]
     ranks = [stages.ranks[rank] for rank in shown]
     durations = Durations(
         times=[rank.times for rank in ranks],
@@ -226,14 +235,23 @@ def _stages(
             gpus=tuple(dict.fromkeys(kind.gpu.name for kind in nodes)),
             terms=terms([event for event in events if event.stage == number], durations.embedding),
             times=durations.times[number],
-            memory=_memory(training, layers, number, in_flight(parallel, number)),
+            memory=_memory(training, layers, number, in_flight(parallel, number), _versions(parallel, number)),
             limit_gib=min(kind.gpu.memory_gib for kind in nodes),
         )
         for number, (nodes, training) in enumerate(zip(on, trainings, strict=True))
     ]
 
 
-def _memory(training: Training, layers: Sequence[int], stage: int, held: int | None = None) -> StageMemory[float]:
+def _versions(parallel: Parallel, stage: int) -> int:
+    """Of the weights, that a stage holds at once."""
+    if parallel.stream is None:
+        return 1
+    return prove(parallel.stream, 2 * parallel.stream.in_flight + 2 * parallel.stream.period).versions[stage]
+
+
+def _memory(
+    training: Training, layers: Sequence[int], stage: int, held: int | None, versions: int
+) -> StageMemory[float]:
     """Of a stage, which may be known to hold so many micro-batches. Where its layers are of several kinds, a layer
     takes their mean."""
     parallel, blocks = training.parallel, training.blocks
@@ -242,9 +260,12 @@ def _memory(training: Training, layers: Sequence[int], stage: int, held: int | N
         return _kept(parallel, of_chunks, stage) if held is None else float(held)
 
     if len(blocks.kinds) == 1:
-        return stage_memory(training, stage, kept(layers[stage :: parallel.pipeline]))
+        return stage_memory(training, stage, kept(layers[stage :: parallel.pipeline]), versions=versions)
     of_parts = np.array(blocks.by_kind(layers)[stage :: parallel.pipeline])
-    kinds = [stage_memory(training, stage, kept(of_parts[:, kind].tolist()), kind) for kind in range(len(blocks.kinds))]
+    kinds = [
+        stage_memory(training, stage, kept(of_parts[:, kind].tolist()), kind, versions)
+        for kind in range(len(blocks.kinds))
+    ]
     counts = of_parts.sum(axis=0)
     shares = (counts / max(1, counts.sum())).tolist()
 

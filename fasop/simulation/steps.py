@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from conf.schema.experiment import Schedule
-from megatron_ext.contract.schedules import Action, Kind, computing
+from megatron_ext.contract.schedule.schedules import Action, Kind, computing
 
 
 class Pass(IntEnum):

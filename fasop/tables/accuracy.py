@@ -16,7 +16,7 @@ from fasop.costs.hardware import Factors
 from fasop.errors import SearchError
 from fasop.simulation.iteration import Durations, replay
 from fasop.simulation.predict import Prediction
-from fasop.simulation.replay import StageTimes
+from fasop.simulation.ranks.replay import StageTimes
 
 TERMS = tuple(field.name for field in fields(Factors))
 MESSAGES = ("send_forward", "send_backward", "busy_forward", "busy_backward")

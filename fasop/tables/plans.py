@@ -62,7 +62,7 @@ def _table(rows: Sequence[dict[str, str]]) -> Table:
 
 def _sizes(plan: Plan) -> dict[str, str]:
     p = plan.parallel
-    sizes = {"tensor": p.tensor_size, "data": p.data, "pipeline": p.pipeline, "micro": p.micro_batch_size}
+    sizes = {"tensor": p.tensor, "data": p.replicas or p.data, "pipeline": p.pipeline, "micro": p.micro_batch_size}
     return {name: str(size) for name, size in sizes.items()}
 
 
@@ -92,8 +92,8 @@ def _record(plan: Plan, run: Run) -> dict[str, object]:
     p, parts, idle_gpus = plan.parallel, plan.parts, idle(plan)
     return {
         "mbs": p.micro_batch_size,
-        "tp": p.tensor_size,
-        "dp": p.data,
+        "tp": p.tensor,
+        "dp": p.replicas or p.data,
         "pp": p.pipeline,
         "node placement": p.node_order,
         "partition": p.partition,
@@ -144,8 +144,9 @@ def plan_yaml(plan: Plan, command: str) -> str:
         [
             "# Found by: " + command.replace("\n", "\n# "),
             f"# Predicted: {plan.total * 1e3:.1f} ms an iteration = {terms}; times {plan.basis}.",
-            f"tensor: {q.tensor_size}",
+            f"tensor: {q.tensor}",
             f"data: {q.data}",
+            *([f'replicas: "{q.replicas}"'] if q.replicas else []),
             f"pipeline: {q.pipeline}",
             f'partition: "{q.partition}"',
             f"sequence_parallel: {str(q.sequence_parallel).lower()}",

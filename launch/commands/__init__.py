@@ -9,10 +9,12 @@ COMMANDS = {
     "runs": "list the runs with their verdicts",
     "clean": "remove what runs have left behind: unfinished launches, images, containers, locks",
     "search": "find the best plan for a cluster and a model",
+    "rehearse": "train a small model under the delays of plans, and rank them by time to quality",
     "profile": "measure what models and messages take on a cluster's GPUs",
     "evaluate": "measure a run's loss, metrics and BLEU on held-out data",
     "translate": "translate text with a trained run, or export its model",
     "report": "show runs as a page",
+    "config": "explain the keys of a configuration",
     "data": "turn text into indexed data, and inspect it",
     "completion": "let a shell complete commands, groups, keys, values and runs",
 }

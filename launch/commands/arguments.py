@@ -8,6 +8,7 @@ from pathlib import Path
 
 from conf.errors import RunFolderError
 from conf.reading.values import above_0, option
+from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 
 _WATCH = "--watch"
@@ -26,7 +27,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runs_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="where runs are (default: %(default)s)")
+    parser.add_argument(
+        "--runs-dir", type=Path, default=usual_runs_dir(), help="where runs are (default: TDPP_RUNS_DIR, or runs)"
+    )
 
 
 def add_watch(parser: argparse.ArgumentParser, until: str) -> None:

@@ -12,15 +12,16 @@ from pathlib import Path
 
 from conf.errors import TdppError
 from conf.reading.values import Parser
+from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from launch.commands import COMMANDS
 from launch.errors import LaunchError
 
-CONFIGURED = ("launch", "doctor", "search", "profile")
+CONFIGURED = ("launch", "doctor", "search", "profile", "rehearse")
 """Commands that take groups and keys."""
 OF_RUNS = ("status", "logs", "stop", "report", "evaluate", "translate")
 """Commands that take a RUN."""
-DATA = ("prepare", "pairs", "images", "inspect", "check", "merge", "split")
+DATA = ("prepare", "pairs", "images", "videos", "inspect", "check", "merge", "split")
 """What `tdpp data` does."""
 RUN_WORDS = ("resume", "validate")
 MOST_RUNS = 50
@@ -111,6 +112,11 @@ def completed(line: str) -> list[str]:
     _, command, *others = words
     if command == "completion":
         return [shell for shell in SCRIPTS if shell.startswith(word)]
+    if command == "config":
+        from conf.reference import parts
+
+        names = (name for part in parts() for name in (part.name, *(key.name for key in part.keys)) if name)
+        return [name for name in dict.fromkeys(names) if name.startswith(word)]
     if command == "data" and not others:
         return [name for name in DATA if name.startswith(word)]
     key, equals, value = word.partition("=")
@@ -132,9 +138,10 @@ def completed(line: str) -> list[str]:
 def _own_words(command: str) -> tuple[str, ...]:
     """Words of a command that are no keys."""
     if command == "search":
+        from fasop.graphs.arguments import WORDS as OF_GRAPH
         from fasop.search.arguments import WORDS as OF_SEARCH
 
-        return (*OF_SEARCH, "runs_dir")
+        return tuple(dict.fromkeys((*OF_SEARCH, "runs_dir", *OF_GRAPH)))
     if command == "profile":
         from launch.profile.arguments import WORDS as OF_PROFILE
 
@@ -144,7 +151,7 @@ def _own_words(command: str) -> tuple[str, ...]:
 
 def _runs(words: Sequence[str]) -> list[str]:
     """The names that runs share, and those of the latest runs."""
-    folder = Path("runs")
+    folder = usual_runs_dir()
     for before, word in zip(["", *words], [*words, ""], strict=True):
         option, _, value = word.partition("=")
         if value and option in ("--runs-dir", "runs_dir"):

@@ -1,4 +1,4 @@
-"""`tdpp data`: prepare text, pairs and images, look into them, check, merge and split them."""
+"""`tdpp data`: prepare text, pairs, images and videos, look into them, check, merge and split them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from data_prep.images.inspect import image_text
 from data_prep.indexed.check import check, open_checked
 from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.indexed.reshape import merge, split
-from data_prep.kinds import IMAGES, MADE_BY, PAIRS, kind_of
+from data_prep.kinds import IMAGES, MADE_BY, PAIRS, TEXT, VIDEOS, kind_of
 from data_prep.pairs import options as pairs_options
 from data_prep.pairs.check import check_in_full as check_pairs
 from data_prep.pairs.inspect import described as described_pairs
 from data_prep.pairs.inspect import pair_text
 from data_prep.pairs.inspect import sample_text as pair_sample
 from data_prep.preparation import options
-from megatron_ext.contract.model import BERT, GPT, T5
+from data_prep.videos import options as videos_options
+from data_prep.videos.check import check_in_full as check_videos
+from data_prep.videos.check import described as described_videos
+from data_prep.videos.check import video_text
+from megatron_ext.contract.models.model import BERT, GPT, T5
 
 PREFIX = "path without .bin or .idx"
 FAMILIES = (GPT, BERT, T5)
@@ -39,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
         images_options.run(arguments)
     elif command == "pairs":
         pairs_options.run(arguments)
+    elif command == "videos":
+        videos_options.run(arguments)
     elif command == "inspect":
         _inspect(arguments)
     elif command == "check":
@@ -54,15 +60,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="tdpp data", description="Turn text, pairs of sentences and images into data for training.")
+    parser = Parser(
+        prog="tdpp data", description="Turn text, pairs of sentences, images and videos into data for training."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     options.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
     pairs_options.add_options(commands.add_parser("pairs", help="write sentences in two languages, side by side"))
     images_options.add_options(commands.add_parser("images", help="write images and their classes, packed into arrays"))
+    videos_options.add_options(commands.add_parser("videos", help="write features of videos' frames, and captions"))
     look = commands.add_parser("inspect", help="say what data hold")
     look.add_argument("prefix", type=Path, help=PREFIX)
     one = look.add_mutually_exclusive_group()
-    one.add_argument("--document", type=int, metavar="N", help="print one document, pair or image")
+    one.add_argument("--document", type=int, metavar="N", help="print one document, pair, image or video")
     one.add_argument("--sample", type=int, metavar="N", help="print the text of one training sample of a run, from 0")
     look.add_argument(
         "--sequence-length", type=option(whole), default=1024, metavar="N", help="of the run; without it 1024"
@@ -122,6 +131,11 @@ def _checked(prefix: Path, vocab_size: int | None) -> str:
         found = check_images(prefix)
         splits_ = ", ".join(f"{split.images} {name}" for name, split in found.splits.items())
         return f"{splits_} images of {len(found.classes)} classes"
+    if kind == VIDEOS:
+        if vocab_size is not None:
+            raise DataPrepError(f"--vocab-size {vocab_size}: the manifest of {prefix} has its own; leave it out")
+        splits_ = ", ".join(f"{one.videos} {name}" for name, one in check_videos(prefix).splits.items())
+        return f"{splits_} videos"
     data = check(prefix, vocab_size)
     sequences = f"{len(data)} sentences, " if len(data) != data.documents else ""
     return f"{data.documents} documents, {sequences}{len(data.tokens)} tokens"
@@ -129,17 +143,17 @@ def _checked(prefix: Path, vocab_size: int | None) -> str:
 
 def _require_text(prefix: Path, command: str) -> None:
     kind = kind_of(prefix)
-    if kind in (PAIRS, IMAGES):
+    if kind is not None and kind != TEXT:
         raise DataPrepError(
             f"{prefix} holds {kind}, but {command} is for text; give {MADE_BY[kind]!r} another --source"
         )
 
 
 def _inspect_other(arguments: argparse.Namespace, kind: str) -> None:
-    """Of pairs and images."""
+    """Of pairs, images and videos."""
     prefix: Path = arguments.prefix
     of_text = {"--page": arguments.page, "--set": arguments.set, "--family": arguments.family != GPT}
-    if kind == IMAGES:
+    if kind != PAIRS:
         of_text["--sample"] = arguments.sample is not None
     for name, given in of_text.items():
         if given:
@@ -148,9 +162,10 @@ def _inspect_other(arguments: argparse.Namespace, kind: str) -> None:
         samples = arguments.samples or arguments.sample + 1
         print(pair_sample(prefix, arguments.sample, samples, arguments.seed, arguments.sequence_length))
     elif arguments.document is not None:
-        print((pair_text if kind == PAIRS else image_text)(prefix, arguments.document))
+        one_of = {PAIRS: pair_text, IMAGES: image_text, VIDEOS: video_text}
+        print(one_of[kind](prefix, arguments.document))
     else:
-        facts = (described_pairs if kind == PAIRS else described_images)(prefix)
+        facts = {PAIRS: described_pairs, IMAGES: described_images, VIDEOS: described_videos}[kind](prefix)
         print("\n".join(f"{key}: {value}" for key, value in facts.items()))
 
 
@@ -160,7 +175,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
     if page is not None and (why := why_not_writable(page)) is not None:
         raise DataPrepError(f"--page {page}: cannot be written: {why}")
     kind = kind_of(prefix)
-    if kind in (PAIRS, IMAGES):
+    if kind is not None and kind != TEXT:
         _inspect_other(arguments, kind)
         return
     data = open_checked(prefix)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from conf.compose import compose
+from conf.compose import compose_unchecked
 from conf.errors import TdppError
 from conf.reading.values import Parser, above_0, option
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Rehearse
+from launch.commands.decided import decided
 from launch.commands.preflight import Preflight, preflight
 from launch.control.dry_run import dry_run_text
 from launch.control.follow import interruptible, stopped_if_interrupted
@@ -61,7 +63,9 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
     checks = list(login_checks(experiment, data_check(experiment, preflight)))
     checks.append(jobs_check(checkup))
     path: Path | None = None
-    if not any(check.level is Level.error and check.what in ("runs_dir", "slurm", "processes") for check in checks):
+    if not any(
+        check.level is Level.error and check.what in ("runs_dir", "slurm", "processes", "hosts") for check in checks
+    ):
         with interruptible():
             path, found = _examine(experiment, checkup, arguments.overrides, arguments.wait_min, worker)
         checks += found
@@ -89,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _experiment(overrides: Sequence[str]) -> Experiment:
-    experiment = compose(overrides)
+    experiment, chosen = decided(compose_unchecked(overrides))
+    if chosen is not None:
+        print(f"({chosen})", file=sys.stderr)
     if experiment.executor.rehearse is not Rehearse.none:
         raise LaunchError(
             f"executor.rehearse={experiment.executor.rehearse}: a rehearsal runs on this machine alone, and there is "
@@ -132,6 +138,7 @@ def _examine(
         cuda=plan.device == "cuda",
         nodes=read_findings(run),
         lost=_lost(run, seen),
+        images={node.name: node.image for node in seen.nodes if node.image is not None},
         unseen=tuple(
             (group, node.name, node.unseen) for group, node in zip(groups, seen.nodes, strict=True) if node.unseen
         ),
@@ -145,7 +152,7 @@ def _examining(seen: Observation) -> str:
 
 def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
     """By group and node, why nodes wrote nothing, or ended before they had written all."""
-    logs = agent_logs(run, seen.plan, read_submitted(run, len(seen.nodes)).by_id)
+    logs = agent_logs(run, seen.plan, read_submitted(run, len(seen.nodes)))
     lost: dict[str, dict[str, str]] = {}
     for place, node in zip(seen.plan.nodes, seen.nodes, strict=True):
         job = seen.job_of(node)

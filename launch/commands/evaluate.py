@@ -6,30 +6,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from conf.reading.values import Parser, option, whole
 from conf.run_folder.rundir import RunDir
 from launch.commands.arguments import add_run, chosen_run
+from launch.commands.bleu import LACKING, Bleu, bleu_of
 from launch.commands.translate import add_checkpoint, model_of, require_torch
 from launch.errors import LaunchError
-from megatron_ext.contract.model import TRANSLATION
+from megatron_ext.checkpoints.kept_weights import TRAINED, kind_of
+from megatron_ext.contract.models.model import TRANSLATION
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.run_files import EMA
 from megatron_ext.data.samples import SPLITS
 from megatron_ext.inference.scoring import Scoring, add_scoring, scoring_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bleu:
-    """Of the translations of a split."""
-
-    score: float
-    signature: str
-    """sacreBLEU's, which says what exactly was computed."""
-    sentences: int
-    scoring: dict[str, float]
-    """`megatron_ext.inference.scoring.Scoring`."""
+from megatron_ext.inference.sentences import Sentences, read_sentences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +28,8 @@ class Evaluation:
     """What is written into the run's folder."""
 
     checkpoint: str
+    weights: str
+    """`ema`, the average that the run kept, or `trained`."""
     iteration: int
     split: str
     samples: int
@@ -62,13 +55,15 @@ def main(argv: Sequence[str]) -> int:
     plan = run.read_plan()
     try:
         checkpoint = checkpoint_of(run.path, arguments.checkpoint)
-        measured = measure(plan, checkpoint, arguments.split, arguments.samples, arguments.device)
+        kind = kind_of(checkpoint, arguments.weights)
+        measured = measure(plan, checkpoint, arguments.split, arguments.samples, arguments.device, kind)
         bleu, why_not = _bleu(run, plan, arguments.checkpoint, arguments, scoring_of(arguments))
     except EngineError as error:
         raise LaunchError(str(error)) from error
     perplexity = measured.metrics.pop("perplexity", None)
     found = Evaluation(
         checkpoint=checkpoint.folder.name,
+        weights=kind if kind == EMA else TRAINED,
         iteration=checkpoint.meta.iteration,
         split=arguments.split,
         samples=measured.samples,
@@ -94,7 +89,8 @@ def text_of(run: RunDir, found: Evaluation, why_not: str | None) -> str:
     if why_not is not None:
         rows.append(("BLEU", why_not))
     width = max(len(name) for name, _ in rows)
-    head = f"{run.name}: {found.checkpoint}, {found.samples} samples of {found.split}"
+    average = " (average of its weights)" if found.weights == EMA else ""
+    head = f"{run.name}: {found.checkpoint}{average}, {found.samples} samples of {found.split}"
     return "\n".join(
         [head, *(f"  {name:{width}}  {value}" for name, value in rows), f"  {run.evaluation(found.split)}"]
     )
@@ -107,36 +103,16 @@ def _bleu(
     if plan.model.family not in TRANSLATION:
         return None, None
     if find_spec("sacrebleu") is None:
-        return None, "not computed: it needs sacrebleu; pip install -e '.[translate]'"
-    texts = []
-    for side in ("source", "target"):
-        path = Path(f"{plan.data_prefix}-{arguments.split}.{side}.txt")
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except (OSError, ValueError) as error:
-            return None, f"not computed: {path} cannot be read ({getattr(error, 'strerror', None) or error})"
-        texts.append(lines[:-1] if lines[-1] == "" else lines)
-    source, target = (lines[: arguments.samples] for lines in texts)
-    if len(texts[0]) != len(texts[1]):
-        raise LaunchError(
-            f"{plan.data_prefix}-{arguments.split}.source.txt has {len(texts[0])} lines, and .target.txt has "
-            f"{len(texts[1])}; line k of one must be the translation of that of the other: prepare the pairs anew"
-        )
+        return None, f"not computed: {LACKING}"
+    try:
+        source, target = (lines[: arguments.samples] for lines in read_sentences(plan.data_prefix, arguments.split))
+    except (OSError, ValueError) as error:
+        path = getattr(error, "filename", None) or f"{plan.data_prefix}-{arguments.split}.*.txt"
+        return None, f"not computed: {path} cannot be read ({getattr(error, 'strerror', None) or error})"
     if not source:
         return None, f"not computed: {plan.data_prefix}-{arguments.split}.source.txt has no sentence"
-    from sacrebleu.metrics.bleu import BLEU
-
-    from megatron_ext.inference.lines import translated
-    from megatron_ext.inference.text import tokenizer_of
-    from megatron_ext.inference.translator import Translator
-
-    model = model_of(run, checkpoint)
-    translator = Translator(model.model, model.weights, arguments.device)
-    found = list(translated(source, translator, tokenizer_of(model.tokenizer), scoring))
-    metric = BLEU()
-    score = metric.corpus_score(found, [target]).score
-    signature = str(metric.get_signature())
-    return Bleu(score=score, signature=signature, sentences=len(source), scoring=scoring._asdict()), None
+    model, _ = model_of(run, checkpoint, arguments.weights)
+    return bleu_of(model, Sentences(source, target), scoring, arguments.device), None
 
 
 def _parser() -> Parser:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -18,18 +18,23 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import conf
-from conf.compose import command_line, read_experiment, register, to_experiment
+from conf.compose import command_line, read_experiment, register
 from conf.defaults_taken import TRAINED, defaults_taken
 from conf.errors import TdppError
+from conf.pipedream import words as pipedream
 from conf.reading.user_files import config_dirs
 from conf.reading.values import own_words, path
+from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import ExecutorKind, Experiment
+from conf.schema.experiment import Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
+from launch.commands.decided import decided
+from launch.commands.length import data_there, with_length
 from launch.commands.preflight import Preflight, preflight
 from launch.control.checks import check, check_image, check_supported
 from launch.control.follow import follow, interruptible
+from launch.control.short_job import ANY_LENGTH, without_goal
 from launch.control.submit import resume
 from launch.errors import LaunchError
 from launch.judge.verdict import judge
@@ -70,11 +75,12 @@ class Session:
         read = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False) or ()
         overrides = tuple(self.as_given(str(override)) for override in read)
         composed: Experiment | TdppError
+        chosen = None
         try:
-            composed = to_experiment(cfg)
+            composed, chosen = decided(cfg, overrides)
         except TdppError as error:
             composed = error
-        self.combinations.append(Combination(overrides=overrides, composed=composed))
+        self.combinations.append(Combination(overrides=overrides, composed=composed, chosen=chosen))
 
 
 def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str = WORKER) -> int:
@@ -93,7 +99,8 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
     try:
         with interruptible():
             _run_hydra(argv, session)
-            wanted = settle(session.combinations, session.outcomes, preflight)
+            data_later = any(argument.startswith(pipedream.WORD) for argument in argv)
+            wanted = settle(session.combinations, session.outcomes, preflight, data_later)
             for number in sorted(wanted)[:1]:  # of a sweep its first run: all choose values for the same keys
                 _print_defaults(argv, session.combinations[number].overrides, wanted[number])
             confirm(list(wanted.values()))
@@ -106,29 +113,41 @@ def main(argv: Sequence[str], *, preflight: Preflight = preflight, worker: str =
     return _report(session)
 
 
-def settle(combinations: Sequence[Combination], outcomes: Outcomes, preflight: Preflight) -> dict[int, Experiment]:
+def settle(
+    combinations: Sequence[Combination], outcomes: Outcomes, preflight: Preflight, data_later: bool = False
+) -> dict[int, Experiment]:
     """Notes what is wrong, or there already; returns what is left to be started, by the combination's number.
 
-    A dry run is shown although its data are not there: both are noted.
+    A dry run is shown although its data are not there, with any length if they alone know it: both are noted, and where
+    the data are to be made later (`data_later`) as a doubt.
     """
     wanted = {}
     doubts: dict[str, None] = {}
     for number, combination in enumerate(combinations):
         composed, overrides = combination.composed, combination.overrides
+        if combination.chosen is not None:
+            doubts[combination.chosen] = None
         if isinstance(composed, TdppError):
             outcomes[number] = Outcome(overrides=overrides, error=composed)
             continue
         try:
             if composed.dry_run:
                 check_supported(composed)
-                wanted[number] = composed
+                wanted[number] = replace(composed, train=without_goal(composed.train))
                 check_image(composed)
             else:
                 check(composed)
             doubts |= dict.fromkeys(preflight(composed))
+            composed = with_length(composed)
             run = existing(composed)
         except TdppError as error:
-            outcomes[number] = Outcome(overrides=overrides, error=error)
+            if data_later and number in wanted and not data_there(composed):
+                doubts[str(error)] = None
+            else:
+                outcomes[number] = Outcome(overrides=overrides, error=error)
+            if number in wanted and composed.train.iterations is None:
+                length = composed.train.length
+                doubts[f"{length}: the plan shows train.iterations={ANY_LENGTH}, for the data say how many"] = None
             continue
         if run is None:
             wanted[number] = composed
@@ -162,12 +181,11 @@ def _resume(argv: Sequence[str], worker: str) -> int:
             f"{' '.join(argv)}: resume=RUN goes on with a run as it was configured, and takes nothing but runs_dir=… "
             "beside it; for another configuration start a new run with train.load=FOLDER of that run"
         )
-    run = RunDir.find(wanted.get("runs_dir", Path("runs")), wanted["resume"])
+    run = RunDir.find(wanted.get("runs_dir", usual_runs_dir()), wanted["resume"])
     with interruptible():
         resume(run, worker)
         print(f"run {run.path}", file=sys.stderr, flush=True)
-        executor = read_experiment(run.config).executor
-        if executor.kind is ExecutorKind.local and executor.wait:
+        if read_experiment(run.config).executor.followed:
             follow(run)
     verdict = judge(run)
     print(visible(f"{run.name}: {verdict.state}, {verdict.reason}"))
@@ -185,6 +203,8 @@ def _run_hydra(argv: Sequence[str], session: Session) -> None:
     ):
         OmegaConf.register_new_resolver("sweep_dir", lambda: scratch, replace=True)
         session.as_given = words.as_given
+        for note in words.notes:
+            print(f"({note})", file=sys.stderr, flush=True)
         task()
         if session.mode is RunMode.MULTIRUN:
             session.record = words.as_given((Path(scratch) / SWEEP_RECORD).read_text(encoding="utf-8"))

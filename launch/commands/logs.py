@@ -90,7 +90,7 @@ def _first(errors: Sequence[RunFolderError]) -> list[object]:
 def _files(run: RunDir, plan: Plan, chosen: Sequence[str], which: argparse.Namespace) -> list[tuple[str, Path]]:
     """What is to be printed, with whose it is."""
     if which.agent:
-        found = agent_logs(run, plan, read_submitted(run, len(plan.nodes)).by_id)
+        found = agent_logs(run, plan, read_submitted(run, len(plan.nodes)))
         sources = found if which.node is None else chosen
         return [(source, path) for source in sources for path in found.get(source, [])]
     path_of = run.node_err if which.err else run.node_gpu if which.gpu else run.node_out

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from conf.blocks_of_module import asked_of, blocks_of, can_look
+from conf.errors import TdppError
 from conf.schema.experiment import ContainerKind, Experiment, Rehearse
 from conf.schema.model import Family
+from conf.schema.train import LrPolicy, Train
+from launch.commands.length import readable, samples_in_split, with_length
 from launch.errors import LaunchError
+from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
+from megatron_ext.contract.models.model import TRANSLATION
 
 Preflight = Callable[[Experiment], Sequence[str]]
+_MOST_PROVED = 2000
+"""Micro-batches of a stream that are replayed before a launch; tests prove that streams go on as they began."""
 
 
 def _check_module(experiment: Experiment) -> list[str]:
@@ -24,6 +32,34 @@ def _check_module(experiment: Experiment) -> list[str]:
     return []
 
 
+def _check_evaluation(experiment: Experiment) -> None:
+    """Raises a TdppError where there is nothing to evaluate on, or nobody knows how much of it."""
+    from megatron_ext.contract.errors import EngineError
+    from megatron_ext.inference.sentences import held_out
+
+    train, model = experiment.train, experiment.model
+    if train.eval_interval is None or not readable(experiment):
+        return
+    try:
+        count = samples_in_split(experiment, SPLIT)
+    except TdppError as error:
+        raise LaunchError(
+            f"train.eval_interval={train.eval_interval} evaluates on the {SPLIT} split, which cannot be used: {error}"
+        ) from error
+    if model.family in TRANSLATION and names_metric(BLEU, train.until, train.best):
+        try:
+            held_out(os.path.abspath(experiment.data.prefix), SPLIT)  # noqa: PTH100  (as in the plan)
+        except EngineError as error:
+            raise LaunchError(f"train.{'until' if train.until else 'best'}: {error}") from error
+    if count is None and train.eval_iterations is None:
+        data = f"of model.code={model.code}" if model.family is Family.module else "of a blend"
+        data = f"of model.family={model.family}" if model.family in (Family.bert, Family.t5) else data
+        raise LaunchError(
+            f"train.eval_iterations=null evaluates the whole {SPLIT} split, but the data {data} do not say how many "
+            "samples it has; give train.eval_iterations, a number of global batches"
+        )
+
+
 def preflight(experiment: Experiment) -> Sequence[str]:
     """Returns what is odd about what the run would read; a rehearsal reads nothing.
 
@@ -33,13 +69,21 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     # Only a launch needs these, and help and resume do not wait for numpy.
     from data_prep.training import check_for_training
     from megatron_ext.checkpoints import meta
-    from megatron_ext.contract import schedule_check, schedules
     from megatron_ext.contract.errors import EngineError
+    from megatron_ext.contract.schedule import check as schedule_check
+    from megatron_ext.contract.schedule import schedules
+    from megatron_ext.contract.schedule.stream_check import prove
 
     if experiment.executor.rehearse is not Rehearse.none:
         return ()
     doubts = _check_module(experiment) if experiment.model.family is Family.module else check_for_training(experiment)
-    model, parallel, train = experiment.model, experiment.parallel, experiment.train
+    train = experiment.train
+    if train.lr_policy is LrPolicy.constant and train.min_lr not in (0.0, Train.min_lr):
+        text = f"train.min_lr={train.min_lr:g} does nothing with train.lr_policy=constant, whose rate never falls"
+        doubts = [*doubts, text]
+    _check_evaluation(experiment)
+    with_length(experiment)
+    model, parallel = experiment.model, experiment.parallel
     if train.load is not None:
         try:
             meta.to_load(Path(train.load), model.sized(1).identity(), train.iterations, str(train.optimizer))
@@ -53,8 +97,10 @@ def preflight(experiment: Experiment) -> Sequence[str]:
             raise LaunchError(
                 f"parallel.schedule_file={error}; 'python -m megatron_ext.schedule' prints those that have a name"
             ) from error
-    if not parallel.layout.even:
-        count = parallel.global_batch_size // parallel.micro_batch_size
+    count = parallel.global_batch_size // parallel.micro_batch_size
+    if parallel.stream is not None:
+        prove(parallel.stream, min((train.iterations or _MOST_PROVED) * count, _MOST_PROVED))
+    elif not parallel.layout.even:
         actions = schedules.replicated(str(parallel.schedule), parallel.layout.replicas, count)
         schedule_check.check_replicas(actions, parallel.chunks, count)
     return doubts

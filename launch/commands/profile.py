@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf.blocks_of_module import can_look, count_blocks
 from conf.compose import compose, compose_unchecked, to_object
 from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import Cluster, Experiment, Model, Rehearse
+from conf.schema.experiment import Cluster, Executor, Experiment, Model, Rehearse
 from conf.schema.links import FILE
 from conf.schema.model import Family
 from fasop.costs.doubts import profile_doubts
@@ -31,7 +31,7 @@ from launch.control.submit import submit
 from launch.errors import LaunchError
 from launch.judge.verdict import decide
 from launch.observe.look import observe
-from launch.profile import pair_links
+from launch.profile import graphs, pair_links
 from launch.profile.arguments import Arguments, check_free, parse
 from launch.profile.files import write
 from launch.profile.findings import Found, merged, read_found, too_large, unsettled
@@ -46,6 +46,10 @@ FOLDER = "profile"
 BUILD_S = 60
 """For the weights of one tensor size and micro-batch, and its first passes, at most."""
 LINKS_S = 300
+ROOM_S = 900
+"""For trying how large a micro-batch may be, at most; ranks wait for the last one so long."""
+DOUBLINGS = 10
+"""Of the first micro-batch, about as many as any GPU has room for."""
 PATIENCE_S = 300
 """Of a rank that waits for others: those of another node may take longer to make large weights."""
 USAGE = """usage: tdpp profile [GROUP=CHOICE ...] [KEY=VALUE ...] [profile=NAME] [tensor_sizes=N,...] ...
@@ -60,19 +64,24 @@ KEY and --config-dir DIR are those of 'tdpp launch'; of parallel nothing counts.
   tdpp profile cluster=a10x8 model=xl executor=slurm train.precision=bf16 profile=a10_bf16
   tdpp profile import=known_cost/gpt2XL_A10 gpu=A10 model=xl precision=fp16 micro_batch_size=1 backward_ratio=1.6
 
-  profile=NAME           write fasop/profiles/NAME.yaml (the GPU's key in cluster.gpus; of several NAME_KEY)
+  profile=NAME           keep it under this name (the GPU's key in cluster.gpus; of several NAME_KEY)
   profile=FILE.yaml      write this file, where tdpp is installed for others, too (of several FILE_KEY.yaml)
   links=FILE.yaml        write links between the node groups as a table: cluster.links_file=FILE.yaml uses it
+  graph_output=FILE      write the model as a graph.txt of PipeDream's, with the times of the largest micro-batch (of
+                         several types of GPU FILE_KEY)
   add=true               into a file that is there; the same sizes and number format are replaced
   overwrite=true         in the place of a file that is there
   tensor_sizes=1,2       (all powers of two that the nodes and the model's heads allow; on a CPU 1 and 2)
   micro_batches=1,2,4    (1,2,4,8; what does not fit is left out)
+  micro_batches=32+      from 32 on, twice as many each time, up to the most that memory has room for: found by trying
   seconds=N              at most, for each tensor size and micro-batch (10)
   wait_min=N             give up when not all nodes have started after so many minutes (10)
   dry_run=true           print what would be submitted
 
   import=FOLDER/PREFIX   instead of measuring: files PREFIX_<tensor size>.npy, seconds forward of embedding, layers and
-                         head; with gpu=, precision=, micro_batch_size=, backward_ratio=, which they do not tell"""
+                         head; with gpu=, precision=, micro_batch_size=, backward_ratio=, which they do not tell
+  import=DIR[,DIR]       folders of IIDP's or JABAS's profilers, together: a profile for each type of GPU (profile=NAME)
+  export=DIR             write these, or those of profile=NAME[,NAME], as one such folder; overwrites nothing"""
 
 
 def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
@@ -86,6 +95,10 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         print(USAGE)
         return 0
     arguments, comment = parse(argv), f"Made by: tdpp profile {shlex.join(argv)}".rstrip()
+    if arguments.folders or arguments.export is not None:
+        from launch.profile import public
+
+        return public.main(arguments, comment)
     if arguments.known_cost is not None:
         return _import(arguments, comment)
     job = prepare(arguments)
@@ -96,16 +109,23 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         check_free(name, arguments)
     if arguments.links is not None:
         pair_links.check_free(arguments.links, arguments)
+    if arguments.graph_output is not None:
+        graphs.check_free(graphs.files(arguments.graph_output, [*job.names]).values(), arguments)
     with interruptible():
         found = _measure(job, arguments, worker)
+    profiles = {}
     for gpu, name in job.names.items():
         profile = merged(found, gpu, "measured by 'tdpp profile'", datetime.now().date().isoformat())
+        profiles[gpu] = profile
         for text in too_large(found, gpu):
             print(f"({name}: {text} does not fit into its memory, and is left out)", file=sys.stderr)
         for text in unsettled(found, gpu):
             print(f"({name}: {text} was not known to 2 % within seconds={arguments.seconds:g})", file=sys.stderr)
         write(name, profile, arguments, comment)
         _print_profile(name, profile, [group for group, one in job.experiment.cluster.groups.items() if one.gpu == gpu])
+    if arguments.graph_output is not None:
+        for file in graphs.write(arguments.graph_output, job.experiment, profiles):
+            print(f"written: {file}; 'tdpp search graph={file}' divides it")
     _tell_pairs(found, arguments, comment)
     return 0
 
@@ -143,25 +163,32 @@ def prepare(arguments: Arguments) -> Job:
     cluster, model = to_object(cfg, Cluster, "cluster"), to_object(cfg, Model, "model")
     tensor_sizes = _tensor_sizes(arguments, cluster, model)
     of_node = max(2, *tensor_sizes) if model.measured else max(tensor_sizes)  # a link has two ends
-    ranks = sum(group.count * (group.gpus_per_node or of_node) for group in cluster.groups.values())
+    of_hosts = sum(host.ranks for host in to_object(cfg, Executor, "executor").reached)
+    ranks = of_hosts or sum(group.count * (group.gpus_per_node or of_node) for group in cluster.groups.values())
     layers = [f"model.layers={model.layers}"] if of_module else []
     experiment = compose([*arguments.overrides, *_plain(ranks), *layers])
     if experiment.executor.rehearse is not Rehearse.none:
         raise LaunchError(
             f"executor.rehearse={experiment.executor.rehearse}: a rehearsal measures nothing; leave it out"
         )
-    points = len(tensor_sizes) * len(arguments.micro_batches)
-    run_min = math.ceil((points * (BUILD_S + 2 * arguments.seconds) + LINKS_S) / 60)
+    if arguments.room_from is not None and 1 not in tensor_sizes:
+        raise LaunchError(f"micro_batches={arguments.room_from}+ tries the whole model on a GPU: add 1 to tensor_sizes")
+    points = len(tensor_sizes) * (len(arguments.micro_batches) if arguments.room_from is None else DOUBLINGS)
+    room_s = 0 if arguments.room_from is None else ROOM_S
+    run_min = math.ceil((points * (BUILD_S + 2 * arguments.seconds) + LINKS_S + room_s) / 60)
     request = {
         "padded_vocab_sizes": {str(one): 0 if model.measured else model.padded_vocab(one) for one in tensor_sizes},
         "micro_batch_sizes": arguments.micro_batches,
         "seconds": arguments.seconds,
     }
+    if arguments.room_from is not None:
+        memory = {name: int(cluster.gpus[group.gpu].memory_gib * 2**30) for name, group in cluster.groups.items()}
+        request |= {"room_from": arguments.room_from, "memory_bytes": memory}
     environment = {**experiment.cluster.environment, PROFILE: json.dumps(request, separators=(",", ":"))}
     with_request = replace(
         experiment,
         cluster=replace(experiment.cluster, environment=environment),
-        train=replace(experiment.train, comm_timeout_s=max(PATIENCE_S, experiment.train.comm_timeout_s)),
+        train=replace(experiment.train, comm_timeout_s=max(PATIENCE_S, room_s, experiment.train.comm_timeout_s)),
     )
     gpus = list(dict.fromkeys(group.gpu for group in cluster.groups.values()))
     wanted = arguments.profile
@@ -188,6 +215,8 @@ def _plain(ranks: int) -> list[str]:
         "micro_batch_size": 1,
         "global_batch_size": ranks,
         "partition": "null",
+        "shares": "null",
+        "replicas": "null",
         "node_order": "null",
         "schedule": "one_f_one_b",
         "schedule_file": "null",
@@ -265,6 +294,12 @@ def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> N
         print_table(*table)
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
         print(f"optimizer, {precision}: {nanoseconds:g} ns a parameter")
+    for room in profile.room:
+        print(
+            f"room for micro-batches of {room.micro_batch_size} with the whole of model {room.model}, {room.precision}"
+        )
+    for model, sizes in profile.buckets_mib.items():
+        print(f"gradient buckets of {model}, in their order: {', '.join(f'{size:.4g}' for size in sizes)} MiB")
     for line in _link_lines(profile, groups):
         print(line)
     for doubt in profile_doubts(profile):

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.reading.values import Parser, option, whole
+from conf.run_folder.run_folders import usual_runs_dir
+from conf.schema.trackers import Tracker
+from launch.errors import LaunchError
 from launch.judge.findings import all_findings
+from launch.tracking.ready import require_ready
 
 if TYPE_CHECKING:
-    from reports.pages.writing import Judge
+    from reports.pages.writing import Judge, Written
+
+TRACKERS = {
+    Tracker.tensorboard: "to TensorBoard's event files, tensorboard/ in the run's folder",
+    Tracker.wandb: "to Weights & Biases",
+    Tracker.mlflow: "to MLflow",
+}
 
 
 def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
@@ -32,6 +43,8 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     sizes = Sizes(tensor=arguments.tensor, data=arguments.data, pipeline=arguments.pipeline)
     exports = [export for export in Export if getattr(arguments, export)]
     browser = picture.browser() if Export.png in exports else None
+    trackers = [tracker for tracker in Tracker if getattr(arguments, tracker)]
+    require_ready(trackers, os.environ, "tdpp report --{}")
     wanted: list[str | None] = [one for given in arguments.runs for one in all_of(given)] or [None]
     notes = set[str]()
     sources = skip_unreadable(lambda one: Source.find(arguments.runs_dir, one, sizes), wanted, notes)
@@ -45,10 +58,25 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
             print(path)
         for path in write_exports(exports, written.found, written.pages[1], browser):
             print(path)
+        for place in _tracked(trackers, written):
+            print(place)
     for path in compared(rounds, arguments.output):
         if not arguments.watch:
             print(path)
     return 0
+
+
+def _tracked(trackers: Sequence[Tracker], written: Written) -> Iterator[str]:
+    """Carries a run's metrics to the trackers; where to look for them."""
+    if not trackers:
+        return
+    from launch.tracking.writer import write
+
+    record = written.found.record
+    if written.run is None:
+        raise LaunchError(f"--{trackers[0]} takes runs of tdpp, and {record.log} is a log of Megatron-LM; leave it out")
+    for tracker in trackers:
+        yield write(tracker, written.run, record.lines())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         help="run folder, name, job id or latest; a folder of runs: all of them; or a log of Megatron-LM, or the "
         "folder with the .out files of a job's nodes; without any, the latest run; several are also compared",
     )
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
+    parser.add_argument("--runs-dir", type=Path, default=usual_runs_dir(), metavar="DIR", help="default: runs")
     parser.add_argument(
         "--watch",
         action="store_true",
@@ -77,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", action="store_true", help="also a trace for Perfetto, trace.json.gz")
     parser.add_argument("--csv", action="store_true", help="also tables, events.csv and metrics.csv")
     parser.add_argument("--png", action="store_true", help="also a picture of the timeline; needs Chromium or Chrome")
+    for tracker, where in TRACKERS.items():
+        parser.add_argument(f"--{tracker}", action="store_true", help=f"also {where} (docs/trackers.md)")
     sizes = parser.add_argument_group("parallel sizes of a log that does not say them")
     for name in ("tensor", "data", "pipeline"):
         sizes.add_argument(f"--{name}", type=option(whole), metavar="N")

@@ -12,7 +12,9 @@ from conf.errors import RunFolderError
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
 from launch.commands.arguments import add_run, chosen_run
+from launch.commands.bleu import add_bleu, print_bleu, require_bleu
 from launch.errors import LaunchError
+from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, note
 from megatron_ext.inference.scoring import add_scoring, scoring_of
 
 if TYPE_CHECKING:
@@ -20,13 +22,15 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Reads lines of the source language, and prints a translation of each, or writes the model to a file.
+    """Reads lines of the source language, and prints a translation of each; or writes the model to a file, or prints
+    BLEU.
 
     Raises:
         TdppError: the run has no checkpoint of a model that translates, or a file cannot be read or written.
     """
     arguments = _parser().parse_args(argv)
     run = chosen_run(arguments)
+    require_bleu(arguments)
     require_torch("tdpp translate")
     from megatron_ext.contract.errors import EngineError
     from megatron_ext.inference import exported
@@ -35,7 +39,12 @@ def main(argv: Sequence[str]) -> int:
     from megatron_ext.inference.translator import Translator
 
     try:
-        model = model_of(run, arguments.checkpoint)
+        if arguments.bleu:
+            print_bleu(run, arguments, lambda one: model_of(run, one.folder.name, arguments.weights))
+            return 0
+        model, said = model_of(run, arguments.checkpoint, arguments.weights)
+        if arguments.weights is None and said is not None:
+            print(f"({said})", file=sys.stderr)
         if arguments.export is not None:
             exported.write(arguments.export, model)
             print(arguments.export)
@@ -43,15 +52,16 @@ def main(argv: Sequence[str]) -> int:
         translator = Translator(model.model, model.weights, arguments.device)
         tokenizer = tokenizer_of(model.tokenizer)
         with _reading(arguments.input) as lines, _writing(arguments.output) as output:
-            for line in translated(lines, translator, tokenizer, scoring_of(arguments)):
+            for line in translated(lines, translator, tokenizer, scoring_of(arguments), live=arguments.input is None):
                 print(line, file=output, flush=True)
     except EngineError as error:
         raise LaunchError(str(error)) from error
     return 0
 
 
-def model_of(run: RunDir, checkpoint: str | None) -> Exported:
-    """The model of a run's checkpoint, its parts merged by name, with the tokenizer of the run's data.
+def model_of(run: RunDir, checkpoint: str | None, weights: str | None) -> tuple[Exported, str | None]:
+    """The model of a run's checkpoint, its parts merged by name, with the tokenizer of the run's data; and what is to
+    be said of its weights, `trained`, `ema` or those that are there, if somebody did not ask.
 
     Raises:
         RunFolderError: the run has no usable plan.
@@ -63,7 +73,8 @@ def model_of(run: RunDir, checkpoint: str | None) -> Exported:
     from megatron_ext.inference.translator import weights_of
 
     found = checkpoint_of(run.path, checkpoint)
-    weights = weights_of(found)
+    kind = kind_of(found, weights)
+    tensors = weights_of(found, kind)
     path = Path(f"{run.read_plan().data_prefix}.tokenizer.json")
     try:
         tokenizer = path.read_text(encoding="utf-8")
@@ -72,7 +83,7 @@ def model_of(run: RunDir, checkpoint: str | None) -> Exported:
             f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); the tokenizer lies beside the data "
             "that the run was trained on"
         ) from error
-    return Exported(found.meta.model, weights, tokenizer)
+    return Exported(found.meta.model, tensors, tokenizer), note(kind)
 
 
 def require_torch(command: str) -> None:
@@ -85,6 +96,7 @@ def require_torch(command: str) -> None:
 
 def add_checkpoint(parser: Parser) -> None:
     parser.add_argument("--checkpoint", metavar="NAME", help="a folder in the run's checkpoints/ (default: the newest)")
+    add_weights(parser)
 
 
 def _parser() -> Parser:
@@ -96,6 +108,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--export", type=Path, metavar="FILE", help="write the model to FILE, for python -m megatron_ext.translate"
     )
+    add_bleu(parser)
     add_scoring(parser)
     return parser
 

@@ -12,6 +12,7 @@ from launch.errors import LaunchError
 from launch.machine.container_commands import found_image
 from launch.node.container_setup import check_program
 from launch.node.image_file import check_found
+from launch.tracking.ready import require_ready
 
 _SUBMITIT_TAGS = ("%j", "%t", "%A", "%a")
 
@@ -20,6 +21,7 @@ def check(experiment: Experiment) -> None:
     """Raises a TdppError for what keeps the experiment from being started, as far as Slurm need not be asked."""
     check_supported(experiment)
     require_exported(experiment, os.environ)
+    require_ready(experiment.log, {**os.environ, **experiment.cluster.environment})
     check_image(experiment)
     if experiment.executor.kind is ExecutorKind.local:
         local.check_port(experiment.executor.master_port)
@@ -38,9 +40,20 @@ def check_image(experiment: Experiment) -> None:
 
 def check_supported(experiment: Experiment) -> None:
     """Raises LaunchError for what this version cannot start."""
-    if experiment.executor.kind is ExecutorKind.slurm:
+    kind = experiment.executor.kind
+    if kind is ExecutorKind.slurm:
         slurm.check(experiment, os.environ)
-    else:
+    elif experiment.container.kind is ContainerKind.pyxis:
+        raise LaunchError(
+            f"container.kind=pyxis: pyxis is a part of Slurm's srun, but executor.kind={kind} starts runs without it; "
+            "use container=enroot, or executor=slurm"
+        )
+    if kind is ExecutorKind.slurm and experiment.container.kind is ContainerKind.docker:
+        raise LaunchError(
+            "container.kind=docker: docker's daemon starts containers outside of Slurm's jobs, which could neither "
+            "bound nor end them; use container=enroot, pyxis or apptainer, or executor=hosts"
+        )
+    if kind is ExecutorKind.local:
         _check_local(experiment)
     path = str(Path(experiment.runs_dir).absolute() / experiment.name)
     for tag in _SUBMITIT_TAGS:
@@ -52,11 +65,6 @@ def check_supported(experiment: Experiment) -> None:
 
 
 def _check_local(experiment: Experiment) -> None:
-    if experiment.container.kind is ContainerKind.pyxis:
-        raise LaunchError(
-            "container.kind=pyxis: pyxis is a part of Slurm's srun, but executor.kind=local starts runs on this "
-            "machine without it; use container=enroot, or executor=slurm"
-        )
     partitions = {name: experiment.cluster.groups[name].partition for name in experiment.node_order.groups}
     elsewhere = [f"cluster.groups.{name}.partition={partition}" for name, partition in partitions.items() if partition]
     if elsewhere and experiment.executor.rehearse is Rehearse.none and not experiment.dry_run:

@@ -17,6 +17,7 @@ from launch.control.slurm import submission_of
 from launch.control.submit import node_worker, resumable, run_environment
 from launch.files.attempt import Start
 from launch.judge.plan_line import plan_line
+from launch.machine import ssh
 from launch.machine.container_commands import UNKNOWN_NAME, Command, SlurmStep, preparation, run_container
 from launch.machine.provenance import PROJECT
 from launch.node.worker_command import SCRUBBED, Worker, given_environment
@@ -31,6 +32,11 @@ FIRST_START = str(Start(0, 0))
 MASTER_JOB = "<id of the master job>"
 HOST = "<host>"
 """Stand for what is only known when a run starts."""
+_STARTER = {
+    ExecutorKind.local: "submitit's LocalExecutor",
+    ExecutorKind.slurm: "submitit's SlurmExecutor",
+    ExecutorKind.hosts: "ssh and there by submitit's LocalExecutor",
+}
 
 
 def dry_run_text(experiment: Experiment, worker: str, behind: Sequence[str] = ()) -> str:
@@ -43,13 +49,12 @@ def dry_run_text(experiment: Experiment, worker: str, behind: Sequence[str] = ()
     run = Path(experiment.runs_dir).absolute() / name
     on_slurm = experiment.executor.kind is ExecutorKind.slurm
     count = len(plan.nodes)
-    executor = "SlurmExecutor" if on_slurm else "LocalExecutor"
     parts = [
         f"run {name} in {run.parent}",
         plan_line(plan),
         _ranks(plan),
         *(_scripts(experiment, plan, run, behind) if on_slurm else ()),
-        f"{plural(count, 'node agent')}, started by submitit's {executor}; each runs",
+        f"{plural(count, 'node agent')}, started by {_STARTER[experiment.executor.kind]}; each runs",
         *_nodes(experiment, plan, run, node_worker(experiment, plan, RunDir(run), worker)),
         f"plan.json\n{json.dumps(plan.as_json(), indent=1)}",
     ]
@@ -73,6 +78,8 @@ def _nodes(experiment: Experiment, plan: Plan, run: Path, worker: Worker) -> Ite
         given |= given_environment(environment, plan, rank, FIRST_START)
         started = process_to_start(container, UNKNOWN_NAME, worker.shown(run, rank), given, {}, steps[rank])
         prepared = [shlex.join(words) for words in preparation(container, rank)] if container else []
+        if experiment.executor.kind is ExecutorKind.hosts:
+            prepared.insert(0, shlex.join(ssh.command(node.name, "start")))
         yield "\n    ".join([f"  on {node.name}:", *prepared, _command(started)])
 
 

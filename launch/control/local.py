@@ -1,4 +1,5 @@
-"""Runs on this machine, through submitit's LocalExecutor: one controller process, one task per node of the plan."""
+"""Agents on this machine, through submitit's LocalExecutor: one controller process, one task per node. Of a local run
+they are all of the plan's; on a host that ssh reaches, the host's own."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import socket
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from conf.schema.experiment import Executor
 from launch.errors import LaunchError
@@ -21,7 +22,7 @@ KILL_GRACE_S = 3.0
 _HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
-def check_port(port: int | None) -> None:
+def check_port(port: int | None, where: str = "this machine") -> None:
     """Raises LaunchError if something listens on the port by which the ranks are to meet."""
     if port is None:
         return
@@ -31,7 +32,7 @@ def check_port(port: int | None) -> None:
             probe.bind(("", port))
         except OSError as error:
             raise LaunchError(
-                f"executor.master_port={port} cannot be used on this machine ({error.strerror}); choose another "
+                f"executor.master_port={port} cannot be used on {where} ({error.strerror}); choose another "
                 "port, or null for a free one"
             ) from error
 
@@ -47,15 +48,35 @@ def start(agent: NodeAgent, token: str, executor: Executor) -> None:
     Raises:
         LaunchError: submitit could not start them. Nothing of them is left then.
     """
-    import submitit  # before the fork, so that it is not imported there each time
-
     run = agent.run
+
+    def note(entry: dict[str, Any]) -> None:
+        run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": [entry]})
+
+    start_agents(agent, token, executor, run.submitit, note)
+    try:
+        run.link_job(run.read_json(run.jobs)["jobs"][0]["id"])
+    except BaseException:
+        processes.terminate(token, KILL_GRACE_S)
+        raise
+
+
+def start_agents(
+    agent: NodeAgent, token: str, executor: Executor, folder: Path, note: Callable[[dict[str, Any]], None]
+) -> None:
+    """Starts the agents of some nodes here; `folder` is submitit's. The process that has started them calls `note` with
+    what jobs.json is to say of them.
+
+    Raises:
+        LaunchError: submitit could not start them. No process of the run is left on this machine then.
+    """
+    import submitit  # before the fork, so that it is not imported there each time
 
     def submit() -> None:
         os.environ[TOKEN] = token
         for name in SCRUBBED:  # agents differ from their workers by NODE_RANK
             os.environ.pop(name, None)
-        controller = submitit.LocalExecutor(run.submitit)
+        controller = submitit.LocalExecutor(folder)
         controller.update_parameters(
             tasks_per_node=len(agent.nodes),
             timeout_min=executor.time_min,
@@ -63,18 +84,11 @@ def start(agent: NodeAgent, token: str, executor: Executor) -> None:
             gpus_per_node=0,
         )
         job = controller.submit(agent)
-        entry = {
-            "id": job.job_id,
-            "pid": int(job.job_id),
-            "host": socket.gethostname(),
-            "nodes": list(agent.nodes),
-        }
-        run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": [entry]})
+        host = socket.gethostname()
+        note({"id": job.job_id, "pid": int(job.job_id), "host": host, "nodes": list(agent.nodes)})
 
-    log = run.submitit / "controller.log"
     try:
-        _detached(submit, log)
-        run.link_job(run.read_json(run.jobs)["jobs"][0]["id"])
+        _detached(submit, folder / "controller.log")
     except BaseException:  # Ctrl-C too
         processes.terminate(token, KILL_GRACE_S)
         raise

@@ -180,13 +180,13 @@ def _layout(experiment: Experiment) -> Options:
 def _training(experiment: Experiment) -> Options:
     train = experiment.train
     return {
-        "train-iters": train.iterations,
+        "train-iters": train.last_iteration,
         "seed": train.seed,
         "lr": train.lr,
         "min-lr": train.min_lr,
         "lr-decay-style": "cosine",
         "lr-warmup-iters": train.lr_warmup_iterations,
-        "lr-decay-iters": train.iterations if train.lr_decay_iterations is None else train.lr_decay_iterations,
+        "lr-decay-iters": train.last_iteration if train.lr_decay_iterations is None else train.lr_decay_iterations,
         "weight-decay": train.weight_decay,
         "adam-beta1": train.adam_beta1,
         "adam-beta2": train.adam_beta2,
@@ -220,7 +220,7 @@ def _data(experiment: Experiment, path: list[str]) -> Options:
         **tokenizer,
         # No evaluation, as in tdpp's own engine; Megatron-LM divides by the interval all the same.
         "eval-iters": 0,
-        "eval-interval": experiment.train.iterations,
+        "eval-interval": experiment.train.last_iteration,
     }
 
 
@@ -230,7 +230,7 @@ def _output(experiment: Experiment, checkpoints: Path) -> Options:
     kept: Options = (
         {
             "save": str(checkpoints),
-            "save-interval": train.save_interval or train.iterations,
+            "save-interval": train.save_interval or train.last_iteration,
             "async-save": _flag(train.save_async),
             "load": str(checkpoints),  # of this run, when it was interrupted and is started again
         }

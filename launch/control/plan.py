@@ -10,12 +10,14 @@ from pathlib import Path
 
 from conf.blocks_of_module import digest_of, known_blocks
 from conf.run_folder.rundir import SCHEDULE
+from conf.schema.adapt import Rule
 from conf.schema.experiment import EngineKind, Experiment, Rehearse
 from conf.schema.model import Model
 from launch.control.rehearsal import rehearsal_times
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.plan_parts import Corpus, Node, Place, RehearsalConfig, RunNode
+from megatron_ext.contract.plan_parts import Corpus, Node, Place, RehearsalConfig, RunNode, Streaming
+from megatron_ext.contract.schedule.streams import Stream
 from megatron_ext.contract.train_config import TrainConfig
 
 
@@ -31,8 +33,9 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
     names = node_names(experiment)
     counts = experiment.ranks_per_node()
     first_ranks = [0, *accumulate(counts)]
-    decay = train.iterations if train.lr_decay_iterations is None else train.lr_decay_iterations
+    decay = _decay(experiment)
     gpus = [_gpu_name(experiment, group) for group in experiment.node_order.groups]
+    environments = _environments(experiment)
     plan = Plan(
         run=run_name,
         tensor=parallel.tensor_size,
@@ -47,9 +50,11 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         schedule_file=parallel.schedule_file and SCHEDULE,
         micro_batch_size=parallel.micro_batch_size,
         global_batch_size=parallel.global_batch_size,
-        shares=list(parallel.micro_batches_of) if layout.even and len(set(parallel.micro_batches_of)) > 1 else None,
+        shares=list(parallel.micro_batches_of) if parallel.shares and len(set(parallel.micro_batches_of)) > 1 else None,
         tensors=list(layout.tensors) if len(set(layout.tensors)) > 1 else None,
         replicas=None if layout.even else list(layout.replicas),
+        streaming=_streaming(parallel.stream),
+        adapt=experiment.adapt.planned(parallel.global_batch_size),
         master_port=experiment.executor.master_port,
         meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
         nodes=[
@@ -58,10 +63,10 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
                 group=group,
                 gpu=gpu,
                 ranks=list(range(first, first + count)),
-                environment=dict(experiment.cluster.groups[group].environment),
+                environment=environment,
             )
-            for name, group, gpu, first, count in zip(
-                names, experiment.node_order.groups, gpus, first_ranks, counts, strict=False
+            for name, group, gpu, environment, first, count in zip(
+                names, experiment.node_order.groups, gpus, environments, first_ranks, counts, strict=False
             )
         ],
         ranks=[
@@ -93,6 +98,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         data_cache=experiment.data.cache and os.path.abspath(experiment.data.cache),  # noqa: PTH100
         data_masking=experiment.data.masking(str(model.family)),
         data_augment=experiment.data.augmented(str(model.family)),
+        data_bucketing=experiment.data.bucketing,
         timeline=experiment.profile.timeline and experiment.engine.kind is EngineKind.tdpp,  # Megatron-LM records none
         nsys=experiment.profile.nsys or experiment.profile.ncu,
         device="cpu" if set(gpus) == {"CPU"} else "cuda",
@@ -101,6 +107,24 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         engine=str(experiment.engine.kind),
     )
     return plan if experiment.executor.rehearse is Rehearse.none else _rehearsed(plan, experiment)
+
+
+def _decay(experiment: Experiment) -> int:
+    """The length of the learning rate's policy: in iterations, or of a batch that adapts in those of the first one."""
+    train = experiment.train
+    if train.lr_decay_iterations is not None:
+        return train.lr_decay_iterations
+    if experiment.adapt.rule is Rule.none:
+        return train.last_iteration
+    assert train.samples is not None, "checked by conf.schema.adapt"
+    return max(1, train.samples // experiment.parallel.global_batch_size)
+
+
+def _streaming(stream: Stream | None) -> Streaming | None:
+    """What plan.json says of a stream, whose replicas it has for themselves."""
+    if stream is None:
+        return None
+    return Streaming(stream.semantics, stream.update_every, None if stream.depth is None else list(stream.depth))
 
 
 def _rehearsed(plan: Plan, experiment: Experiment) -> Plan:
@@ -130,8 +154,19 @@ def code_digest(model: Model) -> str | None:
     return None if model.code is None else digest_of(model)
 
 
+def _environments(experiment: Experiment) -> list[dict[str, str]]:
+    """Of the ranks of each node, over what the run gives to all."""
+    found = [dict(experiment.cluster.groups[group].environment) for group in experiment.node_order.groups]
+    for environment, host in zip(found, experiment.executor.reached, strict=False):
+        if host.gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.gpus))
+    return found
+
+
 def node_names(experiment: Experiment) -> list[str]:
-    """`<group>-<index>` by node rank; the index counts the nodes of a group."""
+    """By node rank: a host's name for ssh, or `<group>-<index>`; the index counts the nodes of a group."""
+    if hosts := experiment.executor.reached:
+        return [host.name for host in hosts]
     seen: dict[str, int] = {}
     names = []
     for group in experiment.node_order.groups:

@@ -9,7 +9,7 @@ from conf.schema.experiment import Experiment
 from megatron_ext.contract.plan_parts import RankTimes
 
 if TYPE_CHECKING:
-    from fasop.simulation.rank_times import RankDurations
+    from fasop.simulation.ranks.rank_times import RankDurations
 
 
 def rehearsal_times(experiment: Experiment) -> list[RankTimes]:
@@ -23,7 +23,7 @@ def rehearsal_times(experiment: Experiment) -> list[RankTimes]:
         SearchError: a profile has no costs for a tensor size.
     """
     from fasop.simulation.predict import planned  # with numpy: no other launch needs it
-    from fasop.simulation.rank_durations import by_rank
+    from fasop.simulation.ranks.rank_durations import by_rank
 
     return [_in_ns(rank) for rank in by_rank(planned(experiment))]
 
@@ -37,7 +37,7 @@ def doubts(experiment: Experiment) -> list[str]:
     """
     from fasop.costs import doubts
     from fasop.simulation.predict import planned
-    from fasop.simulation.rank_durations import basis
+    from fasop.simulation.ranks.rank_durations import basis
 
     plan = planned(experiment)
     return [*doubts.doubts(plan.training, sorted(plan.kinds, key=lambda kind: kind.name), {basis(plan)})]

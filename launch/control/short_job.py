@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import Engine, ExecutorKind, Experiment
+from conf.schema.experiment import Engine, ExecutorKind, Experiment, Train
 from launch.control.follow import tidy
 from launch.control.stop import is_over, stop
 from launch.files.records import Submitted
@@ -25,7 +25,9 @@ SAVE_S = 10
 """The least that executor.save_s may be: nothing is saved."""
 END_S = 10.0
 """Jobs have left the queue by then, once their nodes are done."""
-LOOK_S = {ExecutorKind.local: 0.2, ExecutorKind.slurm: 1.0}
+ANY_LENGTH = 10**9
+"""Iterations: longer than any warm-up."""
+LOOK_S = {ExecutorKind.local: 0.2, ExecutorKind.hosts: 0.5, ExecutorKind.slurm: 1.0}
 
 
 def short_job(experiment: Experiment, folder: str, wait_min: float, run_min: int) -> Experiment:
@@ -43,10 +45,18 @@ def short_job(experiment: Experiment, folder: str, wait_min: float, run_min: int
         runs_dir=str(Path(experiment.runs_dir) / folder),
         cluster=replace(experiment.cluster, groups=groups),
         engine=Engine(),
-        train=replace(experiment.train, checkpoint=False, save_interval=None),
+        log=[],
+        train=without_goal(replace(experiment.train, best=None, max_cost=None, checkpoint=False, save_interval=None)),
         profile=replace(experiment.profile, timeline=False, nsys=False, ncu=False, gpu_interval_s=0),
         executor=replace(experiment.executor, meet_min=wait_min, time_min=limit, save_s=SAVE_S),
     )
+
+
+def without_goal(train: Train) -> Train:
+    """The same of some length, for a plan that nobody trains: epochs would have to be counted."""
+    if train.iterations is not None:
+        return train
+    return replace(train, epochs=None, samples=None, iterations=ANY_LENGTH)
 
 
 def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callable[[Observation], str]) -> str | None:
@@ -54,7 +64,7 @@ def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callabl
 
     `longer` is the option for a longer wait. `doing` says what goes on once all nodes have started.
     """
-    kind = ExecutorKind.slurm if _on_slurm(run) else ExecutorKind.local
+    kind = _kind(run)
     begun = time.monotonic()
     before = ""
     while not (seen := observe(run)).over:
@@ -72,14 +82,15 @@ def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callabl
     return None
 
 
-def _on_slurm(run: RunDir) -> bool:
+def _kind(run: RunDir) -> ExecutorKind:
     submitted = run.read(run.jobs, Submitted)
-    return submitted is not None and submitted.on_slurm
+    return ExecutorKind.local if submitted is None else ExecutorKind(submitted.executor)
 
 
 def end(run: RunDir) -> None:
     """Nothing of it is left. A node that does not answer any more keeps its job until that is cancelled."""
-    if not _on_slurm(run):
+    kind = _kind(run)
+    if kind is ExecutorKind.local:
         tidy(run)
         return
     until = time.monotonic() + END_S
@@ -87,7 +98,7 @@ def end(run: RunDir) -> None:
         if time.monotonic() > until:
             print(f"stopping {run.name} …", file=sys.stderr, flush=True)
             stop(run)
-        time.sleep(LOOK_S[ExecutorKind.slurm])
+        time.sleep(LOOK_S[kind])
 
 
 def _awaited(seen: Observation, absent: Sequence[str]) -> str:

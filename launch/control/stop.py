@@ -14,14 +14,16 @@ from contextlib import suppress
 from conf.errors import RunFolderError
 from conf.run_folder.run_files import entries, read_text
 from conf.run_folder.rundir import RunDir
+from launch.control.hosts_at_once import end as end_on_hosts
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching
 from launch.files.owner import check_may_stop, owner_of
 from launch.files.records import Submitted
 from launch.judge.cut_off import verdict_without_plan
 from launch.judge.state import State
-from launch.machine import processes, slurm_commands
+from launch.machine import docker, processes, slurm_commands
 from launch.machine.provenance import user_name
+from launch.node.peers import SILENCE_S
 from launch.node.worker_command import GRACE_S
 from launch.observe.look import is_here, observe
 from launch.screen.text import plural
@@ -60,8 +62,10 @@ def stop(run: RunDir) -> str:
         return "nothing of it had been started"
     if submitted.on_slurm:
         return _stop_jobs(slurm_commands.comment_of(submitted.token), owner_of(run), {job.id for job in submitted.jobs})
+    if submitted.on_hosts:
+        return _stop_on_hosts(run, submitted)
     if is_here(run, submitted.jobs):
-        return _stop_processes(run, submitted.token, submitting=not submitted.jobs)
+        return _stop_processes(run, submitted)
     return _leave_to_its_agents(run)
 
 
@@ -83,8 +87,9 @@ def _stop_jobs(comment: str, owner: int, known: Set[str | None]) -> str:
     return f"{plural(len(ids), 'job')} ended" + (f" ({', '.join(ids)})" if ids else "")
 
 
-def _stop_processes(run: RunDir, token: str, submitting: bool) -> str:
-    found = _find(token, SUBMISSION_S if submitting else 0.0)
+def _stop_processes(run: RunDir, submitted: Submitted) -> str:
+    token = submitted.token
+    found = _find(token, 0.0 if submitted.jobs else SUBMISSION_S)
     try:
         agents = {node.pid for node in observe(run).nodes if node.pid and not node.ended}
     except RunFolderError:  # they see the request, too
@@ -92,7 +97,43 @@ def _stop_processes(run: RunDir, token: str, submitting: bool) -> str:
     processes.send(agents & found, signal.SIGTERM)
     processes.wait_until_gone(token, GRACE_S + 2)
     processes.terminate(token, 1.0)
+    if submitted.container == "docker":
+        docker.remove_all(token)
     return f"{len(found)} processes ended"
+
+
+def _stop_on_hosts(run: RunDir, submitted: Submitted) -> str:
+    """The agents see the request; what is left then is ended through ssh.
+
+    Raises:
+        LaunchError: a host cannot be reached, and the agent there has not written that it ended.
+    """
+    until = time.monotonic() + STOP_S
+    while not _all_ended(run) and time.monotonic() < until:
+        time.sleep(LOOK_S)
+    names = {job.ssh: job.nodes for job in submitted.jobs if job.ssh is not None}
+    ended, failed = end_on_hosts(names, submitted.token, submitted.container)
+    until = time.monotonic() + (SILENCE_S + STOP_S if ended else 0.0)
+    while not _all_ended(run) and time.monotonic() < until:  # an agent that was killed shows by its silence alone
+        time.sleep(LOOK_S)
+    with suppress(RunFolderError):
+        still = {node.name for node in observe(run).nodes if not node.ended and node.state != "absent"}
+        failed = {name: error for name, error in failed.items() if name in still}
+    if failed:
+        raise LaunchError(
+            f"{'; '.join(map(str, failed.values()))}; whether anything of {run.name} is left there is not known: "
+            "an agent that lives has the request, and ends its node when it sees it"
+        )
+    return f"nothing of it is left on {', '.join(names)}" + (
+        f"; {ended} of its processes had to be ended" if ended else ""
+    )
+
+
+def _all_ended(run: RunDir) -> bool:
+    try:
+        return all(node.ended or not node.alive for node in observe(run).nodes)
+    except RunFolderError:
+        return False
 
 
 def _leave_to_its_agents(run: RunDir) -> str:

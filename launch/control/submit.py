@@ -17,7 +17,7 @@ from conf.errors import RunFolderError
 from conf.identity import identity
 from conf.run_folder.rundir import RunDir, is_full
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
-from launch.control import local, megatron_lm, profilers, slurm
+from launch.control import hosts, local, megatron_lm, profilers, slurm
 from launch.control.checks import check, check_supported, require_exported
 from launch.control.plan import make_plan
 from launch.errors import LaunchError
@@ -33,6 +33,7 @@ from launch.node.agent import NodeAgent
 from launch.node.worker_command import WORKER, ModuleWorker, Worker
 from launch.observe.look import observe
 from launch.start_agent import require_own
+from launch.tracking.ready import require_ready
 from megatron_ext.contract.files import read_regular, why, write_atomic
 from megatron_ext.contract.plan import MEGATRON_LM, TDPP, Plan
 from megatron_ext.contract.worker import TOKEN
@@ -79,8 +80,8 @@ def start(
                 write_atomic(run.overrides, "".join(f"{override}\n" for override in overrides))
                 write_atomic(run.diff, source.diff)
                 run.write_json(run.provenance, provenance(source))
-                kind = str(experiment.executor.kind)
-                run.write_json(run.jobs, {"token": token, "executor": kind, "submission": 0, "jobs": []})
+                kinds = {"executor": str(experiment.executor.kind), "container": str(experiment.container.kind)}
+                run.write_json(run.jobs, {"token": token, **kinds, "submission": 0, "jobs": []})
                 run.write_json(run.plan, plan.as_json())  # last: what has no plan was never started
             _start(experiment, run, plan, worker, behind, for_itself=for_itself)
     except BaseException:
@@ -150,11 +151,12 @@ def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
     if verdict.state is State.succeeded:
         raise LaunchError(
             f"resume={run.name}: it has finished ({verdict.reason}); to train on, start a new run with more "
-            f"train.iterations and train.load={run.path}"
+            f"train.{plan.train.length_key} and train.load={run.path}"
         )
     _require_same_code(run, plan)
     check_supported(experiment)
     require_exported(experiment, os.environ)
+    require_ready(experiment.log, {**os.environ, **experiment.cluster.environment})
     before, stopped = run.read_json(run.jobs), run.read_json(run.stop_request)
     with _unwritable_told(run):
         run.write_json(run.jobs, {**before, "submission": seen.start.submission + 1, "jobs": []})
@@ -250,10 +252,13 @@ def _start(
             save_s=executor.save_s if on_slurm else local.warning_s(executor),
             max_requeues=executor.max_requeues if on_slurm else 0,
             gpu_interval_s=experiment.profile.gpu_interval_s if plan.device == "cuda" else 0,
+            trackers=tuple(experiment.log),
             for_itself=for_itself,
         )
 
-    if on_slurm:
+    if executor.kind is ExecutorKind.hosts:
+        hosts.start(experiment, run, token, lambda node: agent((node,), (None,)))
+    elif on_slurm:
         submission = slurm.submission_of(experiment, run.path, token, resumable(plan), behind)
         slurm.start(experiment, run, submission, lambda request: agent(request.nodes, request.het_groups))
     else:

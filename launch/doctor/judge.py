@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from conf.schema.experiment import ContainerKind, Experiment
@@ -18,6 +18,7 @@ from launch.doctor.links import links
 from launch.doctor.ports import open_ports, reached
 from launch.node.unseen import Unseen
 from launch.screen.text import size_text
+from megatron_ext.contract.train_config import KINDS
 
 LEAST_PYTHON = (3, 8)
 LEAST_TORCH = (2, 0)
@@ -41,6 +42,8 @@ class Case:
     """That have written anything, by node rank."""
     lost: Mapping[str, Mapping[str, str]]
     """By group and node: why a node wrote nothing, or not all."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """By node: the ID of docker's image there."""
     unseen: tuple[tuple[str, str, Unseen], ...] = ()
     """Group and node of those that do not see `runs_dir`."""
 
@@ -178,8 +181,10 @@ def _disk(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
 
 
 def checkpoint_bytes(experiment: Experiment) -> int:
-    """Of one checkpoint: weights and two moments of Adam, fp32; 0 if none is saved."""
-    return 12 * experiment.model.parameters() if experiment.train.checkpoint else 0
+    """Of one checkpoint: weights and what the optimizer keeps of them, fp32; 0 if none is saved."""
+    train = experiment.train
+    kinds = 1 + len(KINDS[str(train.optimizer)]) + (train.ema is not None)
+    return 4 * kinds * experiment.model.parameters() if train.checkpoint else 0
 
 
 def _together(case: Case) -> Iterator[Check]:
@@ -196,10 +201,26 @@ def _together(case: Case) -> Iterator[Check]:
             f"{found}: between different versions collectives hang; use the same image, or environment, on every node"
         )
         yield Check(level=Level.error, where="all nodes", what="software", text=text)
+    if case.images:
+        yield _image(case)
     yield _all_reduce(case)
     if len(case.nodes) > 1 and all(rank.clock for node in case.nodes for rank in node.ranks[:1]):
         yield _clocks(case)
     yield from links(case.experiment, case.nodes)
+
+
+def _image(case: Case) -> Check:
+    """docker's image, which each node has of its own."""
+    nodes: dict[str, list[str]] = {}
+    for name, image in case.images.items():
+        nodes.setdefault(image, []).append(name)
+    text = "; ".join(f"{image} on {', '.join(names)}" for image, names in nodes.items())
+    if len(nodes) == 1:
+        return Check(level=Level.ok, where="all nodes", what="image", text=text)
+    way_out = (
+        f"bring the same container.image={case.experiment.container.image} to every node, and give container.digest"
+    )
+    return Check(level=Level.error, where="all nodes", what="image", text=f"{text}: {way_out}")
 
 
 def _all_reduce(case: Case) -> Check:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from conf.schema.experiment import Experiment
 from conf.schema.links import KEY, pairs
-from fasop.costs.link_doubts import link_doubts
-from fasop.costs.links import transfer_s
+from fasop.costs.network.link_doubts import link_doubts
+from fasop.costs.network.links import transfer_s
 from fasop.costs.sizes import activation_bytes
 from launch.doctor.checks import Check, Level
 from launch.doctor.findings import Link, NodeFindings

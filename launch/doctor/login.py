@@ -9,16 +9,18 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 from conf.errors import TdppError
 from conf.schema import containers
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment
-from launch.control import megatron_lm, slurm
+from launch.control import hosts, megatron_lm, slurm
 from launch.control.checks import check_supported
 from launch.control.jobs import job_requests
 from launch.control.plan import make_plan
+from launch.control.short_job import without_goal
 from launch.doctor.checks import Check, Level
 from launch.doctor.judge import checkpoint_bytes
 from launch.files.owner import other_writers
@@ -55,6 +57,8 @@ def jobs_check(experiment: Experiment) -> Check:
     """Whether what is to be started could be; on Slurm, asked of Slurm for each job."""
     if experiment.executor.kind is ExecutorKind.local:
         return _passes("processes", lambda: check_supported(experiment), lambda: "can be started on this machine")
+    if experiment.executor.kind is ExecutorKind.hosts:
+        return _passes("hosts", lambda: _look(experiment), lambda: _reached(experiment))
     missing = [command for command in SLURM_COMMANDS if shutil.which(command) is None]
     if missing:
         text = f"{', '.join(missing)} not on this machine's PATH; log in to the cluster, or use executor=local"
@@ -122,7 +126,8 @@ def _container(experiment: Experiment) -> Check:
                 )
         elif experiment.executor.kind is ExecutorKind.local:
             check_program(kind)
-        container = run_container(experiment, make_plan(experiment, "doctor"), Path(experiment.runs_dir), PROJECT)
+        plan = make_plan(replace(experiment, train=without_goal(experiment.train)), "doctor")
+        container = run_container(experiment, plan, Path(experiment.runs_dir), PROJECT)
         assert container is not None
         if (found := found_image(experiment.container)) is not None:
             check_found(found)
@@ -138,6 +143,16 @@ def _container(experiment: Experiment) -> Check:
         )
         return Check(level=Level.warning, where=HERE, what="container", text=text)
     return found
+
+
+def _look(experiment: Experiment) -> None:
+    check_supported(experiment)
+    hosts.look(experiment)
+
+
+def _reached(experiment: Experiment) -> str:
+    names = ", ".join(host.name for host in experiment.executor.reached)
+    return f"{names}: reached by ssh, with the same tdpp, Python and torch"
 
 
 def _ask_slurm(experiment: Experiment) -> None:

@@ -32,6 +32,7 @@ class NodeState:
             "started_unix": self.started_unix,
             "state": "starting",
             "doing": None,
+            "image": None,
             "worker_stopped": False,
             "beat_unix": time.time(),
             "ended_unix": None,

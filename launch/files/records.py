@@ -22,6 +22,11 @@ class JobRecord:
     nodes: tuple[Count, ...]
     """Node ranks, by task."""
     host: str | None = None
+    """As the machine calls itself."""
+    boot: str | None = None
+    """Of a host that ssh reaches: which of its starts it was (random/boot_id). Machines may share a name."""
+    ssh: str | None = None
+    """The name by which ssh reaches it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +34,20 @@ class Submitted:
     """jobs.json."""
 
     token: str
-    executor: str
+    executor: Annotated[str, Rule("local, slurm or hosts", lambda value: value in ("local", "slurm", "hosts"))]
     submission: Count
     jobs: tuple[JobRecord, ...]
+    container: str = "none"
+    """The kind that the workers are in."""
 
     @property
     def on_slurm(self) -> bool:
         return self.executor == "slurm"
+
+    @property
+    def on_hosts(self) -> bool:
+        """Whether ssh reaches its nodes."""
+        return self.executor == "hosts"
 
     @property
     def first(self) -> Start:
@@ -50,7 +62,7 @@ class Submitted:
     @property
     def launched(self) -> set[int]:
         """Ranks of the nodes whose jobs are known."""
-        return {node for job in self.by_id.values() for node in job.nodes}
+        return {node for job in self.jobs if job.id is not None for node in job.nodes}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +83,7 @@ class NodeRecord:
     err_begin: Count
     stopped_unix: Unix | None = None
     doing: str | None = None
+    image: str | None = None
     worker_stopped: bool = False
     withdrew: tuple[str, ...] = ()
 
@@ -113,10 +126,10 @@ class Goal:
     iteration: Count
     """After which it did."""
     ended_by: str
-    """The key of `train` that says so: `until` or `max_cost`."""
+    """The key of `train` that says so: `until`, `max_cost`, or `samples` where the batch adapts."""
     limit: str
     value: float
-    """What was reached: of the metric, or in dollars."""
+    """What was reached: of the metric, in dollars, or the samples that were taken."""
 
 
 @dataclass(frozen=True, kw_only=True)

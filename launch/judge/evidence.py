@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from launch.files.attempt import Start
 from launch.judge import gpu_health
-from launch.judge.pace import held_up_by, held_up_words, median_ms
+from launch.judge.pace import held_up_by, held_up_words, left_s, median_ms
 from launch.judge.plan_line import plan_line
 from launch.observe.iterations import Iteration
 from launch.observe.observation import Observation
-from launch.screen.text import ago, first_line, plural
+from launch.screen.text import ago, first_line, plural, span
 
 FULL_BYTES = 64 * 1024
 """A disk with less room than this counts as full."""
@@ -47,8 +47,11 @@ def evidence_of(seen: Observation, later: Iterable[str]) -> Iterator[Evidence]:
         yield Evidence("", f"start {seen.start} (submission.restart); {saved(seen)}")
     if seen.log:
         last = seen.log[-1]
-        progress = f"{last.iteration} of {seen.iterations}, {_loss(seen)}, {median_ms(seen):.1f} ms per iteration"
-        yield Evidence("iteration", f"{progress} (median), logged {ago(seen.now_unix - last.unix)}")
+        progress = f"{last.iteration} of {seen.iterations}{_in_its_terms(seen)}, {_loss(seen)}, "
+        progress += f"{median_ms(seen):.1f} ms per iteration (median), logged {ago(seen.now_unix - last.unix)}"
+        rest = left_s(seen)
+        soonest = "at most" if seen.plan.train.until else "about"
+        yield Evidence("iteration", progress + (f", {soonest} {span(rest)} left" if rest else ""))
     else:
         yield Evidence("iteration", f"none of {seen.iterations} logged yet")
     if (evaluated := next((line for line in reversed(seen.log) if line.evaluation), None)) is not None:
@@ -75,6 +78,13 @@ def evidence_of(seen: Observation, later: Iterable[str]) -> Iterator[Evidence]:
     symptoms = sum(error.symptom for error in seen.errors)
     if symptoms:
         yield Evidence("", f"{plural(symptoms, 'rank')} failed only because another one was lost")
+
+
+def _in_its_terms(seen: Observation) -> str:
+    """How far a run is whose length is in epochs or samples."""
+    consumed = seen.log[-1].consumed_samples
+    terms = "" if consumed is None else seen.plan.train.progress(consumed)
+    return f", {terms}" if terms else ""
 
 
 def _evaluation(line: Iteration) -> str:

@@ -96,9 +96,9 @@ def _of_lost_agents(run: RunDir, seen: Observation, faults: Faults) -> list[Line
     lost = {node.name for node in seen.nodes if not node.ended and not node.alive}
     if not lost:
         return []
-    jobs = read_submitted(run, len(seen.nodes)).by_id
+    submitted = read_submitted(run, len(seen.nodes))
     its_jobs = {f"job {job.id}" for job in seen.jobs if lost & set(job.nodes)}
-    logs = faults.tried(lambda: agent_logs(run, seen.plan, jobs), {})
+    logs = faults.tried(lambda: agent_logs(run, seen.plan, submitted), {})
     return grouped_lines(
         {
             source: b"".join(faults.tail(path, STDERR_BYTES) for path in paths)

@@ -21,8 +21,42 @@ def median_ms(seen: Observation) -> float:
 
 
 def usual_s(seen: Observation) -> float:
-    """From one line of the log to the next."""
-    return median_ms(seen) / 1e3 * seen.plan.train.log_interval
+    """From one line of the log to the next. A batch that adapts may have grown many times since the first lines."""
+    milliseconds = seen.log[-1].elapsed_ms if _grows(seen) else median_ms(seen)
+    return milliseconds / 1e3 * seen.plan.train.log_interval
+
+
+def left_s(seen: Observation) -> float | None:
+    """Seconds to the last iteration at the pace so far, with the evaluations until then; None where nothing is known,
+    or nothing more will come."""
+    if not seen.log or seen.over:
+        return None
+    last, interval = seen.log[-1].iteration, seen.plan.train.eval_interval
+    samples_s = _samples_left_s(seen)
+    if samples_s is not None:
+        return samples_s
+    seconds = (seen.iterations - last) * median_ms(seen) / 1e3
+    took = [line.evaluation_s for line in seen.log if line.evaluation_s is not None]
+    if interval is not None and took and last < seen.iterations:
+        count = seen.iterations // interval - last // interval + (seen.iterations % interval > 0)
+        seconds += count * statistics.median(took)
+    return seconds
+
+
+def _grows(seen: Observation) -> bool:
+    return seen.plan.adapt is not None and seen.plan.adapt.measures
+
+
+def _samples_left_s(seen: Observation) -> float | None:
+    """The same of a batch that adapts, which ends when its samples are trained: at the pace of the last line, without
+    evaluations. None of any other."""
+    last, samples = seen.log[-1], seen.plan.train.samples
+    if not _grows(seen) or samples is None or not last.consumed_samples:
+        return None
+    before = seen.log[-2] if len(seen.log) > 1 else None
+    iterations = last.iteration - (before.iteration if before else 0)
+    trained = last.consumed_samples - ((before.consumed_samples or 0) if before else 0)
+    return max(0, samples - last.consumed_samples) * last.elapsed_ms / 1e3 * iterations / max(1, trained)
 
 
 def began_unix(seen: Observation) -> float:

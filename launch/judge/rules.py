@@ -21,7 +21,7 @@ from launch.judge.state import State
 from launch.node.peers import SILENCE_S
 from launch.observe.observation import Node, Observation
 from launch.screen.text import ago, plural
-from megatron_ext.contract.goal import MAX_COST
+from megatron_ext.contract.goal import MAX_COST, UNTIL
 from megatron_ext.contract.worker import SAVED
 
 Finding = tuple[State, str, str]
@@ -139,8 +139,11 @@ def _success(seen: Observation) -> Finding | None:
     if not all(node.ended and node.exit_code == 0 for node in seen.nodes):
         return None
     if _has_finished(seen):
+        consumed = seen.log[-1].consumed_samples
+        terms = "" if consumed is None else seen.plan.train.progress(consumed)
         reason = f"{_ranks(seen)} ended well, and iteration {seen.iterations} of {seen.iterations} is in the log"
-        if seen.goal is not None:
+        reason += f": {terms}" if terms else ""
+        if seen.goal is not None and seen.goal.ended_by == UNTIL:
             reason = (
                 f"{_ranks(seen)} ended well after iteration {seen.iterations}, where train.until={seen.goal.limit} was "
                 f"reached: {seen.goal.value:.6g}"

@@ -10,7 +10,7 @@ from typing import Any
 from conf.run_folder.rundir import RunDir
 from launch.judge.evidence import Evidence
 from launch.judge.findings import STDERR_BYTES, Findings
-from launch.judge.pace import median_ms
+from launch.judge.pace import left_s, median_ms
 from launch.judge.plan_line import short_plan
 from launch.judge.stderr_lines import LineGroup
 from launch.judge.verdict import Verdict
@@ -76,6 +76,10 @@ def as_json(found: Findings) -> dict[str, Any]:
         "plan": short_plan(seen.plan),
         "iteration": last.iteration if last else 0,
         "iterations": seen.iterations,
+        "consumed_samples": last.consumed_samples if last else 0,
+        "samples": seen.plan.train.samples,
+        "epochs": seen.plan.train.epochs,
+        "left_s": left_s(seen),
         "loss": last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,  # JSON has no NaN
         "ms_per_iteration": median_ms(seen) if last else None,
         "nodes": [asdict(node) for node in seen.nodes],

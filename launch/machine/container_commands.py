@@ -1,7 +1,7 @@
 """Command lines of the container runtimes: pure functions of what a run's workers are to find in their container.
 
-enroot and apptainer are called by each node's agent; pyxis is a plugin of srun, so there the agent starts a step of its
-job on its own node. What a runtime cannot express is refused in `conf.schema.containers`.
+enroot, apptainer and docker are called by each node's agent; pyxis is a plugin of srun, so there the agent starts a
+step of its job on its own node. What a runtime cannot express is refused in `conf.schema.containers`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema.containers import IMAGE_SUFFIX, ImageReference, Mount, mountable
-from conf.schema.experiment import Container, ContainerKind, Experiment
+from conf.schema.experiment import Container, ContainerKind, Experiment, RunsMode
+from launch.machine import docker
+from launch.machine.processes import own_umask
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.worker import TOKEN
 
-PROGRAM = {ContainerKind.enroot: "enroot", ContainerKind.apptainer: "apptainer", ContainerKind.pyxis: "srun"}
+PROGRAM = {
+    ContainerKind.enroot: "enroot",
+    ContainerKind.apptainer: "apptainer",
+    ContainerKind.pyxis: "srun",
+    ContainerKind.docker: "docker",
+}
 
 UNKNOWN_NAME = "<container>"
 """In a dry run: the name holds what only the node knows of the image file."""
 
 _GPU = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+_OF_DOCKER = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+"""Which GPUs says an option of its own."""
 _NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
 """What enroot's hook for NVIDIA's driver goes by; CUDA_VISIBLE_DEVICES narrows it down."""
 _INJECTED = ("APPTAINERENV_", "SINGULARITYENV_")
@@ -38,9 +48,9 @@ class RunContainer:
     """Not none."""
     image: ImageReference | Path
     file: Path | None
-    """The image's file; None where pyxis takes it from a registry."""
+    """The image's file; None where pyxis or docker take it from a registry."""
     digest: str | None
-    """That the file must have, sha256:…; None where the configuration does not say."""
+    """That the file, or docker's image, must have, sha256:…; None where the configuration does not say."""
     mounts: tuple[Mount, ...]
     """Outer targets come before those inside them."""
     folder: Path
@@ -52,6 +62,8 @@ class RunContainer:
     """A folder on each node's own disk."""
     run: str
     """The run's name: a container is made anew for it once."""
+    group_writes: bool = False
+    """Whether the group of the run's folder may write what the worker writes."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +73,11 @@ class Command:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     """Of the runtime itself, over what it inherits."""
-    by_srun: bool = False
-    """Whether the worker is no child of this command, which ends it by force when it has to end."""
+    apart: bool = False
+    """Whether the worker is no child of this command: srun, which ends it by force when it has to end, or docker, which
+    leaves it to its daemon."""
+    remove: tuple[str, ...] = ()
+    """A command that ends it, if it still lives, when this one has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +132,7 @@ def run_container(experiment: Experiment, plan: Plan, run: Path, project: Path) 
         reload=config.reload,
         scratch=Path(experiment.cluster.scratch),
         run=plan.run,
+        group_writes=experiment.runs_mode is RunsMode.group,
     )
 
 
@@ -144,6 +160,11 @@ def fetch(container: RunContainer, file: Path) -> list[str]:
     return ["apptainer", "pull", str(file), f"docker://{container.image}"]
 
 
+def docker_name(container: RunContainer, node_rank: int) -> str:
+    """Of a node's container: the run's, and the same whenever it starts."""
+    return container_name(container.run, container.run, node_rank).replace("+", "-")
+
+
 def create(container: RunContainer, name: str, *, anew: bool = False) -> list[str]:
     """Makes a node's container of the image file (enroot); `anew` in the place of one that may be there."""
     return ["enroot", "create", *(["--force"] if anew else []), "-n", name, str(container.file)]
@@ -151,6 +172,8 @@ def create(container: RunContainer, name: str, *, anew: bool = False) -> list[st
 
 def preparation(container: RunContainer, node_rank: int) -> list[list[str]]:
     """What makes a node ready that has neither the image file nor the container, in order; node 0 brings the file."""
+    if container.kind is ContainerKind.docker:
+        return [docker.pull(str(container.image))]
     if container.kind is ContainerKind.pyxis or container.file is None:
         return []
     brings = node_rank == 0 and isinstance(container.image, ImageReference)
@@ -168,6 +191,8 @@ def start(
             return _enroot_start(container, name, environment, command)
         case ContainerKind.apptainer:
             return _apptainer_exec(container, environment, command)
+        case ContainerKind.docker:
+            return _docker_run(container, name, environment, command)
         case _:
             assert step is not None
             return _pyxis_srun(container, name, environment, command, step)
@@ -221,6 +246,24 @@ def _csv(mount: Mount) -> str:
     return ",".join('"' + field.replace('"', '""') + '"' if re.search('[",]', field) else field for field in fields)
 
 
+def _docker_run(container: RunContainer, name: str, environment: Mapping[str, str], command: Sequence[str]) -> Command:
+    """GPUs have numbers of their own in the container, so that those of CUDA_VISIBLE_DEVICES would be others."""
+    given = {**(_OF_DOCKER if container.gpus else _NO_GPU), **environment}
+    devices = f'"device={given.pop("CUDA_VISIBLE_DEVICES")}"' if "CUDA_VISIBLE_DEVICES" in given else "all"
+    started = docker.run(
+        str(container.image),
+        command,
+        name=name,
+        token=environment.get(TOKEN, ""),
+        folder=container.folder,
+        gpus=devices if container.gpus else None,
+        mounts=[_csv(mount) for mount in container.mounts],
+        variables=list(given),
+        umask=own_umask() & ~0o070 if container.group_writes else own_umask(),
+    )
+    return Command(tuple(started), given, apart=True, remove=tuple(docker.removal(name)))
+
+
 def _pyxis_srun(
     container: RunContainer, name: str, environment: Mapping[str, str], command: Sequence[str], step: SlurmStep
 ) -> Command:
@@ -241,7 +284,7 @@ def _pyxis_srun(
     words += [f"--container-mounts={','.join(map(_pyxis_mount, container.mounts))}"]
     words += [f"--container-workdir={container.folder}", "--no-container-mount-home"]
     words += [f"--container-env={','.join(given)}"]
-    return Command((*words, *_DEAF, *command), given, by_srun=True)
+    return Command((*words, *_DEAF, *command), given, apart=True)
 
 
 def _pyxis_mount(mount: Mount) -> str:
@@ -249,11 +292,11 @@ def _pyxis_mount(mount: Mount) -> str:
 
 
 def _image(kind: ContainerKind, text: str) -> ImageReference | Path:
-    return Path(text).absolute() if Path(text).suffix == IMAGE_SUFFIX[kind] else ImageReference.parse(text)
+    return Path(text).absolute() if Path(text).suffix == IMAGE_SUFFIX.get(kind) else ImageReference.parse(text)
 
 
 def _image_file(kind: ContainerKind, image: ImageReference, folder: Path) -> Path | None:
-    if kind is ContainerKind.pyxis:
+    if kind in (ContainerKind.pyxis, ContainerKind.docker):
         return None
     return Path(os.path.abspath(folder)) / f"{image.file_stem}{IMAGE_SUFFIX[kind]}"  # noqa: PTH100  (as in plan.py)
 

@@ -18,6 +18,21 @@ from megatron_ext.contract.worker import NODE_RANK, TOKEN
 
 _MARK = f"{TOKEN}=".encode()
 _KILL_ROUNDS = 10
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot() -> str | None:
+    """Which start of this machine it is; no other machine has the same. None where the kernel does not say."""
+    try:
+        return _BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def own_umask() -> int:
+    """This process's, which can only be read by setting it."""
+    os.umask(current := os.umask(0o077))
+    return current
 
 
 def find(token: str, node_rank: int | None = None) -> set[int]:

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
+from conf.schema.trackers import Tracker
 from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.files.faults import Faults
@@ -32,11 +33,14 @@ from launch.node.stop_signals import StopSignals
 from launch.node.worker_command import GRACE_S, Worker, given_environment, job_info
 from launch.node.worker_process import WorkerProcess
 from launch.node.workplace import Workplace
+from launch.tracking.beside import Writers, written
 from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.worker import SAVED, die_with_parent
 
 INTERRUPT_GRACE_S = 0.5
 """The same after SIGINT: submitit kills its tasks 1 s after that signal."""
+WRITTEN_S = 15.0
+"""For trackers to write what was logged last, once the ranks have ended."""
 REQUEUE_S = 120.0
 """Slurm has ended a job that is to be started again by then."""
 _POLL_S = 0.1
@@ -78,6 +82,8 @@ class NodeAgent:
     max_requeues: int
     gpu_interval_s: int = 0
     """Seconds between two readings of the node's GPUs; 0 for none."""
+    trackers: tuple[Tracker, ...] = ()
+    """That the node of the last rank, which logs, has written."""
     for_itself: bool = False
     """Whether the node is examined for itself (tdpp doctor): although others have failed its worker starts, is told so
     (SIGTERM), and ends by itself."""
@@ -176,8 +182,25 @@ class _Node:
             if not command:
                 return _TOLD_TO_END
             given = self._given_environment()
-            with gpu_sampling(self._run, self._name, self._agent.gpu_interval_s, given):
-                return self._run_worker(place.process(command, given, os.environ))
+            logs = self._plan.ranks[-1].node == self._node_rank
+            with (
+                gpu_sampling(self._run, self._name, self._agent.gpu_interval_s, given),
+                written(self._run, self._name, self._agent.trackers if logs else (), given) as writers,
+            ):
+                code = self._run_worker(place.process(command, given, os.environ))
+                self._let_finish(writers)
+                return code
+
+    def _let_finish(self, writers: Writers) -> None:
+        """Waits for the trackers; a run that is being stopped does not."""
+        writers.finish()
+        until = time.monotonic() + WRITTEN_S
+        while writers.busy and time.monotonic() < until:
+            if self._ending():
+                until = min(until, time.monotonic() + INTERRUPT_GRACE_S)
+            self._state.beat()
+            self._look_around()
+            time.sleep(_POLL_S)
 
     def _given_environment(self) -> dict[str, str]:
         given = {name: os.environ[name] for name in self._agent.environment_from if name in os.environ}
@@ -210,6 +233,8 @@ class _Node:
     def _prepared(self, place: Workplace) -> bool:
         ready = place.ready()
         self._state.prepares(place.doing)
+        if ready and place.image is not None:
+            self._state.publish(image=place.image)
         return ready
 
     def _command(self) -> list[str] | None:

@@ -28,7 +28,15 @@ from typing import IO, Self
 from conf.schema.containers import ImageReference
 from conf.schema.experiment import ContainerKind
 from launch.errors import LaunchError
-from launch.machine.container_commands import PROGRAM, RunContainer, container_name, create, fetch
+from launch.machine import docker
+from launch.machine.container_commands import (
+    PROGRAM,
+    RunContainer,
+    container_name,
+    create,
+    docker_name,
+    fetch,
+)
 from launch.machine.file_lock import FileLock
 from launch.node.image_file import check_digest, check_found, expected, write_record
 from megatron_ext.contract.files import write_atomic
@@ -68,6 +76,8 @@ class Setup:
         self._made = False
         self._held: _Lock | None = None
         self._steps = self._prepare()
+        self.image: str | None = None
+        """The ID of docker's image, once it is ready."""
         self.doing: str | None = "starting"
         """What it waits for; None once the container is ready."""
 
@@ -101,6 +111,10 @@ class Setup:
     def _prepare(self) -> Doing:
         container = self._container
         check_program(container.kind)
+        if container.kind is ContainerKind.docker:
+            self._name = docker_name(container, self._node_rank)
+            yield from self._pull(self._name)
+            return
         if container.file is None:
             self._name = container_name(str(container.image), str(container.image), socket.gethostname())
             return
@@ -115,6 +129,28 @@ class Setup:
             yield from self._create(self._name)
         else:
             yield from self._verify(container.file)
+
+    def _pull(self, name: str) -> Doing:
+        """Has docker bring the image if it is missing. Of an earlier start nothing may have the container's name."""
+        container = self._container
+        if (found := (yield from self._tried(docker.image_id(str(container.image))))) is None:
+            yield from self._run(docker.pull(str(container.image)), None)
+            found = yield from self._run(docker.image_id(str(container.image)), None)
+        self.image = found.strip()
+        if container.digest not in (None, self.image):
+            raise LaunchError(
+                f"container.image={container.image} on {socket.gethostname()} has the ID {self.image}, but "
+                f"container.digest={container.digest}; it was not used. Bring the image that you want to every node, "
+                "or correct the digest"
+            )
+        yield from self._tried(docker.removal(name))
+
+    def _tried(self, command: Sequence[str]) -> Generator[str, None, str | None]:
+        """What a command writes to stdout; None if it fails."""
+        try:
+            return (yield from self._run(command, None))
+        except LaunchError:
+            return None
 
     def _bring(self, file: Path) -> Doing:
         """Node 0 brings the image's file if it is missing; it appears under its name only when complete."""

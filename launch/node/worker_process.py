@@ -9,6 +9,7 @@ from typing import IO
 
 from launch.machine import processes
 from launch.machine.container_commands import Command
+from launch.machine.docker import remove
 from megatron_ext.contract.worker import TOKEN, die_with_parent
 
 
@@ -23,7 +24,8 @@ class WorkerProcess:
         """
         self._token = command.environment[TOKEN]
         self._node_rank = node_rank
-        self._by_srun = command.by_srun
+        self._apart = command.apart
+        self._remove = command.remove
         self._of_step: int | None = None
         self._process = subprocess.Popen(
             command.argv,
@@ -32,7 +34,7 @@ class WorkerProcess:
             stdout=out,
             stderr=err,
             start_new_session=True,
-            umask=_umask() & ~0o070 if group_writes else -1,
+            umask=processes.own_umask() & ~0o070 if group_writes else -1,
             preexec_fn=_prepare,
         )
 
@@ -57,13 +59,13 @@ class WorkerProcess:
         processes.send((pid for pid in living if processes.catches(pid, signal.SIGUSR2)), signal.SIGUSR2)
 
     def ask_to_end(self) -> None:
-        """Tells the worker, or srun as long as a worker of its step does not listen."""
+        """Tells the worker, or srun or docker as long as the worker that these have started does not listen."""
         processes.send([self._process.pid if self._pid is None else self._pid], signal.SIGTERM)
 
     @property
     def _pid(self) -> int | None:
-        """Of the process that is to hear of things; None for one in a step that does not listen yet."""
-        if not self._by_srun:
+        """Of the process that is to hear of things; None for one in a step or container that does not listen yet."""
+        if not self._apart:
             return self._process.pid
         if self._of_step is None:
             self._of_step = processes.first_of_step(self._token, self._node_rank, self._process.pid)
@@ -76,6 +78,8 @@ class WorkerProcess:
             LaunchError: some of it lives on, held by a driver or a file system.
         """
         os.killpg(self._process.pid, signal.SIGKILL)
+        if self._remove:
+            remove(self._remove)
         # Also what has left the group, such as a helper with a session of its own, or the step in which pyxis runs it.
         processes.kill(self._token, self._node_rank)
         return self._process.wait()
@@ -84,9 +88,3 @@ class WorkerProcess:
 def _prepare() -> None:
     die_with_parent(signal.SIGTERM)  # kept across exec; not every worker asks for it itself
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm sends it to every process of a job
-
-
-def _umask() -> int:
-    """This process's, which can only be read by setting it."""
-    os.umask(current := os.umask(0o077))
-    return current

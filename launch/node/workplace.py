@@ -58,11 +58,16 @@ class Workplace:
         """What it waits for; None when it is ready."""
         return None if self._setup is None else self._setup.doing
 
+    @property
+    def image(self) -> str | None:
+        """The ID of docker's image, once it is ready; None with other runtimes."""
+        return None if self._setup is None else self._setup.image
+
     def process(self, command: Sequence[str], given: Mapping[str, str], inherited: Mapping[str, str]) -> Command:
         """See `process_to_start`; once it is ready."""
         name = "" if self._setup is None else self._setup.name
-        by_srun = self._container is not None and self._container.kind is ContainerKind.pyxis
-        step = SlurmStep.own(inherited, self._het_group) if by_srun else None
+        in_step = self._container is not None and self._container.kind is ContainerKind.pyxis
+        step = SlurmStep.own(inherited, self._het_group) if in_step else None
         return process_to_start(self._container, name, command, given, inherited, step)
 
     def __enter__(self) -> Self:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from conf.run_folder.run_files import entries
 from conf.run_folder.rundir import RunDir
-from launch.files.records import JobRecord
+from launch.files.records import Submitted
 from megatron_ext.contract.plan import Plan
 
 
-def agent_logs(run: RunDir, plan: Plan, jobs: Mapping[str, JobRecord]) -> dict[str, list[Path]]:
-    """The files by node, and by job those of its script; `jobs` are those of jobs.json by id.
+def agent_logs(run: RunDir, plan: Plan, submitted: Submitted) -> dict[str, list[Path]]:
+    """The files by node, and by job those of its script; `submitted` is jobs.json.
 
     `<job>_<task>_log.out` is an agent's; of a heterogeneous job each component has an id of its own, counted on from
-    the whole job's, while tasks are counted through. On this machine its errors are in a file of their own.
+    the whole job's, while tasks are counted through. Without Slurm its errors are in a file of their own, and where ssh
+    reaches the nodes each has a folder.
 
     Raises:
         RunFolderError: the folder of these files cannot be listed.
     """
     names = plan.node_names
+    if submitted.on_hosts:
+        own = {name: [path for path in entries(run.submitit_of(name)) if _is_printed(path.name)] for name in names}
+        return {name: paths for name, paths in own.items() if paths}
     paths = [path for path in entries(run.submitit) if "." in path.name]
     found: dict[str, list[Path]] = {name: [] for name in names}
-    for job, record in jobs.items():
+    for job, record in submitted.by_id.items():
         components = len({plan.nodes[node_rank].group for node_rank in record.nodes})
         ids = {str(int(job) + component) for component in range(components)}
         tasks = {str(task): names[node_rank] for task, node_rank in enumerate(record.nodes)}
@@ -35,3 +38,7 @@ def agent_logs(run: RunDir, plan: Plan, jobs: Mapping[str, JobRecord]) -> dict[s
             elif number in ids and rest == "batch.out":
                 found.setdefault(f"job {job}", []).append(path)
     return {source: paths for source, paths in found.items() if paths}
+
+
+def _is_printed(name: str) -> bool:
+    return name.endswith(("_log.out", "_log.err"))

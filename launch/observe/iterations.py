@@ -32,6 +32,8 @@ class Iteration:
     loss: float | None
     """None where all iterations since the line before were skipped, and in a rehearsal."""
     nan: Count
+    consumed_samples: Count | None = None
+    """None where Megatron-LM has logged it."""
     evaluation_s: float | None = None
     """How long its evaluation took, where it had one."""
     evaluation: dict[str, float | None] = field(default_factory=dict)

@@ -97,17 +97,18 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
     states, faults = before.states, Faults()
     jobs: tuple[Job, ...] = ()
     living: set[int] | None = None
+    here = _names_here(run, submitted, names)
     if before.asks or not before.settled:
         # Processes and jobs first: what ends in between is then seen by what it left, not taken for lost.
         if submitted.on_slurm:
             jobs = tuple(_jobs(submitted, names, answers))
-        elif is_here(run, submitted.jobs):
+        elif here:
             living = processes.find(submitted.token)
         states = states_of(run, plan, faults)
     else:
         faults += before.faults
     start = _newest(before, states, jobs)
-    patience = SUBMISSION_S if submitted.on_slurm else SILENCE_S if living is None else START_S
+    patience = SUBMISSION_S if submitted.on_slurm else SILENCE_S if living is None or submitted.on_hosts else START_S
     young = now - submitted_unix < patience
     stop_unix = _stop_unix(run, faults)
     launched = {names[rank] for rank in submitted.launched}.union(*(job.nodes for job in jobs))
@@ -121,8 +122,9 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
         if submitted.on_slurm:
             nodes.append(_slurm_node(name, current, job, submitting, now))
         else:
-            starting = submitting or bool(living) or (name in launched and young)
-            nodes.append(_node(name, current, living, starting, now, submitted_unix))
+            seen = living if name in here else None
+            starting = submitting or bool(seen) or (name in launched and young)
+            nodes.append(_node(name, current, seen, starting, now, submitted_unix))
     if jobs and start.restarts == 0:  # what was said then may stand there still
         unseen = _unseen(run, plan, submitted, jobs)
         nodes = [_with_unseen(node, unseen.get(node.name), submitted_unix) for node in nodes]
@@ -134,7 +136,7 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
     quiet = errors or not log or now - log[-1].unix > STILL_S
     disk = os.statvfs(run.path)
     return Observation(
-        kind=Kind.rehearsal if plan.rehearsal else Kind.slurm if submitted.on_slurm else Kind.local,
+        kind=Kind.rehearsal if plan.rehearsal else Kind(submitted.executor),
         launched_unix=run.launched_unix,
         plan=plan,
         runs_dir=str(run.runs),
@@ -279,6 +281,16 @@ def _saved(run: RunDir, faults: Faults) -> int | None:
     if said is not None and saved is None:
         faults.add(f"{latest} is damaged: it names no checkpoint, such as iter_0000050")
     return saved
+
+
+def _names_here(run: RunDir, submitted: Submitted, names: Sequence[str]) -> set[str]:
+    """The nodes whose processes can be looked for: of a run on this machine all of them, or none."""
+    if submitted.on_slurm:
+        return set()
+    if not submitted.on_hosts:
+        return set(names) if is_here(run, submitted.jobs) else set()
+    own = [job for job in submitted.jobs if job.host == socket.gethostname() and job.boot in (None, processes.boot())]
+    return {names[rank] for job in own if has_rights_of(owner_of(run)) for rank in job.nodes}
 
 
 def is_here(run: RunDir, jobs: Iterable[JobRecord]) -> bool:

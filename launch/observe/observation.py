@@ -14,7 +14,7 @@ from launch.node.stalled_rank import Doing
 from launch.node.unseen import Unseen
 from launch.observe.iterations import Iteration
 from megatron_ext.contract.failure import RankFailure
-from megatron_ext.contract.goal import UNTIL
+from megatron_ext.contract.goal import SAMPLES, UNTIL
 from megatron_ext.contract.plan import Plan
 
 READINGS = 3
@@ -40,6 +40,8 @@ class Node:
     """When it was."""
     doing: str | None = None
     """What its container waits for, while its agent makes that ready."""
+    image: str | None = None
+    """The ID of docker's image that its worker runs in."""
     halted: str | None = None
     """Which of its processes somebody has stopped, so that nobody looks after its ranks."""
     reason: str | None = None
@@ -112,10 +114,12 @@ class NodeGpus:
 
 
 class Kind(StrEnum):
-    """What a run is: training, here or on a cluster, or no more than the times that it would take."""
+    """What a run is: training, here, on a cluster or on hosts that ssh reaches, or no more than the times that it
+    would take."""
 
     local = "local"
     slurm = "slurm"
+    hosts = "hosts"
     rehearsal = "rehearsal"
 
 
@@ -182,7 +186,7 @@ class Observation:
     @property
     def iterations(self) -> int:
         """Up to its goal, where it has reached one before the last that it may take."""
-        if self.goal is not None and self.goal.ended_by == UNTIL:
+        if self.goal is not None and self.goal.ended_by in (UNTIL, SAMPLES):
             return self.goal.iteration
         return self.plan.train.iterations
 

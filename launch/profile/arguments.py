@@ -33,15 +33,25 @@ class Arguments:
     tensor_sizes: tuple[int, ...] = ()
     """Empty: all that fit."""
     micro_batches: tuple[int, ...] = MICRO_BATCHES
+    room_from: int | None = None
+    """The micro-batch from which on larger ones are tried until memory has no room."""
     seconds: float = 10.0
     """At most, of passes for a tensor size and micro-batch."""
     wait_min: float = 10.0
     profile: str | None = None
     links: Path | None = None
     """Where the table of links between node groups is written."""
+    graph_output: Path | None = None
+    """Where the model is written as a graph.txt."""
     overwrite: bool = False
     add: bool = False
     known_cost: Import | None = None
+    folders: tuple[Path, ...] = ()
+    """Of profiles of IIDP or JABAS, to be read."""
+    export: Path | None = None
+    """Where such a folder is written."""
+    exported: tuple[str, ...] = ()
+    """The profiles that are."""
     overrides: tuple[str, ...] = field(default=())
 
 
@@ -52,8 +62,29 @@ def parse(argv: Sequence[str]) -> Arguments:
         LaunchError: a word has no such value.
     """
     own, overrides = own_words(argv, {**WORDS, **OF_IMPORT}, LaunchError)
+    if (batches := own.get("micro_batches")) is not None:
+        own["micro_batches"], own["room_from"] = batches
     of_import = {key: own.pop(key) for key in OF_IMPORT if key in own}
-    arguments = Arguments(**own, known_cost=_import(of_import) if of_import else None, overrides=tuple(overrides))
+    folders = _folders(of_import)
+    names: tuple[str, ...] = own.pop("profile", ())
+    if len(names) > 1 and (folders or "export" not in own):
+        raise LaunchError(f"profile={','.join(names)}: only export=DIR takes several profiles; name one")
+    if "export" in own and not folders and not names:
+        raise LaunchError(
+            f"export={own['export']}: name the profiles to be written, profile=NAME,NAME, or folders, import=DIR,DIR"
+        )
+    arguments = Arguments(
+        **own,
+        profile=names[0] if names else None,
+        exported=names if "export" in own and not folders else (),
+        known_cost=_import(of_import) if of_import and not folders else None,
+        folders=folders,
+        overrides=tuple(overrides),
+    )
+    if (folders or "export" in own) and overrides:
+        raise LaunchError(
+            f"{overrides[0]}: import=DIR and export=DIR take profile=NAME, add=true and overwrite=true only"
+        )
     if arguments.overwrite and arguments.add:
         raise LaunchError("overwrite=true and add=true: a file is either replaced or added to; leave out one of them")
     return arguments
@@ -66,7 +97,7 @@ def check_free(name: str, arguments: Arguments) -> None:
         LaunchError: it may not.
     """
     path = profile_path(name)
-    if (why := why_not_kept(name, path.parent)) is not None:
+    if (why := why_not_kept(name, path)) is not None:
         raise LaunchError(f"profile={name}: {why}")
     if path.exists() and not (arguments.overwrite or arguments.add):
         raise LaunchError(
@@ -75,33 +106,56 @@ def check_free(name: str, arguments: Arguments) -> None:
         )
 
 
+def _folders(given: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Those of profiles of IIDP or JABAS; none where files of the public FASOP are meant."""
+    if [*given] != ["import"]:
+        return ()
+    parts = tuple(Path(part.strip()) for part in given["import"].split(","))
+    return parts if len(parts) > 1 or parts[0].is_dir() else ()
+
+
 def _import(given: Mapping[str, Any]) -> Import:
     missing = [key for key in OF_IMPORT if key not in given]
     if missing:
         raise LaunchError(
             f"{', '.join(f'{key}={value}' for key, value in given.items())}: an import needs "
             f"{', '.join(f'{key}=…' for key in missing)}, too: the files do not tell, and nothing is assumed"
+            + (f" ({given['import']} is no folder of profiles of IIDP or JABAS)" if [*given] == ["import"] else "")
         )
-    return Import(files=given["import"], **{key: value for key, value in given.items() if key != "import"})
+    return Import(files=Path(given["import"]), **{key: value for key, value in given.items() if key != "import"})
+
+
+def _given(text: str) -> str:
+    return str(path(text))
 
 
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted(several(whole)(text.strip("[]"))))
 
 
+def _micro_batches(text: str) -> tuple[tuple[int, ...], int | None]:
+    """Sizes, or `32+`: from there on all that fit."""
+    if not text.endswith("+"):
+        return _sizes(text), None
+    first = whole(text.removesuffix("+"))
+    return (first,), first
+
+
 WORDS: Mapping[str, Reader[Any]] = {
     "tensor_sizes": _sizes,
-    "micro_batches": _sizes,
+    "micro_batches": _micro_batches,
     "seconds": above_0,
     "wait_min": above_0,
-    "profile": name_of("profile"),
+    "profile": several(name_of("profile")),
+    "export": path,
     "links": path,
+    "graph_output": path,
     "overwrite": flag,
     "add": flag,
 }
 """By word, which is a field of `Arguments`."""
 OF_IMPORT: Mapping[str, Reader[Any]] = {
-    "import": path,
+    "import": _given,
     "gpu": str,
     "precision": one_of(Precision),
     "micro_batch_size": whole,

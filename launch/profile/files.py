@@ -53,6 +53,7 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
                 "overwrite=true"
             )
     measured = {str(costs) for costs in new.costs}
+    tried = {(one.model, one.precision) for one in new.room}
     costs = [*(one for one in old.costs if str(one) not in measured), *new.costs]
     try:
         return replace(
@@ -62,6 +63,10 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
             modules={**old.modules, **new.modules},
             costs=sorted(costs, key=lambda one: (one.model, one.precision, one.tensor, one.micro_batch_size)),
             optimizer_ns_per_parameter={**old.optimizer_ns_per_parameter, **new.optimizer_ns_per_parameter},
+            steps=[*(one for one in old.steps if str(one) not in {*map(str, new.steps)}), *new.steps],
+            room=[*(one for one in old.room if (one.model, one.precision) not in tried), *new.room],
+            buckets_mib={**old.buckets_mib, **new.buckets_mib},
+            all_reduces={**old.all_reduces, **new.all_reduces},
             within=_together(old.within, new.within),
             between=_together(old.between, new.between),
         )

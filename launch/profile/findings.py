@@ -23,11 +23,14 @@ from fasop.costs.profile import (
     SequenceBytes,
     Shape,
 )
+from fasop.costs.steps import Room
 from launch.errors import LaunchError
 from launch.profile.link_fit import all_reduce_times, p2p_times, rounded
 
 Point = Mapping[str, Any]
 WAYS = ("forward", "backward")
+FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
+"""Bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,8 @@ def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
         )
     model, precision = experiment.model, experiment.train.precision
     of_module = model.measured
+    rooms = [rank["room"] for rank in ranks if rank.get("room") is not None]
+    gradients: Sequence[tuple[str, int]] = next((rank["gradients"] for rank in ranks if rank.get("gradients")), [])
     optimizer = [rank["optimizer_ns"][0] for rank in ranks if rank.get("optimizer_ns")]
     return LayerProfile(
         gpu=experiment.cluster.gpus[gpu].name,
@@ -101,7 +106,21 @@ def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
         optimizer_ns_per_parameter={precision: rounded(statistics.median(optimizer))} if optimizer else {},
         within=_links(found, gpu, between=False),
         between=_links(found, gpu, between=True),
+        room=[Room(model=model.name, precision=precision, micro_batch_size=min(rooms))] if rooms else [],
+        buckets_mib={model.name: buckets(gradients)} if gradients else {},
     )
+
+
+def buckets(gradients: Sequence[tuple[str, int]]) -> list[float]:
+    """MiB of the buckets in which PyTorch sums gradients of 4 bytes that come in this order: the first one is full with
+    1 MiB, so that sums begin early, every other one with 25."""
+    found, size = list[float](), 0
+    for number, (_, numel) in enumerate(gradients):
+        size += 4 * numel
+        if size >= (FIRST_BUCKET if not found else BUCKET) or number == len(gradients) - 1:
+            found.append(rounded(size / 2**20))
+            size = 0
+    return found
 
 
 def too_large(found: Found, gpu: str) -> list[str]:

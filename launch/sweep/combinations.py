@@ -25,6 +25,8 @@ class Combination:
 
     overrides: tuple[str, ...]
     composed: Experiment | TdppError
+    chosen: str | None = None
+    """In words, the values that were left to tdpp."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +70,9 @@ def lane(started: Sequence[T], max_jobs: int | None) -> Sequence[T]:
 def gpu_hours(experiment: Experiment) -> float | None:
     """What a run on Slurm takes at most, unless it is started again; None if one of its jobs has no time limit.
 
-    What runs on this machine takes nothing from others.
+    What runs without Slurm takes nothing of its accounts.
     """
-    if experiment.executor.kind is ExecutorKind.local:
+    if experiment.executor.kind is not ExecutorKind.slurm:
         return 0.0
     if list(_without_limit(experiment)):
         return None

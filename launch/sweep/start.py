@@ -104,7 +104,7 @@ def start_all(
             jobs.append((f"<jobs of run {len(jobs) + 1}>",))
             continue
         source = source or read_source()
-        is_followed = experiment.executor.kind is ExecutorKind.local and experiment.executor.wait
+        is_followed = experiment.executor.followed
         try:
             with finishing():
                 outcomes[number] = _started(experiment, overrides, worker, source, behind)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megatron_ext.checkpoints.hf_files import Twin, taken
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.model import OPTIONS, ModelConfig
+from megatron_ext.contract.models.model import OPTIONS, ModelConfig
 
 PREFIX = "transformer."
 """Of the names in a model with a head; the published files are without it."""

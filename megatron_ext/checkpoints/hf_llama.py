@@ -9,8 +9,8 @@ from torch import Tensor
 
 from megatron_ext.checkpoints.hf_files import Twin
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.model import GPT, RMS_NORM, ROTARY, ModelConfig
-from megatron_ext.contract.parameters import block_parameters
+from megatron_ext.contract.models.model import GPT, RMS_NORM, ROTARY, ModelConfig
+from megatron_ext.contract.models.parameters import block_parameters
 from megatron_ext.contract.plan_check import PlanFault, check_object
 
 _LAYER = {

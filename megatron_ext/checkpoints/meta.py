@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
+from megatron_ext.contract.adaptive.config import Adapted
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, META
 from megatron_ext.contract.train_config import ADAMW, OPTIMIZERS
@@ -38,6 +39,22 @@ class Meta:
     """Whose state it has; not written where it is AdamW's."""
     evaluation: Optional[Dict[str, float]] = None
     """What an evaluation of these weights gave, as far as it is finite; not written without one."""
+    adaptation: Optional[Adapted] = None
+    """Of a batch that adapts, or shares that do; not written without."""
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Meta:
+        """From JSON, as `as_json` has it but for the version.
+
+        Raises:
+            TypeError, PlanFault: it has other keys, or wrong values.
+        """
+        meta = cls(**content)
+        check_object(cls, content, "", whole=False)
+        if meta.adaptation is None:
+            return meta
+        require(content["adaptation"], ("micro_batch_size", "shares", "window"), "adaptation")
+        return replace(meta, adaptation=build(Adapted, content["adaptation"]))
 
     def config(self) -> ModelConfig:
         """The model, without padding of its vocabulary.
@@ -57,8 +74,9 @@ class Meta:
         content = {"version": VERSION, **asdict(self)}
         if self.optimizer == ADAMW:
             del content["optimizer"]
-        if self.evaluation is None:
-            del content["evaluation"]
+        for key in ("evaluation", "adaptation"):
+            if content[key] is None:
+                del content[key]
         return json.dumps(content, indent=1) + "\n"
 
 
@@ -89,8 +107,7 @@ class Checkpoint:
         if version != VERSION:
             raise EngineError(f"{path}: expected a checkpoint of version {VERSION}, found version {version}")
         try:
-            meta = Meta(**content)
-            check_object(Meta, content, "", whole=False)
+            meta = Meta.of(content)
             check_object(ModelConfig, meta.model, "model", whole=False)
             require(meta.scaler or dict.fromkeys(SCALER), SCALER, "scaler")
         except (TypeError, PlanFault) as error:
@@ -182,8 +199,9 @@ def require_optimizer(found: Checkpoint, optimizer: str) -> None:
         )
 
 
-def to_load(path: Path, model: Mapping[str, object], iterations: int, optimizer: str) -> Checkpoint:
-    """The checkpoint that a new run of `iterations` in all goes on from, where `train.load` is `path`.
+def to_load(path: Path, model: Mapping[str, object], iterations: Optional[int], optimizer: str) -> Checkpoint:
+    """The checkpoint that a new run of `iterations` in all, as far as they are known, goes on from, where `train.load`
+    is `path`.
 
     Raises:
         EngineError: there is none, or it is of another model or optimizer, or leaves nothing to train.
@@ -196,7 +214,7 @@ def to_load(path: Path, model: Mapping[str, object], iterations: int, optimizer:
         raise EngineError(f"train.load={path}: {error}") from error
     except OSError as error:
         raise EngineError(f"train.load={path}: {error.filename} cannot be read: {error.strerror}") from error
-    if found.meta.iteration >= iterations:
+    if iterations is not None and found.meta.iteration >= iterations:
         raise EngineError(
             f"train.load={path}: {found.folder.name} is of iteration {found.meta.iteration} and "
             f"train.iterations={iterations}: nothing is left to train; use more iterations"

@@ -109,6 +109,17 @@ def metadata(path: Path) -> Dict[str, str]:
     Raises:
         EngineError: as `read`, of the header.
     """
+    found = _header_of(path).get("__metadata__")
+    return found if isinstance(found, dict) else {}
+
+
+def names(path: Path) -> List[str]:
+    """Of the tensors in a file; raises as `metadata`."""
+    return [name for name in _header_of(path) if name != "__metadata__"]
+
+
+def _header_of(path: Path) -> Dict[str, Any]:
+    """Read without the tensors."""
     try:
         with open_regular(path) as (file, size):
             content = bytearray(file.read(_LENGTH.size))
@@ -116,8 +127,7 @@ def metadata(path: Path) -> Dict[str, str]:
             content += file.read(min(length, size))
     except (OSError, MemoryError) as error:
         raise EngineError(f"{path}: cannot be read: {why(error) or 'more than the memory holds'}") from error
-    found = _header(path, content)[0].get("__metadata__")
-    return found if isinstance(found, dict) else {}
+    return _header(path, content)[0]
 
 
 def _header(path: Path, content: bytearray) -> Tuple[Dict[str, Any], int]:

@@ -20,7 +20,7 @@ from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import BEST, LATEST, META, checkpoint_name
-from megatron_ext.data.samples import Position
+from megatron_ext.engine.adaptation import Adaptation
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import Gate
 
@@ -35,13 +35,19 @@ class Saver:
     """
 
     def __init__(
-        self, plan: Plan, place: Place, engine: Engine, start: Position, order: Dict[str, float], gate: Gate
+        self,
+        plan: Plan,
+        place: Place,
+        engine: Engine,
+        order: Dict[str, float],
+        gate: Gate,
+        adaptation: Optional[Adaptation] = None,
     ) -> None:
-        """`start` and `order` are those of the run's samples."""
+        """`order` is that of the run's samples."""
         self._plan = plan
         self._place = place
         self._engine = engine
-        self._start = start
+        self._adaptation = adaptation
         self._order = order
         self._gate = gate
         self._folder = plan.files.checkpoints
@@ -82,13 +88,14 @@ class Saver:
         final = self._folder / checkpoint_name(iteration)
         meta = Meta(
             iteration=iteration,
-            consumed_samples=self._start.consumed(iteration, self._plan.global_batch_size),
-            updates=optimizer.updates,
+            consumed_samples=self._engine.consumed(iteration),
+            updates=self._engine.updates,
             scaler=optimizer.scaler.state(),
             order=self._order,
             model=self._plan.model.identity(),
             optimizer=self._plan.train.optimizer,
             evaluation=None if evaluation is None else {k: v for k, v in evaluation.items() if math.isfinite(v)},
+            adaptation=None if self._adaptation is None else self._adaptation.state,
         )
         if self._place.rank == 0:
             with _told(final):

@@ -12,18 +12,25 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.meta import SCALER as STATE_OF_ANY
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, part_name, require_model, require_optimizer, to_load
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
+from megatron_ext.contract.run_files import EMA, WEIGHTS
 from megatron_ext.engine.engine import Engine
-from megatron_ext.engine.optimizer import EMA, WEIGHTS
+from megatron_ext.engine.precision import STATE as STATE_OF_SCALER
+from megatron_ext.engine.update_rules import recounted
 from megatron_ext.parallel.comm import all_gather, told
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import Task
 
 STATE = "state"
 """What a part holds of what is not trained, such as running statistics: the tensor `state/<name>`."""
+UPDATES = "optimizer/updates"
+"""How often the weights of a part were updated, where stages count that by themselves: one number."""
+SCALER = "optimizer/scaler"
+"""The loss scale of the stage that held a part, where each has its own: the numbers of `LossScaler.state`."""
 
 
 def parts(engine: Engine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Dict[str, Tensor]]]:
@@ -46,6 +53,11 @@ def parts(engine: Engine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Dict[
         for holder, inner, tensor in engine.state:
             if holder == block:
                 content[f"{STATE}/{inner}"] = _kept(tensor)
+        if engine.stage_updates is not None:
+            content[UPDATES] = torch.tensor([engine.stage_updates])
+            scaler = engine.optimizer.scaler.state()
+            if scaler is not None:
+                content[SCALER] = torch.tensor(list(scaler.values()), dtype=torch.float64)
         if engine.tensor.rank == 0:
             yield part_name(block), content
 
@@ -64,7 +76,7 @@ def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
         return found
     with told("waiting for rank 0 to find the checkpoint"):
         said = json.loads(store.get("checkpoint"))
-    return None if said is None else Checkpoint(Path(said[0]), Meta(**said[1]))
+    return None if said is None else Checkpoint(Path(said[0]), Meta.of(said[1]))
 
 
 def _find(plan: Plan) -> Optional[Checkpoint]:
@@ -124,6 +136,10 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
     kinds = engine.optimizer.kinds
     state = {kind: torch.zeros(flat.weight.numel()) for kind in kinds}
     names: Dict[str, List[str]] = {}
+    steps: Dict[str, int] = {}
+    """By block, how often its weights were updated, where the stages that saved them counted that by themselves."""
+    scalers: List[Dict[str, float]] = []
+    """Of the stages that saved the blocks."""
     for name, (block, _) in engine.places.items():
         names.setdefault(block, []).append(name)
     for block, _, _ in engine.state:
@@ -131,6 +147,12 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
     for block, members in names.items():
         path = checkpoint.part(part_name(block))
         content = safetensors.read(path)
+        if UPDATES in content:
+            steps[block] = int(_tensor(path, content, UPDATES, [1], torch.int64)[0])
+        if SCALER in content and engine.stage_updates is not None:
+            shape = [len(STATE_OF_SCALER) if content[SCALER].numel() > len(STATE_OF_ANY) else len(STATE_OF_ANY)]
+            numbers = _tensor(path, content, SCALER, shape, torch.float64)
+            scalers.append(dict(zip(STATE_OF_SCALER, numbers.tolist())))
         for holder, inner, kept in engine.state:
             if holder == block:
                 like = _kept(kept)
@@ -147,8 +169,14 @@ def load(checkpoint: Checkpoint, plan: Plan, engine: Engine) -> None:
                 shape = padded if rows is None else [rows, *padded[1:]]
                 whole = _tensor(path, content, f"{held}/{engine.places[name][1]}", shape)
                 target.copy_(_share(name, whole, padded, engine.tensor, engine.task))
-    engine.optimizer.load(state, checkpoint.meta.updates)
-    engine.optimizer.scaler.load(checkpoint.meta.scaler)
+    own = checkpoint.meta.updates if engine.stage_updates is None else max(steps.values(), default=0)
+    if checkpoint.meta.updates:
+        for block, count in steps.items():
+            for kind, scale in recounted(plan.train, count, own).items():
+                for name in names[block]:
+                    flat.view(name, state[kind]).mul_(scale)
+    engine.optimizer.load(state, own or checkpoint.meta.updates)
+    engine.optimizer.scaler.load(min(scalers, key=lambda one: one["scale"], default=checkpoint.meta.scaler))
 
 
 def _whole(name: str, share: Tensor, group: TensorGroup, task: Task) -> Tensor:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Mapping, NamedTuple, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
-from megatron_ext.contract.model import BERT, GPT, T5
+from megatron_ext.contract.models.model import BERT, CAPTIONS, NEXT_TOKEN, T5, TRANSLATION
 
-UNTIL, MAX_COST = "until", "max_cost"
-"""Keys of `train` by which a run may end before its last iteration."""
+SPLIT = "valid"
+"""That is evaluated while a run trains."""
+UNTIL, MAX_COST, SAMPLES = "until", "max_cost", "samples"
+"""Keys of `train` by which a run may end before its last iteration; `samples` where its batch adapts."""
 LARGER = {
     **dict.fromkeys(("loss", "perplexity", "nll"), False),
     **dict.fromkeys(("accuracy", "top-1", "top-5", "bleu"), True),
 }
 """Of a metric by its name, whether more is better."""
-METRICS: Mapping[str, Tuple[str, ...]] = {GPT: ("loss", "perplexity"), BERT: ("loss",), T5: ("loss", "perplexity")}
+BLEU = "bleu"
+"""Of models that translate, by greedy translation of text: measured where a goal names it."""
+METRICS: Mapping[str, Tuple[str, ...]] = {
+    **{BERT: ("loss",), T5: ("loss", "perplexity")},
+    **dict.fromkeys(NEXT_TOKEN, ("loss", "perplexity")),
+    **dict.fromkeys(TRANSLATION, ("loss", "nll", "accuracy", "perplexity", BLEU)),
+    **dict.fromkeys(CAPTIONS, ("loss", "nll", "accuracy", "perplexity")),
+}
 """What an evaluation gives, by family, where it is known without a look at the model."""
 _TARGET = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(<=|>=)\s*(\S+)\s*")
 _BEST = re.compile(r"(?:(min|max):)?([A-Za-z_][\w-]*)")
@@ -74,3 +83,9 @@ class Best(NamedTuple):
         if math.isnan(found) or math.isnan(before):
             return not math.isnan(found)
         return found > before if self.larger else found < before
+
+
+def names_metric(metric: str, until: Optional[str], best: Optional[str]) -> bool:
+    """Whether `train.until` or `train.best` is by this metric."""
+    wanted = [None if until is None else Target.parse(until).metric, None if best is None else Best.parse(best).metric]
+    return metric in wanted

@@ -8,16 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.block_names import in_words
-from megatron_ext.contract.deal import dealt_to
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.model import OPTIONS, ModelConfig, lacking
+from megatron_ext.contract.models.model import OPTIONS, ModelConfig, lacking
 from megatron_ext.contract.plan_check import MAY_LACK, PlanFault, build, check_object, require
-from megatron_ext.contract.plan_parts import Augment, Corpus, Masking, Node, Place, RehearsalConfig, RunNode
+from megatron_ext.contract.plan_parts import Augment, Corpus, Masking, Node, Place, RehearsalConfig, RunNode, Streaming
 from megatron_ext.contract.plan_rules import check_rules
 from megatron_ext.contract.run_files import RunFiles
+from megatron_ext.contract.schedule.deal import dealt_to
+from megatron_ext.contract.schedule.streams import Stream
 from megatron_ext.contract.train_config import OPTIONS as TRAIN_OPTIONS
 from megatron_ext.contract.train_config import TrainConfig
 
@@ -27,6 +29,7 @@ EVEN = 1
 since."""
 TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
 """What trains."""
+_SINCE_VERSION_2 = ("shares", "tensors", "replicas", "streaming", "adapt")
 BUCKET_BYTES = 16 * 2**20
 """Of gradients, summed at least in one message: large enough for bandwidth, small enough to overlap. A larger matrix is
 a message of its own."""
@@ -58,6 +61,10 @@ class Content:
     """Ranks of a tensor group by stage, where stages differ; since version 2."""
     replicas: Optional[List[int]]
     """Replicas by stage, where stages differ; since version 2."""
+    streaming: Optional[Streaming]
+    """With the schedule `pipedream`; since version 2."""
+    adapt: Optional[AdaptConfig]
+    """Where the batch, or its shares, change while the run goes on; since version 2."""
     master_port: Optional[int]
     meeting_timeout_s: int
     """How long ranks wait for all the others before they begin."""
@@ -78,6 +85,8 @@ class Content:
     """Of bert and t5."""
     data_augment: Optional[Augment]
     """Of images, where training changes any."""
+    data_bucketing: Optional[int]
+    """Of translation, where samples of alike length go together: how many global batches are sorted at a time."""
     timeline: bool
     nsys: bool
     device: str
@@ -129,7 +138,7 @@ class Plan(Content):
 
     def as_json(self) -> Dict[str, Any]:
         """The content of plan.json; of the model's options, those that are not GPT-2's."""
-        even = self.shares is None and self.tensors is None and self.replicas is None
+        even = all(getattr(self, key) is None for key in _SINCE_VERSION_2)
         content = {"version": EVEN if even else VERSION, **asdict(self)}
         sizes = lacking(self.model.family)
         content["model"] = {
@@ -159,6 +168,14 @@ class Plan(Content):
         grid = Layout.grid(self.tensor, self.data, self.pipeline)
         return Layout(tuple(self.tensors or grid.tensors), tuple(self.replicas or grid.replicas))
 
+    @cached_property
+    def stream(self) -> Optional[Stream]:
+        """How micro-batches stream through the stages; None where each iteration flushes them."""
+        if self.streaming is None:
+            return None
+        depth = None if self.streaming.depth is None else tuple(self.streaming.depth)
+        return Stream(self.layout.replicas, self.streaming.semantics, self.streaming.update_every, depth)
+
     @property
     def world_size(self) -> int:
         return self.layout.world_size
@@ -168,7 +185,7 @@ class Plan(Content):
         """Of each replica in one iteration, of a stage that has the most; 0 where a log does not say."""
         if self.shares is not None:
             return self.shares
-        if self.replicas is not None:
+        if self.replicas is not None or self.streaming is not None:
             count = self.global_batch_size // self.micro_batch_size
             return [len(range(replica, count, self.data)) for replica in range(self.data)]
         step = self.data * self.micro_batch_size
@@ -186,14 +203,14 @@ class Plan(Content):
     @property
     def micro_batch_numbers(self) -> int:
         """How many numbers the actions of a rank give micro-batches at most: those of a replica, or of all of them."""
-        if self.replicas is not None:
+        if self.replicas is not None or self.streaming is not None:
             return self.global_batch_size // self.micro_batch_size
         return max(self.micro_batches, default=0)
 
     def taken_by(self, stage: int, dp: int) -> Sequence[int]:
         """The numbers of a replica's micro-batches among those of the iteration, rising."""
-        if self.replicas is not None:
-            return range(dp, self.global_batch_size // self.micro_batch_size, self.replicas[stage])
+        if self.replicas is not None or self.streaming is not None:
+            return range(dp, self.global_batch_size // self.micro_batch_size, self.layout.replicas[stage])
         return dealt_to(dp, tuple(self.micro_batches))
 
     @property

@@ -24,9 +24,11 @@ from typing import (
     get_type_hints,
 )
 
+from megatron_ext.contract.adaptive.config import LR_SCALINGS, RULES
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.goal import Best, Target
-from megatron_ext.contract.model import (
+from megatron_ext.contract.models.model import (
+    AWD_LM,
     BERT,
     DEPTHS,
     GPT,
@@ -37,16 +39,31 @@ from megatron_ext.contract.model import (
     OPTIONS,
     POSITIONS,
     RMS_NORM,
+    S2VT,
     SINUSOIDAL,
     T5,
     TRANSLATION,
     ModelConfig,
     lacking,
 )
+from megatron_ext.contract.schedule.schedules import NAMES
+from megatron_ext.contract.schedule.streams import PIPEDREAM, SEMANTICS
 from megatron_ext.contract.train_config import LOSS_SCALERS, LR_POLICIES, OPTIMIZERS, TrainConfig
 from megatron_ext.contract.train_config import OPTIONS as TRAIN_OPTIONS
 
-MAY_LACK = ("shares", "tensors", "replicas", "blocks", "data_masking", "data_augment")
+MAY_LACK = (
+    *(
+        "shares",
+        "tensors",
+        "replicas",
+        "streaming",
+        "adapt",
+        "blocks",
+        "data_masking",
+        "data_augment",
+        "data_bucketing",
+    ),
+)
 """Keys of a plan that are left out where they are null."""
 _SHOWN = 80
 """Characters of a value in a message."""
@@ -95,9 +112,16 @@ _RANGES: Dict[str, Range] = {
     **dict.fromkeys(("tensor", "data", "pipeline", "chunks", "micro_batch_size", "global_batch_size"), _COUNT),
     "partition": _NOT_NEGATIVE,
     "recompute": _one_of("none", "selective", "full"),
-    "schedule": _one_of("gpipe", "one_f_one_b", "interleaved", "zb_h1"),
+    "schedule": _one_of(*NAMES, PIPEDREAM),
+    "streaming.semantics": _one_of(*SEMANTICS),
+    "streaming.update_every": _COUNT,
+    "streaming.depth": _NOT_NEGATIVE,
     "schedule_file": _FILE_NAME,
     **dict.fromkeys(("shares", "tensors", "replicas"), _COUNT),
+    "adapt.rule": _one_of(*RULES),
+    "adapt.lr_scaling": _one_of(*LR_SCALINGS),
+    **dict.fromkeys(("adapt.target", "adapt.rate"), Range("above 0 and below 1", lambda value: 0 < value < 1)),
+    **{f"adapt.{key}": _COUNT for key in ("lower", "upper", "every", "smoothing")},
     "master_port": _from(1, 65535),
     "meeting_timeout_s": _COUNT,
     "nodes.name": _FILE_NAME,
@@ -109,10 +133,10 @@ _RANGES: Dict[str, Range] = {
         for key in (
             *("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size"),
             *("ffn_hidden", "num_query_groups", "kv_channels", "decoder_layers", "decoder_sequence_length"),
-            *("image_size", "channels", "classes", "patch_size", "width"),
+            *("image_size", "channels", "classes", "patch_size", "width", "embedding_width", "features"),
         )
     },
-    "model.family": _one_of(GPT, BERT, T5, *TRANSLATION, MODULE, *IMAGES),
+    "model.family": _one_of(GPT, BERT, T5, *TRANSLATION, AWD_LM, S2VT, MODULE, *IMAGES),
     "model.normalization": _one_of(LAYER_NORM, RMS_NORM),
     "model.position_embedding_type": _one_of(*POSITIONS, SINUSOIDAL),
     **{f"model.{key}": _POSITIVE for key in ("norm_epsilon", "rotary_base", "rope_scaling_factor")},
@@ -122,7 +146,7 @@ _RANGES: Dict[str, Range] = {
         f"train.{key}": _COUNT
         for key in (
             *("iterations", "lr_decay_iterations", "log_interval", "save_interval", "keep_checkpoints"),
-            *("comm_timeout_s", "lr_step_iterations", "eval_interval", "eval_iterations"),
+            *("comm_timeout_s", "lr_step_iterations", "eval_interval", "eval_iterations", "epochs", "samples"),
         )
     },
     **{
@@ -144,6 +168,7 @@ _RANGES: Dict[str, Range] = {
     "data_masking.mask_prob": Range("above 0 and below 1", lambda value: 0 < value < 1),
     "data_masking.short_seq_prob": _from(0, 1),
     "data_masking.max_ngram": _from(1, 10**4),
+    "data_bucketing": _COUNT,
     **{f"data_augment.{key}": _NOT_NEGATIVE for key in ("padding", "rand_augment", "mixup", "cutmix")},
     "data_augment.rand_augment_magnitude": _from(0, 10),
     "data_augment.erasing": _from(0, 1),

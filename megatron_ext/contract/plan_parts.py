@@ -88,6 +88,19 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Streaming:
+    """How micro-batches stream through the stages with the schedule `pipedream`
+    (`megatron_ext.contract.schedule.streams`)."""
+
+    semantics: str
+    """Which version of the weights a micro-batch meets."""
+    update_every: int
+    """Rounds of a stage's replicas between two updates."""
+    depth: Optional[List[int]]
+    """By stage, forward passes before the first backward pass; None: as many as keep all ranks busy."""
+
+
+@dataclass(frozen=True)
 class RankTimes:
     """Nanoseconds that a rank takes; lists by chunk, of one micro-batch."""
 

@@ -6,10 +6,11 @@ import json
 import math
 from typing import Any, Callable, Iterator, List, Mapping, Tuple
 
+from megatron_ext.contract.adaptive.config import ADAPTS, NONE
+from megatron_ext.contract.adaptive.rules import Rungs
 from megatron_ext.contract.layout import Layout, lcm
-from megatron_ext.contract.model import (
+from megatron_ext.contract.models.model import (
     BERT,
-    GNMT,
     GPT,
     IMAGES,
     MEASURED,
@@ -20,10 +21,14 @@ from megatron_ext.contract.model import (
     PAIRED,
     POSITIONS,
     POSITIONS_OF,
+    RECURRENT,
+    S2VT,
     T5,
+    TRANSLATION,
     needed,
 )
 from megatron_ext.contract.plan_check import fault
+from megatron_ext.contract.schedule.streams import PIPEDREAM
 from megatron_ext.contract.train_config import COSINE, DECAYING, EVALUATING, EXPONENTIAL, NOAM, ONLY_WITH, STEP
 from megatron_ext.contract.train_config import OPTIONS as OPTIONS_OF_TRAINING
 
@@ -68,14 +73,15 @@ def _schedule(plan: Values) -> Faults:
 
 
 def _batch(plan: Values) -> Faults:
-    if plan.get("replicas") is not None:
+    streams = plan.get("streaming") is not None
+    if plan.get("replicas") is not None or streams:
         if plan["global_batch_size"] % plan["micro_batch_size"]:
             yield (
                 "global_batch_size",
                 plan["global_batch_size"],
                 f"a multiple of micro_batch_size={plan['micro_batch_size']}",
             )
-        elif plan["global_batch_size"] // plan["micro_batch_size"] < plan["data"]:
+        elif plan["global_batch_size"] // plan["micro_batch_size"] < plan["data"] and not streams:
             yield (
                 "global_batch_size",
                 plan["global_batch_size"],
@@ -120,6 +126,45 @@ def _by_stage(plan: Values) -> Faults:
             yield key, plan[key], f"{json.dumps(allowed)} where stages have unlike numbers of replicas"
 
 
+def _streaming(plan: Values) -> Faults:
+    streaming = plan.get("streaming")
+    if (plan["schedule"] == PIPEDREAM and plan["schedule_file"] is None) != (streaming is not None):
+        yield "streaming", streaming, f"{'given' if streaming is None else 'null'} with schedule={plan['schedule']}"
+    if streaming is None:
+        return
+    for key, allowed in (("shares", None), ("chunks", 1), ("sharded_optimizer", False)):
+        if plan.get(key, allowed) != allowed:
+            yield key, plan[key], f"{json.dumps(allowed)} with schedule={PIPEDREAM}"
+    if plan["tensor"] > 1 and plan.get("replicas") is not None:
+        yield "tensor", plan["tensor"], f"1 with schedule={PIPEDREAM} and unlike numbers of replicas"
+    depth = streaming.get("depth")
+    if depth is not None and len(depth) != plan["pipeline"]:
+        yield "streaming.depth", depth, f"of pipeline={plan['pipeline']} numbers"
+
+
+def _adapt(plan: Values) -> Faults:
+    adapt = plan.get("adapt")
+    if adapt is None:
+        return
+    with_adapt = "with adapt"
+    if plan["schedule"] not in ADAPTS or plan.get("schedule_file") is not None:
+        yield "schedule", plan["schedule"], f"one of {', '.join(ADAPTS)} {with_adapt}"
+    if plan.get("replicas") is not None:
+        yield "replicas", plan["replicas"], f"null {with_adapt}"
+    if plan.get("rehearsal") is not None:
+        yield "adapt", adapt, "null in a rehearsal"
+    if adapt.get("rule", NONE) == NONE:
+        return
+    if plan["train"].get("samples") is None:
+        yield "train.samples", None, f"given {with_adapt}.rule"
+    if plan["global_batch_size"] < 2 * plan["micro_batch_size"]:
+        yield "global_batch_size", plan["global_batch_size"], f"of two micro-batches at least {with_adapt}.rule"
+    try:
+        Rungs.between(adapt["lower"], adapt["upper"], plan["micro_batch_size"], plan["data"])
+    except ValueError as error:
+        yield "adapt.upper", adapt["upper"], f"larger: {error}"
+
+
 def _ranks(plan: Values) -> Faults:
     grid = Layout.grid(*(plan[key] for key in _GRID))
     layout = Layout(tuple(plan.get("tensors") or grid.tensors), tuple(plan.get("replicas") or grid.replicas))
@@ -161,8 +206,8 @@ def _model(plan: Values) -> Faults:
     for key, families in ONLY_OF.items():
         if family not in families and model.get(key, OPTIONS[key]) != OPTIONS[key]:
             yield f"model.{key}", model[key], f"{json.dumps(OPTIONS[key])} with model.family={family}"
-    if family == GNMT:
-        yield from _gnmt(model)
+    if family in RECURRENT:
+        yield from _recurrent(family, model)
     positions = model.get("position_embedding_type", OPTIONS["position_embedding_type"])
     if positions not in (allowed := POSITIONS_OF.get(family, POSITIONS)):
         yield "model.position_embedding_type", positions, f"{' or '.join(allowed)} with model.family={family}"
@@ -191,14 +236,14 @@ def _model(plan: Values) -> Faults:
         yield "model.padded_vocab_size", padded, f"a multiple of tensor={tensor}, and no less than model.vocab_size"
 
 
-def _gnmt(model: Values) -> Faults:
-    of_family = f"with model.family={GNMT}"
+def _recurrent(family: str, model: Values) -> Faults:
+    of_family = f"with model.family={family}"
     for key in OF_TRANSFORMERS:
         if model.get(key, OPTIONS[key]) != OPTIONS[key]:
             yield f"model.{key}", model[key], f"{json.dumps(OPTIONS[key])} {of_family}"
     if model.get("heads", 1) != 1:
         yield "model.heads", model["heads"], f"1 {of_family}"
-    if model.get("layers", 2) < 2:
+    if model.get("layers", 2) < 2 and family != S2VT:
         yield "model.layers", model["layers"], f"at least 2 {of_family}"
 
 
@@ -216,6 +261,9 @@ def _train(plan: Values) -> Faults:
         yield "train.momentum", 0, "above 0 with train.nesterov"
     if policy == NOAM and not warmup:
         yield "train.lr_warmup_iterations", warmup, "at least 1 with train.lr_policy=noam"
+    epochs, samples = train.get("epochs"), train.get("samples")
+    if epochs is not None and (samples is None or samples % epochs):
+        yield "train.samples", samples, f"a multiple of train.epochs={epochs}"
     if train.get("max_cost") is not None and train.get("price_per_hour") is None:
         yield "train.price_per_hour", None, "given with train.max_cost"
     if train.get("eval_interval") is None:
@@ -249,6 +297,12 @@ def _augment(plan: Values) -> Faults:
         yield "data_augment", augment, f"null with model.family={family}"
 
 
+def _bucketing(plan: Values) -> Faults:
+    family, bucketing = plan["model"].get("family", GPT), plan.get("data_bucketing")
+    if family not in TRANSLATION and bucketing is not None:
+        yield "data_bucketing", bucketing, f"null with model.family={family}"
+
+
 def _rehearsal(plan: Values) -> Faults:
     rehearsal, ranks, chunks = plan["rehearsal"], plan["ranks"], plan["chunks"]
     times = (rehearsal or {}).get("ranks")
@@ -275,6 +329,8 @@ _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("data", "micro_batch_size", "global_batch_size"), _batch),
     (("shares", "data", "micro_batch_size", "global_batch_size"), _shares),
     (_GRID, _by_stage),
+    ((*_GRID, "schedule", "schedule_file", "train"), _streaming),
+    (("data", "micro_batch_size", "global_batch_size", "schedule", "train"), _adapt),
     ((*_GRID, "ranks"), _ranks),
     (("nodes", "ranks"), _nodes),
     (("model", "tensor"), _model),
@@ -283,6 +339,7 @@ _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("data_split", "data_blend", "data_prefix"), _data),
     (("model", "data_prefix"), _masking),
     (("model", "data_prefix"), _augment),
+    (("model",), _bucketing),
     (("rehearsal", "ranks", "chunks"), _rehearsal),
 ]
 """By the keys that they need."""

@@ -13,6 +13,8 @@ LATEST = "latest"
 """In the folder of checkpoints: a file with the name of the newest one."""
 BEST = "best"
 """The same of the best one."""
+WEIGHTS, EMA = "weights", "ema"
+"""Kinds of tensors in a checkpoint: `weights/<parameter>`, and with `train.ema` their average, `ema/<parameter>`."""
 META = "meta.json"
 """In the folder of a checkpoint: what it is."""
 
@@ -60,6 +62,9 @@ class RunFiles:
     def rank_memory(self, rank: int) -> Path:
         return self.path / "memory" / _of_rank(rank)
 
+    def rank_traffic(self, rank: int) -> Path:
+        return self.path / "traffic" / _of_rank(rank)
+
     @property
     def events(self) -> Path:
         return self.path / "events"
@@ -70,6 +75,16 @@ class RunFiles:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def decisions(self) -> Path:
+        """What was decided about the batch while the run went on, by rank 0."""
+        return self.path / "decisions.jsonl"
+
+    @property
+    def spent(self) -> Path:
+        """What the nodes have cost so far, over all starts, in dollars."""
+        return self.path / "spent.json"
 
     @property
     def goal(self) -> Path:

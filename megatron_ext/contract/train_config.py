@@ -12,6 +12,13 @@ COSINE, CONSTANT, STEP, POLYNOMIAL, EXPONENTIAL, NOAM, LINEAR = LR_POLICIES = (
 DECAYING = (COSINE, POLYNOMIAL, LINEAR)
 """Policies that come to `min_lr` after `lr_decay_iterations`."""
 BACKOFF, LOGMAX = LOSS_SCALERS = ("backoff", "logmax")
+KINDS = {
+    ADAMW: ("adam_m", "adam_v"),
+    ADAM: ("adam_m", "adam_v"),
+    SGD: ("momentum",),
+    LAMB: ("lamb_m", "lamb_v"),
+}
+"""By optimizer, what it keeps of each weight, under the names that checkpoints have for it."""
 ONLY_WITH = {
     "loss_scaler": ("precision", ("fp16",)),
     "momentum": ("optimizer", (SGD,)),
@@ -66,6 +73,24 @@ class TrainConfig:
     max_cost: Optional[float] = None
     price_per_hour: Optional[float] = None
     """Of all nodes together, in dollars; given with `max_cost`."""
+    epochs: Optional[int] = None
+    """How often all training samples are gone through, where that was asked for."""
+    samples: Optional[int] = None
+    """Of the whole training, where these or epochs were asked for: the iterations take as many as their global batches
+    allow, and the order of the samples follows from this number."""
+
+    @property
+    def length_key(self) -> str:
+        """By which of its keys the length was given."""
+        return "iterations" if self.samples is None else "samples" if self.epochs is None else "epochs"
+
+    def progress(self, consumed: int) -> str:
+        """How far a run with so many consumed samples is, in the terms of its length; empty for iterations."""
+        if self.samples is None:
+            return ""
+        if self.epochs is None:
+            return f"{consumed:,} of {self.samples:,} samples"
+        return f"epoch {consumed * self.epochs / self.samples:.2f} of {self.epochs}"
 
 
 OPTIONS = {field.name: field.default for field in fields(TrainConfig) if field.default is not MISSING}

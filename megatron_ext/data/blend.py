@@ -141,6 +141,14 @@ class BlendedSamples(Samples):
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
         return self._corpora[int(self._maps.dataset_idx[number])].sample(int(self._maps.sample_idx[number]))
 
+    def lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        corpora, samples = self._maps.dataset_idx[numbers], self._maps.sample_idx[numbers]
+        each = [corpus.lengths(samples[corpora == place]) for place, corpus in enumerate(self._corpora)]
+        found = np.empty((len(numbers), *each[0].shape[1:]), np.int64)
+        for place, lengths in enumerate(each):
+            found[corpora == place] = lengths
+        return found
+
 
 def samples_of_plan(plan: Plan, split: str, samples: int, make: Make) -> Samples:
     """`samples` samples of a split of all that a plan trains on; `make` gives those of one corpus.

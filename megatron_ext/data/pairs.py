@@ -62,7 +62,7 @@ class Pairs:
 class PairSamples(Samples):
     """Pairs in a new order in every epoch, padded to the lengths that the model takes.
 
-    What crosses a cut has one shape in all micro-batches, so all samples do.
+    All have one shape, which what crosses a cut has, too; `megatron_ext.data.bucketing` trims them.
 
     Raises:
         DataError: as `Pairs`; or on use, a token is not in the vocabulary.
@@ -91,9 +91,9 @@ class PairSamples(Samples):
         epoch, place = divmod(number, self._count)
         pair = int(self._pairs.kept[self._order_of(epoch)[place]])
         source, target = self._tokens(self._pairs.source, pair), self._tokens(self._pairs.target, pair)
-        text_enc, enc_mask = _padded([*source, END], self._lengths[0])
-        text_dec, _ = _padded([BEGIN, *target], self._lengths[1])
-        labels, loss_mask = _padded([*target, END], self._lengths[1])
+        text_enc, enc_mask = padded([*source, END], self._lengths[0])
+        text_dec, _ = padded([BEGIN, *target], self._lengths[1])
+        labels, loss_mask = padded([*target, END], self._lengths[1])
         return {
             "text_enc": text_enc,
             "text_dec": text_dec,
@@ -101,6 +101,16 @@ class PairSamples(Samples):
             "loss_mask": loss_mask,
             "enc_mask": enc_mask,
         }
+
+    def lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[numbers, 2]: tokens of the source and of the target, with the mark that each gets."""
+        epochs, places = np.divmod(numbers, self._count)
+        pairs = np.empty_like(numbers)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            pairs[here] = self._pairs.kept[self._order_of(epoch)[places[here]]]
+        sides = (self._pairs.source, self._pairs.target)
+        return np.stack([np.asarray(side.lengths)[pairs] for side in sides], -1).astype(np.int64) + 1
 
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
         """In which an epoch takes the pairs: seeded, and the same whatever was asked for before."""
@@ -119,7 +129,7 @@ class PairSamples(Samples):
         return found
 
 
-def _padded(values: List[int], length: int) -> List[NDArray[np.int64]]:
+def padded(values: List[int], length: int) -> List[NDArray[np.int64]]:
     """[length] twice: the values and `PAD`, and 1 where there is a value."""
     text, mask = np.full(length, PAD, np.int64), np.zeros(length, np.int64)
     text[: len(values)], mask[: len(values)] = values, 1

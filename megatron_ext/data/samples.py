@@ -64,6 +64,8 @@ class Samples(ABC):
     """What the order of the samples follows from: if equal, two runs have the same samples in the same order."""
     in_epoch: Optional[int] = None
     """How many go through the split once; None: nobody knows."""
+    varying = False
+    """Whether micro-batches have shapes of their own, which `sizes` says; `batch` is then given one at a time."""
 
     def __init__(self, samples: int, split: str = "train") -> None:
         self._samples = samples
@@ -83,6 +85,14 @@ class Samples(ABC):
     def targets(self, numbers: NDArray[np.int64]) -> Dict[str, NDArray[Any]]:
         """What `batch` gives, or as much of it as a rank needs that takes no inputs."""
         return self.batch(numbers)
+
+    def lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[numbers, …]: how much is not padding, of each of these samples, where they are padded."""
+        raise NotImplementedError
+
+    def sizes(self, numbers: NDArray[np.int64]) -> Dict[str, int]:
+        """The named sizes of the wires of a micro-batch of these samples, as far as they are not the task's own."""
+        return {}
 
     def batch(self, numbers: NDArray[np.int64]) -> Dict[str, NDArray[Any]]:
         """Samples of these numbers, by name: each of `numbers`' shape and its own after it.

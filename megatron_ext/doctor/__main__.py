@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from megatron_ext.contract.errors import DataError, EngineError
-from megatron_ext.contract.model import IMAGES, TRANSLATION
+from megatron_ext.contract.models.model import CAPTIONS, IMAGES, TRANSLATION
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.map_places import place_to_write
 from megatron_ext.parallel import interface
@@ -40,7 +40,15 @@ _SHARED_MEMORY = Path("/dev/shm")
 _OF_TEXT = (".bin", ".idx")
 _OF_PAIRS = tuple("-train.{}{}".format(side, suffix) for side in ("source", "target") for suffix in _OF_TEXT)
 _OF_IMAGES = (".json", "-train.images.npy", "-train.labels.npy")
-_SUFFIXES_OF = {**dict.fromkeys(TRANSLATION, _OF_PAIRS), **dict.fromkeys(IMAGES, _OF_IMAGES)}
+_OF_VIDEOS = (
+    *(".json", "-train.frames.npy", "-train.lengths.npy", "-train.videos.npy"),
+    *("-train.captions.bin", "-train.captions.idx"),
+)
+_SUFFIXES_OF = {
+    **dict.fromkeys(TRANSLATION, _OF_PAIRS),
+    **dict.fromkeys(IMAGES, _OF_IMAGES),
+    **dict.fromkeys(CAPTIONS, _OF_VIDEOS),
+}
 """What ranks read of data that have no index maps, by the model's family."""
 
 

@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedules import Action, Kind
+from megatron_ext.contract.schedule.replay import AnyAction
+from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.parallel.comm import Peer, all_reduce, told
 from megatron_ext.parallel.groups import Groups
 
@@ -46,9 +47,9 @@ def channels(layout: Layout, place: Place, chunks: int, groups: Groups) -> Chann
     return found
 
 
-def by_way(actions: Sequence[Action], kind: Kind, ways: int) -> List[List[Action]]:
+def by_way(actions: Sequence[AnyAction], kind: Kind, ways: int) -> List[List[AnyAction]]:
     """The actions of a kind for each of so many ways that its messages go, as in `Channels`."""
-    found: List[List[Action]] = [[] for _ in range(ways)]
+    found: List[List[AnyAction]] = [[] for _ in range(ways)]
     for action in actions:
         if action.kind is kind:
             found[action.micro_batch % ways].append(action)

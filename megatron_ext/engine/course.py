@@ -13,6 +13,9 @@ from megatron_ext.contract.files import write_json
 from megatron_ext.contract.goal import MAX_COST, UNTIL, Best, Target
 from megatron_ext.contract.plan import Plan
 
+NOTE_S = 5.0
+"""Between two notes of what has been spent."""
+
 
 class Course:
     """Decides the same on all ranks, from evaluations that are the same on all ranks."""
@@ -54,14 +57,17 @@ class Course:
         """Writes down that the run ends here, having reached what it was to reach."""
         assert self._target is not None
         assert self._last is not None
-        _record(self._plan, iteration, UNTIL, str(self._plan.train.until), self._last[self._target.metric])
+        record(self._plan, iteration, UNTIL, str(self._plan.train.until), self._last[self._target.metric])
 
 
 class Spending:
-    """What the nodes of a run cost while it trains, over all its starts, as far as metrics.jsonl tells of them."""
+    """What the nodes of a run cost while it trains, over all its starts.
+
+    It is kept in a file of its own: lines of metrics.jsonl are dropped where a start trains their iterations anew.
+    """
 
     def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
-        """Of a plan with `max_cost`, before anything is written to its metrics.jsonl."""
+        """Of a plan with `max_cost`, before anything is dropped from its metrics.jsonl."""
         assert plan.train.max_cost is not None
         assert plan.train.price_per_hour is not None
         self._plan = plan
@@ -69,7 +75,9 @@ class Spending:
         self._per_second = plan.train.price_per_hour / 3600
         self._clock = clock
         self._began = clock()
-        self._before = _cost_before(plan.files.metrics)
+        self._before = max(_noted(plan.files.spent), _cost_before(plan.files.metrics))
+        self._next_note = self._began
+        self.note()
 
     @property
     def dollars(self) -> float:
@@ -80,19 +88,31 @@ class Spending:
         """Whether the run is to end."""
         return self.dollars >= self._limit
 
+    def note(self) -> None:
+        """Writes down what has been spent, now and then, so that no start forgets what those before it have cost."""
+        now = self._clock()
+        if now >= self._next_note:
+            self._next_note = now + NOTE_S
+            write_json(self._plan.files.spent, {"dollars": self.dollars})
+
     def record(self, iteration: int) -> None:
         """Writes down that the run ends here, for it has cost what it may."""
-        _record(self._plan, iteration, MAX_COST, f"{self._limit:g}", self.dollars)
+        record(self._plan, iteration, MAX_COST, f"{self._limit:g}", self.dollars)
+
+
+def _noted(path: Path) -> float:
+    """What earlier starts have noted."""
+    return float(json.loads(path.read_text(encoding="utf-8"))["dollars"]) if path.exists() else 0.0
 
 
 def _cost_before(metrics: Path) -> float:
-    """What earlier starts have cost, of which the last line may be cut short."""
+    """What the lines of earlier starts say, of which the last one may be cut short."""
     if not metrics.exists():
         return 0.0
     lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
     return max((json.loads(line).get("cost", 0.0) for line in lines if line.endswith("\n")), default=0.0)
 
 
-def _record(plan: Plan, iteration: int, why: str, limit: str, value: float) -> None:
+def record(plan: Plan, iteration: int, why: str, limit: str, value: float) -> None:
     """goal.json (docs/formats.md)."""
     write_json(plan.files.goal, {"iteration": iteration, "ended_by": why, "limit": limit, "value": value})

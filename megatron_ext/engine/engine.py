@@ -5,27 +5,34 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from functools import lru_cache, partial
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from megatron_ext.contract.adaptive.config import lr_factor
+from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule_check import actions_of
-from megatron_ext.contract.schedules import Kind
+from megatron_ext.contract.schedule.check import actions_of
+from megatron_ext.contract.schedule.deal import dealt_to
+from megatron_ext.contract.schedule.schedules import Action, Kind, schedule
 from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.channels import channels, warm_up
-from megatron_ext.engine.executor import LOSS, Chunk, Executor, Factor
+from megatron_ext.engine.executor import LOSS, Chunk, Executor, Factor, Sizes
+from megatron_ext.engine.feed import Feed
 from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.halves import HalfGradients
+from megatron_ext.engine.learning_rate import learning_rate
 from megatron_ext.engine.messages import Message, message_of
 from megatron_ext.engine.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.pace import Pace
 from megatron_ext.engine.reduce import GradientReducer
 from megatron_ext.engine.running import RunningStatistics
+from megatron_ext.engine.stopwatch import Stopwatch
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups, TiedPart
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -35,9 +42,6 @@ from megatron_ext.tasks.stage import Stage, backward, threads_for
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.progress import Wait, iterates
 from megatron_ext.timeline.recorder import NOTHING, Recorder
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 FORWARD = (Kind.RECV_FORWARD, Kind.FORWARD, Kind.SEND_FORWARD)
 
@@ -54,10 +58,26 @@ class StepResult(NamedTuple):
     """Whether an overflow under fp16's loss scale kept the weights as they were."""
     metrics: Mapping[str, float] = {}
     """Over the global batch, as the loss; on the last stage."""
+    sizes: Sequence[Mapping[str, int]] = ()
+    """Of all micro-batches of the global batch, where each has its own; on the last stage."""
+    halves: Optional[Halves] = None
+    """Of the gradient, where they were asked for; their weights are known on the last stage alone."""
+
+
+class Progress(NamedTuple):
+    """Where a run stands after an iteration."""
+
+    consumed_samples: int
+    global_batch_size: int
+    """Of that iteration."""
+    learning_rate: float
+    """Of the next update."""
 
 
 class Engine:
     """One rank's stage, optimizer and place in the pipeline."""
+
+    _executes = Executor
 
     def __init__(
         self,
@@ -79,6 +99,7 @@ class Engine:
         self._device = torch.device(plan.device)
         layout = plan.layout
         tensor_size, replicas = layout.tensors[place.stage], layout.replicas[place.stage]
+        self._shares = tuple(plan.micro_batches)
         self._taken = np.array(plan.taken_by(place.stage, place.dp))
         """The numbers of this replica's micro-batches among those of the iteration."""
         peers = channels(layout, place, plan.chunks, groups)
@@ -101,12 +122,13 @@ class Engine:
         dtype = DTYPES[plan.train.precision]
         self.state = [one for stage in self._stages for one in stage.state]
         """What is not trained, but part of a checkpoint: by block and name there."""
-        self._looks_at_samples = any(stage.inputs or stage.last for stage in self._stages)
+        self._feed = Feed(task, self._stages, self._device)
         for stage in self._stages:
             stage.place(self._device, dtype)
         self.flat = FlatWeights(named, dtype, self._device, replicas if plan.sharded_optimizer else 1)
         used = Counter(id(parameter) for stage in self._stages for parameter in stage.parameters())
         uses = {name: used[id(parameter)] for name, parameter in named}
+        streams = plan.stream is not None  # and stages update by themselves
         self._reducer = GradientReducer(self.flat, groups.data, BUCKET_BYTES, recorder, uses)
         common = [p for name, p in named if task.shard(name) is None]
         self._common = [self.flat.gradient(p) for p in common]
@@ -124,15 +146,15 @@ class Engine:
         self.optimizer = Optimizer(
             self.flat,
             plan.train,
-            groups.model,
+            groups.tensor if streams else groups.model,
             DataGroup(replicas, place.dp, groups.data),
             plan.sharded_optimizer,
             list(elsewhere.values()),
             groups.tensor,
             {name for name, _ in named if task.shard(name) is not None},
-            copies=1 if layout.even else replicas,
+            copies=1 if layout.even or streams else replicas,
         )
-        self._actions = actions_of(plan, place.stage, place.dp)
+        self._actions: Sequence[Action] = [] if streams else actions_of(plan, place.stage, place.dp)
         later = WeightGradients(self.flat.add, self.flat.add_rows)
         splits = any(action.kind is Kind.BACKWARD_WEIGHT for action in self._actions)
         if splits or not plan.train.compile:
@@ -140,53 +162,129 @@ class Engine:
             for stage in self._stages:
                 stage.put_off(later, shared, lambda parameter: splits or self.flat.adds(parameter))
 
-        def message(wires: Sequence[str], other: int, size: int) -> Message:
+        def message(wires: Sequence[str], other: int, size: int, sizes: Sizes) -> Message:
             whole = plan.sequence_parallel and layout.tensors[other % plan.pipeline] != tensor_size
             fixed_for = plan.micro_batch_size
-            return message_of(task, wires, size, self.tensor, dtype, self._device, whole, fixed_for)
+            return message_of(task, wires, size, self.tensor, dtype, self._device, whole, fixed_for, sizes)
 
-        def chunks(size: int) -> List[Chunk]:
+        def chunks(size: int, sizes: Sizes = ()) -> List[Chunk]:
             return [
                 Chunk(
                     stage,
-                    message(parts[virtual].enters, virtual - 1, size),
-                    message(parts[virtual].leaves if not stage.last else (), virtual + 1, size),
+                    message(parts[virtual].enters, virtual - 1, size, sizes),
+                    message(parts[virtual].leaves if not stage.last else (), virtual + 1, size, sizes),
                 )
                 for stage, virtual in zip(self._stages, virtual_stages)
             ]
 
-        def executor(chunks: Sequence[Chunk], recorder: Recorder) -> Executor:
-            return Executor(chunks, peers, later, recorder, self._loss, Pace(self._device, plan.train.comm_timeout_s))
+        def executor(size: int, recorder: Recorder) -> Executor:
+            pace = Pace(self._device, plan.train.comm_timeout_s)
+            resized = partial(chunks, size)
+            return self._executes(resized(), peers, later, recorder, self._loss, pace, resized)
 
-        self._running = RunningStatistics(self._stages, groups.data, plan.global_batch_size // plan.micro_batch_size)
+        self._running = RunningStatistics(self._stages, groups.data)
+        self._half_gradients = HalfGradients(
+            self.flat.grad, list(elsewhere.values()), groups.model, 1 if layout.even else replicas
+        )
+        self.stopwatch = None if plan.adapt is None else Stopwatch(self._device)
         self._has_metrics = getattr(task.metrics, "__func__", None) is not Task.metrics
         self._metrics: List[Tensors] = []
         """Of the iteration's micro-batches."""
         self._chunks = chunks(plan.micro_batch_size)
-        self._executor = executor(self._chunks, recorder)
-        self._executor_of = lru_cache(maxsize=2)(lambda size: executor(chunks(size), Recorder(None)))
+        self._executor = executor(plan.micro_batch_size, recorder)
+        self._executor_of = lru_cache(maxsize=2)(lambda size: executor(size, Recorder(None)))
         """For evaluations, by the size of their micro-batches."""
 
-    def step(self, iteration: int) -> StepResult:
-        """Trains on the global batch of `iteration` (from 1).
+    @property
+    def updates(self) -> int:
+        """How far the learning rate's policy has come."""
+        return self.optimizer.updates
+
+    @property
+    def shares(self) -> Tuple[int, ...]:
+        """Micro-batches of each replica, in the iterations to come."""
+        return self._shares
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of each of these."""
+        return sum(self._shares) * self._plan.micro_batch_size
+
+    def consumed(self, iteration: int) -> int:
+        """Samples that were taken up to the end of an iteration, the last one or one with these shares."""
+        return self._start.consumed(iteration, self.global_batch_size)
+
+    def progress(self, iteration: int) -> Progress:
+        """After the last iteration, with the shares that it had."""
+        consumed, size = self.consumed(iteration), self.global_batch_size
+        return Progress(consumed, size, self._learning_rate(consumed))
+
+    def divide(self, iteration: int, shares: Sequence[int]) -> None:
+        """Has the iterations after this one, the last one so far, take these micro-batches, by replica."""
+        self._start = Position(iteration, self.consumed(iteration))
+        self._shares = tuple(shares)
+        self._taken = np.array(dealt_to(self._place.dp, self._shares))
+        self._actions = self._scheduled(len(self._taken))
+
+    def _scheduled(self, micro_batches: int) -> Sequence[Action]:
+        """What this rank does with so many, by the plan's schedule."""
+        plan = self._plan
+        return schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)[self._place.stage]
+
+    def _learning_rate(self, consumed: int) -> float:
+        """Of the update after so many samples. A batch that adapts counts as many updates of the policy as its samples
+        would have been with the plan's batch, for which the rate is meant."""
+        plan = self._plan
+        if plan.adapt is None or not plan.adapt.measures:
+            return learning_rate(self.updates, plan.train)
+        factor = lr_factor(plan.adapt, self.global_batch_size, plan.global_batch_size)
+        return factor * learning_rate(consumed / plan.global_batch_size, plan.train)
+
+    @property
+    def stage_updates(self) -> Optional[int]:
+        """Updates of this stage's weights, where stages count their own."""
+        return None
+
+    @property
+    def at_once(self) -> int:
+        """Micro-batches that `forward` takes at most."""
+        return sum(self._shares)
+
+    @property
+    def apart(self) -> int:
+        """By how many iterations ranks may be apart, at least 1."""
+        return 1
+
+    def soonest_end(self, iteration: int) -> int:
+        """After which iteration the run can end, when it is asked to after this one; it then is to end there."""
+        return iteration
+
+    def step(self, iteration: int, halves: bool = False) -> StepResult:
+        """Trains on the global batch of `iteration` (from 1), and looks at the gradients of its `halves` if asked to.
 
         Raises:
-            EngineError: the loss or the gradient is not finite, and not because of fp16's loss scale.
+            NotFinite: the loss or the gradient is not finite, and not because of fp16's loss scale.
             PeerLost: another rank is gone.
         """
         self._recorder.iteration = iteration
         iterates(iteration)
+        watch = self.stopwatch
+        if watch is not None:
+            watch.begin()
         scale = self.optimizer.scaler.scale
-        self._reducer.begin(len(self._taken))
-        micros = self._batch(iteration)
+        self._reducer.begin(len(self._taken), at_once=halves)
+        with NOTHING if watch is None else watch.working():
+            micros = self._batch(iteration)
         factor = self._factor(list(micros.values()), scale)
         self._metrics = []
         self._running.begin()
-        loss = self._executor.run(self._actions, micros, factor)
+        with NOTHING if watch is None else watch.working():
+            passes = self._in_halves if halves else partial(self._executor.run, self._actions)
+            loss = passes(micros, factor)
         with Wait("reading the loss"):
             own = 0.0 if loss is None else loss.item()
         if not math.isfinite(own):
-            raise _not_finite(iteration, "loss", own / scale)
+            raise not_finite(iteration, "loss", own / scale)
         self._reduce_gradients()
         mean, metrics = math.nan, {}
         if loss is not None:
@@ -197,12 +295,45 @@ class Engine:
             with Wait("reading the mean loss"):  # not after the optimizer: a GPU updates weights while the host goes on
                 mean, *others = [value / scale for value in logged.tolist()]
             metrics = dict(zip(names, others))
-        norm = self.optimizer.step(self._recorder)
+        found = self._compared(micros, scale) if halves else None
+        lr = self._learning_rate(self.consumed(iteration - 1))
+        norm = self.optimizer.step(self._recorder, lr)
         skipped = not math.isfinite(norm)
         if skipped and not self.optimizer.scaler.dynamic:
-            raise _not_finite(iteration, "gradient's norm", norm)
-        self._running.finish(skipped)
-        return StepResult(mean, norm, scale, skipped, metrics)
+            raise not_finite(iteration, "gradient's norm", norm)
+        self._running.finish(sum(self._shares), skipped)
+        if watch is not None:
+            watch.end()
+        sizes = self._sizes(iteration) if loss is not None else ()
+        return StepResult(mean, norm, scale, skipped, metrics, sizes, found)
+
+    def _in_halves(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
+        """What the executor does with all micro-batches, but the even ones of the iteration first."""
+        losses = []
+        for half in (0, 1):
+            held = [micro for number, micro in zip(self._taken, micros.values()) if number % 2 == half]
+            if held:
+                losses.append(self._executor.run(self._scheduled(len(held)), dict(enumerate(held)), factor))
+            if half == 0:
+                self._half_gradients.keep()
+        known = [loss for loss in losses if loss is not None]
+        return torch.stack(known).sum() if known else None
+
+    def _compared(self, micros: Mapping[int, Optional[Micro]], scale: float) -> Halves:
+        """The gradients of both halves, without the loss scale; all ranks call it when the whole one is reduced."""
+        even, whole, product = (value / scale**2 for value in self._half_gradients.compared(self._reduce_gradients))
+        count = sum(self._shares)
+        weight = (count + 1) // 2 / count
+        weighed = [micro is not None and micro.weight is not None for micro in micros.values()]
+        if any(weighed) and any(stage.last for stage in self._stages):
+            sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+            for number, micro in zip(self._taken, micros.values()):
+                assert micro is not None and micro.weight is not None
+                sums[number % 2] += micro.weight.reshape(()).double()
+            all_reduce(sums, self._groups.data, "all-reduce of the weights of micro-batches")
+            weight = float(sums[0] / sums.sum())
+        size = self._plan.micro_batch_size
+        return Halves(even, whole, product, weight, (count + 1) // 2 * size, count // 2 * size)
 
     def pass_once(self) -> None:
         """Where the first pass takes long, runs each chunk once with gradients that are zero.
@@ -237,28 +368,29 @@ class Engine:
     ) -> None:
         """Forward passes of `count` micro-batches of `size` samples from number `first` on, by the plan's schedule.
 
-        `count` is at most that of an iteration: its last micro-batches are left out. A replica takes those that it
-        takes in training, so that a schedule that runs to its end still does: whatever a forward action waits for is
-        one, too. All ranks call it, within `evaluating`; on the last stage `take` is given what leaves it.
+        `count` is at most `at_once`, those of an iteration: its last micro-batches are left out. A replica takes those
+        that it takes in training, so that a schedule that runs to its end still does: whatever a forward action waits
+        for is one, too. All ranks call it, within `evaluating`; on the last stage `take` is given what leaves it.
         """
         own = self._taken[self._taken < count]
         if not len(own):
             return
-        micros = self._micros(samples, first + own[:, None] * size + np.arange(size))
+        micros = self._feed.micros(samples, first + own[:, None] * size + np.arange(size), self._keys(len(own)))
         actions = [action for action in self._actions if action.kind in FORWARD and action.micro_batch in micros]
         self._executor_of(size).run_forward(actions, micros, take)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Without gradients, dropout or events, with the average of the weights where there is one; then training goes
-        on as if nothing had been in between."""
+        """Without gradients, dropout, events or traffic, with the average of the weights where there is one; then
+        training goes on as if nothing had been in between."""
         modes = [(module, module.training) for stage in self._stages for module in stage.modules()]
         iteration, self._recorder.iteration = self._recorder.iteration, 0
         devices = [self._place.local_rank] if self._device.type == "cuda" else []
         try:
             for stage in self._stages:
                 stage.eval()
-            with torch.random.fork_rng(devices), torch.no_grad(), self.optimizer.averaged():
+            uncounted = self._recorder.traffic.paused()
+            with uncounted, torch.random.fork_rng(devices), torch.no_grad(), self.optimizer.averaged():
                 yield
         finally:
             self._recorder.iteration = iteration
@@ -275,7 +407,7 @@ class Engine:
         """Of the losses: `scale`, divided by the weight of the global batch, of which other replicas have a part."""
         weights = [micro.weight for micro in micros if micro is not None and micro.weight is not None]
         if not weights or not any(stage.last for stage in self._stages):
-            return scale / (self._plan.global_batch_size / self._plan.micro_batch_size)
+            return scale / sum(self._shares)
         total = torch.stack([weight.reshape(()).double() for weight in weights]).sum()
         all_reduce(total, self._groups.data, "all-reduce of the weights of micro-batches")
         return torch.where(total > 0, scale / total, 0.0).float()
@@ -283,31 +415,21 @@ class Engine:
     def _batch(self, iteration: int) -> Dict[int, Optional[Micro]]:
         """This replica's micro-batches, by number; what they hold, where the rank has a use for it."""
         plan = self._plan
-        own = self._start.share(iteration, self._taken, plan.global_batch_size, plan.micro_batch_size)
-        with self._recorder.span("batch-generator") if self._looks_at_samples else NOTHING:
-            return self._micros(self._samples, own)
+        own = self._start.share(iteration, self._taken, self.global_batch_size, plan.micro_batch_size)
+        with self._recorder.span("batch-generator") if self._feed.looks_at_samples else NOTHING:
+            return self._feed.micros(self._samples, own, self._keys(len(own)))
 
-    def _micros(self, samples: Samples, numbers: NDArray[np.int64]) -> Dict[int, Optional[Micro]]:
-        """This replica's first micro-batches of an iteration, of the samples with these numbers [micro-batches, samples
-        of each]."""
-        firsts = numbers[:, 0].tolist()
-        keys = range(len(firsts)) if self._plan.layout.even else self._taken.tolist()
-        if not self._looks_at_samples:
-            return {key: Micro({}, {}, first) for key, first in zip(keys, firsts)}
-        takes = any(stage.inputs for stage in self._stages)
-        held = samples.batch(numbers) if takes else samples.targets(numbers)
-        # Each name's tensors at once: taken one after another they cost twice as much Python.
-        each = [self._moved(torch.from_numpy(array)).unbind() for array in held.values()]
-        return {
-            key: self.task.micro(dict(zip(held, of)))._replace(first=first)
-            for key, of, first in zip(keys, zip(*each), firsts)
-        }
+    def _sizes(self, iteration: int) -> Sequence[Mapping[str, int]]:
+        """Of the micro-batches of all replicas."""
+        if not self._samples.varying:
+            return ()
+        every = np.arange(sum(self._shares))
+        rows = self._start.share(iteration, every, self.global_batch_size, self._plan.micro_batch_size)
+        return [self._samples.sizes(row) for row in rows]
 
-    def _moved(self, tensor: Tensor) -> Tensor:
-        """On the device. From pinned memory a GPU takes it in its turn, and the host goes on."""
-        if self._device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
+    def _keys(self, count: int) -> Sequence[int]:
+        """The numbers that actions give this replica's first micro-batches of an iteration."""
+        return range(count) if self._plan.layout.even else self._taken[:count].tolist()
 
     def _reduce_gradients(self) -> None:
         """Over the replicas; then what the ranks of a tensor group, or first and last stage, have in common."""
@@ -316,6 +438,7 @@ class Engine:
             with self._recorder.span("layernorm-grads-all-reduce"):
                 together = torch.cat([gradient.flatten() for gradient in self._common])
                 all_reduce(together, self._groups.tensor, "all-reduce of the norms' gradients")
+                self._recorder.traffic.all_reduced(together, self._groups.tensor)
                 sizes = [gradient.numel() for gradient in self._common]
                 for gradient, total in zip(self._common, torch.split(together, sizes)):
                     gradient.copy_(total.view_as(gradient))
@@ -324,10 +447,16 @@ class Engine:
                 if not part.gives:  # another rank of the group has the same, and gives it
                     gradient.zero_()
                 all_reduce(gradient, part.group, "all-reduce of the gradient of a tied parameter")
+                self._recorder.traffic.all_reduced(gradient, part.group)
 
 
-def _not_finite(iteration: int, what: str, value: float) -> EngineError:
-    return EngineError(
+class NotFinite(EngineError):
+    """A loss or a gradient is no number, which ends a run."""
+
+
+def not_finite(iteration: int, what: str, value: float) -> NotFinite:
+    """What ends a run."""
+    return NotFinite(
         f"iteration {iteration}: the {what} is {value}; nothing after it would mean anything. "
         "A smaller train.lr, a longer train.lr_warmup_iterations or a smaller train.clip_grad may help"
     )

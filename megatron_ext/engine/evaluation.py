@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Dict, Mapping, NamedTuple
+from typing import Dict, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.goal import SPLIT
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.data.samples import Samples
 from megatron_ext.engine.engine import Engine
 from megatron_ext.parallel.comm import exchange
+from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import Micro, Task, Tensors
 
-SPLIT = "valid"
 WEIGHT, LOSS = "weight", "loss"
 
 
@@ -47,37 +48,17 @@ def samples_to_evaluate(plan: Plan, task: Task) -> int:
     return int(min(asked, math.inf if whole is None else whole))
 
 
-class Evaluator:
-    """All ranks call it together."""
+class Tally:
+    """What the micro-batches of an evaluation gave so far, summed."""
 
-    def __init__(self, plan: Plan, place: Place, engine: Engine, samples: Samples, count: int) -> None:
-        """The first `count` of `samples` are evaluated, always the same."""
-        self._plan = plan
-        self._engine = engine
-        self._samples = samples
-        self._count = count
-        self._reports = place.tp == 0
+    def __init__(self, task: Task, tensor: TensorGroup) -> None:
+        self._task = task
+        self._tensor = tensor
         self._sums: Dict[str, Tensor] = {}
 
-    def evaluate(self) -> Evaluation:
-        """Raises PeerLost if another rank is gone."""
-        began = time.monotonic()
-        plan, size = self._plan, self._plan.micro_batch_size
-        whole, rest = divmod(self._count, size)
-        at_once = plan.global_batch_size // size
-        self._sums = {}
-        with self._engine.evaluating():
-            for first in range(0, whole, at_once):
-                count = min(at_once, whole - first)
-                self._engine.forward(self._samples, first * size, size, count, self._take)
-            if rest:
-                self._engine.forward(self._samples, whole * size, rest, 1, self._take)
-        return Evaluation(self._engine.task.evaluated(self._means()), time.monotonic() - began)
-
-    def _take(self, left: Tensors, micro: Micro) -> None:
+    def take(self, left: Tensors, micro: Micro) -> None:
         """Adds up what a micro-batch gives: of a mean, as often as it has samples."""
-        task, tensor = self._engine.task, self._engine.tensor
-        found = {LOSS: task.loss(left, micro, tensor), **task.metrics(left, micro, tensor)}
+        found = {LOSS: self._task.loss(left, micro, self._tensor), **self._task.metrics(left, micro, self._tensor)}
         if micro.weight is None:
             samples = float(len(next(iter({**micro.inputs, **micro.targets}.values()))))
             found = {name: value.double() * samples for name, value in found.items()}
@@ -88,13 +69,53 @@ class Evaluator:
             value = value.detach().double().reshape(())
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
-    def _means(self) -> Dict[str, float]:
-        """Over all replicas, summed in the order of their ranks."""
-        own = {name: value.item() for name, value in self._sums.items()} if self._reports else {}
+    def sums(self) -> Dict[str, float]:
+        return {name: value.item() for name, value in self._sums.items()}
+
+
+def means(task: Task, parts: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    """Over all samples, from the sums of all ranks, in their order; with what the task derives from them."""
+    total: Dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total.get(name, 0.0) + value
+    weight = total.pop(WEIGHT)
+    return task.evaluated({name: value / weight if weight else math.nan for name, value in total.items()})
+
+
+class Evaluator:
+    """All ranks call it together."""
+
+    def __init__(self, plan: Plan, place: Place, engine: Engine, samples: Samples, count: int) -> None:
+        """The first `count` of `samples` are evaluated, always the same.
+
+        Raises:
+            EngineError: the last of them make a micro-batch that the model does not take.
+        """
+        if rest := count % plan.micro_batch_size:
+            engine.task.wires_at(rest)
+        self._plan = plan
+        self._engine = engine
+        self._samples = samples
+        self._count = count
+        self._reports = place.tp == 0
+
+    def evaluate(self) -> Evaluation:
+        """Raises PeerLost if another rank is gone."""
+        began = time.monotonic()
+        size = self._plan.micro_batch_size
+        whole, rest = divmod(self._count, size)
+        at_once = self._engine.at_once
+        tally = Tally(self._engine.task, self._engine.tensor)
+        with self._engine.evaluating():
+            for first in range(0, whole, at_once):
+                count = min(at_once, whole - first)
+                self._engine.forward(self._samples, first * size, size, count, tally.take)
+            if rest:
+                self._engine.forward(self._samples, whole * size, rest, 1, tally.take)
+        own = tally.sums() if self._reports else {}
         device = torch.device(self._plan.device)
-        total: Dict[str, float] = {}
-        for part in exchange(own, self._plan.world_size, device, "putting the evaluation together"):
-            for name, value in part.items():
-                total[name] = total.get(name, 0.0) + value
-        weight = total.pop(WEIGHT)
-        return {name: value / weight if weight else math.nan for name, value in total.items()}
+        found = means(
+            self._engine.task, exchange(own, self._plan.world_size, device, "putting the evaluation together")
+        )
+        return Evaluation(found, time.monotonic() - began)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from megatron_ext.contract.schedules import Action, Kind
+from megatron_ext.contract.schedule.replay import AnyAction
+from megatron_ext.contract.schedule.schedules import Action, Kind
+from megatron_ext.contract.traffic import ACTIVATIONS, GRADIENTS
 from megatron_ext.engine.channels import Channels, by_way
-from megatron_ext.engine.messages import Message
+from megatron_ext.engine.messages import Content, Message
 from megatron_ext.engine.pace import Pace
 from megatron_ext.parallel.comm import Inbox, Outbox
 from megatron_ext.tasks.linear import WeightGradients
@@ -19,9 +22,14 @@ from megatron_ext.timeline.recorder import Recorder
 
 Key = Tuple[int, int]
 """A micro-batch in a chunk."""
+Sizes = Tuple[Tuple[str, int], ...]
+"""What is in `Micro.sizes`, sorted."""
 Factor = Union[float, Tensor]
 LOSS = "loss"
 """What leaves the last stage, by name."""
+_TRAFFIC = {Kind.SEND_FORWARD: ACTIVATIONS, Kind.SEND_BACKWARD: GRADIENTS}
+_SIZES_KEPT = 8
+"""For which messages are kept: few, for they hold tensors like those that are sent."""
 
 
 class Chunk(NamedTuple):
@@ -36,12 +44,16 @@ class Executor:
     """The forward and backward passes of one rank's chunks, and the messages to its neighbours.
 
     A message has no label: the k-th receive of a kind takes the k-th message that the neighbour sent, which is the
-    right one in every schedule that `megatron_ext.contract.schedules` makes or `megatron_ext.contract.schedule_check`
-    lets pass. Sends and the next receives go on while the rank computes; only a receive can make it wait.
+    right one in every schedule that `megatron_ext.contract.schedule.schedules` makes or
+    `megatron_ext.contract.schedule.check` lets pass. Sends and the next receives go on while the rank computes; only a
+    receive can make it wait.
 
     On GPUs only activations are received meanwhile. If gradients were, too, stages could wait for each other for ever
     wherever CUDA makes two of them wait for all that their GPUs have begun: while it frees memory, or loads a kernel.
     """
+
+    _beside_gradients: Sequence[Content] = ()
+    """What is sent back with them."""
 
     def __init__(
         self,
@@ -51,8 +63,9 @@ class Executor:
         recorder: Recorder,
         loss: Callable[[Tensors, Micro], Tensor],
         pace: Pace,
+        resized: Optional[Callable[[Sizes], Sequence[Chunk]]] = None,
     ) -> None:
-        """`peers` is what `channels` gives.
+        """`peers` is what `channels` gives; `resized` gives the chunks for micro-batches that have sizes of their own.
 
         `later` is where the chunks' blocks leave what a backward pass of the inputs alone puts off. `loss` takes what
         leaves the last stage.
@@ -62,13 +75,11 @@ class Executor:
         self._recorder = recorder
         self._loss = loss
         self._pace = pace
-        self._messages = {
-            Kind.RECV_FORWARD: [chunk.entering for chunk in chunks],
-            Kind.SEND_FORWARD: [chunk.leaving for chunk in chunks],
-            Kind.RECV_BACKWARD: [chunk.leaving.gradients() for chunk in chunks],
-            Kind.SEND_BACKWARD: [chunk.entering.gradients() for chunk in chunks],
-        }
-        """By chunk."""
+        self._messages = self._by_kind(chunks)
+        if resized is not None:
+            self._messages_of = lru_cache(maxsize=_SIZES_KEPT)(lambda sizes: self._by_kind(resized(sizes)))
+        self._sizes: Dict[int, Sizes] = {}
+        """Of the micro-batches that have their own."""
         self._inboxes = {
             kind: [[Inbox(peer, what, ahead and len(ways) == 1) for peer in way] for way in ways]
             for kind, what, ahead in (
@@ -100,7 +111,7 @@ class Executor:
         The loss of each micro-batch is multiplied by `loss_factor` before its backward pass. Returns the sum of those
         products on the last stage, else None.
         """
-        self._expect(actions)
+        self._expect(actions, micro_batches)
         for kind, m, chunk in actions:
             key = m, chunk
             self._recorder.micro_batch, self._recorder.chunk = key
@@ -115,17 +126,22 @@ class Executor:
                 with self._recorder.span(kind.value, m, chunk=chunk):
                     self._later.run(key)
                 self._pace.passed(kind.value, m)
-            elif kind is Kind.RECV_FORWARD:
-                self._entered[key] = self._received_forward(key)
-            elif kind is Kind.RECV_BACKWARD:
-                self._gradients_left[key] = self._receive(kind, key)
-            elif kind is Kind.SEND_FORWARD:
-                self._send(kind, key, self._left[key])
             else:
-                self._send(kind, key, self._gradients_entered.pop(key))
+                self._exchange(kind, key)
         self._flush()
         losses, self._losses = self._losses, []
         return torch.stack(losses).sum() if losses else None
+
+    def _exchange(self, kind: Kind, key: Key) -> None:
+        """A message of a micro-batch, to or from another stage."""
+        if kind is Kind.RECV_FORWARD:
+            self._entered[key] = self._received_forward(key)
+        elif kind is Kind.RECV_BACKWARD:
+            self._gradients_left[key] = self._receive(kind, key)
+        elif kind is Kind.SEND_FORWARD:
+            self._send(kind, key, self._left[key])
+        else:
+            self._send(kind, key, self._gradients_entered.pop(key))
 
     def run_forward(
         self,
@@ -137,7 +153,7 @@ class Executor:
 
         On the last stage `take` is given what leaves it.
         """
-        self._expect(actions)
+        self._expect(actions, micro_batches)
         entered: Dict[Key, Tensors] = {}
         left: Dict[Key, Tensors] = {}
         for kind, m, chunk in actions:
@@ -159,13 +175,21 @@ class Executor:
                 self._pace.passed(kind.value, m)
         self._flush()
 
-    def _expect(self, actions: Sequence[Action]) -> None:
+    def _expect(self, actions: Sequence[AnyAction], micro_batches: Mapping[int, Optional[Micro]]) -> None:
         """Announces the messages that they receive."""
+        sized = ((m, micro.sizes) for m, micro in micro_batches.items() if micro is not None and micro.sizes)
+        begun = {m: self._sizes[m] for m, _ in self._left if m in self._sizes}
+        self._sizes = {**begun, **{m: tuple(sorted(sizes.items())) for m, sizes in sized}}
         for kind, ways in self._inboxes.items():
-            messages = self._messages[kind]
             for way, own in zip(ways, by_way(actions, kind, len(ways))):
+                likes = [like for a in own for like in self._message(kind, (a.micro_batch, a.chunk)).likes]
                 for inbox in way:
-                    inbox.expect([like for action in own for like in messages[action.chunk].likes])
+                    inbox.expect(likes)
+
+    def _message(self, kind: Kind, key: Key) -> Message:
+        m, chunk = key
+        of_kind = self._messages_of(self._sizes[m]) if m in self._sizes else self._messages
+        return of_kind[kind][chunk]
 
     def _flush(self) -> None:
         """Waits until all was sent."""
@@ -200,11 +224,12 @@ class Executor:
         received = self._gradients_left.pop(key, {})
         with self._recorder.span(kind.value, m, chunk=chunk):
             backward(left, received)
-        self._gradients_entered[key] = {
-            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for name, tensor in entered.items()
-            if tensor.requires_grad
-        }
+        if Kind.SEND_BACKWARD in self._outboxes:
+            self._gradients_entered[key] = {
+                name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+                for name, tensor in entered.items()
+                if tensor.requires_grad
+            }
         self._pace.passed(kind.value, m)
 
     def _received_forward(self, key: Key) -> Tensors:
@@ -216,14 +241,14 @@ class Executor:
 
     def _receive(self, kind: Kind, key: Key) -> Tensors:
         m, chunk = key
-        ways, message = self._inboxes[kind], self._messages[kind][chunk]
+        ways, message = self._inboxes[kind], self._message(kind, key)
         (inbox,) = ways[m % len(ways)]
         with self._recorder.span(kind.value, m, inbox.peer.rank, chunk):
             return message.unpack([inbox.take() for _ in message.likes])
 
     def _send(self, kind: Kind, key: Key, tensors: Tensors) -> None:
         m, chunk = key
-        ways, message = self._outboxes[kind], self._messages[kind][chunk]
+        ways, message = self._outboxes[kind], self._message(kind, key)
         outboxes = ways[m % len(ways)]
         packed: List[Tensor] = []
         if not outboxes:  # the next tensor group is smaller: others of this one send, but all gather
@@ -233,3 +258,13 @@ class Executor:
                 packed = packed or message.pack(tensors)
                 for tensor in packed:
                     outbox.put(tensor.detach())
+                    self._recorder.traffic.sent(_TRAFFIC[kind], tensor)
+
+    def _by_kind(self, chunks: Sequence[Chunk]) -> Dict[Kind, List[Message]]:
+        """The messages of each chunk."""
+        return {
+            Kind.RECV_FORWARD: [chunk.entering for chunk in chunks],
+            Kind.SEND_FORWARD: [chunk.leaving for chunk in chunks],
+            Kind.RECV_BACKWARD: [chunk.leaving.gradients(self._beside_gradients) for chunk in chunks],
+            Kind.SEND_BACKWARD: [chunk.entering.gradients(self._beside_gradients) for chunk in chunks],
+        }

@@ -17,7 +17,7 @@ from megatron_ext.contract.train_config import (
 )
 
 
-def learning_rate(updates: int, train: TrainConfig) -> float:
+def learning_rate(updates: float, train: TrainConfig) -> float:
     """Linear warm-up from 0 to `lr`, then the policy, which never falls below `min_lr`.
 
     With the cosine this is what Megatron's scheduler has after `updates`.
@@ -27,41 +27,41 @@ def learning_rate(updates: int, train: TrainConfig) -> float:
     return _POLICIES[train.lr_policy](updates, train)
 
 
-def _cosine(updates: int, train: TrainConfig) -> float:
+def _cosine(updates: float, train: TrainConfig) -> float:
     """Half a cosine (Loshchilov and Hutter 2017, equation 5, without restarts)."""
     return _down(updates, train, lambda done: 0.5 * (math.cos(math.pi * done) + 1.0))
 
 
-def _polynomial(updates: int, train: TrainConfig) -> float:
+def _polynomial(updates: float, train: TrainConfig) -> float:
     """(1 - done)^power: torch's PolynomialLR, towards `min_lr`."""
     return _down(updates, train, lambda done: (1.0 - done) ** train.lr_power)
 
 
-def _linear(updates: int, train: TrainConfig) -> float:
+def _linear(updates: float, train: TrainConfig) -> float:
     """torch's LinearLR from 1 to min_lr / lr."""
     return _down(updates, train, lambda done: 1.0 - done)
 
 
-def _step(updates: int, train: TrainConfig) -> float:
+def _step(updates: float, train: TrainConfig) -> float:
     """torch's StepLR."""
     return _falling(train, (updates - train.lr_warmup_iterations) // _step_length(train))
 
 
-def _exponential(updates: int, train: TrainConfig) -> float:
+def _exponential(updates: float, train: TrainConfig) -> float:
     """torch's ExponentialLR, where a step has one iteration."""
     return _falling(train, (updates - train.lr_warmup_iterations) / _step_length(train))
 
 
-def _noam(updates: int, train: TrainConfig) -> float:
+def _noam(updates: float, train: TrainConfig) -> float:
     """Falls with the inverse square root (Vaswani et al. 2017, equation 3): `lr` is the rate after the warm-up."""
     return max(train.min_lr, train.lr * math.sqrt(train.lr_warmup_iterations / updates))
 
 
-def _constant(_: int, train: TrainConfig) -> float:
+def _constant(_: float, train: TrainConfig) -> float:
     return train.lr
 
 
-def _down(updates: int, train: TrainConfig, share: Callable[[float], float]) -> float:
+def _down(updates: float, train: TrainConfig, share: Callable[[float], float]) -> float:
     """From `lr` to `min_lr`, of whose difference `share` says how much is left when a part of the way is done."""
     if updates >= train.lr_decay_iterations:
         return train.min_lr
@@ -78,7 +78,7 @@ def _step_length(train: TrainConfig) -> int:
     return train.lr_step_iterations
 
 
-_POLICIES: Dict[str, Callable[[int, TrainConfig], float]] = {
+_POLICIES: Dict[str, Callable[[float, TrainConfig], float]] = {
     COSINE: _cosine,
     CONSTANT: _constant,
     STEP: _step,

@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Counter as CounterOf
 
 from megatron_ext.contract.files import write_atomic
-from megatron_ext.contract.operations import flops_per_sample
+from megatron_ext.contract.goal import SPLIT
 from megatron_ext.contract.plan import Plan
-from megatron_ext.data.samples import BEGINNING, Position
+from megatron_ext.contract.schedule.operations import flops_per_sample
 from megatron_ext.engine.course import Spending
-from megatron_ext.engine.engine import StepResult
-from megatron_ext.engine.evaluation import SPLIT, Evaluation
-from megatron_ext.engine.learning_rate import learning_rate
+from megatron_ext.engine.engine import Progress, StepResult
+from megatron_ext.engine.evaluation import Evaluation
+from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE
 
 
-def iteration_line(plan: Plan, metrics: Dict[str, Any], own: Mapping[str, Optional[float]] = {}) -> str:
+def iteration_line(plan: Plan, metrics: Dict[str, Any], batch: int, own: Mapping[str, Optional[float]] = {}) -> str:
     """One line in Megatron's format from one object of metrics.jsonl; like Megatron it leaves out what there is not.
 
-    `own` are the metrics of the task.
+    `batch` is the global one of the iteration, `own` are the metrics of the task.
     """
     loss, norm = metrics["loss"], metrics["grad_norm"]
     return "".join(
@@ -30,7 +33,7 @@ def iteration_line(plan: Plan, metrics: Dict[str, Any], own: Mapping[str, Option
             f" consumed samples: {metrics['consumed_samples']:12d} |",
             f" elapsed time per iteration (ms): {metrics['elapsed_ms']:.1f} |",
             f" learning rate: {metrics['learning_rate']:.3E} |",
-            f" global batch size: {plan.global_batch_size:5d} |",
+            f" global batch size: {batch:5d} |",
             "" if loss is None else f" {'lm loss' if plan.model.tokens else 'loss'}: {loss:.6E} |",
             *(f" {name}: {value:.6E} |" for name, value in own.items() if value is not None),
             f" loss scale: {metrics['loss_scale']:.1f} |",
@@ -62,29 +65,45 @@ class TrainingLog:
         self,
         plan: Plan,
         path: Path,
-        start: Position = BEGINNING,
+        start: int = 0,
         clock: Callable[[], float] = time.monotonic,
         spending: Optional[Spending] = None,
     ) -> None:
         """What the file tells of iterations after `start` is dropped: they are trained anew. `clock` tells seconds."""
-        keep_lines(path, start.iteration)
-        self._start = start
+        keep_lines(path, start)
         self._plan = plan
+        self._adapts = plan.adapt is not None and plan.adapt.measures
         self._path = path
         self._clock = clock
         self._spending = spending
         self._losses: List[float] = []
         self._own: Dict[str, List[float]] = {}
         self._iterations = 0
+        self._samples = 0
         self._skipped = 0
+        self._lengths: CounterOf[Tuple[int, int]] = Counter()
         self._since = clock()
 
-    def add(self, iteration: int, result: StepResult, updates: int, evaluation: Optional[Evaluation] = None) -> None:
-        """Notes a finished iteration, after which the weights had had so many updates, and their evaluation.
+    def add(
+        self,
+        iteration: int,
+        result: StepResult,
+        progress: Progress,
+        evaluation: Optional[Evaluation] = None,
+        last: bool = False,
+    ) -> None:
+        """Notes a finished iteration and, if there is one, the evaluation after it.
 
-        An iteration that was evaluated always has a line; the time that the evaluation took counts to no iteration.
+        An iteration that was evaluated, or is the `last` one, always has a line; the time that the evaluation took
+        counts to no iteration.
         """
         self._iterations += 1
+        self._samples += progress.global_batch_size
+        model = self._plan.model
+        self._lengths.update(
+            (sizes.get(SEQUENCE, model.sequence_length), sizes.get(DECODER_SEQUENCE, model.decoder_tokens))
+            for sizes in result.sizes
+        )
         if result.skipped:
             self._skipped += 1
         elif result.loss is not None:
@@ -92,7 +111,7 @@ class TrainingLog:
             for name, value in result.metrics.items():
                 self._own.setdefault(name, []).append(value)
         train = self._plan.train
-        if iteration % train.log_interval and iteration != train.iterations and evaluation is None:
+        if iteration % train.log_interval and not last and evaluation is None:
             return
         now = self._clock() - (0.0 if evaluation is None else evaluation.seconds)
         seconds = (now - self._since) / self._iterations
@@ -101,9 +120,9 @@ class TrainingLog:
         metrics = {
             "iteration": iteration,
             "unix": time.time(),
-            "consumed_samples": self._start.consumed(iteration, self._plan.global_batch_size),
+            "consumed_samples": progress.consumed_samples,
             "elapsed_ms": seconds * 1e3,
-            "learning_rate": learning_rate(updates, train),
+            "learning_rate": progress.learning_rate,
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             "loss_scale": result.loss_scale,
             "grad_norm": None if norm is None else _finite(norm),
@@ -113,22 +132,33 @@ class TrainingLog:
             **own,
             **_of_evaluation(evaluation),
             **({} if self._spending is None else {"cost": self._spending.dollars}),
+            **({"global_batch_size": progress.global_batch_size} if self._adapts else {}),
         }
-        print(iteration_line(self._plan, metrics, own), flush=True)
+        print(iteration_line(self._plan, metrics, progress.global_batch_size, own), flush=True)
         if evaluation is not None:
             print(evaluation_line(iteration, evaluation), flush=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
-        self._losses, self._own, self._iterations, self._skipped, self._since = [], {}, 0, 0, self._clock()
+        self._losses, self._own, self._since = [], {}, self._clock()
+        self._iterations = self._samples = self._skipped = 0
+        self._lengths.clear()
 
     def _throughput(self, seconds: float) -> Dict[str, float]:
         """Of an iteration that takes so long; nobody knows the operations of a user's module."""
         plan = self._plan
-        samples_per_s = plan.global_batch_size / seconds
-        tokens = plan.model.tokens
+        samples_per_s = self._samples / self._iterations / seconds
+        tokens, operations = float(plan.model.tokens), flops_per_sample(plan.model)
+        if self._lengths:
+            models = {
+                lengths: replace(plan.model, sequence_length=lengths[0], decoder_sequence_length=lengths[1])
+                for lengths in self._lengths
+            }
+            count = sum(self._lengths.values())
+            tokens = sum(models[one].tokens * times for one, times in self._lengths.items()) / count
+            operations = sum(flops_per_sample(models[one]) * times for one, times in self._lengths.items()) / count
         found = {"tokens_per_s": tokens * samples_per_s} if tokens else {"samples_per_s": samples_per_s}
-        if operations := flops_per_sample(plan.model) * samples_per_s:
-            found["tflops_per_rank"] = operations / plan.world_size / 1e12
+        if operations:
+            found["tflops_per_rank"] = operations * samples_per_s / plan.world_size / 1e12
         return found
 
 

@@ -52,9 +52,9 @@ class Message:
         ]
         """Tensors like those that are sent, in their order."""
 
-    def gradients(self) -> Message:
-        """What goes back over the cut."""
-        return Message([one for one in self.contents if one.gradient], self._device, self._tensor)
+    def gradients(self, others: Sequence[Content] = ()) -> Message:
+        """What goes back over the cut, with `others` behind it."""
+        return Message([*(one for one in self.contents if one.gradient), *others], self._device, self._tensor)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> List[Tensor]:
         """The tensors to send.
@@ -115,23 +115,25 @@ def message_of(
     device: torch.device,
     whole: bool = False,
     fixed_for: Optional[int] = None,
+    own_sizes: Sequence[Tuple[str, int]] = (),
 ) -> Message:
     """The message that carries these wires of a task, whose own number format is `dtype`.
 
     With sequence parallelism each rank sends its share of them to the rank that has the same; where the other stage's
     tensor group has another size, the `whole` of them. `fixed_for` is the micro-batch size of wires without a named
-    one: their first dimension of that size.
+    one: their first dimension of that size; `own_sizes` are those that the micro-batch has instead of the task's.
     """
-    sizes = dict(task.sizes(micro_batch_size))
+    sizes = {**task.sizes(micro_batch_size), **dict(own_sizes)}
     sequences = {SEQUENCE, DECODER_SEQUENCE} & sizes.keys()
     if not whole:
         for name in sequences:
             own = tensor.positions(sizes[name])
             sizes[name] = own.stop - own.start
     contents = []
-    for wire in (task.wires[name] for name in wires):
+    known = task.wires_at(micro_batch_size)
+    for wire in (known[name] for name in wires):
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in wire.dims)
-        if fixed_for in wire.dims and not any(isinstance(dim, str) for dim in wire.dims):
+        if known is task.wires and fixed_for in wire.dims and not any(isinstance(dim, str) for dim in wire.dims):
             batch = wire.dims.index(fixed_for)
             shape = (*shape[:batch], micro_batch_size, *shape[batch + 1 :])
         shared = next((at for at, dim in enumerate(wire.dims) if whole and dim in sequences), None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import AbstractSet, Dict, Iterator, List, NamedTuple, Optional
+from typing import AbstractSet, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megatron_ext.contract.run_files import EMA, WEIGHTS
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.learning_rate import learning_rate
@@ -18,8 +19,6 @@ from megatron_ext.engine.update_rules import Piece, square_norm, update_rule
 from megatron_ext.parallel.comm import all_gather, all_reduce, told
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder
-
-WEIGHTS, EMA = "weights", "ema"
 
 
 class DataGroup(NamedTuple):
@@ -81,10 +80,14 @@ class Optimizer:
         self.updates = 0
         """Updates made so far; skipped iterations make none."""
 
-    def step(self, recorder: Recorder) -> float:
+    def step(
+        self, recorder: Recorder, lr: Optional[float] = None, is_own_fault: Callable[[], bool] = lambda: True
+    ) -> float:
         """Clips, updates and zeroes the gradients, which carry the loss scale.
 
-        Returns the norm of the whole model's gradient before clipping. If it is not finite nothing is updated.
+        `lr` is the learning rate; None: what the policy has after so many updates. Returns the norm of the whole
+        model's gradient before clipping. If it is not finite nothing is updated; the loss scale then gets smaller, if
+        `is_own_fault`.
         """
         scale = self.scaler.scale
         with recorder.span("optimizer"):
@@ -96,26 +99,36 @@ class Optimizer:
                 if factor != scale and math.isfinite(norm):
                     self._flat.grad[self._own].mul_(factor / scale)
             if math.isfinite(norm):
-                self._update(recorder)
+                self._update(recorder, learning_rate(self.updates, self._train) if lr is None else lr)
                 self.updates += 1
-            self.scaler.update(math.isfinite(norm), largest)
+            if math.isfinite(norm) or is_own_fault():
+                self.scaler.update(math.isfinite(norm), largest)
             self._flat.grad.zero_()
         return norm
 
-    def state(self) -> Dict[str, Tensor]:
-        """By kind what there is of all parameters of the rank, in fp32, laid out as the flat weights.
+    def state(self, kinds: Optional[Sequence[str]] = None) -> Dict[str, Tensor]:
+        """By kind, of all or some kinds, what there is of all parameters of the rank, in fp32, laid out as the flat
+        weights.
 
         All replicas call it together.
         """
         own = {WEIGHTS: self._master.data, **self._rule.state()}
         if self._average is not None:
             own[EMA] = self._average
+        own = own if kinds is None else {kind: own[kind] for kind in kinds}
         if self._data.size == 1:
             return own
         state = {kind: torch.empty_like(self._flat.grad) for kind in own}
         for kind, share in own.items():
             self._gather(share, state[kind])
         return state
+
+    def move(self, weight: Tensor) -> None:
+        """Goes on with the weights in another buffer, which takes their values; the one before stays as it is."""
+        weight.copy_(self._flat.weight)
+        self._flat.weight = weight
+        if self._is_weight:
+            self._master.data = weight
 
     def load(self, state: Dict[str, Tensor], updates: int) -> None:
         """Takes over what `state` gave, in this or another layout."""
@@ -142,9 +155,9 @@ class Optimizer:
         finally:
             self._flat.weight.copy_(kept)
 
-    def _update(self, recorder: Recorder) -> None:
+    def _update(self, recorder: Recorder, lr: float) -> None:
         if self._master.numel():
-            self._rule.step(learning_rate(self.updates, self._train), self.updates)
+            self._rule.step(lr, self.updates)
             if self._average is not None:
                 assert self._train.ema is not None
                 self._average.lerp_(self._master.data, 1.0 - self._train.ema)
@@ -159,6 +172,7 @@ class Optimizer:
         if self._data.size > 1:
             with recorder.span("params-all-gather"):
                 self._gather(own, self._flat.weight)
+                recorder.traffic.all_gathered(own, self._data.group)
 
     def _gather(self, own: Tensor, whole: Tensor) -> None:
         """Lays the shares of all replicas out in `whole`, one after another."""

@@ -10,6 +10,8 @@ from megatron_ext.contract.train_config import LOGMAX, TrainConfig
 
 LOG_MOST = 16.0
 """log2 of the number above fp16's largest."""
+STATE = ("scale", "good", "patience", "fast", "slow", "square", "seen")
+"""What a checkpoint may keep of a scaler; the last four of `LogMaxScaler` alone."""
 FAST, SLOW = 0.99, 0.999
 """How much of a running mean stays in an iteration."""
 

@@ -21,7 +21,7 @@ class GradientReducer:
         self,
         flat: FlatWeights,
         group: Optional[dist.ProcessGroup],
-        bucket_bytes: int,
+        bucket_bytes: float,
         recorder: Recorder,
         uses: Mapping[str, int],
     ) -> None:
@@ -37,11 +37,13 @@ class GradientReducer:
         self._begun: List[Tuple[dist.Work, UnderWay]] = []
         self._early = group is not None and len(self._buckets) > 1
         """Whether there is something to overlap; to be told of every gradient costs a small model some percent."""
+        self._at_once = not self._early
         if self._early:
             flat.tell(self._arrived)
 
-    def begin(self, micro_batches: int) -> None:
-        """Starts an iteration of this many micro-batches."""
+    def begin(self, micro_batches: int, at_once: bool = False) -> None:
+        """Starts an iteration of this many micro-batches, whose gradients are summed in `finish` if `at_once`."""
+        self._at_once = at_once or not self._early
         self._left = {name: micro_batches * self._uses[name] for name in self._flat.slices}
         self._missing = [len(names) for _, names in self._buckets]
 
@@ -50,8 +52,9 @@ class GradientReducer:
         if self._group is None:
             return
         with self._recorder.span("grads-all-reduce"), told("all-reduce of the gradients"):
-            if not self._early:
+            if self._at_once:
                 dist.all_reduce(self._flat.grad, group=self._group)
+                self._recorder.traffic.all_reduced(self._flat.grad, self._group)
                 return
             assert not any(self._missing), "a parameter got too few gradients"
             for work, event in self._begun:
@@ -60,6 +63,8 @@ class GradientReducer:
         self._begun.clear()
 
     def _arrived(self, name: str) -> None:
+        if self._at_once:
+            return
         self._left[name] -= 1
         if self._left[name]:
             return
@@ -71,11 +76,12 @@ class GradientReducer:
             with told("all-reduce of the gradients"):
                 work = dist.all_reduce(self._flat.grad[here], group=self._group, async_op=True)
             assert work is not None
+            self._recorder.traffic.all_reduced(self._flat.grad[here], self._group)
             event.follow(work)
             self._begun.append((work, event))
 
 
-def buckets(flat: FlatWeights, least_bytes: int) -> List[Tuple[slice, List[str]]]:
+def buckets(flat: FlatWeights, least_bytes: float) -> List[Tuple[slice, List[str]]]:
     """Neighbouring parameters in slices of at least `least_bytes` of gradients, but for the last one."""
     found: List[Tuple[slice, List[str]]] = []
     names: List[str] = []

@@ -12,18 +12,21 @@ logical times in both.
 from __future__ import annotations
 
 import time
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place, RankTimes
-from megatron_ext.contract.schedule_check import actions_of
-from megatron_ext.contract.schedules import Kind
+from megatron_ext.contract.schedule.check import actions_of
+from megatron_ext.contract.schedule.replay import AnyAction
+from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.engine.channels import RECEIVES, by_way, channels
-from megatron_ext.engine.engine import StepResult
+from megatron_ext.engine.engine import Progress, StepResult
+from megatron_ext.engine.learning_rate import learning_rate
 from megatron_ext.engine.log import TrainingLog
+from megatron_ext.engine.streams.steps import StreamSteps
 from megatron_ext.parallel.comm import Inbox, Outbox, told
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.timeline.progress import iterates
@@ -54,7 +57,8 @@ class Rehearsal:
         self._times = plan.rehearsal.ranks[place.rank]
         self._groups = groups
         self._recorder = recorder
-        self._actions = actions_of(plan, place.stage, place.dp)
+        self._stream = None if plan.stream is None else StreamSteps(plan, place, 0)
+        self._actions: Sequence[AnyAction] = [] if plan.stream else actions_of(plan, place.stage, place.dp)
         self._stamp = torch.zeros(1, dtype=torch.int64)
         self._inboxes: Dict[Kind, List[List[Inbox]]] = {}
         self._outboxes: Dict[Kind, List[List[Outbox]]] = {}
@@ -72,20 +76,41 @@ class Rehearsal:
         """Lets the time of one iteration pass."""
         self._recorder.iteration = iteration
         iterates(iteration)
+        if self._stream is not None:
+            self._stream.begins(iteration)
+            self._take(self._stream.of(iteration))
+            if iteration == self._stream.until:
+                self._flush()
+        else:
+            self._take(self._actions)
+            self._flush()
+            self._update_together()
+        return StepResult(loss=None, grad_norm=None, loss_scale=1.0, skipped=False)
+
+    def _take(self, actions: Sequence[AnyAction]) -> None:
         for kind, ways in self._inboxes.items():
-            for way, own in zip(ways, by_way(self._actions, kind, len(ways))):
+            for way, own in zip(ways, by_way(actions, kind, len(ways))):
                 for inbox in way:
                     inbox.expect([self._stamp] * len(own))
-        for kind, m, chunk in self._actions:
+        for kind, m, chunk in (action[:3] for action in actions):
             computes = computing_ns(self._times, kind, chunk)
             if computes is not None:
                 self._spend(kind.value, computes, m, chunk)
             elif kind in self._inboxes:
                 self._receive(kind, m, chunk)
+            elif kind is Kind.UPDATE:
+                self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
+                self._spend("optimizer", self._times.optimizer_ns, -1, chunk)
             else:
                 self._send(kind, m, chunk)
+
+    def _flush(self) -> None:
+        """Waits until all was sent."""
         for outbox in (outbox for ways in self._outboxes.values() for way in ways for outbox in way):
             outbox.flush()
+
+    def _update_together(self) -> None:
+        """What ends an iteration of a schedule that flushes."""
         self._together("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
         for parts in self._groups.tied:
             for part in parts:
@@ -97,7 +122,6 @@ class Rehearsal:
         if self._times.params_all_gather_ns:
             self._together("params-all-gather", self._groups.data, self._times.params_all_gather_ns)
         self._recorder.record("optimizer", start, self.now_ns)
-        return StepResult(loss=None, grad_norm=None, loss_scale=1.0, skipped=False)
 
     def seconds(self) -> float:
         """What the log's clock shows: with `anchored` the time that really passed since the common start."""
@@ -167,5 +191,7 @@ def rehearse(plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> No
     for iteration in range(1, plan.train.iterations + 1):
         result = rehearsal.step(iteration)
         if log is not None:
-            log.add(iteration, result, iteration)
+            rate = learning_rate(iteration, plan.train)
+            progress = Progress(iteration * plan.global_batch_size, plan.global_batch_size, rate)
+            log.add(iteration, result, progress, last=iteration == plan.train.iterations)
     recorder.close()

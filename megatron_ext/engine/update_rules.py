@@ -12,18 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron_ext.contract.train_config import ADAM, ADAMW, LAMB, SGD, TrainConfig
+from megatron_ext.contract.train_config import ADAM, ADAMW, KINDS, LAMB, SGD, TrainConfig
 from megatron_ext.parallel.comm import all_reduce
 
 NORM_ROW = 1024
 """Squares that are summed in fp32: few enough for an error far below that of the gradients themselves."""
-KINDS = {
-    ADAMW: ("adam_m", "adam_v"),
-    ADAM: ("adam_m", "adam_v"),
-    SGD: ("momentum",),
-    LAMB: ("lamb_m", "lamb_v"),
-}
-"""By optimizer, what it keeps of each weight, under the names that checkpoints have for it."""
+
+
+def recounted(train: TrainConfig, updates: int, instead: int) -> Dict[str, float]:
+    """By kind, the factor of moments that had so many updates, for the same means where they count as others."""
+    if updates == instead or train.optimizer == SGD:
+        return {}
+    betas = (train.adam_beta1, train.adam_beta2)
+    return {kind: (1.0 - beta**instead) / (1.0 - beta**updates) for kind, beta in zip(KINDS[train.optimizer], betas)}
 
 
 class Piece(NamedTuple):

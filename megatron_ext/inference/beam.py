@@ -11,9 +11,10 @@ from torch import Tensor
 from megatron_ext.data.pairs import BEGIN, END, PAD
 from megatron_ext.inference.scoring import Scoring
 
-Step = Callable[[Tensor, Tensor], Tuple[Tensor, Optional[Tensor]]]
-"""From prefixes [n, tokens] and the numbers [n] of their sentences to the log probabilities of the next token
-[n, vocabulary], and how much the last token attends to the source's [n, source tokens], if that is asked for."""
+Step = Callable[[Tensor, Tensor, Tensor], Tuple[Tensor, Optional[Tensor]]]
+"""From prefixes [n, tokens], the numbers [n] of their sentences, and the rows [n] that they had before their last token
+(at first, their own) to the log probabilities of the next token [n, vocabulary], and how much the last token attends to
+the source's [n, source tokens], if that is asked for."""
 LEAST_ATTENTION = 1e-10
 """A source token counts as attended to so much at least: of nothing there is no logarithm."""
 
@@ -50,7 +51,8 @@ def search(step: Step, source_mask: Tensor, limits: Sequence[int], scoring: Scor
     for length in range(1, max(limits) + 1):
         rows = torch.tensor([one.sentence for one in live], device=device)
         prefixes = torch.tensor([one.tokens for one in live], device=device)
-        log_probabilities, attention = step(prefixes, rows)
+        parents = torch.tensor([one.parent for one in live], device=device)
+        log_probabilities, attention = step(prefixes, rows, parents)
         log_probabilities[:, [PAD, BEGIN]] = -math.inf
         over = torch.tensor([limits[one.sentence] == length for one in live], device=device)
         log_probabilities[:, :END].masked_fill_(over.unsqueeze(-1), -math.inf)
@@ -61,10 +63,11 @@ def search(step: Step, source_mask: Tensor, limits: Sequence[int], scoring: Scor
             logarithms = covered.clamp(LEAST_ATTENTION, 1.0).log().masked_fill(padding[rows], 0.0)
             penalties = (scoring.coverage * logarithms.sum(-1)).tolist()
         following: List[_Live] = []
+        ways = _best_of_each(log_probabilities, live, scoring.beam)
         for first, last in _by_sentence(live):
             sentence = live[first].sentence
             going_on: List[_Live] = []
-            for parent, token, value in _best_of(log_probabilities[first:last], live[first:last], scoring.beam):
+            for parent, token, value in _best_of(ways[first:last], scoring.beam):
                 if token != END:
                     tokens = (*live[first + parent].tokens, token)
                     going_on.append(_Live(sentence, tokens, value, first + parent))
@@ -94,14 +97,14 @@ def _by_sentence(live: List[_Live]) -> Iterable[Tuple[int, int]]:
             first = place
 
 
-def _best_of(log_probabilities: Tensor, live: List[_Live], beam: int) -> List[Tuple[int, int, float]]:
-    """Of one sentence's hypotheses the best ways to go on: which one, with which token, and the log probability."""
+def _best_of_each(log_probabilities: Tensor, live: List[_Live], beam: int) -> List[List[Tuple[float, int]]]:
+    """The best ways in which each hypothesis goes on, best first: the log probability, and with which token."""
     before = torch.tensor([one.log_probability for one in live], device=log_probabilities.device)
-    total = (before.unsqueeze(-1) + log_probabilities).flatten()
-    values, places = total.topk(min(beam, len(total)))
-    vocabulary = log_probabilities.shape[-1]
-    return [
-        (place // vocabulary, place % vocabulary, value)
-        for value, place in zip(values.tolist(), places.tolist())
-        if value > -math.inf
-    ]
+    values, tokens = (before.unsqueeze(-1) + log_probabilities).topk(min(beam, log_probabilities.shape[-1]))
+    return [list(zip(*one)) for one in zip(values.tolist(), tokens.tolist())]
+
+
+def _best_of(ways: List[List[Tuple[float, int]]], beam: int) -> List[Tuple[int, int, float]]:
+    """Of one sentence's hypotheses the best ways to go on: which one, with which token, and the log probability."""
+    every = [(parent, token, value) for parent, own in enumerate(ways) for value, token in own if value > -math.inf]
+    return sorted(every, key=lambda way: -way[2])[:beam]

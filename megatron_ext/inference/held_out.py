@@ -16,8 +16,7 @@ from megatron_ext.checkpoints.meta import Checkpoint, part_name, require_model
 from megatron_ext.checkpoints.tensors import STATE
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.run_files import BEST, LATEST
-from megatron_ext.engine.optimizer import WEIGHTS
+from megatron_ext.contract.run_files import BEST, LATEST, WEIGHTS
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check, cut_between
 from megatron_ext.tasks.families import task_of
@@ -36,8 +35,8 @@ class Measured(NamedTuple):
     metrics: Dict[str, float]
 
 
-def whole_model(task: Task, checkpoint: Checkpoint, device: torch.device) -> Stage:
-    """A task's model in one piece with a checkpoint's weights, in fp32, as it is after training.
+def whole_model(task: Task, checkpoint: Checkpoint, device: torch.device, kind: str = WEIGHTS) -> Stage:
+    """A task's model in one piece with a checkpoint's weights of a kind, in fp32, as it is after training.
 
     Raises:
         EngineError: a part of the checkpoint is missing, damaged or of another model.
@@ -62,7 +61,7 @@ def whole_model(task: Task, checkpoint: Checkpoint, device: torch.device) -> Sta
         block, inner = stage.places[name]
         rows = task.rows(name)
         whole = torch.zeros(parameter.shape)
-        whole[: len(whole) if rows is None else rows] = kept(block, f"{WEIGHTS}/{inner}", parameter, rows)
+        whole[: len(whole) if rows is None else rows] = kept(block, f"{kind}/{inner}", parameter, rows)
         parameter.data = whole.to(device)
     for block, inner, tensor in stage.state:
         tensor.data.copy_(kept(block, f"{STATE}/{inner}", tensor, None))
@@ -70,9 +69,15 @@ def whole_model(task: Task, checkpoint: Checkpoint, device: torch.device) -> Sta
 
 
 def measure(
-    plan: Plan, checkpoint: Checkpoint, split: str, samples: Optional[int] = None, device: str = "cpu"
+    plan: Plan,
+    checkpoint: Checkpoint,
+    split: str,
+    samples: Optional[int] = None,
+    device: str = "cpu",
+    kind: str = WEIGHTS,
 ) -> Measured:
-    """What a run's task says of a split of its data: all of it once, or at most its first `samples`.
+    """What a run's task says of a split of its data, with weights of this kind: all of it once, or at most its first
+    `samples`.
 
     A micro-batch has as many samples as in the run, but for the last. A loss that is a sum is divided by the weight of
     all, others count by their samples.
@@ -82,7 +87,7 @@ def measure(
     """
     require_model(checkpoint, plan.model.identity())
     task = task_of(replace(plan, recompute="none"))
-    stage = whole_model(task, checkpoint, torch.device(device))
+    stage = whole_model(task, checkpoint, torch.device(device), kind)
     in_epoch = task.samples(split, 1).in_epoch
     count = min(samples or in_epoch or SAMPLES, in_epoch or samples or SAMPLES)
     source = task.samples(split, count)

@@ -22,6 +22,7 @@ class Scoring(NamedTuple):
 
 
 DEFAULT = Scoring()
+GREEDY = Scoring(1, 0.0, 0.0)
 MOST_BEAM = 1000
 
 
@@ -45,7 +46,7 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
 def scoring_of(arguments: argparse.Namespace) -> Scoring:
     """As the options say."""
     if arguments.greedy:
-        return Scoring(1, 0.0, 0.0)
+        return GREEDY
     return Scoring(arguments.beam, arguments.length_norm, arguments.coverage)
 
 

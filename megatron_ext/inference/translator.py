@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from megatron_ext.checkpoints.meta import Checkpoint, part_name
 from megatron_ext.checkpoints.safetensors import read
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.model import TRANSLATION, ModelConfig
+from megatron_ext.contract.models.model import TRANSLATION, ModelConfig
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.run_files import WEIGHTS
 from megatron_ext.data.pairs import END, PAD
-from megatron_ext.engine.optimizer import WEIGHTS
 from megatron_ext.inference.beam import search
 from megatron_ext.inference.scoring import Scoring
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -43,8 +43,9 @@ def task_of_model(model: Mapping[str, object]) -> Task:
     return task_of(Plan.of({"model": sizes, "train": {"seed": 0, "precision": "fp32"}, "recompute": "none"}, Path()))
 
 
-def weights_of(checkpoint: Checkpoint) -> Dict[str, Tensor]:
-    """All weights of a translation model's checkpoint by their names in the model; tied ones have their owner's.
+def weights_of(checkpoint: Checkpoint, kind: str = WEIGHTS) -> Dict[str, Tensor]:
+    """All weights of this kind in a translation model's checkpoint, by their names in the model; tied ones have their
+    owner's.
 
     Raises:
         EngineError: a part is missing or damaged, or the model does not translate.
@@ -53,10 +54,16 @@ def weights_of(checkpoint: Checkpoint) -> Dict[str, Tensor]:
     for block in task_of_model(checkpoint.meta.model).blocks:
         path = checkpoint.part(part_name(block.name))
         for name, tensor in (read(path) if path.exists() else {}).items():
-            kind, _, inner = name.partition("/")
-            if kind == WEIGHTS:
+            found_kind, _, inner = name.partition("/")
+            if found_kind == kind:
                 found[f"{block.name}.{inner}"] = tensor
     return found
+
+
+def together(sentences: Sequence[Sequence[int]]) -> List[List[int]]:
+    """The numbers of those that are translated at once, which have like lengths; empty ones are left out."""
+    order = sorted((number for number, one in enumerate(sentences) if one), key=lambda number: len(sentences[number]))
+    return [order[first : first + TOGETHER] for first in range(0, len(order), TOGETHER)]
 
 
 class Translator:
@@ -88,7 +95,8 @@ class Translator:
             for module in stage.modules():
                 if isinstance(module, nn.LSTM):
                     module.flatten_parameters()
-        (self._left,) = (name for name in self._head.part.enters)
+        self._embedding: Any = self._decoder.blocks[0]
+        self._keeping: List[Any] = list(self._decoder.blocks)[1:]
         self._watched: Any = [block for block in self._decoder.blocks if hasattr(block, "watch")][-1]
         """The layer whose attention counts as that of the model: of several, the last."""
 
@@ -105,11 +113,7 @@ class Translator:
                     f"token ids {min(tokens)} to {max(tokens)} are not all in the vocabulary of {vocabulary}"
                 )
         found: List[List[int]] = [[] for _ in sentences]
-        order = sorted(
-            (number for number, one in enumerate(sentences) if one), key=lambda number: len(sentences[number])
-        )
-        for first in range(0, len(order), TOGETHER):
-            numbers = order[first : first + TOGETHER]
+        for numbers in together(sentences):
             for number, tokens in zip(numbers, self._together([sentences[number] for number in numbers], scoring)):
                 found[number] = tokens
         return found
@@ -124,15 +128,25 @@ class Translator:
         mask = (torch.arange(longest) <= torch.tensor([[len(one)] for one in sentences])).long().to(self._device)
         encoded = self._encoder({"text_enc": text, "enc_mask": mask, "number": torch.zeros_like(text[:, 0])})
 
-        def step(prefixes: Tensor, rows: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
-            taken = {name: tensor[rows] for name, tensor in encoded.items()}
-            inputs = {"text_dec": prefixes, "enc_mask": mask[rows], "number": torch.zeros_like(rows)}
+        def step(prefixes: Tensor, rows: Tensor, parents: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+            """Computes the last token alone: the layers keep what they need of those before it."""
+            self._embedding.begins_at = prefixes.shape[1] - 1
+            for layer in self._keeping:
+                for name, kept in layer.kept.items():
+                    layer.kept[name] = kept[parents]
+            inputs = {"text_dec": prefixes[:, -1:], "enc_mask": mask[rows], "number": torch.zeros_like(rows)}
             attention: List[Tensor] = []
             self._watched.watch = attention.append if scoring.coverage else None
-            left = self._decoder({**taken, **inputs})[self._left]
-            logits = self._head({self._left: left[:, -1:]})["logits"][:, 0, : self._model.vocab_size]
+            left = self._decoder({**encoded, **inputs})
+            logits = self._head(left)["logits"][:, 0, : self._model.vocab_size]
             return F.log_softmax(logits.float(), -1), attention[-1][:, -1] if attention else None
 
         # Longer than the training's only for a source that is.
         limits = [max(self._model.decoder_tokens, 2 * (len(one) + 1)) for one in sentences]
-        return [list(one.tokens) for one in search(step, mask, limits, scoring)]
+        for layer in self._keeping:
+            layer.kept = {}
+        try:
+            return [list(one.tokens) for one in search(step, mask, limits, scoring)]
+        finally:
+            for layer in self._keeping:
+                layer.kept = None

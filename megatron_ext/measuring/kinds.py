@@ -13,7 +13,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.measuring.parts import LAYERS
 from megatron_ext.measuring.passes import Keeping, Passes
-from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, one_of_each_kind
+from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, one_of_each_kind, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part
 from megatron_ext.tasks.families import task_of
@@ -71,8 +71,10 @@ class Kinds(Passes):
         return described(self._task)
 
     def sequence(self) -> Dict[str, List[int]]:
-        """Bytes of a micro-batch: kept and given by each block, and crossing behind so many of the counted ones."""
-        return {"kept": self._ledger.kept, "given": self._ledger.given, "crossing": self._crossing}
+        """Bytes of a micro-batch: kept and given by each block, crossing behind so many of the counted ones, and of
+        each of the wires."""
+        ledger = self._ledger
+        return {"kept": ledger.kept, "given": ledger.given, "crossing": self._crossing, "wires": self._wires}
 
     def kept_bytes(self) -> Dict[str, int]:
         return self._kept
@@ -123,6 +125,7 @@ class Kinds(Passes):
         shared = {tensor.untyped_storage().data_ptr() for tensor in wires.values()}
         self._kept[LOSS] = sum(size for address, size in kept.sizes.items() if address not in shared)
         self._ledger, self._crossing = ledger, crossing(task, sizes)
+        self._wires = [sizes[name] for name in wires_of(task)]
 
     def _leave_out(self, kept: Keeping, stage: Stage, flat: FlatWeights) -> None:
         """What the stage has anyway."""

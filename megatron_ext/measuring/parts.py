@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.measuring.medians import Median

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ def described(task: Task) -> Dict[str, object]:
         tied_parameters += sum(one.numel() for name, one in named if f"{block.name}.{name}" in owners)
     return {
         "blocks": blocks,
+        "wires": list(wires_of(task).values()),
         "tied_parameters": tied_parameters,
         "tied_blocks": max(map(len, owners.values()), default=0),
     }
@@ -68,25 +70,34 @@ def _places(blocks: Sequence[Block]) -> Tuple[List[int], int]:
     return found[::-1], counted
 
 
+def wires_of(task: Task) -> Dict[str, List[int]]:
+    """By wire that leads from a block to one at another place, the place of its giver, then those of its takers.
+
+    Counted blocks lie at their numbers, those of the first stage at -1, and those of the last one and the loss behind
+    all counted ones.
+    """
+    places, counted = _places(task.blocks)
+    found: Dict[str, List[int]] = {}
+    for block, place in zip(task.blocks, places):
+        for name in block.takes:
+            if name in found and place not in found[name]:
+                found[name].append(place)
+        found.update({name: [place] for name in block.gives})
+    for name in task.outputs:
+        if counted not in found[name]:
+            found[name].append(counted)
+    return {name: ends for name, ends in found.items() if len(ends) > 1}
+
+
 def crossing(task: Task, sizes: Mapping[str, int]) -> List[int]:
     """Bytes that cross a cut behind so many counted blocks, from none to all, with what is handed on; `sizes` are those
     of the wires."""
-    places, counted = _places(task.blocks)
-    given: Dict[str, int] = {}
-    until = dict.fromkeys(task.outputs, counted)
-    for block, place in zip(task.blocks, places):
-        given.update(dict.fromkeys(block.gives, place))
-        until.update({name: max(place, until.get(name, -1)) for name in block.takes if name in given})
+    _, counted = _places(task.blocks)
     change = [0] * (counted + 2)
-    for name, place in given.items():
-        if until.get(name, -1) > place:
-            change[place + 1] += sizes[name]
-            change[until[name] + 1] -= sizes[name]
-    found, total = [], 0
-    for step in change[:-1]:
-        total += step
-        found.append(total)
-    return found
+    for name, (giver, *takers) in wires_of(task).items():
+        change[giver + 1] += sizes[name]
+        change[max(takers) + 1] -= sizes[name]
+    return list(accumulate(change))[:-1]
 
 
 class _Storage:

@@ -7,12 +7,14 @@ each tells the others at every iteration whether it was asked.
 from __future__ import annotations
 
 import signal
+from collections import deque
 from contextlib import nullcontext
 from types import FrameType
-from typing import ContextManager, Optional
+from typing import ContextManager, Deque, Optional, Tuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from megatron_ext.parallel.comm import told
 
@@ -38,35 +40,41 @@ def _note(_signum: int, _frame: Optional[FrameType]) -> None:
 
 
 class Interruption:
-    """What the ranks tell each other. The message of one iteration is read after the next, so nobody waits for it."""
+    """What the ranks tell each other. The message of one iteration is read some iterations later, so nobody waits for
+    it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._flag = torch.zeros(1, dtype=torch.int32, device=device)
-        self._work: Optional[dist.Work] = None
+    def __init__(self, device: torch.device, later: int = 1) -> None:
+        """`later` is by how many iterations ranks are apart, or 1."""
+        self._device = device
+        self._later = later
+        self._said: Deque[Tuple[Tensor, dist.Work]] = deque()
         self._aside: ContextManager[object] = nullcontext()
         """There a GPU reads the message without waiting for what it trains."""
         if device.type == "cuda":
             self._aside = torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
 
     def agreed(self, own: int = 0) -> int:
-        """Called by all ranks after each iteration: why they end, as one of them had it by the iteration before; 0 if
+        """Called by all ranks after each iteration: why they end, as one of them had it so many iterations before; 0 if
         they go on. `own` is this rank's reason, beside that it was asked to.
 
         Raises:
             PeerLost: another rank is gone.
         """
-        before = self.finish()
-        self._flag.fill_(max(own, ASKED if _asked else 0))
+        before = self._read() if len(self._said) == self._later else 0
+        flag = torch.full((1,), max(own, ASKED if _asked else 0), dtype=torch.int32, device=self._device)
         with told("telling whether to end"):
-            self._work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
+            work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
+        assert work is not None
+        self._said.append((flag, work))
         return before
 
-    def finish(self) -> int:
-        """Waits for the last message; what it said."""
-        if self._work is None:
-            return 0
+    def finish(self) -> None:
+        """Waits for the last messages."""
+        while self._said:
+            self._read()
+
+    def _read(self) -> int:
+        flag, work = self._said.popleft()
         with self._aside, told("telling whether to end"):
-            self._work.wait()
-            why = int(self._flag.item())
-        self._work = None
-        return why
+            work.wait()
+            return int(flag.item())

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from megatron_ext.contract.traffic import TENSOR
 from megatron_ext.parallel.comm import all_gather, told
 from megatron_ext.timeline.recorder import Recorder
 
@@ -171,6 +172,7 @@ def _reduce(x: Tensor, tensor: TensorGroup, op: Any = dist.ReduceOp.SUM, name: s
     total = x.clone()
     with tensor.recorder.inside(name), told("all-reduce of the tensor group"):
         dist.all_reduce(total, op, tensor.group)
+    tensor.recorder.traffic.all_reduced(total, tensor.group, TENSOR)
     return total
 
 
@@ -179,6 +181,7 @@ def _gather(x: Tensor, tensor: TensorGroup) -> Tensor:
     shares = x.new_empty(tensor.size, *x.shape)
     with tensor.recorder.inside("tensor-all-gather"):
         all_gather(x, shares, tensor.group, "all-gather of the tensor group")
+    tensor.recorder.traffic.all_gathered(x, tensor.group, TENSOR)
     return shares.transpose(0, 1).flatten(1, 2)
 
 
@@ -188,6 +191,7 @@ def _sum_scatter(x: Tensor, tensor: TensorGroup) -> Tensor:
         own = torch.empty_like(shares[0])
         with tensor.recorder.inside(_REDUCE_SCATTER), told("reduce-scatter of the tensor group"):
             dist.reduce_scatter_tensor(own, shares, group=tensor.group)
+        tensor.recorder.traffic.reduce_scattered(shares, tensor.group)
         return own
     total = _reduce(x, tensor, name=_REDUCE_SCATTER)  # gloo has no reduce-scatter
     return total.chunk(tensor.size, 1)[tensor.rank].contiguous()

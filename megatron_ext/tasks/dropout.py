@@ -29,8 +29,8 @@ def key_of(seed: int, name: str) -> int:
 def rows_of(key: int, *places: Tensor) -> Tensor:
     """A 64-bit hash for each row of a tensor, from its indices before the last dimension.
 
-    `places` are int64 vectors: the samples' numbers, then the places of each further dimension in the whole tensor.
-    Returns [the length of each].
+    `places` are int64 vectors: the samples' numbers, then the places of each further dimension in the whole tensor;
+    or, with the shape of all dimensions so far, a place for each of them. Returns [the length of each].
     """
     found = torch.full((), _signed(key, 64), dtype=torch.int64, device=places[0].device)
     for place in places:

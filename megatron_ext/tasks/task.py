@@ -81,6 +81,8 @@ class Micro(NamedTuple):
 
     The sums of a global batch are divided by its weight; of means, the mean is taken.
     """
+    sizes: Mapping[str, int] = {}
+    """The named sizes of its wires that are not the task's own (`Samples.sizes`)."""
 
     def to(self, device: torch.device) -> Micro:
         inputs, targets = ({name: one.to(device) for name, one in part.items()} for part in self[:2])
@@ -113,6 +115,15 @@ class Task(ABC):
     def sizes(self, micro_batch_size: int) -> Mapping[str, int]:
         """The named sizes of the wires, of a micro-batch."""
         return {}
+
+    def wires_at(self, micro_batch_size: int) -> Mapping[str, Wire]:
+        """The wires of micro-batches of another size, as the last ones of an evaluation may be. The same, where a size
+        has a name, or the batch is a dimension of its own.
+
+        Raises:
+            EngineError: the model takes none of that size.
+        """
+        return self.wires
 
     @abstractmethod
     def micro(self, sample: Tensors) -> Micro:

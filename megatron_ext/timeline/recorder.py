@@ -18,6 +18,7 @@ from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.timeline.event_files import EventBuffer
+from megatron_ext.timeline.traffic import Traffic
 
 _INDEX = {name: index for index, name in enumerate(events.NAMES)}
 _LARGEST_UNCERTAINTY_NS = 2**31 - 1
@@ -74,6 +75,7 @@ class Recorder:
         self.micro_batch = -1
         """That of the pass under way, which the communication inside it belongs to."""
         self.chunk = 0
+        self.traffic = Traffic()
 
     def record(
         self,

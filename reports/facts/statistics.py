@@ -168,14 +168,17 @@ def ideal_bubble(schedule: str, stages: int, chunks: int, micro_batches: int) ->
     """The ideal of a schedule; None where no formula is known to hold.
 
     GPipe and 1F1B: a stage idles for p-1 of m+p-1 pairs of a forward and a backward pass (Narayanan et al. 2021,
-    section 2.2, which gives the ratio to the computing time, (p-1)/m). Interleaved: the same of m*v+p-1 pairs
-    of a chunk (section 2.2.2), if p divides m. ZB-H1: it idles (p-1) * (F + B - W), where F is a forward pass, B
-    and W are the parts of a backward pass for inputs and weights, and computes m * (F + B + W) (Qi et al. 2023,
-    section 2); with F = B = W, as there, p-1 of 3m+p-1. It takes m >= p, or there are too few W to fill the waits.
+    section 2.2, which gives the ratio to the computing time, (p-1)/m); without a pipeline, for p-1 of p. Interleaved:
+    p-1 of m*v+p-1 pairs of a chunk (section 2.2.2), if p divides m. ZB-H1: it idles (p-1) * (F + B - W), where F is a
+    forward pass, B and W are the parts of a backward pass for inputs and weights, and computes m * (F + B + W) (Qi et
+    al. 2023, section 2); with F = B = W, as there, p-1 of 3m+p-1. It takes m >= p, or there are too few W to fill the
+    waits.
     """
     p, v, m = stages, chunks, micro_batches
     if schedule in ("gpipe", "one_f_one_b"):
         return IdealBubble("GPipe" if schedule == "gpipe" else "1F1B", "(p−1)/(m+p−1)", p - 1, m + p - 1)
+    if schedule == "model_parallel":
+        return IdealBubble("model parallelism", "(p−1)/p", p - 1, p)
     if schedule == "interleaved" and m % p == 0:
         return IdealBubble("interleaved 1F1B", "(p−1)/(m·v+p−1)", p - 1, m * v + p - 1)
     if schedule == "zb_h1" and m >= p:

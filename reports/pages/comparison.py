@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from conf.identity import identity
 from conf.schema.experiment import Experiment
+from fasop.simulation.predict import Prediction
 from reports.facts.frames import PEAKS
+from reports.facts.learning import learned
+from reports.facts.side_by_side import Facts, facts
 from reports.figures.page import leaves
 from reports.readers.hardware import price
 from reports.readers.judgement import Verdict
@@ -42,6 +45,7 @@ class Outcome:
     """The last logged."""
     emulated: bool = False
     """A rehearsal: its times were given, and nothing was computed."""
+    facts: Facts = field(default_factory=Facts)
 
     @property
     def failed(self) -> bool:
@@ -49,9 +53,9 @@ class Outcome:
         return not self.iteration_ms > 0 or (self.verdict is not None and self.verdict.exit_code != 0)
 
 
-def outcome(record: Record, verdict: Verdict | None, link: str) -> Outcome:
+def outcome(record: Record, verdict: Verdict | None, link: str, prediction: Prediction | None = None) -> Outcome:
     """Of one run."""
-    tokens_per_s = _number(settled(record, "tokens_per_s"))
+    tokens_per_s, iteration_ms = _number(settled(record, "tokens_per_s")), _number(settled(record, "elapsed_ms"))
     known = price(record.plan, record.experiment) if record.experiment else None
     emulated = record.plan.rehearsal is not None
     ranks = () if emulated else record.memory.values()  # of a rehearsal it is not that of the model
@@ -62,13 +66,14 @@ def outcome(record: Record, verdict: Verdict | None, link: str) -> Outcome:
         link=link,
         verdict=verdict,
         settings=_settings(record.experiment) if record.experiment else {},
-        iteration_ms=_number(settled(record, "elapsed_ms")),
+        iteration_ms=iteration_ms,
         tokens_per_s=tokens_per_s,
         utilisation=_number(utilisation(record)),
         dollars=known.per_hour / 3600 / tokens_per_s * 1e6 if known and priced else math.nan,
         memory_gib=max(mib) / 1024 if mib else math.nan,
         loss=_number(last_loss(record)[1]),
         emulated=emulated,
+        facts=facts(record, learned(record), iteration_ms, prediction),
     )
 
 

@@ -18,6 +18,7 @@ from reports.readers.gpus import GpuReport
 from reports.readers.judgement import Findings
 from reports.readers.record import Record
 from reports.readers.upstream_log import UpstreamLog
+from reports.sections.adaptive_section import adaptive_section
 from reports.sections.course_section import course_section
 from reports.sections.expected_section import expected_section
 from reports.sections.figures_section import figures_section, settled
@@ -57,6 +58,7 @@ def render(
         nodes_section(findings) if findings else "",
         plan_section(record.plan),
         learning_section(record),
+        adaptive_section(record),
         course_section(record, figures),
         *_stages(record, timeline, figures, prediction),
         stragglers_section(figures, record.plan),

@@ -93,8 +93,8 @@ def _rate(plan: Plan) -> tuple[float, str]:
 
 def _sizes(plan: Plan) -> str:
     one = plan.parallel
-    sizes = f"tensor {one.tensor_size} × data {one.data} × pipeline {one.pipeline}, micro-batch {one.micro_batch_size}"
-    return f"{sizes}, {options(one)}"
+    sizes = f"tensor {one.tensor} × data {one.replicas or one.data} × pipeline {one.pipeline}"
+    return f"{sizes}, micro-batch {one.micro_batch_size}, {options(one)}"
 
 
 def _cost(plan: Plan) -> float:
@@ -154,7 +154,15 @@ def _table(plans: Sequence[Plan], run: Run) -> str:
             [
                 Cell(f'{name} <span class="tag">{marks[tone]}</span>'),
                 *map(
-                    str, (one.tensor_size, one.data, one.pipeline, one.micro_batch_size, one.partition, one.node_order)
+                    str,
+                    (
+                        one.tensor,
+                        one.replicas or one.data,
+                        one.pipeline,
+                        one.micro_batch_size,
+                        one.partition,
+                        one.node_order,
+                    ),
                 ),
                 options(one),
                 f"{plan.total * 1e3:,.1f}",
@@ -188,8 +196,8 @@ def _charts(plans: Sequence[Plan]) -> str:
     cost = Axis(title="$ for 1000 steps", values=[_cost(plan) for plan in plans])
     priced = any(not math.isnan(_cost(plan)) for plan in plans)
     keys = {
-        "tensor": [str(plan.parallel.tensor_size) for plan in plans],
-        "data": [str(plan.parallel.data) for plan in plans],
+        "tensor": [str(plan.parallel.tensor) for plan in plans],
+        "data": [plan.parallel.replicas or str(plan.parallel.data) for plan in plans],
         "pipeline": [str(plan.parallel.pipeline) for plan in plans],
         "micro-batch": [str(plan.parallel.micro_batch_size) for plan in plans],
         "nodes": [str(plan.parallel.node_order) for plan in plans],

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from reports.facts.side_by_side import Compared
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import embedded, page_with_figures
 from reports.figures.page import Cell, Row, number, table
 from reports.pages.comparison import Front, Outcome, best, front, rivals, speeds, swept
+from reports.sections.comparison.curves import curves_section
+from reports.sections.comparison.depth import depth_section
+from reports.sections.comparison.published import published_section
+from reports.sections.comparison.quality import quality_section
+from reports.sections.comparison.stages import stages_section
+from reports.sections.comparison.throughput import throughput_section
+from reports.sections.comparison.traffic import traffic_section
 from reports.sections.plan_section import plural
 
 
@@ -37,6 +45,16 @@ QUANTITIES = (
     Quantity(field="memory_gib", title="memory GiB", form=",.2f"),
     Quantity(field="loss", title="last loss", form=".4f", bar=False),
 )
+SECTIONS = (
+    quality_section,
+    curves_section,
+    throughput_section,
+    traffic_section,
+    stages_section,
+    depth_section,
+    published_section,
+)
+"""Below the table and the charts of all runs: empty where no run has what they show."""
 AGAINST = {"dollars": "cost", "memory_gib": "memory"}
 
 
@@ -74,11 +92,13 @@ class Comparison:
 def render(outcomes: Sequence[Outcome]) -> str:
     """The page, as HTML."""
     compared = Comparison.of(outcomes)
+    runs = [Compared(one.name, _link(one), one.facts) for one in outcomes]
     failed = [one for one in outcomes if one.failed]
     body = [
         f'<header><p class="crumbs">tdpp runs</p><h1>{plural(len(outcomes), "run")} compared</h1></header><main>',
         _answer(compared, len(failed)),
         *([_table(compared), _charts(compared)] if compared.sound else []),
+        *(section(runs) for section in SECTIONS),
         _failed(failed, compared.keys),
         "</main>",
     ]

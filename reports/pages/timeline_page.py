@@ -131,7 +131,7 @@ def _facts(record: Record, timeline: Timeline, figures: Statistics) -> dict[str,
             for rank in record.plan.ranks
         ],
         "chunks": record.plan.chunks,
-        "micro_batches": record.plan.micro_batch_numbers,
+        "micro_batches": record.micro_batch_numbers,
         "uncertainty_ns": timeline.uncertainty_ns,
         "open": figures.middle,
         "replicas": replicas,

@@ -33,6 +33,8 @@ REFRESH_S = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
+    run: RunDir | None
+    """None for a log."""
     found: Found
     pages: tuple[Path, Path]
     verdict: Verdict | None
@@ -93,7 +95,10 @@ def compared(runs: Sequence[Written], output: Path | None, refresh_s: int | None
         return []
     folder = output or Path(os.path.commonpath([one.pages[0].absolute().parents[1] for one in runs]))
     links = [quote(os.path.relpath(one.pages[0].absolute(), folder.absolute())) for one in runs]
-    outcomes = [outcome(one.found.record, one.verdict, link) for one, link in zip(runs, links, strict=True)]
+    outcomes = [
+        outcome(one.found.record, one.verdict, link, one.found.prediction)
+        for one, link in zip(runs, links, strict=True)
+    ]
     try:
         _write_page(folder / COMPARISON, sweep_page.render(outcomes), refresh_s)
     except OSError as error:
@@ -138,4 +143,4 @@ def write(source: Source, judge: Judge | None, printed: set[str], refresh_s: int
     except OSError as error:
         raise unwritable(source.report, error) from error
     verdict = findings.verdict if findings else None
-    return Written(found=found, pages=(index, all_ranks), verdict=verdict, over=over)
+    return Written(run=source.run, found=found, pages=(index, all_ranks), verdict=verdict, over=over)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,12 +23,13 @@ from conf.run_folder.run_files import opened, parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from megatron_ext.contract.failure import RankFailure
-from megatron_ext.contract.model import MODULE
+from megatron_ext.contract.models.model import MODULE
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.plan_check import PlanFault
 from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
 from reports.readers import upstream_log
+from reports.readers.decisions import Decision, decisions
 from reports.readers.upstream_log import UpstreamLog
 
 UNKNOWN = "unknown"
@@ -42,6 +43,7 @@ MOST_LOG_BYTES = 1 << 36
 _MOST_LINES = 5
 """So many lines of metrics.jsonl that are none are named."""
 T = TypeVar("T")
+Bytes = Annotated[float, Rule("0 or more", lambda value: 0 <= value < math.inf)]
 Mib = Annotated[float, Rule("from 0 to 1e12 MiB", lambda value: 0 <= value <= 1e12)]
 
 
@@ -92,6 +94,10 @@ class Record:
     """By rank that reported it: MiB by kind, as in `memory/rank-*.json`."""
     notes: tuple[str, ...]
     """What is missing, one sentence each."""
+    traffic: Mapping[int, Traffic] = field(default_factory=dict)
+    """By rank that counted it."""
+    decisions: tuple[Decision, ...] = ()
+    """About the batch, of a run whose batch or shares adapt."""
     log: Path | None = None
     """Where it was read from, if not from a run folder: then there is no configuration, provenance or state."""
 
@@ -100,10 +106,20 @@ class Record:
         """The last iteration that is logged; 0 before the first."""
         return int(self.metrics["iteration"].max()) if len(self.metrics) else 0
 
+    @property
+    def micro_batch_numbers(self) -> int:
+        """How many numbers micro-batches have at most, also after a decision."""
+        return max([self.plan.micro_batch_numbers, *(max(one.shares, default=0) for one in self.decisions)])
+
     def known(self, key: str) -> pd.Series:
         """The figures of a metric, by iteration, where it was logged."""
         metrics = self.metrics.set_index("iteration")
         return metrics[key].dropna() if key in metrics else pd.Series(dtype="float64")
+
+    def lines(self) -> list[dict[str, Any]]:
+        """`metrics` as the lines that it was read from."""
+        rows = self.metrics.to_dict("records")
+        return [{str(name): value for name, value in row.items() if not pd.isna(value)} for row in rows]
 
     @property
     def kind(self) -> str:
@@ -137,6 +153,8 @@ def read(run: RunDir) -> Record:
         node_states={node.name: _json(run, run.node_state(node.name), notes) for node in plan.nodes},
         failures=tuple(_failures(run, plan, notes)),
         memory=_memory(run, plan.ranks, notes),
+        traffic=_traffic(run, plan.ranks, notes),
+        decisions=_decisions(run, notes),
         notes=tuple(notes),
     )
 
@@ -211,6 +229,12 @@ def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
     return log
 
 
+def _decisions(run: RunDir, notes: list[str]) -> tuple[Decision, ...]:
+    if not run.decisions.exists():  # before the first, as in runs that make none
+        return ()
+    return decisions(_lines(run.decisions, MOST_METRICS_BYTES, notes), notes)
+
+
 def _metrics(path: Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
     lines, strange = {}, 0
     for number, text in enumerate(_lines(path, MOST_METRICS_BYTES, notes), 1):
@@ -275,6 +299,11 @@ def _memory(run: RunDir, ranks: Sequence[Place], notes: list[str]) -> Mapping[in
     return {rank: content.mib for rank, content in read.items() if content is not None}
 
 
+def _traffic(run: RunDir, ranks: Sequence[Place], notes: list[str]) -> Mapping[int, Traffic]:
+    read = {rank.rank: _typed(run, run.rank_traffic(rank.rank), Traffic, notes) for rank in ranks}
+    return {rank: content for rank, content in read.items() if content is not None}
+
+
 def _provenance(run: RunDir, notes: list[str]) -> Mapping[str, Any]:
     """As it is, where what is made use of is sound."""
     content = _json(run, run.provenance, notes)
@@ -300,6 +329,14 @@ class _Memory:
     """memory/rank-*.json."""
 
     mib: dict[str, Mib]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """traffic/rank-*.json: what a rank sent for so many samples, in bytes by kind."""
+
+    samples: int
+    bytes: dict[str, Bytes]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ def figures_section(record: Record, figures: Statistics) -> str:
     timed = figures.bubble is not None or not record.log
     bubble, exposed = number(figures.bubble, ".1%"), number(figures.communication, ".1%")
     cards: list[Card] = [
-        ("Iteration", f"{reached} of {plan.train.iterations}", "last logged"),
+        ("Iteration", f"{reached} of {plan.train.iterations}", f"last logged{_consumed(record)}"),
         *([] if plan.rehearsal else [_loss(record, reached)]),
         *_evaluations(record),
         ("Iteration time", number(settled(record, "elapsed_ms"), ",.1f", " ms"), after),
@@ -42,6 +42,15 @@ def figures_section(record: Record, figures: Statistics) -> str:
         for name, value, note in cards
     )
     return f'<dl class="cards">{items}</dl>'
+
+
+def _consumed(record: Record) -> str:
+    """The samples up to the last line, and where the run's length is in samples or epochs, what part that is."""
+    consumed = record.known("consumed_samples")
+    if not len(consumed):
+        return ""
+    count = int(consumed.iloc[-1])
+    return f" · {record.plan.train.progress(count) or f'{count:,} samples'}"
 
 
 def last_loss(record: Record) -> tuple[int, float | None]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
+from reports.facts.learning import DOLLARS, EVALUATED, HOURS, SAMPLES, spent
 from reports.figures.chart import lines
 from reports.figures.embed import embedded
-from reports.readers.hardware import price
 from reports.readers.record import Record
 
-EVALUATED = "valid_"
-"""Before the names of what an evaluation gives, in metrics.jsonl."""
 LOSS = f"{EVALUATED}loss"
-_MS_PER_HOUR = 3.6e6
 
 
 def learning_section(record: Record) -> str:
@@ -21,32 +18,22 @@ def learning_section(record: Record) -> str:
     names = [name for name in metrics if name.startswith(EVALUATED) and metrics[name].notna().any()]
     if not names or not {"loss", "elapsed_ms", "consumed_samples"} <= set(metrics):
         return ""
-    spent = axes(record)
     charts = []
-    if LOSS in names:
-        for axis in spent:
-            losses = [_by(axis, metrics["loss"], "training"), _by(axis, metrics[LOSS], "valid")]
-            charts.append(_chart(losses, "Loss", axis))
-    for name in names:
-        if name != LOSS:
-            title = name.removeprefix(EVALUATED)
-            charts.append(_chart([_by(spent[0], metrics[name], title)], title, spent[0]))
+    for name in sorted(names, key=lambda name: name != LOSS):
+        title = name.removeprefix(EVALUATED)
+        for axis in axes(record):
+            if name == LOSS:
+                losses = [_by(axis, metrics["loss"], "training"), _by(axis, metrics[LOSS], "valid")]
+                charts.append(_chart(losses, "Loss", axis))
+            else:
+                charts.append(_chart([_by(axis, metrics[name], title)], title, axis))
     return f'<section><h2>Learning</h2><div class="charts">{"".join(charts)}</div></section>'
 
 
 def axes(record: Record) -> list[pd.Series]:
     """By logged line: samples consumed; hours of iterations and evaluations; dollars, where the prices are known."""
-    metrics = record.metrics
-    iterations = metrics["iteration"].astype(float)
-    hours = (metrics["elapsed_ms"].astype(float) * iterations.diff().fillna(iterations)).cumsum() / _MS_PER_HOUR
-    if "evaluation_s" in metrics:
-        hours += metrics["evaluation_s"].astype(float).fillna(0.0).cumsum() / 3600
-    found = [metrics["consumed_samples"].astype(float).rename("samples"), hours.rename("hours")]
-    if record.experiment is not None:
-        cost = price(record.plan, record.experiment)
-        if not cost.unknown:
-            found.append((hours * cost.per_hour).rename("dollars"))
-    return found
+    known = spent(record)
+    return [known[name] for name in (SAMPLES, HOURS, DOLLARS) if name in known]
 
 
 def _by(axis: pd.Series, values: pd.Series, name: str) -> pd.Series:

@@ -7,7 +7,7 @@ from collections import Counter
 from html import escape
 
 from conf.schema.partition import Partition
-from megatron_ext.contract.model import GNMT, GPT
+from megatron_ext.contract.models.model import GPT, RECURRENT
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.figures.page import table
 from reports.readers.record import UNKNOWN
@@ -112,7 +112,7 @@ def _beside(plan: Plan, first: str, last: str) -> str:
     for stack in model.stacks()[1:]:
         if kinds := " and ".join(f"the {kind.replace('_', ' ')}" for kind in model.before(stack.kind)):
             between.append(f"the stage of {stack.name}.{stack.first} {kinds}")
-    head = "the head" if model.family == GNMT else "the final norm and the head"
+    head = "the head" if model.family in RECURRENT else "the final norm and the head"
     return ", ".join([f"{first} also has the embedding", *between, f"{last} {head}"])
 
 

@@ -50,7 +50,7 @@ def stages_section(
 
 def ideal(plan: Plan) -> IdealBubble | None:
     """What to compare the bubble of a run with; None for a schedule of which it is not known."""
-    if plan.schedule_file or plan.shares or plan.replicas:
+    if plan.schedule_file or plan.shares or plan.replicas or plan.adapt:
         return None
     if not plan.ranks or not plan.micro_batches[0]:  # a log need not tell
         return None

@@ -9,7 +9,15 @@ import pytest
 from conf import compose
 from tests.support.composing import COMPOSED
 
-SUBJECT = {"test_compose", "test_hydra_errors", "test_defaults_taken", "test_user_files", "test_yaml_file"}
+SUBJECT = {
+    "test_compose",
+    "test_hydra_errors",
+    "test_defaults_taken",
+    "test_user_files",
+    "test_own_folders",
+    "test_yaml_file",
+    "test_words",
+}
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -61,6 +61,8 @@ def compatible(group: str, choice: str) -> list[str]:
         return [f"parallel={choice}", *layers, *order]
     if (group, choice) == ("engine", "megatron_lm"):
         return ["experiment=seed_a10x8", "engine=megatron_lm", "engine.checkout=/opt/megatron-lm"]
+    if (group, choice) == ("executor", "hosts"):
+        return ["executor=hosts", "executor.hosts=[a:2,b:2]"]
     if group == "gpu":
         return [f"+gpu@cluster.gpus.another={choice}"]
     return [f"{group}={choice}"]
@@ -111,6 +113,16 @@ def test_the_homogeneous_seed_is_the_published_run() -> None:
     assert seed.ranks_per_node() == (4,) * 8
     assert seed.data.prefix == "xl/my-gpt2_text_document"
     assert (seed.container.kind, seed.executor.het) == (ContainerKind.enroot, Het.jobs)
+
+
+def test_the_lab_is_the_published_training_on_two_hosts() -> None:
+    lab = compose(["experiment=nmt_lab"])
+    assert [host.name for host in lab.executor.reached] == ["v100a", "v100b"]
+    assert lab.ranks_per_node() == (2, 2)
+    assert lab.parallel.global_batch_size == 4 * 256
+    assert lab.price_per_hour() == 13
+    assert lab.train.lr == pytest.approx(2 / (512 * 8000) ** 0.5, rel=1e-3)
+    assert compose(["experiment=nmt_lab", "cluster=p100x2"]).price_per_hour() == 9
 
 
 def test_the_heterogeneous_seed_has_the_a100_node_as_master() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from conf.compose import compose_unchecked
 from conf.defaults_taken import SEARCHED, TRAINED, defaults_taken
-from conf.reading.user_files import OWN
+from conf.reading.own_folders import SHIPPED
 
-OWN_FILES = {
+SHIPPED_FILES = {
     "cluster/mine.yaml": "defaults:\n  - a10x8\n  - _self_\nname: mine\n",
     "parallel/batch.yaml": "global_batch_size: 32\n",
     "train/long.yaml": "defaults:\n  - gpt2\n  - _self_\nprecision: bf16\n",
@@ -24,7 +24,7 @@ OWN_FILES = {
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, content in OWN_FILES.items():
+    for name, content in SHIPPED_FILES.items():
         file = tmp_path / "own" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
@@ -79,6 +79,6 @@ def test_what_nobody_chose_is_named(words: list[str], searched: str, also_traine
 
 
 def test_every_shipped_experiment_chooses_all_but_the_number_format() -> None:
-    for file in (OWN / "experiment").glob("*.yaml"):
+    for file in (SHIPPED / "experiment").glob("*.yaml"):
         words = [f"experiment={file.stem}", "train.precision=bf16"]
         assert defaults_taken(words, compose_unchecked(words), TRAINED) is None

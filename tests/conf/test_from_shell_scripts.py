@@ -13,7 +13,7 @@ from conf.compose import compose
 from conf.schema.experiment import Experiment
 from launch.cli import COMMANDS
 from launch.control.megatron_lm import pretrain_options
-from megatron_ext.contract.model import GPT, ONLY_OF, OPTIONS
+from megatron_ext.contract.models.model import GPT, ONLY_OF, OPTIONS
 from tests.support import ROOT
 from tests.support.launch.megatron_lm import pretrain_gpt
 

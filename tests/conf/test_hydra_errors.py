@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conf.compose import command_line, compose
 from conf.errors import ConfigError
-from conf.reading.user_files import groups
+from conf.reading.own_folders import groups
 
 EVERY = "'tdpp launch --cfg job' prints every key"
 MODEL = "name: mine\nlayers: 4\nhidden: 64\nheads: 4\nsequence_length: 64\nvocab_size: 256\n"
@@ -231,3 +231,10 @@ def test_the_groups_are_the_folders() -> None:
     assert groups() == {
         *("cluster", "container", "data", "engine", "executor", "experiment", "gpu", "model", "parallel", "train")
     }
+
+
+def test_a_misspelt_choice_in_a_folder_of_a_group_is_told_with_the_right_one() -> None:
+    with pytest.raises(ConfigError) as told:
+        compose(["experiment=pipedream/vgg16_16pipedream"])
+    assert "did you mean pipedream/vgg16_16_pipedream" in str(told.value)
+    assert "parts/" not in str(told.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conf.compose import compose
-from megatron_ext.contract.model import IMAGES
+from megatron_ext.contract.models.model import IMAGES
 from tests.support import ROOT
 
 MODELS = ROOT / "conf" / "model"

@@ -13,7 +13,7 @@ import yaml
 from conf.compose import compose
 from fasop.search.run import bar
 from launch.cli import main
-from launch.commands import search as cli
+from launch.commands import writing
 from tests.support.ordinary_user import ordinary_user
 
 SMALL = (
@@ -24,7 +24,7 @@ SMALL = (
 
 @pytest.fixture
 def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cli, "PLANS", tmp_path)
+    monkeypatch.setattr(writing, "PLANS", tmp_path)
     return tmp_path
 
 
@@ -111,12 +111,12 @@ def test_a_plan_that_cannot_be_written_is_told_before_the_search(
 ) -> None:
     tmp_path.chmod(0o555)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "PLANS", Path())
+    monkeypatch.setattr(writing, "PLANS", Path())
     with ordinary_user():
         assert main(["search", *SMALL, "plan=mine"]) == 1
     told = capsys.readouterr()
     way_out = "give the path of a file instead, such as ./mine.yaml"
-    assert f"plan=mine: you may not write in ., a part of tdpp; {way_out}" in told.err
+    assert f"plan=mine: you may not write in .; {way_out}" in told.err
     assert not told.out
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fasop.costs.links import between
+from fasop.costs.network.links import between
 from fasop.costs.sizes import word_parameters
 from fasop.partition.baselines import even
 from fasop.partition.local_search import improved

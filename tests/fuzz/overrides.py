@@ -8,7 +8,8 @@ from pathlib import Path
 from random import Random
 
 from conf.hydra_errors import known_keys
-from conf.reading.user_files import choices, groups
+from conf.reading.own_folders import groups
+from conf.reading.user_files import choices
 from tests.fuzz.corpora import write_corpus
 from tests.fuzz.mutate import hurt
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from launch.cli import main
 from megatron_ext.data.images import open_images
 from tests.support.megatron_ext.engine_run import make_run
 
+ADAPTIVE = Path(__file__).resolve().parents[2] / "docs" / "adaptive.md"
 LEAST = 0.95
 CPU_SECONDS = 120
 
@@ -44,6 +46,19 @@ def test_the_vit_of_the_digits_reads_at_least_95_percent_of_unseen_ones(digits: 
     assert taken < CPU_SECONDS
 
 
+def test_a_batch_that_adapts_learns_them_with_fewer_updates(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command of docs/adaptive.md, after as many samples as the fixed batch of the test above takes."""
+    command = re.search(r"^tdpp (launch experiment=vit_digits .*adapt.*)$", ADAPTIVE.read_text(), re.MULTILINE)
+    assert command is not None
+    assert main(command[1].split()) == 0
+    assert "48,000 of 48,000 samples" in capsys.readouterr().out
+    (run,) = Path("runs/vit_digits").glob("2*")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["consumed_samples"] == 48_000
+    assert lines[-1]["iteration"] < 700, "a batch of 48 takes 1,000"
+    assert accuracy(run) >= LEAST
+
+
 def test_the_commands_of_the_page_run(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = ["train.iterations=6", "train.lr_warmup_iterations=1", "train.log_interval=2"]
     assert main(["launch", "experiment=vit_digits", *few]) == 0
@@ -52,3 +67,14 @@ def test_the_commands_of_the_page_run(digits: Path, capsys: pytest.CaptureFixtur
         assert main(["launch", "experiment=vit_digits", f"model={model}", *few, *two]) == 0
     shown = capsys.readouterr()
     assert "top-1" in shown.out + shown.err
+
+
+def test_pipedream_trains_them_and_its_report_is_made(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["train.iterations=6", "train.lr_warmup_iterations=1", "train.log_interval=2"]
+    stages = ["parallel.pipeline=2", "parallel.replicas=3-1", "parallel.partition=3-1", "parallel.micro_batch_size=12"]
+    assert main(["launch", "experiment=vit_digits", *few, "parallel.schedule=pipedream", *stages]) == 0
+    (run,) = Path("runs/vit_digits").glob("2*")
+    assert main(["report", str(run)]) == 0
+    assert (run / "report" / "timeline.html").is_file()
+    assert "iteration 6 of 6" in capsys.readouterr().out
+    assert 0.0 <= accuracy(run) <= 1.0

@@ -59,7 +59,7 @@ def test_no_more_runs_than_max_jobs_run_at_once_and_nobody_waits_for_them(
     slurm: Cluster, tmp_path: Path, layout: list[str]
 ) -> None:
     runs = tmp_path / "runs"
-    assert swept(runs, *layout, "max_jobs=2", "train.iterations=30,31,32,33,34") == 0
+    assert swept(runs, *layout, "max_jobs=2", "train.iterations=200,201,202,203,204") == 0
     submitted = made(runs)
     assert len(submitted) == 5
     assert judge(submitted[-1]).state is State.starting

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from conf import compose
 from conf.errors import ConfigError
-from conf.reading.user_files import SUFFIX, groups
+from conf.reading.own_folders import SUFFIX, groups
 from conf.reading.word_rules import check_words
 
 COMPOSED = compose._composed

@@ -7,7 +7,7 @@ from typing import Optional
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megatron_ext.contract.images import EXPANSION
+from megatron_ext.contract.models.images import EXPANSION
 from megatron_ext.tasks.images.batch_norm import BatchNorm
 from megatron_ext.tasks.images.empty import empty_convolution, empty_linear
 from megatron_ext.tasks.linear import WeightGradients, linear

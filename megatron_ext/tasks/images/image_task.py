@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megatron_ext.contract.images import (
+from megatron_ext.contract.models.images import (
     ALEXNET_LAYERS,
     MOST_OF_ALEXNET,
     MOST_OF_VGG,
@@ -20,7 +20,7 @@ from megatron_ext.contract.images import (
     depths_of,
     image_blocks,
 )
-from megatron_ext.contract.model import ALEXNET, RESNET, T2T_VIT, VGG, ModelConfig
+from megatron_ext.contract.models.model import ALEXNET, RESNET, T2T_VIT, VGG, ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.images import ImageSamples, open_images
 from megatron_ext.data.samples import Samples, Split

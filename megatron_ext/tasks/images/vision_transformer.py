@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megatron_ext.contract.images import T2T_KERNELS, patches
-from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.models.images import T2T_KERNELS, patches
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.tasks.images.empty import empty_convolution, empty_linear
 from megatron_ext.tasks.linear import WeightGradients, linear
 

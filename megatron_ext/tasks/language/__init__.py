@@ -1,1 +1,1 @@
-"""Transformers over tokens: GPT and Llama, BERT, T5."""
+"""Models of text: the transformers GPT and Llama, BERT and T5, and the AWD-LSTM."""

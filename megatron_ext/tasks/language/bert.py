@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megatron_ext.contract.model import TOKEN_TYPES, ModelConfig
+from megatron_ext.contract.models.model import TOKEN_TYPES, ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.bert_samples import BertSamples
 from megatron_ext.data.blend import samples_of_plan

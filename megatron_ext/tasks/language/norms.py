@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from megatron_ext.contract.model import RMS_NORM, ModelConfig
+from megatron_ext.contract.models.model import RMS_NORM, ModelConfig
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 
 

@@ -9,7 +9,7 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
-from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.models.model import ModelConfig
 
 LOW_FREQUENCY, HIGH_FREQUENCY, TRAINED_WITH = 1.0, 4.0, 8192
 """Of Llama 3's scaled rotary embedding: waves longer than `TRAINED_WITH / LOW_FREQUENCY` tokens are stretched, those

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Callable, Optional, Tuple, Union
+from typing import Callable, Dict, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,20 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
-from megatron_ext.contract.model import ROTARY, SINUSOIDAL, TRANSFORMER, ModelConfig, Stack
-from megatron_ext.contract.parameters import block_parameters
+from megatron_ext.contract.models.model import ROTARY, SINUSOIDAL, TRANSFORMER, ModelConfig
+from megatron_ext.contract.models.parameters import block_parameters
+from megatron_ext.contract.models.stacks import Stack
 from megatron_ext.parallel.tensor_parallel import TensorGroup, vocab_embedding
 from megatron_ext.tasks.dropout import dropout, key_of, rows_of
 from megatron_ext.tasks.language.norms import norm
 from megatron_ext.tasks.language.rotary import rotary, rotated
 from megatron_ext.tasks.language.sinusoids import sinusoids
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
+
+Kept = Dict[str, Tensor]
+"""By name, [hypotheses, …] each, what goes on with the hypotheses of a search."""
+PLAIN_TOKENS = 512
+"""See `_plainly`."""
 
 
 class Dropout:
@@ -48,6 +54,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.tensor = tensor
         self.later: Optional[WeightGradients] = None
+        self.begins_at = 0
+        """Where the first token stands, for a search that has computed those before it."""
         self.dropout = Dropout(config.hidden_dropout, key_of(seed, name), tensor)
         self.word = nn.Parameter(torch.empty(config.padded_vocab_size // tensor.size, config.hidden))
         added = block_parameters(config, "embedding")
@@ -65,7 +73,8 @@ class Embedding(nn.Module):
         x = vocab_embedding(tokens, self.word, self.tensor, partial(embedding, later=self.later))
         here = self.tensor.positions(tokens.shape[1])
         if self.waves:
-            x = x * math.sqrt(x.shape[-1]) + sinusoids(tokens.shape[1], x.shape[-1], x.device)[here].to(x.dtype)
+            waves = sinusoids(self.begins_at + tokens.shape[1], x.shape[-1], x.device)[self.begins_at :]
+            x = x * math.sqrt(x.shape[-1]) + waves[here].to(x.dtype)
         if self.position is not None:
             x = x + self.position[here]
         if self.types is not None and types is not None:
@@ -87,6 +96,8 @@ class TransformerLayer(nn.Module):
         self.recompute = recompute
         self.later: Optional[WeightGradients] = None
         """Where weight gradients are put off to, under a schedule that splits the backward pass."""
+        self.kept: Optional[Kept] = None
+        """Where a search goes on token by token, what the layer keeps of those before."""
         self.heads, self.groups = config.heads // tensor.size, config.query_groups // tensor.size
         self.shares = [self.heads, self.groups, self.groups]
         """Of queries, keys and values."""
@@ -148,7 +159,11 @@ class TransformerLayer(nn.Module):
 
     def _cross(self, x: Tensor, context: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
         query = linear(x, self.cross_query.weight, self.cross_query.bias, self.later)
-        kv = linear(context, self.cross_kv.weight, self.cross_kv.bias, self.later)
+        kv = None if self.kept is None else self.kept.get("context")
+        if kv is None:
+            kv = linear(context, self.cross_kv.weight, self.cross_kv.bias, self.later)
+        if self.kept is not None:
+            self.kept["context"] = kv
         core = self._cross_core
         attended = _again(core, query, kv, number, mask) if self._core_again else core(query, kv, number, mask)
         return self._joined(self.cross_out, attended)
@@ -171,7 +186,12 @@ class TransformerLayer(nn.Module):
         if self.config.position_embedding_type == ROTARY:
             cos, sin = rotary(self.config, sequence, qkv.device)
             query, key = rotated(query, cos, sin), rotated(key, cos, sin)
-        return self._attended(query, key, value, self.causal, self.core_key, number, mask)
+        if self.kept is not None:
+            if self.kept:
+                key, value = torch.cat([self.kept["key"], key], 2), torch.cat([self.kept["value"], value], 2)
+            self.kept.update({"key": key, "value": value})
+        causal = self.causal and self.kept is None  # the one token that goes on sees all before it
+        return self._attended(query, key, value, causal, self.core_key, number, mask)
 
     def _cross_core(self, query: Tensor, kv: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
         """query [batch, sequence, heads x width], kv [batch, context, keys and values of the heads]."""
@@ -199,25 +219,18 @@ class TransformerLayer(nn.Module):
             key, value = (x.repeat_interleave(self.heads // self.groups, 1) for x in (key, value))
         seen = None if mask is None else mask.bool()[:, None, None]
         if number is not None and self._drops:
-            attended = self._dropped(query, key, causal, dropout_key, number, seen) @ value
+            attended = self._dropped(_weights(query, key, causal, seen), dropout_key, number) @ value
+        elif _plainly(query):
+            attended = _weights(query, key, causal, seen) @ value
         else:
             attended = F.scaled_dot_product_attention(query, key, value, seen, is_causal=causal)
         return attended.transpose(1, 2).reshape(batch, sequence, -1)
 
-    def _dropped(
-        self, query: Tensor, key: Tensor, causal: bool, dropout_key: int, number: Tensor, seen: Optional[Tensor]
-    ) -> Tensor:
+    def _dropped(self, weights: Tensor, dropout_key: int, number: Tensor) -> Tensor:
         """The weights of attention [batch, heads, sequence, tokens], some of them dropped."""
-        sequence, width = query.shape[-2:]
-        places = torch.arange(sequence, device=query.device)
-        scores = query @ key.transpose(-1, -2) / math.sqrt(width)
-        if causal:
-            scores = scores.masked_fill(places > places.unsqueeze(-1), -math.inf)
-        if seen is not None:
-            scores = scores.masked_fill(~seen, -math.inf)
-        heads = torch.arange(self.heads, device=query.device) + self.tensor.rank * self.heads
-        rows = rows_of(dropout_key, number, heads, places)
-        return dropout(F.softmax(scores, -1, dtype=torch.float32).to(query.dtype), self.config.attention_dropout, rows)
+        heads = torch.arange(self.heads, device=weights.device) + self.tensor.rank * self.heads
+        places = torch.arange(weights.shape[2], device=weights.device)
+        return dropout(weights, self.config.attention_dropout, rows_of(dropout_key, number, heads, places))
 
     def _mlp(self, x: Tensor, number: Optional[Tensor]) -> Tensor:
         inner = linear(x, self.mlp_in.weight, self.mlp_in.bias, self.later)
@@ -272,6 +285,25 @@ def empty_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     """Without weights: torch would draw some that are not used."""
     layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.empty(0).device)  # type: ignore[no-untyped-call]
     return layer
+
+
+def _plainly(query: Tensor) -> bool:
+    """Whether attention is best computed as it is defined: where a CPU trains in 16 bits, the backward pass of torch's
+    own takes up to ten times as long for sentences, and as long for `PLAIN_TOKENS`."""
+    short = query.shape[-2] <= PLAIN_TOKENS
+    return short and query.requires_grad and query.device.type == "cpu" and query.dtype != torch.float32
+
+
+def _weights(query: Tensor, key: Tensor, causal: bool, seen: Optional[Tensor]) -> Tensor:
+    """query [batch, heads, sequence, width], key [batch, heads, tokens, width] -> how much each place attends to each
+    token, [batch, heads, sequence, tokens]."""
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    if causal:
+        places = torch.arange(query.shape[-2], device=query.device)
+        scores = scores.masked_fill(places > places.unsqueeze(-1), -math.inf)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
+    return F.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
 
 
 def _mean_weights(query: Tensor, key: Tensor, mask: Optional[Tensor]) -> Tensor:

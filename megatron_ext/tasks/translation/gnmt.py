@@ -11,9 +11,10 @@ from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.language.logits import Logits
 from megatron_ext.tasks.language.transformer import Embedding
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Block, Held, Wire
-from megatron_ext.tasks.translation.lstm_layers import AttentionLayer, BidirectionalLayer, Layer, Logits
+from megatron_ext.tasks.translation.lstm_layers import AttentionLayer, BidirectionalLayer, Layer
 from megatron_ext.tasks.translation.translation_task import TranslationTask
 
 RANGE = 3.2

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.dropout import key_of
-from megatron_ext.tasks.language.transformer import Dropout, empty_linear
+from megatron_ext.tasks.language.transformer import Dropout, Kept, empty_linear
 from megatron_ext.tasks.linear import WeightGradients, linear
 
 
@@ -58,6 +58,8 @@ class Layer(nn.Module):
         super().__init__()
         self.again = again
         self.residual = residual
+        self.kept: Optional[Kept] = None
+        """As of a `TransformerLayer`."""
         self.dropout = Dropout(config.hidden_dropout, key_of(seed, name), tensor)
         self.lstm = nn.LSTM(inputs, config.hidden, batch_first=True)
 
@@ -68,7 +70,7 @@ class Layer(nn.Module):
 
     def _forward(self, x: Tensor, number: Optional[Tensor], attended: Optional[Tensor]) -> Tensor:
         joined = x if attended is None else torch.cat([x, attended], -1)
-        y: Tensor = self.lstm(self.dropout(joined, number, self.training))[0]
+        y = _run(self.lstm, self.dropout(joined, number, self.training), self.kept)
         return y + x if self.residual else y
 
 
@@ -85,6 +87,8 @@ class AttentionLayer(nn.Module):
         hidden = config.hidden
         self.recompute = recompute
         self.later: Optional[WeightGradients] = None
+        self.kept: Optional[Kept] = None
+        """As of a `TransformerLayer`."""
         self.watch: Optional[Callable[[Tensor], None]] = None
         """Is given how much tokens attend to the context's, [batch, sequence, context], where a search asks for it."""
         self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
@@ -101,10 +105,11 @@ class AttentionLayer(nn.Module):
         return decoded, _passed(self.attend, self.recompute != "none", decoded, encoded, mask)
 
     def _decoded(self, x: Tensor) -> Tensor:
-        y: Tensor = self.lstm(x)[0]
-        return y
+        return _run(self.lstm, x, self.kept)
 
     def attend(self, decoded: Tensor, encoded: Tensor, mask: Tensor) -> Tensor:
+        if self.kept is not None:
+            encoded = self.kept.setdefault("context", encoded)
         weights = self.weights(decoded, encoded, mask)
         if self.watch is not None:
             self.watch(weights)
@@ -113,25 +118,26 @@ class AttentionLayer(nn.Module):
     def weights(self, decoded: Tensor, encoded: Tensor, mask: Tensor) -> Tensor:
         """How much each of the decoder's tokens attends to each of the encoder's: [batch, sequence, context]."""
         query = linear(decoded, self.query.weight, None, self.later)
-        memory = linear(encoded, self.memory.weight, None, self.later) + self.score_bias
+        memory = None if self.kept is None else self.kept.get("memory")
+        if memory is None:
+            memory = linear(encoded, self.memory.weight, None, self.later) + self.score_bias
+        if self.kept is not None:
+            self.kept["memory"] = memory
         direction = self.score / self.score.norm() * self.score_scale
         scores = torch.tanh(query.unsqueeze(2) + memory.unsqueeze(1)) @ direction
         scores = scores.masked_fill(mask.unsqueeze(1) == 0, -torch.inf)
         return F.softmax(scores, -1, dtype=torch.float32).to(decoded.dtype)
 
 
-class Logits(nn.Module):
-    """A matrix and a bias for the vocabulary."""
-
-    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
-        super().__init__()
-        self.later: Optional[WeightGradients] = None
-        self.word = nn.Parameter(torch.empty(config.padded_vocab_size, config.hidden))
-        self.bias = nn.Parameter(torch.empty(config.padded_vocab_size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, hidden] -> logits [batch, sequence, padded vocabulary]."""
-        return linear(x, self.word, self.bias, self.later)
+def _run(lstm: nn.LSTM, x: Tensor, kept: Optional[Kept]) -> Tensor:
+    """[batch, sequence, width] -> [batch, sequence, hidden]; goes on from what is `kept`, and keeps its own state."""
+    if kept is None:
+        y: Tensor = lstm(x)[0]
+        return y
+    before = (kept["h"].unsqueeze(0), kept["c"].unsqueeze(0)) if "h" in kept else None
+    y, (h, c) = lstm(x, before)
+    kept.update({"h": h[0], "c": c[0]})
+    return y
 
 
 def _passed(function: Callable[..., Tensor], again: bool, *taken: Optional[Tensor]) -> Tensor:

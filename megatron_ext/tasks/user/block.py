@@ -56,6 +56,8 @@ class UserBlock(nn.Module):
 
     def _once(self, *taken: Tensor) -> Any:
         form = self._form
+        if form.random:  # dropout draws in the order of memory, which a tensor from another stage has lost
+            taken = tuple(tensor.contiguous() for tensor in taken)
         tensors = [tensor.clone() if number in form.changed else tensor for number, tensor in enumerate(taken)]
         values = form.call(self.module, tensors)
         found = [tensor for value in values for tensor in tree.apart(value)[1]]

@@ -48,12 +48,14 @@ class ModuleTask(Task):
         arguments = self._arguments(model)
         pieces = _pieces(plan, code, model, tuple(arguments))
         _require_all(code, model, pieces)
-        look = look_at(code, pieces, arguments, [self._example(n) for n in range(2)], self._functions, self._dtype)
+        self._pieces, self._given = pieces, arguments
+        look = self._look(plan.micro_batch_size)
         self._output, self._values = pieces.output, look.values
         returned_wires = wires_of(pieces.output, look.values)
         self.inputs = tuple(dict.fromkeys(wire for given in arguments.values() for wire in given.wires))
         self.outputs = tuple(dict.fromkeys(name for name in returned_wires if name in look.wires))
         self.wires: Mapping[str, Wire] = look.wires
+        self._wires_at: Dict[int, Mapping[str, Wire]] = {plan.micro_batch_size: self.wires}
         self.tied, recompute = _tied(pieces), plan.recompute == "full"
         kinds = _kinds(pieces, look)
         self.blocks = [
@@ -72,6 +74,24 @@ class ModuleTask(Task):
 
     def epoch(self, split: str) -> Optional[int]:
         return UserSamples(self._code, split, 1, self._seed).length
+
+    def wires_at(self, micro_batch_size: int) -> Mapping[str, Wire]:
+        """By another look: the batch may be inside a dimension, as in [batch * tokens, width]."""
+        if micro_batch_size not in self._wires_at:
+            try:
+                with torch.random.fork_rng([]):
+                    self._wires_at[micro_batch_size] = self._look(micro_batch_size).wires
+            except EngineError as error:
+                raise EngineError(
+                    f"a micro-batch of {micro_batch_size} samples, of what micro-batches of {self._micro_batch_size} "
+                    "leave of a split, cannot pass this model; choose a parallel.micro_batch_size that divides the "
+                    f"split, or give train.eval_iterations, a number of whole global batches: {error}"
+                ) from error
+        return self._wires_at[micro_batch_size]
+
+    def _look(self, micro_batch_size: int) -> Look:
+        examples = [self._example(number, micro_batch_size) for number in range(2)]
+        return look_at(self._code, self._pieces, self._given, examples, self._functions, self._dtype)
 
     def micro(self, sample: Tensors) -> Micro:
         inputs, targets = ({name: sample[name] for name in sample if _is_of(part, name)} for part in (INPUTS, TARGETS))
@@ -127,8 +147,8 @@ class ModuleTask(Task):
         shape = self._train.item.targets
         return tree.together(shape, [targets[name] for name in tree.names(TARGETS, shape)])
 
-    def _example(self, number: int) -> Sample:
-        micro = self.micro(self._first(number, self._micro_batch_size))
+    def _example(self, number: int, micro_batch_size: int) -> Sample:
+        micro = self.micro(self._first(number, micro_batch_size))
         return Sample(micro.inputs, self._targets(micro.targets))
 
     def _first(self, number: int, micro_batch_size: int) -> Tensors:

@@ -10,7 +10,8 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.reading.user_files import OWN, found_files
+from conf.reading.own_folders import SHIPPED
+from conf.reading.user_files import found_files
 from tests.support.ordinary_user import ordinary_user
 
 MINE = "tensor: 1\ndata: 1\npipeline: 2\npartition: 3-1\nglobal_batch_size: 6\n"
@@ -68,7 +69,7 @@ def test_a_file_goes_where_the_group_is_put(folder: Path) -> None:
 
 
 def compose_text(file: str) -> str:
-    return (OWN / file).read_text()
+    return (SHIPPED / file).read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
+from megatron_ext.contract.models.images import patches, t2t_sides
 
 PLAN = ("parallel=single", "parallel.micro_batch_size=2")
 FAULTS = [
@@ -19,6 +20,8 @@ FAULTS = [
     (["model=resnet50", "model.hidden_dropout=0.1"], "model.hidden_dropout=0.1 is only for"),
     (["model=alexnet", "model.image_size=32"], "model.image_size=32 is too small for model.family=alexnet"),
     (["model=vgg16", "model.image_size=16"], "use at least 32"),
+    (["model=t2t-vit-tiny", "model.image_size=1"], "model.image_size=1 is too small for model.family=t2t_vit, whose"),
+    (["model=t2t-vit-tiny", "model.image_size=2"], "splits leave nothing of it; use at least 3"),
     (["model=vit-tiny", "model.patch_size=3"], "model.image_size=8 is not divisible by model.patch_size=3"),
     (["model=vit-tiny", "model.patch_size=null"], "model.patch_size has no value"),
     (["model=vit-tiny", "model.classes=null"], "model.classes has no value"),
@@ -51,6 +54,12 @@ def test_what_cannot_be_is_one_message(words: list[str], message: str) -> None:
         compose([*PLAN, *words])
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_smallest_image_of_t2t_vit_leaves_a_token() -> None:
+    model = compose([*PLAN, "model=t2t-vit-tiny", "model.image_size=3"]).model.sized(1)
+    assert patches(model) == 1
+    assert all(side > 0 for side in t2t_sides(model))
 
 
 def test_a_file_need_not_name_what_its_family_does_not_have(tmp_path: Path) -> None:

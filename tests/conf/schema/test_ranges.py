@@ -23,6 +23,7 @@ PARTS = {
     "parallel": experiment.Parallel,
     "executor": experiment.Executor,
     "train": experiment.Train,
+    "adapt": experiment.Adapt,
     "data": experiment.Data,
     "data.blend": experiment.Corpus,
     "data.augment": Augment,

@@ -69,6 +69,14 @@ BROKEN = {
         ["train.lr_policy=step"],
         "train.lr_policy=step multiplies the learning rate by train.lr_gamma=0.1 each time train.lr_step_iterations",
     ),
+    "Noam with an end": (
+        ["train.lr_policy=noam", "train.lr_decay_iterations=40"],
+        "train.lr_decay_iterations=40 does nothing with train.lr_policy=noam, which has no end; use",
+    ),
+    "a policy without an end decays to nothing": (
+        ["train.lr_policy=constant", "train.lr_decay_iterations=40"],
+        "train.lr_decay_iterations=null, or train.lr_policy=cosine or polynomial or linear",
+    ),
     "Noam without a warm-up": (
         ["train.lr_policy=noam", "train.lr_warmup_iterations=0"],
         "train.lr_policy=noam falls from the end of the warm-up on, but train.lr_warmup_iterations=0; give it",
@@ -107,19 +115,52 @@ BROKEN = {
         ["model=gnmt-tiny", "model.layers=1"],
         "model.layers=1: the encoder of model.family=gnmt",
     ),
+    "a language model of LSTMs with attention": (
+        ["model=awd-lm-tiny", "model.heads=2"],
+        "model.heads=2: model.family=awd_lm has no attention; use 1",
+    ),
+    "a language model of LSTMs with an MLP": (
+        ["model=awd-lm-tiny", "model.ffn_hidden=64"],
+        "model.ffn_hidden=64 is only for model.family=gpt, bert, t5, transformer, gnmt, vit, t2t_vit, vgg or alexnet",
+    ),
+    "a language model of LSTMs with norms": (
+        ["model=awd-lm-tiny", "model.norm_epsilon=1e-3"],
+        "model.norm_epsilon=0.001 is for transformers, not for model.family=awd_lm; leave it out",
+    ),
+    "a language model of one LSTM": (
+        ["model=awd-lm-tiny", "model.layers=1"],
+        "model.layers=1: the first and the last layer of model.family=awd_lm have widths of their own; use 2 or more",
+    ),
+    "part of a layer without attention computed again": (
+        ["model=awd-lm-tiny", "parallel.recompute=selective"],
+        "parallel.recompute=selective is for attention, and nothing is known of attention in model.family=awd_lm; use",
+    ),
+    "a rate of dropout that drops all": (
+        ["model=awd-lm-tiny", "model.weight_dropout=1"],
+        "model.weight_dropout=1.0 must be at least 0 and less than 1",
+    ),
+    "weights dropped of a transformer": (
+        ["model.weight_dropout=0.5"],
+        "model.weight_dropout=0.5 is only for model.family=awd_lm, not for model.family=gpt; leave it out",
+    ),
+    "a model of videos without features": (
+        ["model=s2vt-tiny", "model.features=null"],
+        "model.features has no value, which model.family=s2vt needs; give model.features=",
+    ),
+    "features of text": (["model.features=10"], "model.features=10 is only for model.family=s2vt"),
     "tensor parallel LSTMs": (
         ["model=gnmt-tiny", "parallel=single", "parallel.tensor=2"],
         "parallel.tensor=2",
     ),
     "a decoder that the family does not have": (
         ["model=bert-tiny", "model.decoder_layers=2"],
-        "model.decoder_layers=2 is only for model.family=t5, transformer or gnmt, not for model.family=bert; leave it "
-        "out, or use model.decoder_layers=null",
+        "model.decoder_layers=2 is only for model.family=t5, transformer, gnmt or s2vt, not for model.family=bert; "
+        "leave it out, or use model.decoder_layers=null",
     ),
     "a decoder's sequence that the family does not have": (
         ["model.decoder_sequence_length=2"],
-        "model.decoder_sequence_length=2 is only for model.family=t5, transformer or gnmt, not for model.family=gpt; "
-        "leave it out",
+        "model.decoder_sequence_length=2 is only for model.family=t5, transformer, gnmt or s2vt, not for "
+        "model.family=gpt; leave it out",
     ),
     "a binary head that the family does not have": (
         ["model=t5-tiny", "model.bert_binary_head=false"],

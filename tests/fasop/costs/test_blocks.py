@@ -11,13 +11,13 @@ from conf.schema.experiment import Gpu
 from conf.schema.partition import Partition
 from fasop.costs.blocks import blocks_of
 from fasop.costs.layers import layer_times
-from fasop.costs.links import Link
 from fasop.costs.memory import GIB, layer_activations, stage_memory
+from fasop.costs.network.links import Link
 from fasop.costs.sizes import BYTES, kind_parameters, shared_parameters
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.inputs import read
 from fasop.simulation.predict import predict_plan
-from megatron_ext.contract.parameters import block_numel, block_parameters
+from megatron_ext.contract.models.parameters import block_numel, block_parameters
 from tests.support.fasop.plans import pipelines
 
 NOTHING = Link(latency_s=0.0, s_per_byte=0.0)

@@ -20,7 +20,7 @@ from fasop.costs.layers import (
     weights_handed_out,
     why_not_measured,
 )
-from fasop.costs.links import Link, between, within
+from fasop.costs.network.links import Link, between, within
 from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape, optimizer_s_per_parameter, read_profile
 from fasop.costs.profile_text import profile_text
 from fasop.costs.training import Training

@@ -12,12 +12,12 @@ import torch
 
 from conf.compose import compose
 from conf.schema.experiment import Experiment
-from fasop.costs.links import Link
+from fasop.costs.network.links import Link
 from fasop.costs.overlap import SUM_BYTES
 from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
 from fasop.costs.sizes import layer_parameters
 from fasop.simulation.predict import planned
-from fasop.simulation.replicas import Replicas
+from fasop.simulation.ranks.replicas import Replicas
 from launch.control.plan import make_plan
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.engine.flat import FlatWeights

@@ -14,7 +14,7 @@ from conf.schema.experiment import Precision
 from fasop.costs import profile
 from fasop.costs.doubts import profile_doubts
 from fasop.costs.layers import layer_times
-from fasop.costs.links import Link
+from fasop.costs.network.links import Link
 from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape, read_profile
 from fasop.costs.profile_text import profile_text
 from fasop.search.inputs import read

@@ -18,6 +18,7 @@ from fasop.partition.local_search import bottleneck, exhaustive, feasible, impro
 from fasop.simulation.linear import Hidden, Linear
 from fasop.simulation.pipelines import Pipelines
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed
+from tests.support.fasop.random_pipelines import FLUSHING
 
 TIME = st.floats(0, 10, allow_nan=False)
 POSITIVE = st.floats(0.1, 10, allow_nan=False)
@@ -29,7 +30,7 @@ def lines(draw: st.DrawFn, most_stages: int = 5, layers: int = 7, *, hides: bool
 
     With `hides`, the last backward pass may hide some of the sums.
     """
-    schedule = draw(st.sampled_from(Schedule))
+    schedule = draw(st.sampled_from(FLUSHING))
     chunks = 2 if schedule is Schedule.interleaved else 1
     stages = draw(st.integers(chunks, most_stages // chunks))
 

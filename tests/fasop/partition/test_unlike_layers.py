@@ -21,9 +21,9 @@ from fasop.simulation.iteration import stage_times
 from fasop.simulation.layer_order import LayerOrder
 from fasop.simulation.linear import Hidden, Linear
 from fasop.simulation.pipelines import Pipelines
-from fasop.simulation.replay import simulate
-from megatron_ext.contract.schedules import as_json, schedule
-from tests.support.fasop.random_pipelines import all_partitions, all_times, random_pipelines
+from fasop.simulation.ranks.replay import simulate
+from megatron_ext.contract.schedule.schedules import as_json, schedule
+from tests.support.fasop.random_pipelines import FLUSHING, all_partitions, all_times, random_pipelines
 from tests.support.fasop.replays import pipeline_time
 from tests.support.fasop.seeds import seeds
 
@@ -50,7 +50,7 @@ def test_a_part_has_the_layers_between_its_cuts() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", Schedule)
+@pytest.mark.parametrize("name", FLUSHING)
 def test_every_partition_takes_what_the_replay_of_its_layers_says(name: Schedule) -> None:
     """Layer by layer: each is looked up for itself, and so is the message behind it."""
     for rng, lines, layers in cases(12, name):

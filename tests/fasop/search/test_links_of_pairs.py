@@ -11,7 +11,7 @@ import pytest
 from conf.compose import compose
 from conf.schema.links import PairLink
 from fasop.costs.hardware import NodeKind
-from fasop.costs.links import transfer_s
+from fasop.costs.network.links import transfer_s
 from fasop.costs.training import Training
 from fasop.search.arguments import Arguments
 from fasop.search.by_replica import exact

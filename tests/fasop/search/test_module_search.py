@@ -20,8 +20,8 @@ from fasop.search.arguments import Arguments
 from fasop.search.inputs import read
 from fasop.search.run import best_plans
 from fasop.simulation.predict import predict_plan
-from fasop.simulation.replay import StageTimes, simulate
-from megatron_ext.contract.schedules import as_json, schedule
+from fasop.simulation.ranks.replay import StageTimes, simulate
+from megatron_ext.contract.schedule.schedules import as_json, schedule
 from tests.support.fasop.modules import random_profile, words, written
 from tests.support.fasop.random_pipelines import all_partitions
 from tests.support.fasop.replays import pipeline_time

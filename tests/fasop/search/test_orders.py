@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from fasop.search import node_orders
 from fasop.search.candidates import Space
 from fasop.search.inputs import read
-from fasop.search.node_orders import MOST, count, described, few, magnitude, neighbours, starts
+from fasop.search.node_orders import MOST, OF_LAYERS, count, described, few, magnitude, neighbours, starts
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.search import Best, explore
 from tests.support.fasop.random_clusters import best_times, random_case
-from tests.support.fasop.seeds import seeds
 
 NODES = st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any)
 MANY = ("cluster=a100x8_a10x8", "model=xl", "train.precision=fp16", "parallel.global_batch_size=64")
@@ -33,6 +32,8 @@ def test_every_order_comes_once(nodes: list[int]) -> None:
     assert rows == sorted(set(itertools.permutations(whole)))
     assert len(rows) == count(nodes)
     assert few(nodes) == (len(rows) <= MOST)
+    assert few(nodes, 20) == (len(rows) <= OF_LAYERS // 20)
+    assert few(nodes, 1000) == few(nodes)
     assert magnitude(nodes) == pytest.approx(math.log10(len(rows)), abs=1e-9)
 
 
@@ -69,17 +70,19 @@ def test_the_first_orders_keep_kinds_together_or_have_one_at_both_ends() -> None
 
 
 @pytest.mark.parametrize(
-    ("nodes", "told"),
+    ("nodes", "layers", "told"),
     [
-        ([3], "the one node order"),
-        ([4, 4], "all 70 node orders"),
-        ([8, 8], "of 12,870 node orders those to which moving nodes from 12 of them leads"),
-        ([8192, 8192], "of about 10^4929 node orders those to which"),
+        ([3], 48, "the one node order"),
+        ([4, 4], 200, "all 70 node orders"),
+        ([8, 8], 48, "of 12,870 node orders those to which moving nodes from 12 of them leads"),
+        ([3, 2, 3], 24, "of 560 node orders those to which"),
+        ([3, 2, 3], 12, "all 560 node orders"),
+        ([8192, 8192], 1, "of about 10^4929 node orders those to which"),
     ],
-    ids=["one", "all", "some", "thousands"],
+    ids=["one", "all", "some", "of-many-layers", "of-few-layers", "thousands"],
 )
-def test_it_is_told_which_orders_are_searched(nodes: list[int], told: str) -> None:
-    assert described(nodes).startswith(told)
+def test_it_is_told_which_orders_are_searched(nodes: list[int], layers: int, told: str) -> None:
+    assert described(nodes, layers).startswith(told)
 
 
 def best(words: Sequence[str], *counts: int) -> Plan:
@@ -120,8 +123,9 @@ def test_a_group_that_is_split_in_two_is_found_among_thousands_of_orders() -> No
 def test_moving_nodes_mostly_ends_at_the_best_of_all_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if even few orders were too many: how far the plans are from the best of all sizes, orders and partitions."""
     monkeypatch.setattr("fasop.search.node_orders.MOST", 3)
+    monkeypatch.setattr("fasop.search.node_orders.OF_LAYERS", 0)
     longer = []
-    for seed in seeds(60):
+    for seed in range(60):
         training, kinds, choices = random_case(np.random.default_rng(seed))
         every = best_times(training, kinds, choices)
         least = min((seconds for _, seconds in every or ()), default=math.inf)

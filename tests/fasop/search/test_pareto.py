@@ -63,10 +63,15 @@ def test_a_front_is_what_looking_at_every_plan_finds() -> None:
     assert told(list(front(inputs, Arguments(pareto=First.cost)).plans)) == found[::-1]
 
 
-@pytest.mark.parametrize("most", [node_orders.MOST, 2], ids=["all-orders", "moved-nodes"])
-def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("most", "layers"), [(node_orders.MOST, node_orders.OF_LAYERS), (2, 0)], ids=["all-orders", "moved-nodes"]
+)
+def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(
+    most: int, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether a search looks at all node orders, or goes from some to others."""
     monkeypatch.setattr(node_orders, "MOST", most)
+    monkeypatch.setattr(node_orders, "OF_LAYERS", layers)
     compared = 0
     for seed in seeds(5):
         training, kinds, choices = random_case(np.random.default_rng(seed))
@@ -141,7 +146,7 @@ def test_limits_that_nothing_keeps_are_told_with_what_would() -> None:
 def test_a_front_is_a_table_a_file_and_a_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.commands.search.PLANS", tmp_path)
+    monkeypatch.setattr("launch.commands.writing.PLANS", tmp_path)
     file = tmp_path / "front.csv"
     assert main(["search", "pareto=cost", *WORDS, "tokens=1e6", f"csv={file}", "plan=cheap"]) == 0
     shown = capsys.readouterr()
@@ -183,7 +188,10 @@ def test_days_and_dollars_are_told_of_a_training_whose_length_was_given(
 def test_a_limit_of_a_training_of_unknown_length_is_refused(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "pareto=cost", *WORDS, limit]) == 1
     told = capsys.readouterr()
-    assert f"{limit} limits a whole training: say how long it is, tokens=N or train.iterations=N" in told.err
+    assert (
+        f"{limit} limits a whole training: say how long it is: tokens=N, train.samples=N or train.iterations=N"
+        in told.err
+    )
     assert not told.out
 
 

@@ -27,11 +27,11 @@ from fasop.search.unequal_shares import explore_shares, least_seconds
 from fasop.simulation.iteration import Durations
 from fasop.simulation.on_nodes import Nodes, on_nodes
 from fasop.simulation.predict import predict, predict_plan
-from fasop.simulation.replay import StageTimes
-from fasop.simulation.shares import Replica, best_shares
+from fasop.simulation.ranks.replay import StageTimes
+from fasop.simulation.ranks.shares import Replica, best_shares
 from fasop.tables.plans import plan_yaml
 from tests.support.fasop.random_clusters import random_case
-from tests.support.fasop.random_pipelines import all_partitions
+from tests.support.fasop.random_pipelines import FLUSHING, all_partitions
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -61,7 +61,7 @@ def random_replica(rng: np.random.Generator, name: str, stages: int, chunks: int
 @pytest.mark.parametrize("seed", range(40))
 def test_no_division_of_the_batch_takes_less(seed: int):
     rng = np.random.default_rng(seed)
-    name = str(rng.choice([*Schedule]))
+    name = str(rng.choice([*FLUSHING]))
     stages, chunks = (int(rng.integers(2, 4)), 2) if name == "interleaved" else (int(rng.integers(1, 4)), 1)
     kinds = [random_replica(rng, name, stages, chunks) for _ in range(int(rng.integers(1, 4)))]
     replicas = [kinds[int(rng.integers(len(kinds)))] for _ in range(int(rng.integers(1, 5)))]
@@ -195,7 +195,9 @@ def test_replicas_that_cannot_take_equally_many_take_one_more_or_less() -> None:
         f"Shares 11*2-10 gain {even.total / best.total - 1:.1%}: the best plan with equal shares takes "
         in outcome.summary
     )
-    assert "Every plan with equal shares is slower than the first: this is proved." in outcome.summary
+    assert (
+        "Every plan with equal shares and stages all alike is slower than the first: this is proved." in outcome.summary
+    )
     assert predict_plan(best).iteration_s == pytest.approx(best.total)
     only_thirds = best_plans(read([*words, "parallel.data=3"]), Arguments(leave_out=False))
     assert only_thirds.plans[0].parallel == best.parallel
@@ -256,7 +258,7 @@ def test_replicas_that_are_slow_on_unlike_stages_are_predicted_each_by_itself() 
 
 
 def test_a_search_does_not_take_replicas_by_stage_and_leaves_out_those_of_a_configuration(tmp_path: Path) -> None:
-    with pytest.raises(SearchError, match="gives all stages as many replicas; leave it out, or see what"):
+    with pytest.raises(SearchError, match=r"finds the replicas; leave it out \(by_stage=true looks closer\), or see"):
         read([*SMALL, "parallel.replicas=1-2"])
     own = tmp_path / "own.yaml"
     own.write_text('tensor: 2-1\nreplicas: "1-2"\npipeline: 2\nglobal_batch_size: 8\n')

@@ -11,17 +11,19 @@ from hypothesis import strategies as st
 
 from conf.schema.experiment import Schedule
 from fasop.simulation import blocking
-from fasop.simulation.replay import StageTimes, simulate
+from fasop.simulation.ranks.replay import StageTimes, simulate
 from fasop.simulation.steps import steps
 from fasop.simulation.times import Times, Traffic
 from fasop.simulation.vectorised import ends
 from fasop.simulation.vectorised import longest as longest_path
-from megatron_ext.contract.schedules import as_json, schedule
+from megatron_ext.contract.schedule.schedules import as_json, schedule
+from tests.support.fasop.random_pipelines import FLUSHING
 
+SCHEDULES = (*FLUSHING, Schedule.model_parallel)
 TIMES = st.floats(0, 100, allow_nan=False)
 
 
-@given(st.sampled_from(Schedule), st.integers(1, 9), st.integers(1, 12), st.integers(2, 3), st.data())
+@given(st.sampled_from(SCHEDULES), st.integers(1, 9), st.integers(1, 12), st.integers(2, 3), st.data())
 def test_every_stage_ends_when_the_replay_says(
     name: Schedule, stages: int, micro_batches: int, chunks: int, data: st.DataObject
 ) -> None:
@@ -47,7 +49,7 @@ def test_every_stage_ends_when_the_replay_says(
 
 
 @settings(max_examples=200)
-@given(st.sampled_from(Schedule), st.integers(1, 9), st.integers(1, 12), st.integers(2, 3), st.integers(0, 2**32 - 1))
+@given(st.sampled_from(SCHEDULES), st.integers(1, 9), st.integers(1, 12), st.integers(2, 3), st.integers(0, 2**32 - 1))
 def test_links_that_are_occupied_for_a_part_of_a_message_are_free_when_the_replay_says(
     name: Schedule, stages: int, micro_batches: int, chunks: int, seed: int
 ) -> None:

@@ -15,7 +15,7 @@ from conf.schema.experiment import Schedule
 from conf.schema.partition import Partition
 from fasop.costs.hardware import node_kinds
 from fasop.costs.memory import GIB, stage_memory
-from fasop.costs.placement import place
+from fasop.costs.network.placement import place
 from fasop.costs.sizes import embedding_parameters, layer_parameters
 from fasop.costs.training import Training
 from fasop.errors import SearchError

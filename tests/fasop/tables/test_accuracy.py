@@ -20,7 +20,7 @@ from fasop.simulation.predict import Prediction, predict
 from fasop.tables.accuracy import TERMS, Measured, MeasuredStage, calibration, compare
 from fasop.tables.accuracy_tables import runs, shared, together, verdict
 from launch.cli import main
-from launch.commands import search as cli
+from launch.commands.searching import validation
 from launch.control.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from tests.support.fasop.plans import MEGATRON, experiment, mixed
@@ -162,12 +162,12 @@ def test_ranks_that_took_turns_on_this_machine_are_told(tmp_path: Path, monkeypa
     sizes = ("parallel.pipeline=4", "parallel.data=1", "parallel.partition=1-1-1-1", "parallel.global_batch_size=4")
     four = compose(["model=tiny", *sizes])
     for cores, told in ((4, None), (3, (4, 3))):
-        monkeypatch.setattr(cli.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        assert cli.cores_shared(run, four) == told
+        monkeypatch.setattr(validation.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert validation.cores_shared(run, four) == told
     assert "tiny/one: 4 ranks took turns on the 3 cores of this machine" in shared(run.name, 4, 3)
-    assert cli.cores_shared(run, experiment(*UNEVEN)) is None
+    assert validation.cores_shared(run, experiment(*UNEVEN)) is None
     run.write_json(run.provenance, {"host": "elsewhere"})
-    assert cli.cores_shared(run, four) is None
+    assert validation.cores_shared(run, four) is None
 
 
 def test_a_calibration_is_for_the_nodes_that_it_was_made_on() -> None:

@@ -114,7 +114,7 @@ def offered(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("tdpp d", ["doctor", "data"]),
         ("tdpp completion ", ["bash", "zsh", "fish"]),
         ("tdpp launch mod", ["model=", "model."]),
-        ("tdpp launch -m model=tiny,s", ["model=tiny,small"]),
+        ("tdpp launch -m model=tiny,sm", ["model=tiny,small"]),
         ("tdpp launch --config-dir=own model=m", ["model=mine", "model=module"]),
         (
             "tdpp launch +cluster.groups.local.gp",
@@ -131,6 +131,7 @@ def offered(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("tdpp search pl", ["plan="]),
         ("tdpp profile tens", ["tensor_sizes="]),
         ("tdpp data p", ["prepare", "pairs"]),
+        ("tdpp config train.lr_po", ["train.lr_policy", "train.lr_power"]),
         ("tdpp data pairs --sou", []),
         ("tdpp xyzzy a", []),
         ('tdpp launch model="ti', []),

@@ -12,7 +12,7 @@ from launch import cli
 from launch.commands import logs
 from launch.commands.logs import tail_begin
 from launch.control.follow import PART_BYTES, Log, follow
-from launch.files.records import JobRecord
+from launch.files.records import JobRecord, Submitted
 from launch.observe.agent_logs import agent_logs
 from megatron_ext.contract.plan import Plan
 from tests.support.launch.live import FOREVER, TWO_NODES, start, wait_for, wait_until_running
@@ -101,6 +101,10 @@ def test_what_agents_printed_is_shown_when_asked_for(finished: RunDir, capsys: p
     assert [f"local-1: {line}" for line in alone] == [line for line in lines if line.startswith("local-1: ")]
 
 
+def submitted(*jobs: JobRecord) -> Submitted:
+    return Submitted(token="t", executor="slurm", submission=0, jobs=jobs)
+
+
 def test_agents_of_a_heterogeneous_job_are_found_by_their_tasks(tmp_path: Path) -> None:
     """Its second component has an id of its own; tasks are counted through, in the order of the job's nodes."""
     run = RunDir(tmp_path)
@@ -109,7 +113,7 @@ def test_agents_of_a_heterogeneous_job_are_found_by_their_tasks(tmp_path: Path) 
         (run.submitit / name).touch()
     names = [("hgx-0", "hgx"), ("gpu2-0", "gpu2"), ("gpu2-1", "gpu2")]
     plan = Plan.of({"nodes": [{"name": name, "group": group} for name, group in names]}, tmp_path)
-    found = agent_logs(run, plan, {"40": JobRecord(id="40", nodes=(0, 2, 1))})
+    found = agent_logs(run, plan, submitted(JobRecord(id="40", nodes=(0, 2, 1))))
     assert {source: [path.name for path in paths] for source, paths in found.items()} == {
         "hgx-0": ["40_0_log.out"],
         "gpu2-1": ["41_1_log.out"],
@@ -124,7 +128,7 @@ def test_agents_of_coupled_jobs_with_ids_in_a_row_are_told_apart(tmp_path: Path)
     for name in ("40_0_log.out", "41_0_log.out", "40_batch.out", "41_batch.out"):
         (run.submitit / name).touch()
     plan = Plan.of({"nodes": [{"name": f"{group}-0", "group": group} for group in ("hgx", "gpu2")]}, tmp_path)
-    found = agent_logs(run, plan, {job: JobRecord(id=job, nodes=(node,)) for node, job in enumerate(("40", "41"))})
+    found = agent_logs(run, plan, submitted(JobRecord(id="40", nodes=(0,)), JobRecord(id="41", nodes=(1,))))
     assert {source: [path.name for path in paths] for source, paths in found.items()} == {
         "hgx-0": ["40_0_log.out"],
         "gpu2-0": ["41_0_log.out"],

@@ -71,6 +71,15 @@ def test_a_dry_run_without_its_data_is_shown_and_is_an_error(capsys: pytest.Capt
     assert shown.err.splitlines()[-1].startswith("tdpp: error: data.prefix=nowhere: nowhere.bin is not there; ")
 
 
+def test_a_dry_run_is_shown_although_only_its_data_say_how_long_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["launch", "experiment=pipedream/vgg16_16_pipedream", "dry_run=true"]) == 1
+    shown = capsys.readouterr()
+    assert "tensor 1 x data 15-1 x pipeline 2, partition 13-3" in shown.out
+    *_, stood_in, error = shown.err.splitlines()
+    assert stood_in == "(train.epochs=60: the plan shows train.iterations=1000000000, for the data say how many)"
+    assert error.startswith("tdpp: error: data.prefix=data/imagenet: ")
+
+
 def test_a_sweep_over_files_says_which_one_each_run_had(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for partition in ("1-1", "2-0"):
         Path(f"{partition}.yaml").write_text(

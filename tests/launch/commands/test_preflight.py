@@ -12,7 +12,7 @@ from conf.errors import TdppError
 from launch import cli
 from launch.commands.preflight import preflight as checked
 from megatron_ext.checkpoints.meta import Meta
-from megatron_ext.contract.schedules import schedule
+from megatron_ext.contract.schedule.schedules import schedule
 from tests.support.ordinary_user import ordinary_user
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "sequence_length": 128, "vocab_size": 257}
@@ -112,3 +112,10 @@ def test_a_schedule_of_ones_own_that_fits_is_taken_and_any_other_is_told(tmp_pat
     path.unlink()
     with pytest.raises(TdppError, match=f"^parallel.schedule_file={path}: cannot be read as a schedule"):
         preflight(f"parallel.schedule_file={path}")
+
+
+def test_a_stream_of_unlike_replicas_is_proved() -> None:
+    preflight(
+        *("model.untie_embeddings_and_output_weights=true", "parallel.schedule=pipedream", "parallel.data=1"),
+        *("parallel.pipeline=2", "parallel.replicas=3-1"),
+    )

@@ -268,7 +268,7 @@ def test_as_json_every_figure_has_its_unit(tmp_path: Path, several: dict[str, Ru
         (["nope"], "no run 'nope' in ", 1),
         (["tin?y"], "no run 'tin?y' in ", 1),
         (["--verdict", "fialed"], "must be one or several of starting, running, succeeded, failing, failed", 2),
-        (["--kind", "pbs"], "must be one or several of local, slurm, rehearsal", 2),
+        (["--kind", "pbs"], "must be one or several of local, slurm, hosts, rehearsal", 2),
         (["--limit", "0"], "must be a whole number, 1 or more", 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

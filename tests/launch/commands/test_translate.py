@@ -19,7 +19,7 @@ import torch
 from data_prep.tokenizers.both_languages import train_both
 from launch import cli
 from megatron_ext import translate as of_file
-from megatron_ext.contract.model import GPT
+from megatron_ext.contract.models.model import GPT
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.data.pairs import side_prefix
 from megatron_ext.inference.held_out import SAMPLES

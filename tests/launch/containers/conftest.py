@@ -6,13 +6,14 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.support import PATIENCE_S
-from tests.support.containers import apptainer_double, enroot_double
+from tests.support.containers import apptainer_double, docker_double, enroot_double
 from tests.support.containers.image import write_squashfs, write_tar
 
 REAL = os.environ.get("TDPP_TEST_ENROOT")
@@ -111,3 +112,20 @@ def apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
     folder = tmp_path / "apptainer"
     folder.mkdir()
     return on_path(folder, "apptainer", [sys.executable, "-IS", apptainer_double.__file__], monkeypatch)
+
+
+DOCKER_IMAGE = "lab:1"
+IMAGE_ID = f"sha256:{'1' * 64}"
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    """With an image; `data` is its daemon's folder. No container may be left."""
+    folder = tmp_path / "docker"
+    (folder / "data" / "images").mkdir(parents=True)
+    (folder / "data" / "registry").mkdir()
+    (folder / "data" / "images" / DOCKER_IMAGE).write_text(IMAGE_ID)
+    monkeypatch.setenv("TDPP_DOUBLE_DOCKER", str(folder / "data"))
+    yield on_path(folder, "docker", [sys.executable, "-IS", docker_double.__file__], monkeypatch)
+    left = list((folder / "data").glob("containers/*"))
+    assert left == []

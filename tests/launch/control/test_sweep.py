@@ -76,6 +76,7 @@ def composed(*overrides: str) -> Experiment:
         ["skip_existing=true", "max_jobs=3", "yes=true", "confirm_gpu_hours=5"],
         ["cluster.groups.gpu2.time_min=5", "cluster.groups.hgx.qos=high"],
         ["executor.max_requeues=9", "executor.save_s=30"],
+        ["log=tensorboard,wandb"],
     ],
     ids=lambda value: value[0],
 )

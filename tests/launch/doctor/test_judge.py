@@ -372,3 +372,11 @@ def test_a_checkpoint_is_as_large_as_it_is_said_to_be() -> None:
     assert [size_text(size) for size in (0, 1023, 2048, 3.5 * 2**20, 2**40)] == [
         *("0 bytes", "1023 bytes", "2 KiB", "3.5 MiB", "1024.0 GiB")
     ]  # fmt: skip
+
+
+def test_images_of_docker_that_differ_are_an_error() -> None:
+    same = judged(images={one.name: "sha256:1" for one in ALL})["all nodes", "image"]
+    assert (same.level, same.text.count("sha256:1")) == (Level.ok, 1)
+    other = judged(images={one.name: "sha256:1" for one in ALL} | {"gpu2-3": "sha256:2"})["all nodes", "image"]
+    assert other.level is Level.error
+    assert "sha256:2 on gpu2-3: bring the same container.image=" in other.text

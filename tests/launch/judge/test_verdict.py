@@ -18,7 +18,7 @@ from launch.judge.findings import findings
 from launch.judge.pace import median_ms
 from launch.judge.runs_table import run_row
 from launch.judge.state import EXIT_CODES, State
-from launch.judge.status_text import as_text
+from launch.judge.status_text import as_json, as_text
 from launch.judge.verdict import decide, judge
 from launch.observe.look import SILENCE_S, observe
 from tests.support import ROOT
@@ -83,6 +83,8 @@ class Case:
     """goal.json."""
     evaluated: dict[int, float] = field(default_factory=dict)
     """How long evaluations took, by iteration."""
+    length: dict[str, int] = field(default_factory=dict)
+    """What plan.json says of it beside its iterations."""
 
     def make(self, path: Path) -> RunDir:
         run = RunDir(path)
@@ -91,6 +93,7 @@ class Case:
         plan = make_plan(
             compose([*TWO_NODES, "train.iterations=50", "train.log_interval=5", *self.train]), "tiny/run"
         ).as_json()
+        plan["train"] |= self.length
         run.config.touch()
         run.write_json(run.plan, plan)
         os.utime(run.plan, (NOW - 9000, NOW - 9000))
@@ -131,6 +134,7 @@ class Case:
     def _line(self, iteration: int) -> str:
         unix = NOW - self.age - (self.last - iteration)
         values = {"iteration": iteration, "unix": unix, "elapsed_ms": 200.0, "loss": self.loss, "nan": 0}
+        values["consumed_samples"] = 16 * iteration
         if iteration in self.evaluated:
             values |= {"evaluation_s": self.evaluated[iteration], "valid_loss": 3.25}
         return json.dumps(values) + "\n"
@@ -143,6 +147,18 @@ CASES = {
     "a-goal-that-was-reached-is-a-success": (
         Case([OK, OK], last=20, goal=REACHED, train=(*EVALUATING, "train.until=loss<=3.5")),
         State.succeeded, "4 ranks ended well after iteration 20, where train.until=loss<=3.5 was reached: 3.25",
+    ),
+    "all-epochs-are-a-success": (
+        Case([OK, OK], last=50, length={"epochs": 3, "samples": 810}),
+        State.succeeded, "4 ranks ended well, and iteration 50 of 50 is in the log: epoch 2.96 of 3",
+    ),
+    "all-samples-are-a-success": (
+        Case([OK, OK], last=50, length={"samples": 1810}),
+        State.succeeded, "iteration 50 of 50 is in the log: 800 of 1,810 samples",
+    ),
+    "a-part-of-the-epochs-is-none": (
+        Case([OK, OK], last=45, length={"epochs": 3, "samples": 810}),
+        State.incomplete, "the log ends at iteration 45 of 50",
     ),
     "a-goal-that-the-log-does-not-show-is-none": (
         Case([OK, OK], last=15, goal=REACHED, train=(*EVALUATING, "train.until=loss<=3.5")),
@@ -514,3 +530,30 @@ def test_the_last_evaluation_is_shown_with_what_is_wanted(tmp_path: Path) -> Non
     assert "evaluation: loss 3.25, after iteration 20; train.until=loss<=3.5" in as_text(
         findings(run, observe(run, NOW))
     )
+
+
+@pytest.mark.parametrize(
+    ("case", "shown", "left_s"),
+    [
+        (Case(last=20, length={"epochs": 3, "samples": 810}), "20 of 50, epoch 1.19 of 3, loss", 6.0),
+        (Case(last=20, length={"samples": 810}), "20 of 50, 320 of 810 samples, loss", 6.0),
+        (Case(last=25, train=EVALUATING, evaluated={10: 2.0, 20: 4.0}), "about 14 s left", 5.0 + 3 * 3.0),
+        (Case(last=20, train=(*EVALUATING, "train.until=loss<=1"), evaluated={20: 4.0}), "at most 18 s left", 18.0),
+        (Case(last=20, train=("train.eval_interval=20",), evaluated={20: 4.0}), "about 14 s left", 14.0),
+        (Case(), "none of 50 logged yet", None),
+        (Case([OK, OK], last=50, length={"samples": 810}), "50 of 50, 800 of 810 samples, loss", None),
+    ],
+    ids=["epochs", "samples", "evaluations", "until", "the last one", "nothing yet", "over"],
+)
+def test_the_status_says_how_far_it_is_in_the_runs_own_terms(
+    tmp_path: Path, case: Case, shown: str, left_s: float | None
+) -> None:
+    run = case.make(tmp_path / "run")
+    found = findings(run, observe(run, NOW))
+    text = as_text(found)
+    assert shown in text
+    assert (" left" in text) == (left_s is not None)
+    content = as_json(found)
+    assert content["left_s"] == (None if left_s is None else pytest.approx(left_s))
+    assert (content["samples"], content["epochs"]) == (case.length.get("samples"), case.length.get("epochs"))
+    assert content["consumed_samples"] == 16 * case.last

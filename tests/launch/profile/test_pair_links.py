@@ -11,7 +11,7 @@ import fasop.costs.profile as profiles
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema.links import PairLink, pairs
-from fasop.costs.links import transfer_s
+from fasop.costs.network.links import transfer_s
 from launch.cli import main
 from launch.errors import LaunchError
 from launch.profile.arguments import Arguments

@@ -13,19 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.compose import compose
+from conf.compose import compose, compose_unchecked
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Model, Precision
 from fasop.costs import profile as profiles
-from fasop.costs.links import Link
 from fasop.costs.measured_module import LOSS
+from fasop.costs.network.links import Link
 from fasop.costs.profile import read_profile
 from fasop.simulation.predict import predict
 from launch.cli import main
 from launch.commands import profile
+from launch.commands.decided import decided
 from launch.machine import processes
-from launch.profile.findings import Found, merged, too_large, unsettled
+from launch.profile.findings import Found, buckets, merged, too_large, unsettled
 from launch.profile.link_fit import all_reduce_times, p2p_times
 from megatron_ext.contract.worker import PROFILE
 from tests.support.launch.live import token
@@ -197,7 +198,7 @@ def test_a_profile_that_cannot_be_written_is_told_before_anything_is_measured(
     with ordinary_user(), pytest.raises(TdppError) as caught:
         profile.main(["profile=mine"])
     assert str(caught.value) == (
-        "profile=mine: you may not write in ., a part of tdpp; give the path of a file instead, such as ./mine.yaml"
+        "profile=mine: you may not write in .; give the path of a file instead, such as ./mine.yaml"
     )
     with ordinary_user(), pytest.raises(TdppError, match=r"profile=./mine.yaml: permission denied; choose a folder"):
         profile.main(["profile=./mine.yaml"])
@@ -424,3 +425,54 @@ def test_the_request_reaches_the_ranks_as_it_was_made(folder: Path) -> None:
     assert request == {"padded_vocab_sizes": {"2": 512}, "micro_batch_sizes": [4], "seconds": 10.0}
     assert job.experiment.parallel.world_size == 2
     assert job.names == {"cpu": "cpu"}
+
+
+def test_larger_micro_batches_are_tried_until_there_is_no_room(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a CPU its declared memory is the limit; a launch that chooses the micro-batch keeps to it."""
+    words = [*SMALL, "cluster.groups.local.gpus_per_node=2", "cluster.gpus.cpu.memory_gib=0.01", "seconds=0.1"]
+    assert main(["profile", *words, "micro_batches=4+", "tensor_sizes=1", "profile=mine"]) == 0
+    profile = read_profile("mine")
+    (room,) = profile.room
+    assert room.model == "tiny"
+    assert room.micro_batch_size % 4 == 0
+    sizes = [one.micro_batch_size for one in profile.costs]
+    assert sizes[:3] == [4, 8, 16]
+    assert sizes[-1] == room.micro_batch_size
+    assert f"room for micro-batches of {room.micro_batch_size}" in capsys.readouterr().out
+    assert len(profile.buckets_mib["tiny"]) == 1
+    batch = 64 * room.micro_batch_size
+    auto = [
+        "parallel=single",
+        "parallel.data=2",
+        f"parallel.global_batch_size={batch}",
+        "parallel.micro_batch_size=auto",
+    ]
+    chosen, said = decided(compose_unchecked([*words[:-1], *auto, "cluster.gpus.cpu.profile=mine"]))
+    assert chosen.parallel.micro_batch_size <= room.micro_batch_size
+    assert f" {room.micro_batch_size} were compared" in str(said)
+
+
+def test_gradients_that_come_first_are_in_the_first_bucket() -> None:
+    million = 2**20 // 4
+    assert buckets([("last", million // 2), ("head", million), ("layer", 20 * million), ("first", 10 * million)]) == [
+        *(1.5, 30.0),
+    ]
+    assert buckets([("a", million), ("b", 25 * million), ("c", 3)]) == pytest.approx([1.0, 25.0, 12 / 2**20], rel=1e-3)
+    assert buckets([]) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["micro_batches=0+"], "micro_batches=0+"),
+        (["micro_batches=4+,8"], "micro_batches=4+,8"),
+        (["micro_batches=4+", "tensor_sizes=2"], "tries the whole model on a GPU: add 1 to tensor_sizes"),
+    ],
+)  # fmt: skip
+def test_room_that_cannot_be_tried(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["profile", *words, "profile=mine", "dry_run=true"]) != 0
+    assert message in capsys.readouterr().err

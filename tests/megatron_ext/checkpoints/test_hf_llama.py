@@ -13,7 +13,7 @@ import transformers
 
 from megatron_ext import hf
 from megatron_ext.checkpoints import safetensors
-from megatron_ext.contract.parameters import parameter_count
+from megatron_ext.contract.models.parameters import parameter_count
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.stage import Stage

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.model import VIT, ModelConfig
+from megatron_ext.contract.models.model import VIT, ModelConfig
 from megatron_ext.contract.plan_parts import Augment
 from megatron_ext.data import augment, mixing
 from megatron_ext.data.images import ImageSamples, open_images

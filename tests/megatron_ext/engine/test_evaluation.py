@@ -12,11 +12,10 @@ import torch
 
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.goal import Best, Target
-from megatron_ext.contract.schedule_check import check_forward, parsed
-from megatron_ext.contract.schedules import NAMES, as_json, schedule
 from megatron_ext.data.gpt_samples import GptSamples, samples_in_epoch
 from megatron_ext.data.samples import Split
-from megatron_ext.engine.engine import FORWARD
+from megatron_ext.engine.course import Spending
+from megatron_ext.engine.log import keep_lines
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 from tests.support.megatron_ext.textbook import Ours
 
@@ -103,22 +102,6 @@ def test_every_layout_gives_the_same(layout: list[str], alone: EngineRun, engine
     for iteration, values in expected.items():
         assert found[iteration] == pytest.approx(values, rel=1e-6, abs=1e-6)
     assert Checkpoint.at(run.run.path / "checkpoints" / "best").meta.evaluation is not None
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-@pytest.mark.parametrize("left_out", [0, 1, 3])
-def test_the_forward_passes_of_every_schedule_run_to_their_end(name: str, stages: int, left_out: int) -> None:
-    chunks = 2 if name == "interleaved" else 1
-    if chunks > stages:
-        return
-    lists = schedule(name, stages, chunks, 5)
-    parsed(as_json(lists, chunks, 5), stages, chunks, 5)
-    forward = [
-        [[action for action in actions if action.kind in FORWARD and action.micro_batch < 5 - left_out]]
-        for actions in lists
-    ]
-    check_forward(forward, chunks, 5 - left_out)
 
 
 def test_eval_iterations_takes_the_first_global_batches(engine_run: Callable[..., EngineRun]) -> None:
@@ -214,6 +197,27 @@ def test_a_run_saves_and_ends_when_it_has_cost_what_it_may(engine_run: Callable[
     again = json.loads(run.plan.files.goal.read_text())
     assert said["iteration"] < again["iteration"] <= said["iteration"] + 2
     assert again["value"] > said["value"]
+
+
+def test_no_start_forgets_what_those_before_it_have_cost(engine_run: Callable[..., EngineRun]) -> None:
+    """Also where one is killed before its first line, with the lines dropped that said it, and so again."""
+    plan = engine_run("cluster.groups.local.price_per_hour=3600", "train.max_cost=100").plan
+    seconds = [0.0]
+    first = Spending(plan, lambda: seconds[0])
+    plan.files.metrics.write_text(json.dumps({"iteration": 7, "cost": 30.0}) + "\n")
+    seconds[0] = 30.0
+    first.note()
+    for number in range(3):
+        next_ = Spending(plan, lambda: seconds[0])
+        keep_lines(plan.files.metrics, 0)
+        assert next_.dollars == pytest.approx(30.0 + 6.0 * number)
+        seconds[0] += 6.0
+        next_.note()
+    plan.files.spent.unlink()  # of a run that an earlier tdpp has begun
+    plan.files.metrics.write_text(json.dumps({"iteration": 7, "cost": 31.0}) + "\n")
+    for _ in range(2):
+        assert Spending(plan, lambda: seconds[0]).dollars == pytest.approx(31.0)
+        keep_lines(plan.files.metrics, 0)
 
 
 def test_a_run_that_goes_on_from_anothers_goal_trains_all_the_same(engine_run: Callable[..., EngineRun]) -> None:

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.megatron_ext.engine.test_awd_lm_agrees import MODELS as LSTMS
 from tests.megatron_ext.engine.test_images_agree import MODELS as IMAGES
 from tests.megatron_ext.engine.test_images_agree import SIZES
+from tests.megatron_ext.engine.test_s2vt_agrees import MODELS as CAPTIONS
 from tests.megatron_ext.engine.test_translation_agrees import MODELS as TRANSLATION
 from tests.megatron_ext.tasks.user.test_module import module_run
-from tests.support.megatron_ext.engine_run import EngineRun, make_run
+from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_corpus, make_run
 from tests.support.megatron_ext.images import make_images
 from tests.support.megatron_ext.pairs import write_pairs
+from tests.support.megatron_ext.videos import write_videos
 
 STILL = [
     *("train.iterations=2", "train.eval_interval=1", "train.lr=1e-7", "train.min_lr=0", "train.log_interval=1"),
@@ -33,7 +36,7 @@ LAYOUTS = {
     "shares": ["parallel.data=2", "parallel.pipeline=1", "parallel.micro_batch_size=4", "parallel.shares=2-1"],
     "stages": ["parallel.data=1", "parallel.pipeline=2", "parallel.micro_batch_size=4", "parallel.recompute=full"],
 }
-FAMILIES = ("vit", "resnet", "transformer", "gnmt", "Seq2Seq", "Translator")
+FAMILIES = ("vit", "resnet", "transformer", "gnmt", "awd_lm", "s2vt", "Seq2Seq", "Translator")
 
 
 def made(family: str, folder: Path, *overrides: str) -> EngineRun:
@@ -44,6 +47,10 @@ def made(family: str, folder: Path, *overrides: str) -> EngineRun:
         return make_run(folder / "run", data, *IMAGES[family], *words, base=())
     if family in TRANSLATION:
         return make_run(folder / "run", write_pairs(folder, 61, longest=15), *TRANSLATION[family], *words)
+    if family == "awd_lm":
+        return make_run(folder / "run", make_corpus(folder), *LSTMS["tied"], "data.split='50,40,10'", *words)
+    if family == "s2vt":
+        return make_run(folder / "run", write_videos(folder, VOCAB), *CAPTIONS["two"], *words)
     return module_run(folder / "run", family, *words)
 
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule_check import check
-from megatron_ext.contract.schedules import Action, Actions, Kind, exists, schedule
+from megatron_ext.contract.schedule.check import check
+from megatron_ext.contract.schedule.schedules import Action, Actions, Kind, exists, schedule
 from megatron_ext.engine.channels import channels
 from megatron_ext.engine.executor import Chunk, Executor
 from megatron_ext.engine.messages import Content, Message
@@ -143,7 +143,7 @@ class Alike(Message):
         super().__init__([Content("x", tuple(like.shape), like.dtype, True)], like.device)
         self.likes = [like]
 
-    def gradients(self) -> Message:
+    def gradients(self, _others: Sequence[Content] = ()) -> Message:
         return self
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedules import Actions, schedule
+from megatron_ext.contract.schedule.schedules import Actions, schedule
 from megatron_ext.engine.channels import channels
 from megatron_ext.engine.executor import Executor
 from megatron_ext.engine.pace import Pace

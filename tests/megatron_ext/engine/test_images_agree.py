@@ -198,15 +198,15 @@ def test_running_statistics_keep_their_precision_in_16_bits(image_run: Callable[
 
 def test_an_iteration_that_overflows_leaves_running_statistics_alone() -> None:
     norm = BatchNorm(2, 1e-5)
-    statistics = RunningStatistics([norm], None, 2)
+    statistics = RunningStatistics([norm], None)
     statistics.begin()
     norm(torch.full((2, 2, 3, 3), torch.inf))
-    statistics.finish(skipped=True)
+    statistics.finish(2, skipped=True)
     torch.testing.assert_close(norm.running_mean, torch.zeros(2))
     statistics.begin()
     for shift in (1.0, 3.0):
         norm(torch.arange(36.0).reshape(2, 2, 3, 3) + shift)
-    statistics.finish(skipped=False)
+    statistics.finish(2, skipped=False)
     means = torch.arange(36.0).reshape(2, 2, 3, 3).mean((0, 2, 3))
     torch.testing.assert_close(norm.running_mean, 0.1 * (means + 2.0))
     norm.eval()

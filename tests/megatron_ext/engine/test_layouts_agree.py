@@ -14,7 +14,7 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 
-from megatron_ext.contract.schedules import NAMES, as_json
+from megatron_ext.contract.schedule.schedules import NAMES, as_json
 from megatron_ext.engine import engine, flat
 from megatron_ext.parallel import tensor_parallel
 from tests.megatron_ext.engine.test_executor_soak import random_schedule

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from conf.run_folder.log_lines import iteration_line
-from megatron_ext.data.samples import Position
-from megatron_ext.engine.engine import StepResult
+from megatron_ext.engine.engine import Progress, StepResult
 from megatron_ext.engine.log import TrainingLog
 from tests.support.megatron_ext.engine_run import EngineRun
 
@@ -18,12 +17,12 @@ def test_a_line_has_the_means_and_counts_since_the_last_one(
 ) -> None:
     run = engine_run("train.iterations=7", "train.log_interval=3", "parallel.global_batch_size=8")
     now = 100.0
-    log = TrainingLog(run.plan, run.run.metrics, Position(0, 40), clock=lambda: now)
+    log = TrainingLog(run.plan, run.run.metrics, clock=lambda: now)
     steps = [(1.0, None), (2.0, 5.0), (4.0, 4.0), (8.0, 3.0), (8.0, 2.0), (8.0, 1.0), (3.0, 0.5)]
     for number, (seconds, loss) in enumerate(steps, 1):
         now += seconds
         result = StepResult(loss=loss or 1e9, grad_norm=float(number), loss_scale=2.0**number, skipped=loss is None)
-        log.add(number, result, number)
+        log.add(number, result, Progress(40 + 8 * number, 8, 1e-3), last=number == 7)
     keys = ("iteration", "consumed_samples", "elapsed_ms", "loss", "skipped", "grad_norm", "loss_scale")
     expected = [
         (3, 64, 7000 / 3, 4.5, 1, 3.0, 8.0),

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.samples import Samples, Split

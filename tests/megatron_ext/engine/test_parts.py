@@ -19,9 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.operations import flops_per_token
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedules import Kind
+from megatron_ext.contract.schedule.operations import flops_per_token
+from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.channels import channels
 from megatron_ext.engine.flat import FlatWeights
@@ -185,6 +185,7 @@ def test_a_log_line_reads_as_megatrons(tmp_path: Path, corpus: Path) -> None:
             "skipped": 0,
             "nan": 0,
         },
+        8,
     )
     seed = (
         " iteration       30/      50 | consumed samples:         1920 | elapsed time per iteration (ms): 1423.8 | "

@@ -21,7 +21,7 @@ from fasop.search.choices import runnable
 from fasop.search.inputs import read
 from fasop.search.run import best_plans
 from fasop.simulation.predict import predict
-from fasop.simulation.replay import simulate
+from fasop.simulation.ranks.replay import simulate
 from fasop.tables.plans import plan_yaml
 from launch.control.plan import make_plan
 from launch.control.rehearsal import doubts
@@ -29,7 +29,7 @@ from launch.files.faults import Faults
 from launch.observe.look import read_log
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedules import as_json, schedule
+from megatron_ext.contract.schedule.schedules import as_json, schedule
 from tests.megatron_ext.engine.test_executor_soak import random_schedule
 from tests.megatron_ext.engine.test_parts import RECORD
 from tests.support.fasop.replays import pipeline_time
@@ -115,9 +115,10 @@ def test_the_seeds_run_of_32_ranks_takes_what_the_simulator_says(rehearse: Calla
         (*SMALL, "parallel.schedule=gpipe"),
         SMALL,
         (*SMALL, "parallel.schedule=zb_h1"),
+        (*SMALL, "parallel.schedule=model_parallel"),
         CHUNKS,
     ],
-    ids=["gpipe", "one_f_one_b", "zb_h1", "interleaved"],
+    ids=["gpipe", "one_f_one_b", "zb_h1", "model_parallel", "interleaved"],
 )
 @pytest.mark.parametrize("links", ["fast", "slow"])
 def test_every_schedule_runs_as_simulated(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ext.contract.schedules import NAMES
+from megatron_ext.contract.schedule.schedules import NAMES
 from megatron_ext.engine import engine
 from tests.megatron_ext.engine.test_layouts_agree import DROPOUT, Layout, assert_equal
 from tests.support.megatron_ext.engine_run import EngineRun, make_run

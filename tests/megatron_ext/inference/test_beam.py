@@ -33,7 +33,7 @@ class Model:
         scores = torch.randn(SOURCE, generator=source).masked_fill(self.mask[sentence] == 0, -math.inf)
         return logits.log_softmax(-1), scores.softmax(-1)
 
-    def step(self, prefixes: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def step(self, prefixes: Tensor, rows: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
         found = [self.of(tuple(prefix), row) for prefix, row in zip(prefixes.tolist(), rows.tolist(), strict=True)]
         return torch.stack([one for one, _ in found]), torch.stack([one for _, one in found])
 
@@ -83,7 +83,7 @@ def test_sentences_do_not_change_each_other() -> None:
     found = search(together.step, together.mask, [4, 3, 1, 2], Scoring(3))
     for sentence in range(4):
         (alone,) = search(
-            lambda prefixes, rows, s=sentence: together.step(prefixes, rows + s),
+            lambda prefixes, rows, parents, s=sentence: together.step(prefixes, rows + s, parents),
             together.mask[sentence : sentence + 1],
             [[4, 3, 1, 2][sentence]],
             Scoring(3),

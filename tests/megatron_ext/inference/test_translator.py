@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.model import GNMT
+from megatron_ext.contract.models.model import GNMT
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.pairs import BEGIN, END, PAD
 from megatron_ext.inference import exported
+from megatron_ext.inference.beam import search
 from megatron_ext.inference.scoring import Scoring
 from megatron_ext.inference.translator import Translator, weights_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -63,6 +65,59 @@ def test_greedy_translations_are_those_of_the_whole_model(tmp_path: Path, model:
     assert len(set(map(tuple, found))) > 2
 
 
+def beam(plan: Plan, values: dict[str, torch.Tensor], tokens: list[int], scoring: Scoring) -> list[int]:
+    """With the whole model in one piece, of which nothing is kept between tokens."""
+    stage = stage_of(plan, 0, TensorGroup()).eval()
+    for name, parameter in stage.parameters_by_name():
+        parameter.data = values[name]
+    watched = [block for block in stage.blocks if hasattr(block, "watch")][-1]
+    text = torch.tensor([[*tokens, END]])
+
+    def step(prefixes: torch.Tensor, rows: torch.Tensor, parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen: list[torch.Tensor] = []
+        watched.watch = seen.append
+        source = text.expand(len(prefixes), -1)
+        inputs = {"text_enc": source, "enc_mask": torch.ones_like(source), "text_dec": prefixes}
+        logits = stage({**inputs, "number": torch.zeros(len(prefixes), dtype=torch.int64)})["logits"]
+        return logits[:, -1, :61].log_softmax(-1), seen[-1][:, -1]
+
+    with torch.no_grad():
+        limit = max(plan.model.decoder_tokens, 2 * text.shape[1])
+        (found,) = search(step, torch.ones_like(text), [limit], scoring)
+    return list(found.tokens)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_translations_of_a_beam_are_those_of_the_whole_model(tmp_path: Path, model: str) -> None:
+    plan = plan_of(tmp_path, model)
+    values = weights(plan)
+    scoring = Scoring(3)
+    found = Translator(plan.model.identity(), values).translate(SENTENCES, scoring)
+    assert found == [beam(plan, values, one, scoring) if one else [] for one in SENTENCES]
+    assert len(set(map(tuple, found))) > 2
+
+
+@pytest.mark.parametrize("model", ["transformer", "gnmt"])
+def test_a_token_costs_the_same_wherever_it_stands(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(tmp_path, model)
+    translator = Translator(plan.model.identity(), weights(plan))
+    lengths: list[int] = []
+    monkeypatch.setattr(translator._decoder.blocks[0], "forward", _noting(translator._decoder.blocks[0], lengths))
+    (found,) = translator.translate([[5, 9, 30]], GREEDY)
+    assert lengths == [1] * len(lengths)
+    assert len(lengths) in (len(found), len(found) + 1)
+
+
+def _noting(module: torch.nn.Module, lengths: list[int]) -> Callable[..., torch.Tensor]:
+    forward = module.forward
+
+    def noted(tokens: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        lengths.append(tokens.shape[1])
+        return forward(tokens, *others)
+
+    return noted
+
+
 @pytest.mark.parametrize("model", ["transformer", "gnmt"])
 def test_a_beam_sees_the_attention_and_other_sentences_change_nothing(tmp_path: Path, model: str) -> None:
     plan = plan_of(tmp_path, model)
@@ -78,7 +133,9 @@ def test_what_a_search_sees_of_the_attention_are_weights_of_the_sources_tokens(t
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def watched(step, mask, limits, scoring):  # as `search`
-        _, attention = step(torch.tensor([[BEGIN, 5], [BEGIN, 6], [BEGIN, 7]]), torch.tensor([0, 1, 1]))
+        _, attention = step(torch.full((2, 1), BEGIN), torch.arange(2), torch.arange(2))
+        rows = torch.tensor([0, 1, 1])
+        _, attention = step(torch.tensor([[BEGIN, 5], [BEGIN, 6], [BEGIN, 7]]), rows, rows)
         seen.append((attention, mask))
         return []
 

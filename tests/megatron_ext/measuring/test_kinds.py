@@ -12,12 +12,13 @@ from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from launch.control.plan import make_plan
 from megatron_ext.blocks import plan_of
+from megatron_ext.contract.models.activations import wires
 from megatron_ext.contract.plan import Plan
 from megatron_ext.measuring import kinds
 from megatron_ext.measuring.kinds import Kinds
 from megatron_ext.measuring.parts import LAYERS
 from megatron_ext.measuring.passes import Keeping
-from megatron_ext.measuring.sequence import LOSS, crossing
+from megatron_ext.measuring.sequence import LOSS, crossing, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut
 from megatron_ext.tasks.families import task_of
@@ -49,12 +50,45 @@ def test_what_crosses_a_cut_is_what_a_stage_hands_on(tmp_path: Path, name: str) 
     assert Kinds(plan, 2, CPU).sequence()["crossing"] == expected
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_wires_lead_from_their_givers_to_their_takers(tmp_path: Path, name: str) -> None:
+    """By the numbers of blocks, all of which are counted; the loss lies behind them."""
+    plan = planned(tmp_path, name)
+    task, timed = task_of(plan), Kinds(plan, 2, CPU)
+    found, module = wires_of(task), timed.module()
+    assert module["wires"] == [*found.values()]
+    assert len(timed.sequence()["wires"]) == len(found)
+    for wire, (giver, *takers) in found.items():
+        assert wire in task.blocks[giver].gives
+        expected = {number for number, block in enumerate(task.blocks) if wire in block.takes}
+        assert {*takers} == expected | ({len(task.blocks)} if wire in task.outputs else set())
+        assert len({*takers}) == len(takers)
+    used = {wire for block in task.blocks for wire in block.takes} | {*task.outputs}
+    assert {*found} == used & {wire for block in task.blocks for wire in block.gives}
+
+
+def of_family(folder: Path, name: str) -> Plan:
+    sizes = ["parallel=single", "parallel.global_batch_size=2", "parallel.micro_batch_size=2"]
+    run = RunDir(folder)
+    run.write_json(run.plan, make_plan(compose([f"model={name}", *sizes]), "test/run").as_json())
+    return Plan.read(run.plan)
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama-tiny", "bert-tiny", "t5-tiny"])
+def test_a_formula_knows_which_wires_lead_where(tmp_path: Path, name: str) -> None:
+    plan = of_family(tmp_path, name)
+    task = task_of(plan)
+    sizes = {
+        wire: math.prod(size if isinstance(size, int) else task.sizes(1)[size] for size in one.dims)
+        for wire, one in task.wires.items()
+    }
+    expected = [(ends, sizes[wire]) for wire, ends in wires_of(task).items()]
+    assert sorted(([one.giver, *one.takers], one.numbers) for one in wires(plan.model)) == sorted(expected)
+
+
 def test_blocks_that_no_partition_counts_lie_where_a_task_says(tmp_path: Path) -> None:
     """Of a T5: on the first stage, on the last one, or with the block that follows."""
-    one = compose(["model=t5-tiny", "parallel=single", "parallel.global_batch_size=2", "parallel.micro_batch_size=2"])
-    run = RunDir(tmp_path)
-    run.write_json(run.plan, make_plan(one, "test/run").as_json())
-    plan = Plan.read(run.plan)
+    plan = of_family(tmp_path, "t5-tiny")
     task, timed = task_of(plan), Kinds(plan, 2, CPU)
     named = task.sizes(2)
     sizes = {

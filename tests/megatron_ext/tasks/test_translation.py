@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +12,16 @@ from torch.nn import functional as F
 from conf.compose import compose
 from conf.schema.experiment import Schedule
 from fasop.search.choices import runnable
-from megatron_ext.contract.activations import crossing
-from megatron_ext.contract.parameters import block_parameters
+from megatron_ext.contract.models.activations import wires
 from megatron_ext.contract.plan import Plan
 from megatron_ext.measuring.parts import Parts
+from megatron_ext.measuring.sequence import wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.cut import cut
 from megatron_ext.tasks.families import stage_of, task_of
 from megatron_ext.tasks.language.sinusoids import sinusoids
 from tests.megatron_ext.engine.test_translation_agrees import MODELS
 from tests.support.megatron_ext.engine_run import make_run
+from tests.support.megatron_ext.known_sizes import assert_sizes_known
 from tests.support.megatron_ext.pairs import write_pairs
 
 
@@ -119,17 +118,9 @@ def test_sizes_known_without_torch_are_those_of_the_blocks(tmp_path: Path, pairs
     """Parameters by name and shape, and what crosses each cut."""
     plan = plan_of(tmp_path / "run", pairs, model)
     task, sized = task_of(plan), plan.model
-    for block in task.blocks:
-        made = {name: tuple(one.shape) for name, one in block.make(TensorGroup()).named_parameters()}
-        assert made == {name: one.shape for name, one in block_parameters(sized, block.kind).items()}
-    sizes = task.sizes(1)
-    numbers = {
-        name: math.prod(size if isinstance(size, int) else sizes[size] for size in wire.dims)
-        for name, wire in task.wires.items()
-    }
-    for after in range(sized.counted + 1):
-        leaves = cut(task, [after, sized.counted - after])[0].leaves
-        assert sum(numbers[name] for name in leaves) == crossing(sized, after), after
+    numbers = assert_sizes_known(task, sized)
+    expected = sorted((ends, numbers[name]) for name, ends in wires_of(task).items())
+    assert sorted(([one.giver, *one.takers], one.numbers) for one in wires(sized)) == expected
 
 
 def test_a_search_leaves_out_what_lstms_cannot_do() -> None:

@@ -35,18 +35,21 @@ def rank_main(rank: int, port: int, folder: Path, run: Path, corpus: Path) -> No
 
 
 def test_every_rank_learns_its_offset_and_how_uncertain_it_is(tmp_path: Path, corpus: Path) -> None:
-    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    ports, told = os.pipe()
     children = []
     for rank in range(4):
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                rank_main(rank, server.port, tmp_path, tmp_path / f"run{rank}", corpus)
+                rank_main(rank, int(os.read(ports, 5)), tmp_path, tmp_path / f"run{rank}", corpus)
                 code = 0
             finally:
                 os._exit(code)
         children.append(pid)
+    # Its threads may hold a lock of the C library at any time, which a process that is forked then has locked for ever.
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    os.write(told, f"{server.port:05}".encode() * 4)
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
     del server
     for rank, host in enumerate(HOSTS):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasop.simulation.replay import StageTimes, simulate
+from fasop.simulation.ranks.replay import StageTimes, simulate
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedules import Kind, as_json, schedule
+from megatron_ext.contract.schedule.schedules import Kind, as_json, schedule
 from reports.facts.breakdown import PARTS
 from reports.facts.statistics import Statistics, ideal_bubble
 from reports.facts.statistics import statistics as statistics_of
@@ -205,7 +205,7 @@ def replayed_bubble(name: str, stages: int, chunks: int, micro_batches: int) -> 
 
 @pytest.mark.parametrize(
     ("name", "chunks"),
-    [("gpipe", 1), ("one_f_one_b", 1), ("interleaved", 2), ("interleaved", 3), ("zb_h1", 1)],
+    [("gpipe", 1), ("one_f_one_b", 1), ("interleaved", 2), ("interleaved", 3), ("zb_h1", 1), ("model_parallel", 1)],
     ids=lambda value: str(value),
 )
 @given(stages=st.integers(2, 9), micro_batches=st.integers(1, 24))
@@ -227,6 +227,7 @@ def test_the_ideal_bubble_is_that_of_the_engines_schedule_in_unit_slots(
         pytest.param("interleaved", 4, 2, 6, None, id="interleaved-of-no-whole-groups"),
         pytest.param("zb_h1", 8, 1, 16, 7 / 55, id="zb-h1"),
         pytest.param("zb_h1", 8, 1, 7, None, id="zb-h1-of-few-micro-batches"),
+        pytest.param("model_parallel", 4, 1, 16, 3 / 4, id="model-parallel"),
         pytest.param("own", 8, 1, 16, None, id="unknown"),
     ],
 )

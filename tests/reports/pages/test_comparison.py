@@ -89,7 +89,7 @@ def test_the_comparison_begins_with_the_best_run_and_ends_with_those_that_failed
     failed = page.locator("section", has_text="Without a result").last
     assert "Rank 1 <ran> out of memory." in failed.inner_text()
     links = page.locator("td a").evaluate_all("(all) => all.map((one) => one.href)")
-    assert sorted(links) == [(runs / stamp / "report/index.html").as_uri() for stamp in STAMPS]
+    assert sorted(set(links)) == [(runs / stamp / "report/index.html").as_uri() for stamp in STAMPS]
     assert page.evaluate("document.documentElement.scrollWidth") <= 1366
 
 
@@ -246,3 +246,41 @@ def test_of_many_values_some_are_written():
 
 def test_numbers_as_text_are_in_their_order():
     assert [text for text, _ in Axis(title="", values=["10", "9", "2", "x"]).marks()] == ["2", "9", "10", "x"]
+
+
+def evaluated(run: Path, losses: list[float]) -> None:
+    """Gives the last lines of a run's metrics an evaluation."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line, loss in zip(lines[-len(losses) :], losses, strict=True):
+        line |= {"valid_loss": loss, "evaluation_s": 1.0}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_time_to_quality_says_what_each_run_had_spent(tmp_path: Path, open_page: Opener):
+    folder = tmp_path / "runs/tiny"
+    for stamp, losses in zip(STAMPS[:2], ([3.0, 2.5], [2.75, 2.0]), strict=True):
+        make_run(folder / stamp, Shape())
+        evaluated(folder / stamp, losses)
+    main([str(folder)], lambda _run: Found(Good()))
+    page = open_page(folder / "comparison.html", viewport={"width": 1366, "height": 768})
+    rows = [row.split("\t") for row in page.locator("table.quality tbody tr").all_inner_texts()]
+    first, second = (f"tiny/{stamp}" for stamp in STAMPS[:2])
+    assert [row[:2] for row in rows] == [
+        ["loss ≤ 2.5", first],
+        ["loss ≤ 2.5", second],
+        ["loss ≤ 2", second],
+        ["loss ≤ 2", first],
+    ]
+    assert rows[3][2:] == ["not reached"]
+    known = record.read(RunDir(folder / STAMPS[0])).metrics
+    last = known.iloc[-1]
+    hours = float((known["elapsed_ms"] * known["iteration"].diff().fillna(1)).sum() / 3.6e6 + 2 / 3600)
+    dollars = hours * PRICE_PER_HOUR * len(record.read(RunDir(folder / STAMPS[0])).plan.nodes)
+    shown = [f"{last['iteration']:,.0f}", f"{last['consumed_samples']:,.0f}", f"{hours:,.4g}", f"{dollars:,.4g}"]
+    assert rows[0][2:] == rows[1][2:] == rows[2][2:] == shown
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1366
+
+
+def test_runs_without_evaluations_have_no_time_to_quality(runs: Path):
+    main([str(runs)], judge)
+    assert "Time to quality" not in (runs / "comparison.html").read_text()

@@ -26,9 +26,9 @@ from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory import GIB
 from fasop.costs.training import Training
 from fasop.search.choices import Choices
-from megatron_ext.contract.model import ModelConfig
+from megatron_ext.contract.models.model import ModelConfig
 from tests.support.fasop.plans import pipelines
-from tests.support.fasop.random_pipelines import all_partitions
+from tests.support.fasop.random_pipelines import FLUSHING, all_partitions
 
 MOST_PLANS = 10_000
 """Partitions and orders of any sizes of a cluster that are tried one and all."""
@@ -54,7 +54,7 @@ class Shuffled(Model):
 
 
 def random_case(
-    rng: np.random.Generator, *, alike: bool = True, schedules: Sequence[Schedule] = tuple(Schedule)
+    rng: np.random.Generator, *, alike: bool = True, schedules: Sequence[Schedule] = FLUSHING
 ) -> tuple[Training, list[NodeKind], Choices]:
     """One to three groups of nodes whose speed, memory and links differ, and a model of a few layers: of a GPT's, which
     are alike; or of a T5's, in its order or in any. Some of the schedules are its choices.

@@ -14,6 +14,8 @@ from fasop.simulation.pipelines import Pipelines
 
 Numbers = Callable[[int], np.ndarray]
 
+FLUSHING = tuple(one for one in Schedule if one not in (Schedule.pipedream, Schedule.model_parallel))
+"""The schedules that a search looks at."""
 MANY = 40
 """Pipelines of the same sizes that a seed makes at once."""
 
@@ -25,7 +27,7 @@ def random_pipelines(
 
     Times may be equal, none, or differ a thousandfold, each kind of time in its own way; the memory may be short.
     """
-    schedule = schedule or [*Schedule][rng.integers(len(Schedule))]
+    schedule = schedule or FLUSHING[rng.integers(len(FLUSHING))]
     chunks = int(rng.integers(2, 4)) if schedule is Schedule.interleaved else 1
     stages = int(rng.integers(2 if chunks > 1 else 1, 5 - chunks + 1 if chunks > 1 else 6))
     layers = int(rng.integers(1, 7 if chunks == 1 else 5))

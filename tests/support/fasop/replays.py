@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fasop.simulation.replay import Event
+from fasop.simulation.ranks.replay import Event
 
 
 def pipeline_time(events: Sequence[Event]) -> float:

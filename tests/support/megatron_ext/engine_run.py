@@ -15,6 +15,7 @@ import torch
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
+from launch.commands.length import with_length
 from launch.control.plan import make_plan
 from megatron_ext import worker
 from megatron_ext.checkpoints import safetensors
@@ -87,7 +88,7 @@ class EngineRun:
     def replan(self, *overrides: str) -> EngineRun:
         """The same run folder with another plan, as if a requeued run were given other nodes."""
         prefix = self.plan.data_prefix
-        plan = make_plan(compose([*TINY, f"data.prefix={prefix}", *overrides]), self.plan.run)
+        plan = make_plan(with_length(compose([*TINY, f"data.prefix={prefix}", *overrides])), self.plan.run)
         self.run.write_json(self.run.plan, plan.as_json())
         return EngineRun(self.run, Plan.read(self.run.plan))
 
@@ -107,7 +108,6 @@ def make_run(folder: Path, prefix: Path, *overrides: str, base: Sequence[str] = 
     for part in (run.nodes, run.events, run.errors, run.checkpoints):
         part.mkdir(parents=True)
     run.keep_secret()
-    run.write_json(
-        run.plan, make_plan(compose([*base, f"data.prefix={prefix}", *overrides]), f"test/{folder.name}").as_json()
-    )
+    experiment = with_length(compose([*base, f"data.prefix={prefix}", *overrides]))
+    run.write_json(run.plan, make_plan(experiment, f"test/{folder.name}").as_json())
     return EngineRun(run, Plan.read(run.plan))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from megatron_ext.contract.model import BERT, ModelConfig
+from megatron_ext.contract.models.model import BERT, ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples
 from megatron_ext.tasks.language.language_task import LanguageTask

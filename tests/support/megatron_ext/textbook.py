@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron_ext.checkpoints.meta import part_name
+from megatron_ext.contract.adaptive.config import lr_factor
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.data.gpt_samples import GptSamples
@@ -22,12 +23,16 @@ from megatron_ext.tasks.families import stage_of
 from tests.support.megatron_ext.engine_run import VOCAB
 
 
-def textbook(plan: Plan, corpus: Path) -> tuple[np.ndarray, dict[str, Tensor]]:
-    """Losses and, as a checkpoint has it, final state of a GPT."""
+def textbook(
+    plan: Plan,
+    corpus: Path,
+    batches: Sequence[int] | None = None,
+    look: Callable[[int, Callable[[Tensor], Tensor]], None] = lambda *_: None,
+) -> tuple[np.ndarray, dict[str, Tensor]]:
+    """Losses and, as a checkpoint has it, final state of a GPT; `batches` and `look` as in `trained`."""
     train = plan.train
-    samples = GptSamples(
-        corpus, Split(4 * plan.global_batch_size, train.seed, tuple(plan.data_split)), plan.model.sequence_length, VOCAB
-    )
+    count = train.samples or 4 * plan.global_batch_size
+    samples = GptSamples(corpus, Split(count, train.seed, tuple(plan.data_split)), plan.model.sequence_length, VOCAB)
 
     def loss(model: nn.Module, number: Tensor) -> Tensor:
         tokens = torch.stack([torch.from_numpy(samples.tokens(sample)) for sample in number.tolist()])
@@ -35,7 +40,7 @@ def textbook(plan: Plan, corpus: Path) -> tuple[np.ndarray, dict[str, Tensor]]:
         logits = logits[..., :VOCAB]  # without the vocabulary's padding
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
-    return trained(plan, loss)
+    return trained(plan, loss, batches=batches, look=look)
 
 
 class Model(Protocol):
@@ -65,22 +70,39 @@ class Ours(nn.Module):
 
 
 def trained(
-    plan: Plan, loss_of: Callable[[Any, Tensor], Tensor], model: Model | None = None
+    plan: Plan,
+    loss_of: Callable[[Any, Tensor], Tensor],
+    model: Model | None = None,
+    batches: Sequence[int] | None = None,
+    look: Callable[[int, Callable[[Tensor], Tensor]], None] = lambda *_: None,
 ) -> tuple[np.ndarray, dict[str, Tensor]]:
-    """The same of any model, whose loss of a global batch follows from the samples' numbers."""
+    """The same of any model, whose loss of a global batch follows from the samples' numbers.
+
+    `batches` are the global batches of the iterations, where they are not all alike. Before every update `look` is
+    called with the first sample of its batch and a function that gives the gradient of the loss of some samples.
+    """
     train = plan.train
     model = Ours(plan) if model is None else model
     parameters = list(model.parameters())
     optimizer = _optimizer(parameters, train)
     losses = []
-    for step in range(train.iterations):
+
+    def gradient(numbers: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss = loss_of(model, torch.arange(step * plan.global_batch_size, (step + 1) * plan.global_batch_size))
+        loss_of(model, numbers).backward()
+        return torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+
+    reference, first = plan.global_batch_size, 0
+    for size in [reference] * train.iterations if batches is None else batches:
+        look(first, gradient)
+        optimizer.zero_grad()
+        loss = loss_of(model, torch.arange(first, first + size))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, train.clip_grad)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, train)
+            group["lr"] = lr_factor(plan.adapt, size, reference) * learning_rate(first / reference, train)
         optimizer.step()
+        first += size
         losses.append(loss.item())
     state = {f"weights/{name}": value for name, value in model.state(lambda p: p.detach()).items()}
     for kind, moment in zip(KINDS[train.optimizer], _KEPT[train.optimizer], strict=True):

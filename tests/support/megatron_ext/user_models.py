@@ -122,6 +122,22 @@ class SharedEmbedding(nn.Module):
         return self.head(self.norm(x))
 
 
+class Recurrent(nn.Module):
+    """Dropout over the results of an LSTM, which lie in memory by position first, then by sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, WIDTH)
+        self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.dropout = nn.Dropout(0.2)
+        self.head = nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        found, _ = self.lstm(x)
+        return self.head(self.dropout(found) + x)
+
+
 class Attention(nn.Module):
     """Parameters of its own beside a layer."""
 

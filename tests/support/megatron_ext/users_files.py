@@ -10,6 +10,7 @@ MODELS = {
     "UNet": ("picture", True),
     "Translator": ("pair", True),
     "SharedEmbedding": ("tokens", True),
+    "Recurrent": ("tokens", True),
     "Seq2Seq": ("pair", True),
     "TwoHeads": ("named", True),
 }

@@ -14,8 +14,8 @@ import transformers
 from torch import nn
 
 from conf.compose import compose
-from megatron_ext.contract.model import ModelConfig
-from megatron_ext.contract.parameters import parameter_count
+from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.models.parameters import parameter_count
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of
 from megatron_ext.tasks.language.rotary import rotary

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 from conf.compose import compose
 from megatron_ext.checkpoints.meta import part_name
-from megatron_ext.contract.model import BERT, ModelConfig
-from megatron_ext.contract.parameters import parameter_count
+from megatron_ext.contract.models.model import BERT, ModelConfig
+from megatron_ext.contract.models.parameters import parameter_count
 from megatron_ext.contract.plan import Plan
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.families import stage_of

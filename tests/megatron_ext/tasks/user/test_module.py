@@ -19,7 +19,7 @@ from tests.support.megatron_ext import user_models
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.users_files import MODELS, imported, users_file
 
-RANDOM = ("convnet", "Residual", "Translator")
+RANDOM = ("convnet", "Residual", "Translator", "Recurrent")
 """Those with dropout, which one plain process without micro-batches' seeds draws otherwise."""
 
 

@@ -1,0 +1,107 @@
+"""python -m benchmarks.rebalancing: replicas of unequal speed begin with even shares, which follow measured times.
+
+Layers sleep: those of replica 1 take three times as long as those of replica 0, which later slows down to half. The
+shares are solved again every few iterations (adapt.rebalance). Beside what iterations take stands what was expected.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import sleeping
+from benchmarks.accuracy_cases import SLEEPING
+from benchmarks.sleeping import Pass
+from conf.compose import compose
+
+MICRO_BATCHES, SLOWER, EVERY, ITERATIONS, SLOW_FROM = 8, 3, 3, 14, 8
+"""Replica 0 takes twice as long from iteration `SLOW_FROM` on."""
+FOLLOWING = ("adapt.rebalance=true", f"adapt.every={EVERY}")
+PASS = Pass(forward=0.07, backward=0.14)
+"""Of a micro-batch, on replica 0."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Iterations with the same shares at the same speeds."""
+
+    shares: tuple[int, ...]
+    speeds: tuple[float, ...]
+    """How many times as long as `PASS` one micro-batch takes, by replica."""
+    took_ms: tuple[float, ...]
+    """Its iterations."""
+
+    @property
+    def ideal_ms(self) -> float:
+        """Of nothing but sleep."""
+        longest = max(n * factor for n, factor in zip(self.shares, self.speeds, strict=True))
+        return longest * (PASS.forward + PASS.backward) * 1e3
+
+
+def slowness(rank: int, iteration: int) -> float:
+    """How many times as long a rank's passes take."""
+    return SLOWER if rank else 2.0 if iteration >= SLOW_FROM else 1.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run."""
+
+    phases: list[Phase]
+    losses: list[float]
+    reasons: list[str]
+    """Of its decisions."""
+
+
+def measured(folder: Path, *more: str) -> Ran:
+    """Runs with these overrides."""
+    experiment = compose(
+        [
+            *(*SLEEPING, "parallel=single", "parallel.data=2", "parallel.micro_batch_size=1", "model.layers=2"),
+            *(f"parallel.global_batch_size={MICRO_BATCHES}", f"train.iterations={ITERATIONS}"),
+            *more,
+        ]
+    )
+    run = sleeping.run(folder, experiment, [PASS], slowness)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    shares: Sequence[int] = (MICRO_BATCHES // 2,) * 2
+    decisions = []
+    if run.decisions.exists():
+        decisions = [json.loads(line) for line in run.decisions.read_text().splitlines()]
+    decided = {one["iteration"]: one["shares"] for one in decisions}
+    found: list[Phase] = []
+    for line in lines:
+        iteration = line["iteration"]
+        speeds = (slowness(0, iteration), slowness(1, iteration))
+        if not found or (found[-1].shares, found[-1].speeds) != (tuple(shares), speeds):
+            found.append(Phase(tuple(shares), speeds, ()))
+        before = found.pop()
+        found.append(Phase(before.shares, before.speeds, (*before.took_ms, line["elapsed_ms"])))
+        shares = decided.get(iteration, shares)
+    return Ran(found, [line["loss"] for line in lines], [one["reason"] for one in decisions])
+
+
+def main() -> None:
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {MICRO_BATCHES} micro-batches")
+    with tempfile.TemporaryDirectory() as name:
+        even = measured(Path(name) / "even")
+        followed = measured(Path(name) / "followed", *FOLLOWING)
+    both = zip(even.losses, followed.losses, strict=True)
+    print(f"largest difference of losses: {max(abs(a / b - 1) for a, b in both):.1e}")
+    for title, one in (("shares stay even", even), ("shares follow", followed)):
+        for phase in one.phases:
+            ran, shares = statistics.median(phase.took_ms), "-".join(map(str, phase.shares))
+            speeds = f"1:{phase.speeds[1] / phase.speeds[0]:g}"
+            print(
+                f"{title}: {len(phase.took_ms)} iterations with shares {shares} at {speeds}: ideal "
+                f"{phase.ideal_ms:.0f} ms, ran {ran:.0f} ms ({ran / phase.ideal_ms - 1:+.1%})"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Which module is on which stage, and which ranks take a stage: PipeDream's dp_conf.json, mp_conf.json and
+hybrid_conf.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.pipedream.faults import Keys, content_of
+
+MODULES, RANKS, DEPTHS = "module_to_stage_map", "stage_to_rank_map", "stage_to_depth_map"
+BLOCKS = "tdpp_partition"
+"""Written by tdpp alone; PipeDream's programs do not look at it."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Stages and ranks of a model."""
+
+    modules: tuple[int, ...]
+    """The stage of each module, the last of which is the loss."""
+    ranks: tuple[tuple[int, ...], ...]
+    """By stage."""
+    depth: tuple[int, ...] | None = None
+    """By stage: forward passes before the first backward pass; None: as many as keep all ranks busy."""
+    partition: tuple[int, ...] | None = None
+    """Blocks of tdpp's model by stage, where tdpp wrote the file."""
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        return tuple(map(len, self.ranks))
+
+    def text(self) -> str:
+        """The file."""
+        content: dict[str, Any] = {MODULES: list(self.modules), RANKS: _by_stage(map(list, self.ranks))}
+        if self.depth is not None:
+            content[DEPTHS] = _by_stage(self.depth)
+        if self.partition is not None:
+            content[BLOCKS] = list(self.partition)
+        lines = (f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def placed(
+    modules: Sequence[int],
+    replicas: Sequence[int],
+    depth: Sequence[int] | None = None,
+    partition: Sequence[int] | None = None,
+) -> Placement:
+    """On ranks one behind another."""
+    ranks: list[tuple[int, ...]] = []
+    for count in replicas:
+        first = sum(map(len, ranks))
+        ranks.append(tuple(range(first, first + count)))
+    return Placement(tuple(modules), tuple(ranks), _tuple(depth), _tuple(partition))
+
+
+def read(path: Path, said: str) -> Placement:
+    """Raises ConfigError, beginning with `said`, for a file that cannot be read or says nothing that can be run."""
+    content = content_of(path, f"{said} {path}")
+    keys = Keys(content)
+    modules = content.pop(MODULES, None)
+    numbers = isinstance(modules, list) and all(type(stage) is int for stage in modules) and len(modules) > 1
+    stages = sorted(set(modules)) if numbers else [0]
+    if not numbers:
+        keys.refused.append(f"{MODULES}={modules}: it must be a list with the stage of each module and of the loss")
+    elif stages != list(range(len(stages))) or modules != sorted(modules):
+        keys.refused.append(f"{MODULES}={modules}: stages must be 0, 1, … in the order of the modules")
+    ranks = _of_stages(keys, RANKS, stages)
+    if ranks is not None:
+        found = [rank for one in ranks if isinstance(one, list) for rank in one]
+        if any(not isinstance(one, list) or not one for one in ranks) or any(type(rank) is not int for rank in found):
+            keys.refused.append(f"{RANKS}: each stage must have a list of ranks, such as {{'0': [0, 1], '1': [2]}}")
+        elif sorted(found) != list(range(len(found))):
+            keys.refused.append(f"{RANKS}: ranks {found}: each of 0 to {len(found) - 1} must be there once")
+    depth = _of_stages(keys, DEPTHS, stages) if content.get(DEPTHS) is not None else None
+    if depth is not None and any(type(one) is not int or one < 0 for one in depth):
+        keys.refused.append(f"{DEPTHS}: each stage must have a whole number from 0 on")
+    partition = content.get(BLOCKS)
+    if partition is not None and not (
+        isinstance(partition, list)
+        and len(partition) == len(stages)
+        and all(type(one) is int and one >= 0 for one in partition)
+    ):
+        keys.refused.append(f"{BLOCKS}={partition}: it must be a list with the blocks of each stage")
+    keys.check(f"{said} {path}")
+    assert ranks is not None
+    return Placement(tuple(modules), tuple(map(tuple, ranks)), _tuple(depth), _tuple(partition))
+
+
+def _of_stages(keys: Keys, key: str, stages: Sequence[int]) -> list[Any] | None:
+    """The values of a mapping, by stage."""
+    value = keys.left.pop(key, None)
+    by_name = {str(name): one for name, one in value.items()} if isinstance(value, dict) else {}
+    if sorted(by_name) != sorted(map(str, stages)):
+        keys.refused.append(
+            f"{key}={value}: it must have stages {', '.join(map(str, stages))}, as {MODULES} has, and no other"
+        )
+        return None
+    return [by_name[str(stage)] for stage in stages]
+
+
+def _tuple(numbers: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if numbers is None else tuple(numbers)
+
+
+def _by_stage(values: Any) -> dict[str, Any]:
+    return {str(stage): value for stage, value in enumerate(values)}

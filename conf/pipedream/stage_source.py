@@ -1,0 +1,161 @@
+"""Stage modules of VGG, AlexNet and ResNet as PipeDream's runtime loads them: plain torch, with the model's layers in
+their order. What `stage_modules` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_ext.contract.models.images import (
+    ALEXNET_LAYERS,
+    MOST_OF_ALEXNET,
+    MOST_OF_VGG,
+    ImageBlock,
+    image_blocks,
+)
+from megatron_ext.contract.models.model import ALEXNET, RESNET, VGG, ModelConfig
+
+WRITTEN = (VGG, ALEXNET, RESNET)
+_INITIAL = """
+    def _initialize_weights(self):
+        for module in self.modules():
+            if isinstance(module, torch.nn.Conv2d):
+                torch.nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, torch.nn.Linear):
+                torch.nn.init.normal_(module.weight, 0.0, 0.01)
+            if isinstance(module, (torch.nn.Conv2d, torch.nn.Linear)) and module.bias is not None:
+                torch.nn.init.zeros_(module.bias)
+"""
+
+
+class _Source:
+    """A module's layers, and the lines of its forward pass, whose result is `out`."""
+
+    def __init__(self) -> None:
+        self.layers: list[str] = []
+        self.lines: list[str] = []
+
+    def layer(self, made: str, taken: str = "out", given: str = "out") -> None:
+        name = f"self.layer{len(self.layers)}"
+        self.layers.append(f"{name} = torch.nn.{made}")
+        self.lines.append(f"{given} = {name}({taken})")
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def text(self, number: int) -> str:
+        made = "".join(f"        {one}\n" for one in self.layers)
+        passed = "".join(f"        {one}\n" for one in self.lines)
+        return (
+            f"import torch\n\n\nclass Stage{number}(torch.nn.Module):\n    def __init__(self):\n"
+            f"        super(Stage{number}, self).__init__()\n{made}        self._initialize_weights()\n\n"
+            f"    def forward(self, input0):\n        out = input0.clone()\n{passed}        return out\n{_INITIAL}"
+        )
+
+
+def package(model: ModelConfig, partition: Sequence[int], name: str) -> dict[str, str]:
+    """By file name, the package of a model of one of the `WRITTEN` families, whose stages hold so many blocks."""
+    blocks = image_blocks(model)
+    files = {}
+    stages = len(partition)
+    for number, count in enumerate(partition):
+        first = sum(partition[:number])
+        source = _Source()
+        for place in range(first, first + count):
+            _add(source, model, blocks, place)
+        files[f"stage{number}.py"] = source.text(number)
+    imports = "".join(f"from .stage{number} import Stage{number}\n" for number in range(stages))
+    entries = "".join(f'        (Stage{n}(), ["{_wire(n)}"], ["{_wire(n + 1)}"]),\n' for n in range(stages))
+    made = ", ".join(f"Stage{number}()" for number in range(stages))
+    files["__init__.py"] = (
+        f'import torch\n\n{imports}\n\ndef arch():\n    return "{name}"\n\n\n'
+        f"def model(criterion):\n    return [\n{entries}"
+        f'        (criterion, ["{_wire(stages)}"], ["loss"]),\n    ]\n\n\ndef full_model():\n'
+        f"    return torch.nn.Sequential({made})\n"
+    )
+    return files
+
+
+def _wire(number: int) -> str:
+    return f"out{number - 1}" if number else "input0"
+
+
+def _add(source: _Source, model: ModelConfig, blocks: Sequence[ImageBlock], place: int) -> None:
+    block = blocks[place]
+    if model.family == RESNET:
+        _add_of_resnet(source, model, block)
+    elif "conv.weight" in block.parameters:
+        outputs, inputs, kernel, _ = block.parameters["conv.weight"]
+        pooled = block.kind.endswith("-pool")
+        if model.family == ALEXNET:
+            _, _, stride, padding, _ = ALEXNET_LAYERS[place]
+            pool = 3
+        else:
+            stride, padding, pool = 1, 1, 2
+        _convolution(source, inputs, outputs, kernel, stride, padding, bias=True)
+        source.layer("ReLU(inplace=True)")
+        if pooled:
+            source.layer(f"MaxPool2d(kernel_size={pool}, stride=2)")
+    else:
+        _add_linear(source, model, blocks, place)
+
+
+def _add_linear(source: _Source, model: ModelConfig, blocks: Sequence[ImageBlock], place: int) -> None:
+    outputs, inputs = blocks[place].parameters["linear.weight"]
+    linear = f"Linear(in_features={inputs}, out_features={outputs}, bias=True)"
+    if blocks[place].name == "linear.0":
+        most = MOST_OF_VGG if model.family == VGG else MOST_OF_ALEXNET
+        if place and blocks[place - 1].gives[1] > most:
+            source.layer(f"AdaptiveAvgPool2d(({most}, {most}))")
+        source.line("out = torch.flatten(out, 1)")
+    last = place == len(blocks) - 1
+    dropout = f"Dropout(p={model.hidden_dropout})"
+    if model.family == ALEXNET and not last:
+        source.layer(dropout)
+    source.layer(linear)
+    if not last:
+        source.layer("ReLU(inplace=True)")
+    if model.family == VGG and not last:
+        source.layer(dropout)
+
+
+def _add_of_resnet(source: _Source, model: ModelConfig, block: ImageBlock) -> None:
+    epsilon = model.norm_epsilon
+    if block.name == "stem":
+        outputs, inputs, kernel, _ = block.parameters["conv.weight"]
+        _convolution(source, inputs, outputs, kernel, 2, 3)
+        source.layer(f"BatchNorm2d({outputs}, eps={epsilon})")
+        source.layer("ReLU(inplace=True)")
+        source.layer("MaxPool2d(kernel_size=3, stride=2, padding=1)")
+        return
+    if block.name == "head":
+        outputs, inputs = block.parameters["linear.weight"]
+        source.line("out = out.mean((2, 3))")
+        source.layer(f"Linear(in_features={inputs}, out_features={outputs}, bias=True)")
+        return
+    strides = {"1": 2 if block.kind.endswith("-halved") else 1}
+    source.line("shortcut = out")
+    for part in ("0", "1", "2"):
+        outputs, inputs, kernel, _ = block.parameters[f"conv_{part}.weight"]
+        _convolution(source, inputs, outputs, kernel, strides.get(part, 1), kernel // 2)
+        source.layer(f"BatchNorm2d({outputs}, eps={epsilon})")
+        if part != "2":
+            source.layer("ReLU(inplace=True)")
+    if (shape := block.parameters.get("conv_shortcut.weight")) is not None:
+        _convolution(source, shape[1], shape[0], 1, strides["1"], 0, of="shortcut")
+        source.layer(f"BatchNorm2d({shape[0]}, eps={epsilon})", "shortcut", "shortcut")
+    source.line("out = out + shortcut")
+    source.layer("ReLU(inplace=True)")
+
+
+def _convolution(
+    source: _Source,
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+    bias: bool = False,
+    of: str = "out",
+) -> None:
+    made = f"Conv2d({inputs}, {outputs}, kernel_size=({kernel}, {kernel}), stride=({stride}, {stride})"
+    source.layer(f"{made}, padding=({padding}, {padding}), bias={bias})", of, of)

@@ -1,0 +1,203 @@
+"""A driver's file (`pipedream=vgg16_4pipedream.yml`) as words of the command line (docs/pipedream-driver.md)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from conf.errors import ConfigError
+from conf.pipedream import driver as driver_file
+from conf.pipedream import machines, placement, stages, training
+from conf.pipedream.driver import Driver, Kind
+from conf.pipedream.placement import Placement
+from conf.pipedream.reading import Reading
+from conf.reading.hydra_words import in_word
+from conf.reading.user_files import choices
+from conf.schema.model import Family, Model
+from megatron_ext.contract.models.model import IMAGES, TRANSLATION
+
+WORD = "pipedream="
+MODELS = {"vgg16": "vgg16", "resnet50": "resnet50", "alexnet": "alexnet", "gnmt": "gnmt", "gnmt_large": "gnmt-16"}
+"""tdpp's configuration, by the name that a module has in PipeDream."""
+MOST_TOKENS = 50
+"""Of a sentence that PipeDream trains on."""
+ModelOf = Callable[[Sequence[str]], Model]
+
+
+def expanded(words: Sequence[str], model_of: ModelOf) -> tuple[list[str], list[str]]:
+    """The words, those of a driver's file in the place of `pipedream=FILE`; and what it says that has no place here.
+
+    Args:
+        model_of: the model that words of its group choose.
+
+    Raises:
+        ConfigError: the file cannot be read, or says what cannot be expressed: a line for each such key.
+    """
+    files = [word.removeprefix(WORD) for word in words if word.startswith(WORD)]
+    if not files:
+        return list(words), []
+    if len(files) > 1:
+        raise ConfigError(f"{WORD}… is there {len(files)} times; a training has one such file")
+    given = tuple(word for word in words if not word.startswith(WORD))
+    said, notes = _read(Path(files[0]), given, model_of)
+    groups = {word.partition("=")[0] for word in given}
+    return [*(f"{key}={in_word(value)}" for key, value in said.items() if not _replaced(key, groups)), *given], notes
+
+
+def _replaced(key: str, groups: set[str]) -> bool:
+    """Whether a choice of the command line takes its place: with `parallel=mine` all that the file says of that."""
+    return key.lstrip("+").partition(".")[0] in groups - {"name", "runs_dir"} or key in groups
+
+
+def _read(path: Path, given: tuple[str, ...], model_of: ModelOf) -> tuple[dict[str, Any], list[str]]:
+    driver = driver_file.read(path)
+    reading = Reading(driver, given)
+    if reading.has("experiment"):
+        raise ConfigError(f"{WORD}{path} is a whole experiment, and so is experiment=…; give one of them")
+    model = _model(path, reading, model_of)
+    placed = _placement(path, driver)
+    _layout(path, placed, model, reading)
+    training.add(reading)
+    if reading.refused:
+        raise ConfigError(
+            f"{WORD}{path} cannot be trained as it is:" + "".join(f"\n  {one}" for one in reading.refused)
+        )
+    unknown = [f"not known here, and left out: {', '.join(driver.unknown)}"] if driver.unknown else []
+    return reading.words, [*reading.notes, *unknown]
+
+
+def _model(path: Path, reading: Reading, model_of: ModelOf) -> Model:
+    driver, words = reading.driver, reading.words
+    words["name"] = re.sub(r"[^\w.+-]", "_", path.stem).lstrip(".-") or "pipedream"
+    words["runs_dir"] = driver.log_directory
+    reading.notes.append(f"runs lie in {driver.log_directory}: other commands find them by --runs-dir or TDPP_RUNS_DIR")
+    parts = driver.module.split(".")
+    name = parts[1] if len(parts) > 1 else parts[0]
+    chosen = [word for word in reading.given if word.lstrip("+").startswith(("model=", "model."))]
+    if not reading.has("model"):
+        own = [choice for choice in choices("model", reading.given) if re.sub(r"\W", "_", choice) == name]
+        if name not in MODELS and len(own) != 1:
+            raise ConfigError(
+                f"{WORD}{path}: module={driver.module}: {name} is no model that is known by that name "
+                f"({', '.join(MODELS)}); give model=… and parallel.partition=…"
+            )
+        words["model"] = MODELS[name] if name in MODELS else own[0]
+        if driver.kind is Kind.translation and name.startswith("gnmt"):
+            words["model.untie_embeddings_and_output_weights"] = True
+            words |= {"model.sequence_length": MOST_TOKENS, "model.decoder_sequence_length": MOST_TOKENS}
+        chosen = [f"{key}={in_word(value)}" for key, value in words.items() if key.startswith("model")] + chosen
+    model = model_of(chosen)
+    families = IMAGES if driver.kind is Kind.images else TRANSLATION
+    if model.family not in (*families, Family.module):
+        reading.refused.append(f"model_type={driver.kind}: model={model.name} is of model.family={model.family}")
+    return model
+
+
+def _found(path: Path, name: str, kind: Kind) -> Path | None:
+    """A file or folder that a driver's file names from the folder of its model's type (runtime/translation)."""
+    folders = [folder for base in [path.absolute().parent, Path.cwd()] for folder in (base, *base.parents)]
+    tried = [place / name for folder in folders for place in (folder, folder / kind, folder / "runtime" / kind)]
+    return next((one for one in tried if one.exists()), None)
+
+
+def _placement(path: Path, driver: Driver) -> Placement:
+    if driver.config_file is None:
+        if len(driver.machines) > 1:
+            raise ConfigError(
+                f"{WORD}{path}: config_file is missing, with which there is one rank, but machines has "
+                f"{len(driver.machines)}; name a file with stages and ranks, or one machine"
+            )
+        return placement.placed((0, 0), (1,))
+    said = f"{WORD}{path}: config_file"
+    file = _found(path, driver.config_file, driver.kind)
+    if file is None:
+        raise ConfigError(
+            f"{said}={driver.config_file}: there is no such file beside the configuration, in a folder above it or in "
+            f"{driver.kind}/ there; give its path"
+        )
+    found = placement.read(file, said)
+    if (ranks := sum(found.replicas)) > len(driver.machines):
+        raise ConfigError(
+            f"{said}={driver.config_file} has {ranks} ranks, but machines has {len(driver.machines)} GPUs; give a "
+            "machine for each rank"
+        )
+    return found
+
+
+def _layout(path: Path, placed: Placement, model: Model, reading: Reading) -> None:
+    """Stages and machines."""
+    driver, words = reading.driver, reading.words
+    counts = _blocks(path, placed, model, reading)
+    kept = _with_blocks(counts, model)
+    if len(kept) < len(counts):
+        empty = [str(stage) for stage in range(len(counts)) if stage not in kept]
+        reading.notes.append(f"stage {', '.join(empty)} has nothing to train, and is left out with its ranks")
+        placed = Placement(
+            placed.modules,
+            tuple(placed.ranks[stage] for stage in kept),
+            None if placed.depth is None else tuple(placed.depth[stage] for stage in kept),
+        )
+        counts = [counts[stage] for stage in kept]
+    hosts, notes = machines.ordered(driver.machines, placed)
+    where, more = machines.words(hosts)
+    words |= where
+    groups = {"executor", "cluster"}
+    reading.notes += [*notes, *(more if not any(map(reading.has, groups)) else [])]
+    replicas = placed.replicas
+    batch = int(reading.number("parallel.micro_batch_size", driver.batch_size))
+    words |= {"parallel": "single", "parallel.micro_batch_size": batch}
+    words["parallel.global_batch_size"] = batch * replicas[0]
+    words["parallel.recompute"] = "full" if driver.recompute else "none"
+    if len(replicas) == 1:
+        words["parallel.data"] = replicas[0]
+        return
+    words |= {"parallel.pipeline": len(replicas), "parallel.partition": "-".join(map(str, counts))}
+    words |= {"parallel.replicas": "-".join(map(str, replicas)), "parallel.schedule": "pipedream"}
+    if reading.has("parallel.schedule"):
+        return
+    depth = (0,) * len(replicas) if driver.no_input_pipelining else placed.depth
+    if depth is not None:
+        words["parallel.depth"] = "-".join(map(str, depth))
+    if driver.macrobatch:
+        words["parallel.update_every"] = 2
+
+
+def _blocks(path: Path, placed: Placement, model: Model, reading: Reading) -> list[int]:
+    """Of the model, by stage."""
+    if len(placed.ranks) == 1:
+        return [model.counted]
+    if reading.has("parallel.partition") or reading.has("parallel"):  # which then stands
+        return [1] * len(placed.ranks)
+    if placed.partition is not None:
+        return list(placed.partition)
+    driver = reading.driver
+    package = _found(path, driver.module.replace(".", "/"), driver.kind)
+    fitting = "give parallel.partition=… for another division"
+    if package is not None and model.family in stages.KNOWN:
+        try:
+            counts = stages.from_modules(package, placed, str(model.family))
+        except ConfigError as error:
+            reading.notes.append(f"{error}; the division is found without it")
+        else:
+            if sum(counts) != model.counted:
+                raise ConfigError(
+                    f"{WORD}{path}: module={driver.module} has {sum(counts)} of the layers that are blocks here, but "
+                    f"{model.blocks}; give the model that it is, or parallel.partition=…"
+                )
+            if model.family is Family.resnet:
+                reading.notes.append("PipeDream cuts bottlenecks in two; each is on the stage of its 3 x 3 convolution")
+            return counts
+    counts = stages.by_operations(model, placed.replicas)
+    reading.notes.append(
+        f"the stages of {driver.module} are not beside the file: the division {'-'.join(map(str, counts))} shares out "
+        f"the operations of a forward pass; {fitting}"
+    )
+    return counts
+
+
+def _with_blocks(counts: Sequence[int], model: Model) -> list[int]:
+    """The stages that have something to train; embedding and head are on the first and the last one."""
+    ends = () if model.measured else (0, len(counts) - 1)
+    return [stage for stage, count in enumerate(counts) if count or stage in ends]

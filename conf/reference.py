@@ -1,0 +1,245 @@
+"""Every key of a configuration, with its meaning, values, default and rule, as the schema has them.
+
+`python -m conf.reference` prints docs/reference.md; `tdpp config` shows the same in a terminal.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from itertools import pairwise
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from omegaconf import MISSING
+
+from conf.reading.own_folders import groups
+from conf.reading.user_files import choices
+from conf.schema.experiment import Experiment
+from conf.schema.ranges import RANGES
+
+_NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+_PLURALS = {str: "texts", Any: "tables"}
+_NEEDED = "must be given"
+_EMPTY = "empty"
+_ANY_NAME = "*"
+_HEAD = """\
+# Every key of a configuration
+
+Written by `python -m conf.reference` from the schema, which checks them; `tdpp config KEY` prints the same in a
+terminal, and `tdpp launch --cfg job` every key with the value that it would have. `*` stands for a name of your own.
+Rules that join several keys are checked before anything starts, and named when they are broken.
+""".splitlines()
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key; in its name `*` stands for a name that users choose."""
+
+    name: str
+    values: str
+    """What it takes, in words."""
+    default: str
+    rule: str
+    """The range of a number; empty without one."""
+    meaning: str
+    options: tuple[tuple[str, str], ...]
+    """The words that it takes, each with its meaning, which may be empty."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Keys that belong together."""
+
+    name: str
+    """Empty: those of the run as a whole."""
+    meaning: str
+    keys: tuple[Key, ...]
+
+
+def parts() -> list[Part]:
+    """All of them, in the schema's order; the run's own keys first."""
+    return [part for part in _parts("", Experiment) if part.keys]
+
+
+def found(name: str) -> list[Key]:
+    """The key of this name, or the keys under it, also with names that users chose; none where there is no such key."""
+    wanted = name.split(".")
+    return [
+        key
+        for part in parts()
+        for key in part.keys
+        if len(at := key.name.split(".")) >= len(wanted)
+        and all(mine in (theirs, _ANY_NAME) for mine, theirs in zip(at, wanted, strict=False))
+    ]
+
+
+def _parts(name: str, kind: Any) -> Iterator[Part]:
+    documented, hints = _attribute_docs(kind), get_type_hints(kind)
+    keys, further = list[Key](), list[Part]()
+    for field in dataclasses.fields(kind):
+        of, key = hints[field.name], f"{name}.{field.name}".lstrip(".")
+        inner, below = of, key
+        if get_origin(of) is dict:
+            inner, below = get_args(of)[1], f"{key}.{_ANY_NAME}"
+        elif get_origin(of) is list:
+            inner, below = get_args(of)[0], f"{key}[{_ANY_NAME}]"
+        if dataclasses.is_dataclass(inner):
+            further += _parts(below, inner)
+            if inner is of:
+                continue
+        default = _default(field)
+        keys.append(
+            Key(
+                name=key,
+                values=_values(of),
+                default=default,
+                rule=_rule(name, field.name),
+                meaning=documented.get(field.name, "") or _of_words(of),
+                options=_options(of),
+            )
+        )
+    yield Part(name, _first_paragraph(kind), tuple(keys))
+    yield from further
+
+
+def _first_paragraph(kind: Any) -> str:
+    """Of a class's own docstring; none that it inherits, or that dataclasses write."""
+    text = inspect.cleandoc(vars(kind).get("__doc__") or "")
+    return "" if text.startswith(f"{kind.__name__}(") else " ".join(text.partition("\n\n")[0].split())
+
+
+def _of_words(kind: Any) -> str:
+    """What the words that a key takes are about."""
+    kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    return next((_first_paragraph(one) for one in kinds if _is_words(one)), "")
+
+
+def _is_words(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+@cache
+def _attribute_docs(kind: Any) -> Mapping[str, str]:
+    """The texts below the fields of a class, or the members of an enumeration."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef))
+    docs = {}
+    for before, after in pairwise(body):
+        match before, after:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                docs[name] = " ".join(inspect.cleandoc(text).split())
+    return docs
+
+
+def _values(kind: Any) -> str:
+    if kind is Any:
+        return "whole number or text"
+    if get_origin(kind) is UnionType:
+        return " or ".join("null" if one is type(None) else _values(one) for one in get_args(kind))
+    if get_origin(kind) is list and _is_words(get_args(kind)[0]):
+        return f"list of {_values(get_args(kind)[0])}"
+    if get_origin(kind) is list:
+        return f"list of {_PLURALS.get(get_args(kind)[0], 'groups of keys')}"
+    if get_origin(kind) is dict:
+        return f"{_PLURALS.get(get_args(kind)[1], 'groups of keys')} by name"
+    if _is_words(kind):
+        return ", ".join(str(one.value) for one in kind)
+    return _NAMES[kind]
+
+
+def _options(kind: Any) -> tuple[tuple[str, str], ...]:
+    kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    return tuple((str(one.value), _attribute_docs(of).get(one.name, "")) for of in kinds if _is_words(of) for one in of)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        made = field.default_factory()
+        assert made in ({}, []), "a default that the reference cannot show"
+        return _EMPTY
+    if field.default == MISSING:
+        return _NEEDED
+    if field.default is None or isinstance(field.default, bool):
+        return {None: "null", True: "true", False: "false"}[field.default]
+    return str(field.default)
+
+
+def _rule(part: str, name: str) -> str:
+    allowed = RANGES.get(part.replace(f"[{_ANY_NAME}]", ""), {}).get(name)
+    return "" if allowed is None else str(allowed)
+
+
+def unit_of(name: str) -> str:
+    """In words, from the end of a key's name; empty where it says none."""
+    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+
+
+UNITS = {
+    "_gbit_per_s": "gigabits a second",
+    "_gb_per_s": "gigabytes a second",
+    "_tflops": "10^12 operations a second",
+    "_gib": "GiB",
+    "_us": "microseconds",
+    "_min": "minutes",
+    "_s": "seconds",
+    "_hours": "hours",
+    "price_per_hour": "US dollars",
+    "max_cost": "US dollars",
+}
+"""By the end of a name."""
+
+
+def markdown() -> str:
+    """docs/reference.md."""
+    lines = [*_HEAD, "", f"Groups of files: {'; '.join(_group(group) for group in sorted(groups()))}."]
+    for part in parts():
+        lines += ["", f"## {part.name or 'The run'}", ""]
+        if part.meaning:
+            lines += [part.meaning, ""]
+        lines += ["| key | takes | default | meaning |", "|---|---|---|---|"]
+        lines += [
+            f"| `{key.name}` | {_cell(_takes(key))} | {_cell(_shown_default(key))} | {_cell(_meaning(key))} |"
+            for key in part.keys
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _group(name: str) -> str:
+    return f"`{name}` ({', '.join(choices(name, ()))})"
+
+
+def _shown_default(key: Key) -> str:
+    return key.default if key.default in (_NEEDED, _EMPTY) else f"`{key.default}`"
+
+
+def _takes(key: Key) -> str:
+    unit = unit_of(key.name)
+    return ", ".join(filter(None, (key.values, unit, key.rule)))
+
+
+def _meaning(key: Key) -> str:
+    options = "; ".join(f"`{word}`: {_lowered(meaning)}" for word, meaning in key.options if meaning)
+    return " ".join(filter(None, (key.meaning, options)))
+
+
+def _lowered(text: str) -> str:
+    """As it stands within a sentence, without its full stop."""
+    return text.removesuffix(".")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

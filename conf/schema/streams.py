@@ -1,0 +1,85 @@
+"""The rules of PipeDream's pipelines, whose stages update their weights by themselves, without a flush."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from conf.errors import ConfigError
+from conf.schema.model import Model
+from conf.schema.partition import Partition
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.models.parameters import tied_parameters
+from megatron_ext.contract.schedule.stream_check import prove
+from megatron_ext.contract.schedule.streams import PIPEDREAM, TWO, Stream
+
+SCHEDULE = f"parallel.schedule={PIPEDREAM}"
+
+
+def check(partition: Partition, model: Model) -> None:
+    """Whether such a model can be trained in this way, on stages that hold these layers.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    layers = partition.layers
+    held_by_ends = () if model.measured else (0, len(layers) - 1)
+    for stage, count in enumerate(layers):
+        if not count and stage not in held_by_ends:
+            fewer = Partition(tuple(n for at, n in enumerate(layers) if n or at in held_by_ends))
+            raise ConfigError(
+                f"parallel.partition={partition} leaves stage {stage} without a layer, which has nothing to update; "
+                f"{SCHEDULE} needs one on each: use parallel.pipeline={len(fewer.layers)} parallel.partition={fewer}"
+            )
+    if len(layers) > 1 and "head.word" in tied_parameters(model.sized(1)):
+        raise ConfigError(
+            f"model={model.name} shares the word embedding between the first and the last stage, which with {SCHEDULE} "
+            "update it at different times; use model.untie_embeddings_and_output_weights=true, or a schedule that "
+            "flushes, such as one_f_one_b"
+        )
+
+
+def check_depth(stream: Stream) -> None:
+    """Whether a stream comes to its end, and meets the weights that it is to meet.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    stages = range(len(stream.replicas))
+    depth = "" if stream.depth is None else "-".join(map(str, stream.depth))
+    if stream.depth is not None and len(stream.depth) != len(stages):
+        raise ConfigError(
+            f"parallel.depth={depth} is for {len(stream.depth)} stage{'s' * (len(stream.depth) != 1)}, but "
+            f"parallel.pipeline={len(stages)}; give a number for each stage"
+        )
+    deepest = max(map(stream.ahead, stages))
+    if stream.semantics == TWO and stream.update_every < deepest:
+        raise ConfigError(
+            f"parallel.update_every={stream.update_every} must be at least {deepest} with parallel.semantics=two: as "
+            "many forward passes as a stage takes ahead, or a pass would need a third version; use "
+            f"parallel.update_every={deepest}, or parallel.semantics=stashing"
+        )
+    if stream.depth is None:  # proved for all by tests
+        return
+    usual = "-".join(str(replace(stream, depth=None).ahead(stage)) for stage in stages)
+    try:
+        prove(stream, 2 * stream.in_flight + 2 * stream.period)
+    except EngineError as error:
+        raise ConfigError(
+            f"parallel.depth={depth} never comes to its end ({error}); use parallel.depth={usual}, or less on later "
+            "stages"
+        ) from error
+
+
+def depth_in(text: str) -> tuple[int, ...]:
+    """The forward passes that each stage takes ahead.
+
+    Raises:
+        ConfigError: the text does not say that.
+    """
+    if not re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})*", text):
+        raise ConfigError(
+            f"parallel.depth={text!r} is no depth: write the forward passes that each stage takes before its first "
+            "backward pass, joined by dashes, such as 3-1-0"
+        )
+    return tuple(int(part) for part in text.split("-"))

@@ -1,0 +1,98 @@
+"""Links by pairs of node kinds: `cluster.links`, and the groups' own figures where it says nothing.
+
+All ranks of a node share its link to other nodes: `s_per_byte` counts as often as the sender has ranks that send out
+of the node at the same time, or the receiver such that receive, whichever are more. Of several links that must all be
+passed at the same time, as those of a ring of replicas, whose steps wait for each other, the slowest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fasop.costs.arrays import Floats, Integers
+from fasop.costs.hardware import NodeKind
+from fasop.costs.network.links import Link, between, transfer_s, within
+from fasop.costs.network.pair_placement import PairUses
+
+
+def has_pairs(kinds: Sequence[NodeKind]) -> bool:
+    """Whether any link is not as the groups' own figures say."""
+    return any(other.name in kind.links for kind in kinds for other in kinds)
+
+
+def by_size(kinds: Sequence[NodeKind]) -> bool:
+    """Whether any pair's bandwidth depends on the message's size."""
+    return any(link.gbit_per_s_by_bytes for kind in kinds for link in kind.links.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkTable:
+    """What messages of one size take from a node of each kind to one of each kind, [kinds, kinds]."""
+
+    inside: Link[Floats]
+    """[kinds]: between GPUs of a node."""
+    latency_s: Floats
+    leaving: Floats
+    """Seconds per byte of one rank of the sender; of a pair without an entry by the sender's own figures."""
+    entering: Floats
+    """Likewise of the receiver."""
+
+    @classmethod
+    def of(cls, kinds: Sequence[NodeKind], factors: Sequence[float], size: float) -> LinkTable:
+        """For messages of `size` bytes. `factors`, by kind, are what times are multiplied with; a pair has the larger
+        one of its own."""
+        own, by = [between(kind.group, 1) for kind in kinds], np.array(factors)
+        latency = np.array([link.latency_s for link in own]) * by
+        rate = np.array([link.s_per_byte for link in own]) * by
+        shape, most = (len(kinds), len(kinds)), np.maximum.outer(by, by)
+        latencies = np.maximum.outer(latency, latency)
+        leaving, entering = np.broadcast_to(rate[:, np.newaxis], shape).copy(), np.broadcast_to(rate, shape).copy()
+        for row, kind in enumerate(kinds):
+            for column, other in enumerate(kinds):
+                if (link := kind.links.get(other.name)) is None:
+                    continue
+                if link.latency_us is not None:
+                    latencies[row, column] = most[row, column] * link.latency_us * 1e-6
+                if (seconds := transfer_s(link, size)) is not None:
+                    leaving[row, column] = entering[row, column] = most[row, column] * seconds / size
+        inside = [within(kind.group) for kind in kinds]
+        return cls(
+            inside=Link(
+                latency_s=np.array([link.latency_s for link in inside]) * by,
+                s_per_byte=np.array([link.s_per_byte for link in inside]) * by,
+            ),
+            latency_s=latencies,
+            leaving=leaving,
+            entering=entering,
+        )
+
+    def least(self) -> LinkTable:
+        """Where nodes of each kind have among themselves what they have with any kind at best, there or back: no link
+        of one with another node is quicker."""
+        latency = np.diag(np.minimum(self.latency_s, self.latency_s.T).min(axis=1))
+        rate = np.diag(np.minimum(self.leaving, self.entering.T).min(axis=1))
+        return replace(self, latency_s=latency, leaving=rate, entering=rate)
+
+    @property
+    def one_way(self) -> bool:
+        """Whether any pair's directions differ."""
+        return not (np.array_equal(self.latency_s, self.latency_s.T) and np.array_equal(self.leaving, self.entering.T))
+
+    def slowest(self, uses: PairUses, orders: Integers) -> Link[Floats]:
+        """[items, pipelines]: the largest latency, and the lowest share of a bandwidth, of an item's links. `orders`
+        [pipelines, nodes] are kinds."""
+        here, there = orders.T[uses.sources], orders.T[uses.targets]
+        stays = (uses.sources == uses.targets)[:, np.newaxis]
+        outside = np.maximum(
+            self.leaving[here, there] * uses.leaving[:, np.newaxis],
+            self.entering[here, there] * uses.entering[:, np.newaxis],
+        )
+        latency = np.where(stays, self.inside.latency_s[here], self.latency_s[here, there])
+        rate = np.where(stays, self.inside.s_per_byte[here], outside)
+        return Link(
+            latency_s=np.maximum.reduceat(latency, uses.starts, axis=0),
+            s_per_byte=np.maximum.reduceat(rate, uses.starts, axis=0),
+        )

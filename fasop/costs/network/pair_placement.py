@@ -1,0 +1,87 @@
+"""From which nodes to which others the stages of a plan send, where links differ by pairs of node groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from fasop.costs.arrays import Integers
+from fasop.costs.network.placement import Use, rings, stage_nodes, transfers
+
+
+class PairUse(NamedTuple):
+    """Of the link from a node to another; of the links in a node, where both are the same."""
+
+    source: int
+    target: int
+    leaving: int
+    """Ranks that use the source's link out of the node at the same time."""
+    entering: int
+    """Ranks that use the target's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairUses:
+    """Flat lists of `PairUse`, by its fields; those of item i begin at `starts[i]`, none is empty."""
+
+    starts: Integers
+    sources: Integers
+    targets: Integers
+    leaving: Integers
+    entering: Integers
+
+    @classmethod
+    def of(cls, items: Sequence[Sequence[PairUse]]) -> PairUses:
+        sources, targets, leaving, entering = np.array([use for item in items for use in item], np.int64).T
+        starts = np.cumsum([0, *(len(item) for item in items[:-1])])
+        return cls(starts=starts, sources=sources, targets=targets, leaving=leaving, entering=entering)
+
+    @property
+    def back(self) -> PairUses:
+        """The other way round."""
+        return replace(self, sources=self.targets, targets=self.sources, leaving=self.entering, entering=self.leaving)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairPlacement:
+    """The items of `Placement`, by pairs of nodes."""
+
+    hops: PairUses
+    """From each stage to the next one, and from the last to the first."""
+    sums: PairUses
+    """From each replica to the next one of its ring."""
+    embedding: PairUses
+
+
+@lru_cache(maxsize=4096)
+def place_pairs(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline: int) -> PairPlacement:
+    """As `fasop.costs.network.placement.place`."""
+    nodes = stage_nodes(gpus_per_node, tensor, data, pipeline)
+    hops = [[*zip(here, there, strict=True)] for here, there in pairwise([*nodes, nodes[0]])]
+    ends = [*zip(nodes[0], nodes[-1], strict=True)]
+    turning = [[pair for ring in range(tensor) for pair in around(of_stage[ring::tensor])] for of_stage in nodes]
+    return PairPlacement(
+        hops=PairUses.of([pairs_of(transfers(hop), hop) for hop in hops]),
+        sums=PairUses.of(
+            [pairs_of(uses, ring) for uses, ring in zip(rings(nodes, [tensor] * pipeline), turning, strict=True)]
+        ),
+        embedding=PairUses.of(
+            [pairs_of(transfers(ends, both_ways=True), [*ends, *((there, here) for here, there in ends)])]
+        ),
+    )
+
+
+def around(ring: Sequence[int]) -> list[tuple[int, int]]:
+    return [*pairwise([*ring, ring[0]])]
+
+
+def pairs_of(uses: Sequence[Use], crossing: Iterable[tuple[int, int]]) -> list[PairUse]:
+    """`uses` say what is shared, by node, and in which nodes messages stay."""
+    sharing = {use.node: use.sharing for use in uses if use.between}
+    between = {PairUse(a, b, sharing[a], sharing[b]) for a, b in crossing if a != b}
+    return [*(PairUse(use.node, use.node, 1, 1) for use in uses if not use.between), *sorted(between)]

@@ -1,0 +1,106 @@
+"""Which links the stages of a plan use where they have unlike numbers of replicas, or tensor groups of unlike sizes.
+
+Ranks lie stage by stage, in a stage replica by replica, and fill the nodes one after another. Replicas of neighbouring
+stages exchange messages that have micro-batches in common; of tensor groups of t and u ranks, rank j of the receiving
+one takes what rank j mod t of the sending one has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasop.costs.network.pair_placement import PairPlacement, PairUse, PairUses, around, pairs_of
+from fasop.costs.network.placement import Use, Uses, rings
+from megatron_ext.contract.layout import Layout
+
+Pairs = list[tuple[int, int]]
+"""Of ranks of two stages, each by its number in its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnlikePlacement:
+    """As `fasop.costs.network.placement.Placement`, with links by pairs of nodes."""
+
+    stages: Uses
+    one_way_out: NDArray[np.bool_]
+    pairs: PairPlacement
+
+
+@lru_cache(maxsize=1024)
+def place_unlike(gpus_per_node: tuple[int, ...], layout: Layout) -> UnlikePlacement:
+    """Of as many ranks as the nodes have GPUs."""
+    of_ranks = [node for node, gpus in enumerate(gpus_per_node) for _ in range(gpus)]
+    assert len(of_ranks) == layout.world_size, f"{len(of_ranks)} GPUs for {layout.world_size} ranks"
+    ends = [*(layout.rank(stage, 0, 0) for stage in range(layout.stages)), layout.world_size]
+    nodes = [of_ranks[a:b] for a, b in pairwise(ends)]
+    count = layout.stages
+    following = [(stage, (stage + 1) % count) for stage in range(count)]
+    hops = [_links(nodes[a], nodes[b], exchanges(layout, a, b)) for a, b in following]
+    turning = [
+        [pair for ring in range(tensor) for pair in around(of_stage[ring::tensor])]
+        for of_stage, tensor in zip(nodes, layout.tensors, strict=True)
+    ]
+    sums = [pairs_of(uses, ring) for uses, ring in zip(rings(nodes, layout.tensors), turning, strict=True)]
+    tied = _links(nodes[0], nodes[-1], _tied(layout), both_ways=True)
+    out = [_leaving(nodes[a], nodes[b], exchanges(layout, a, b)) for a, b in following]
+    back = [_leaving(nodes[b], nodes[a], [(j, i) for i, j in exchanges(layout, a, b)]) for a, b in following]
+    return UnlikePlacement(
+        stages=Uses.of([[Use(node, 0, 1) for node in sorted(set(of_stage))] for of_stage in nodes]),
+        one_way_out=np.array([count == 2 or bool(out[stage] & back[stage - 1]) for stage in range(count)]),
+        pairs=PairPlacement(
+            hops=PairUses.of(hops),
+            sums=PairUses.of(sums),
+            embedding=PairUses.of([tied]),
+        ),
+    )
+
+
+def exchanges(layout: Layout, stage: int, other: int) -> Pairs:
+    """The ranks of a stage and of the following one that activations go between."""
+    own, theirs = layout.tensors[stage], layout.tensors[other]
+    return [
+        (replica * own + place % own, peer * theirs + place)
+        for replica in range(layout.replicas[stage])
+        for peer in layout.met(stage, replica, other)
+        for place in range(theirs)
+    ]
+
+
+def _tied(layout: Layout) -> Pairs:
+    """The ranks of the first and the last stage that add up parts of the embedding's gradient."""
+    first, last = layout.tensors[0], layout.tensors[-1]
+    parts, rows = math.lcm(first, last), min(layout.replicas[0], layout.replicas[-1])
+    return [
+        (replica * first + part * first // parts, peer * last + part * last // parts)
+        for replica in range(layout.replicas[0])
+        for peer in range(replica % rows, layout.replicas[-1], rows)
+        for part in range(parts)
+    ]
+
+
+def _links(here: Sequence[int], there: Sequence[int], pairs: Pairs, *, both_ways: bool = False) -> list[PairUse]:
+    """The links that messages between these ranks use while all that send, or receive, out of their node do so at the
+    same time.
+
+    `both_ways`: each end of a pair sends to the other.
+    """
+    crossing = [(here[a], there[b]) for a, b in pairs]
+    sent = Counter(here[a] for a in {a for a, b in pairs if here[a] != there[b]})
+    received = Counter(there[b] for b in {b for a, b in pairs if here[a] != there[b]})
+    sharing = sent + received if both_ways else sent | received
+    inside = [Use(node, 0, 1) for node in sorted({a for a, b in crossing if a == b})]
+    back = [(b, a) for a, b in crossing] if both_ways else []
+    return pairs_of([*inside, *(Use(node, 1, sharing[node]) for node in sorted(sharing))], [*crossing, *back])
+
+
+def _leaving(here: Sequence[int], there: Sequence[int], pairs: Iterable[tuple[int, int]]) -> set[int]:
+    """The nodes that messages leave."""
+    return {here[a] for a, b in pairs if here[a] != there[b]}

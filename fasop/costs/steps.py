@@ -1,0 +1,104 @@
+"""What a profile says of a whole model on one GPU: its steps, as IIDP and JABAS measure them, and its room."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+from omegaconf import MISSING
+
+from conf.errors import ConfigError
+from conf.schema.config_class import config
+from conf.schema.experiment import Precision
+
+
+@config
+class StepTimes:
+    """Milliseconds of a step, on average."""
+
+    workers: int = MISSING
+    """Copies of the model on the GPU."""
+    total: float | None = None
+    data: float = MISSING
+    forward: float = MISSING
+    backward: float = MISSING
+    update: float = MISSING
+    copy: float = MISSING
+    """Of the weights, to the workers but the first."""
+    statistics: float | None = None
+    """Batch norm's, summed over GPUs, for each worker."""
+
+
+@config
+class Steps:
+    """What a GPU of one host takes with one local batch size."""
+
+    model: str | None = None
+    """null: a memory limit alone is known, which names no model."""
+    host: str = MISSING
+    micro_batch_size: int = MISSING
+    most_workers: int | None = None
+    """That its memory has room for; null: not measured."""
+    memory_bytes: int | None = None
+    """Of the GPU."""
+    times: list[StepTimes] = MISSING
+    """By number of workers, upwards."""
+
+    def __str__(self) -> str:
+        return f"steps of host {self.host}, model={self.model} parallel.micro_batch_size={self.micro_batch_size}"
+
+
+@config
+class Room:
+    """The largest micro-batch that was trained with the whole of a model on one GPU, without recomputation; 0: none."""
+
+    model: str = MISSING
+    precision: Precision = MISSING
+    micro_batch_size: int = MISSING
+
+
+@config
+class AllReduces:
+    """Milliseconds of all-reduces, each as long as bandwidth alone would make it and as measured."""
+
+    ideal_ms: list[float] = MISSING
+    measured_ms: list[float] = MISSING
+
+
+def check_steps(every: list[Steps]) -> None:
+    """Raises ConfigError for the first figure that cannot be."""
+    seen = set()
+    for steps in every:
+        if str(steps) in seen:
+            raise ConfigError(f"{steps} are there twice; keep one of them")
+        seen.add(str(steps))
+        if steps.micro_batch_size < 1 or (steps.most_workers is not None and steps.most_workers < 1):
+            raise ConfigError(f"{steps}: micro_batch_size and most_workers must be at least 1")
+        workers = [times.workers for times in steps.times]
+        if workers != sorted({*workers}) or (workers and workers[0] < 1):
+            raise ConfigError(f"{steps}: times must be by number of workers, upwards from 1, each once")
+        for times in steps.times:
+            for field in fields(times):
+                value = getattr(times, field.name)
+                if value is not None and not (math.isfinite(value) and value >= 0):
+                    raise ConfigError(f"{steps}: {field.name}={value} of {times.workers} workers must be 0 or above")
+
+
+def check_buckets(buckets: dict[str, list[float]]) -> None:
+    """Raises ConfigError for sizes that cannot be."""
+    for model, sizes in buckets.items():
+        if not sizes or not all(math.isfinite(size) and size > 0 for size in sizes):
+            raise ConfigError(f"buckets_mib.{model} must be sizes above 0 MiB, one at least")
+
+
+def check_all_reduces(times: dict[str, AllReduces]) -> None:
+    """Raises ConfigError for lists that do not belong together."""
+    for where, one in times.items():
+        if where not in ("within", "between"):
+            raise ConfigError(f"all_reduces.{where}: must be within (a node) or between (nodes)")
+        every = [*one.ideal_ms, *one.measured_ms]
+        if len(one.ideal_ms) != len(one.measured_ms) or not all(math.isfinite(ms) and ms >= 0 for ms in every):
+            raise ConfigError(
+                f"all_reduces.{where}: ideal_ms and measured_ms must be equally many numbers, 0 or above, of "
+                "milliseconds"
+            )

@@ -1,0 +1,148 @@
+"""The words of `tdpp search graph=FILE` that are not Hydra's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from conf.reading.values import NoValue, Reader, above_0, flag, one_of, own_words, path, whole
+from fasop.errors import SearchError
+from fasop.graphs.options import Level, Options, Sync
+
+T = TypeVar("T")
+LEAST_BYTES_PER_S = 1e5
+"""Of a link: less was meant in another unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What a command line asks for; every field but the last is a word."""
+
+    graph: Mapping[str, Path]
+    """By GPU of the cluster; with the key "" of any."""
+    reference: bool = False
+    """The public optimizer's answer."""
+    levels: tuple[int, ...] = ()
+    """Machines of each level of the network, the innermost first."""
+    bandwidths: tuple[float, ...] = ()
+    """Bytes a second, by level."""
+    memory_gb: float | None = None
+    """10^9 bytes, of a machine."""
+    straight: bool = False
+    fewer: bool = False
+    compression: float | None = None
+    sync: Sync = Sync.sum
+    csv: Path | None = None
+    page: Path | None = None
+    graph_output: Path | None = None
+    export: Path | None = None
+    overrides: tuple[str, ...] = ()
+    """Hydra's."""
+
+    @property
+    def network(self) -> list[Level]:
+        return [
+            Level(machines=machines, bytes_per_s=rate)
+            for machines, rate in zip(self.levels, self.bandwidths, strict=True)
+        ]
+
+    @property
+    def options(self) -> Options:
+        return Options(
+            memory_bytes=None if self.memory_gb is None else self.memory_gb * 1e9,
+            straight=self.straight,
+            fewer=self.fewer,
+            compression=self.compression,
+            sync=self.sync,
+        )
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Takes these words out of the others.
+
+    Raises:
+        SearchError: a word has no such value, or no meaning beside another one.
+    """
+    own, overrides = own_words(argv, WORDS, SearchError)
+    args = Arguments(**own, overrides=tuple(overrides))
+    levels, rates = (",".join(f"{one:g}" for one in some) for some in (args.levels, args.bandwidths))
+    if len(args.levels) != len(args.bandwidths):
+        given = f"bandwidths={rates} has {len(args.bandwidths)}" if rates else "bandwidths= is not given"
+        raise SearchError(
+            f"levels={levels} has {len(args.levels)} level{'s' * (len(args.levels) > 1)}, and {given}; give one "
+            "bandwidth for each level in bytes per second, such as bandwidths=1.25e9 for 10 Gbit/s"
+        )
+    if not args.levels:
+        for word in ("reference", "memory_gb"):
+            if word in own:
+                raise SearchError(
+                    f"{word}={argv_of(argv, word)} is for machines in levels: add levels= and bandwidths=, or leave it "
+                    "out, and the nodes are those of cluster="
+                )
+        if not overrides:
+            raise SearchError(
+                "graph= needs the machines: levels=N, or levels=4,2 for 2 nodes of 4 GPUs, and as many bandwidths=; or "
+                "cluster=CHOICE"
+            )
+        return args
+    if overrides:
+        raise SearchError(
+            f"{overrides[0]} has no meaning beside levels={levels}, which says all of the machines; leave it out, or "
+            f"levels= and bandwidths=. The words are {', '.join(WORDS)}"
+        )
+    if [*args.graph] != [""]:
+        raise SearchError(f"levels={levels} are machines of one kind: give graph=FILE, without the name of a GPU")
+    return args
+
+
+def argv_of(argv: Sequence[str], word: str) -> str:
+    """The value of a word, as it was given last."""
+    return [one.partition("=")[2] for one in argv if one.startswith(f"{word}=")][-1]
+
+
+def _graphs(text: str) -> dict[str, Path]:
+    """A file, or for each GPU of a cluster its own: GPU:FILE,GPU:FILE."""
+    parts = [re.fullmatch(r"([\w.-]+):(.+)", part) for part in text.split(",")]
+    if not all(parts):
+        return {"": path(text)}
+    return {part[1]: Path(part[2]) for part in parts if part}
+
+
+def _each(reader: Reader[T]) -> Reader[tuple[T, ...]]:
+    """Values joined by commas, in their order; a value may come twice."""
+
+    def values(text: str) -> tuple[T, ...]:
+        try:
+            return tuple(reader(part.strip()) for part in text.split(","))
+        except NoValue as rule:
+            raise NoValue(f"{rule}; several are joined by commas") from rule
+
+    return values
+
+
+def _rate(text: str) -> float:
+    rate = above_0(text)
+    if rate < LEAST_BYTES_PER_S:
+        raise NoValue(f"must be bytes per second, {LEAST_BYTES_PER_S:g} or more: 1.25 GB/s are 1.25e9")
+    return rate
+
+
+WORDS: Mapping[str, Reader[Any]] = {
+    "graph": _graphs,
+    "reference": flag,
+    "levels": _each(whole),
+    "bandwidths": _each(_rate),
+    "memory_gb": above_0,
+    "straight": flag,
+    "fewer": flag,
+    "compression": above_0,
+    "sync": one_of(Sync),
+    "csv": path,
+    "page": path,
+    "graph_output": path,
+    "export": path,
+}
+"""By word, which is a field of `Arguments`."""

@@ -1,0 +1,86 @@
+"""A graph divided into stages: what a search answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fasop.graphs.graph import Graph, Node
+from fasop.graphs.operators import Operators
+from fasop.graphs.options import Sync
+
+
+@dataclass(frozen=True, kw_only=True)
+class Takes:
+    """Seconds of each mini-batch of the pipeline, in the steady state, all replicas of the stage together."""
+
+    compute_s: float
+    """On the slowest GPU."""
+    summing_s: float
+    """Of the gradients."""
+    received_s: float
+    """Of the busiest link that what enters the stage crosses, there and its gradients back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    nodes: tuple[Node, ...]
+    """Each after its inputs."""
+    replicas: tuple[int, ...]
+    """By level of the network, the outermost first; of a stage on contiguous ranks one number."""
+    versions: int | None = None
+    """Of the weights that are alive at once, at most; None: not known."""
+    memory_bytes: float | None = None
+    """Of a rank."""
+    takes: Takes | None = None
+    """None: not known, as of nested stages."""
+
+    @property
+    def compute_s(self) -> float:
+        """Of a mini-batch on one machine."""
+        return sum(node.compute_ms for node in self.nodes) / 1e3
+
+    @property
+    def parameter_bytes(self) -> float:
+        return sum(node.parameter_bytes for node in self.nodes)
+
+    @property
+    def activation_bytes(self) -> float:
+        """From the forward to the backward pass of a mini-batch."""
+        return sum(node.held_bytes for node in self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    stages: tuple[Stage, ...]
+    graph: Graph
+    """With stages, as the public optimizer writes it."""
+    pipeline_s: float
+    """Of a mini-batch in the steady state: that of the slowest stage or link."""
+    sync: Sync = Sync.sum
+    """How stages are counted whose gradients are summed."""
+    data_parallel_s: float
+    single_s: float
+    """On one machine."""
+    node_order: str | None = None
+    """As `parallel.node_order` takes it; None: the machines are no cluster."""
+    notes: tuple[str, ...] = ()
+    """In words, what is proved of it, and what else a reader must know."""
+
+    @property
+    def replicas(self) -> str:
+        """By stage, such as 15-1; by level and stage such as 2x3-2x1."""
+        return "-".join("x".join(map(str, stage.replicas)) for stage in self.stages)
+
+
+def stages_of(
+    operators: Operators, placed: Sequence[int | None], replicas: Sequence[tuple[int, ...]]
+) -> tuple[Stage, ...]:
+    """By the number of each operator's stage."""
+    return tuple(
+        Stage(
+            nodes=tuple(node for node, where in zip(operators.nodes, placed, strict=True) if where == stage),
+            replicas=several,
+        )
+        for stage, several in enumerate(replicas)
+    )

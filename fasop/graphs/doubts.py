@@ -1,0 +1,37 @@
+"""What of a profile looks wrong. It is reported, and used as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fasop.graphs.graph import Graph, Node
+
+NOTICEABLE = 0.01
+"""Of the time of all nodes."""
+TOO_SHORT = 0.05
+"""Of its forward pass: no backward pass of an operator with parameters is so short."""
+
+
+def doubts(graph: Graph) -> Iterator[str]:
+    """In words, in the order of the graph."""
+    total = sum(node.compute_ms for node in graph.nodes)
+    for node in graph.nodes:
+        if not node.inputs and node.description.startswith("Input"):
+            if node.compute_ms:
+                yield (
+                    f"{_named(node)} takes {node.compute_ms:g} ms in this profile, though an input computes nothing: "
+                    "waiting for data was probably measured; counted as 0"
+                )
+        elif not node.parameter_bytes:
+            continue
+        elif not node.compute_ms:
+            yield f"{_named(node)} has parameters and takes no time in this profile; counted as it stands"
+        elif node.backward_ms < TOO_SHORT * node.forward_ms and node.forward_ms > NOTICEABLE * total:
+            yield (
+                f"{_named(node)} has a backward pass of {node.backward_ms:g} ms after a forward pass of "
+                f"{node.forward_ms:g} ms: part of it was probably not measured; counted as it stands"
+            )
+
+
+def _named(node: Node) -> str:
+    return f"{node.name} ({node.description.partition('(')[0].strip()})"

@@ -1,0 +1,1 @@
+"""The answers of PipeDream's public optimizer, with its cost model and what is odd about it."""

@@ -1,0 +1,170 @@
+"""How a plan that is given divides its batch best: the micro-batch size and the shares that take least.
+
+Every micro-batch size that divides the batch is looked at. For each of them the shares are found by bisection, so that
+no others take less (`fasop.simulation.ranks.shares`). The times are those that `fasop.simulation.predict` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+
+from conf.errors import ConfigError
+from conf.schema.experiment import EngineKind, Experiment
+from conf.schema.parallel import Parallel, Recompute
+from conf.schema.partition import Shares
+from fasop.costs.layers import Basis
+from fasop.costs.training import PlacedTraining
+from fasop.errors import SearchError
+from fasop.search.candidates import MOST_MICRO_BATCHES, divisors
+from fasop.simulation.predict import Prediction, planned, predict_plan
+from fasop.simulation.ranks.replicas import Replicas
+from fasop.simulation.ranks.shares import Replica, best_shares
+
+SIZE, SHARES = "micro_batch_size", "shares"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """What is chosen for the keys that were open."""
+
+    values: dict[str, int | str | None]
+    """Of `parallel`, by key."""
+    seconds: float
+    """Of an iteration, as predicted."""
+    sizes: tuple[int, ...]
+    """Micro-batch sizes that were compared: all that divide the batch, keep the rules and fit into memory."""
+    even: tuple[float, int] | None
+    """Seconds with equal shares, and the micro-batch size that is then best; None where nothing divides the batch
+    evenly."""
+    basis: Basis
+
+    def __str__(self) -> str:
+        chosen = " ".join(f"parallel.{key}={'null' if one is None else one}" for key, one in self.values.items())
+        found = f"{chosen} takes least by prediction, {self.seconds * 1e3:.1f} ms an iteration"
+        if SIZE in self.values:
+            found += f"; micro-batches of {_listed(self.sizes)} were compared"
+        if self.values.get(SHARES) is not None and self.even is not None:
+            seconds, size = self.even
+            with_size = f" (micro-batches of {size})" if SIZE in self.values else ""
+            found += f"; equal shares would take {seconds * 1e3:.1f} ms{with_size}"
+        if self.basis is not Basis.MEASURED:
+            found += f"; some of the times are {self.basis}"
+        return found
+
+
+def provisional(parallel: Parallel) -> Iterator[dict[str, int | str | None]]:
+    """Values for the keys of a plan that are open, such that its own rules hold: by micro-batch size, shares about
+    equal."""
+    batch, data = parallel.global_batch_size, parallel.layout.replicas[0]
+    undecided = parallel.undecided
+    for size in divisors(batch) if SIZE in undecided else (parallel.micro_batch_size,):
+        values: dict[str, int | str | None] = {SIZE: size} if SIZE in undecided else {}
+        if SHARES in undecided:
+            count = batch // size
+            if batch % size or count < data:
+                continue
+            values[SHARES] = None if count % data == 0 else str(Shares.even(count, data))
+        yield values
+
+
+def best_division(experiment: Experiment, undecided: Parallel) -> Division:
+    """The values that take least, for the open keys of a plan.
+
+    Args:
+        experiment: with values for them that keep all rules.
+        undecided: the plan as it was given.
+
+    Raises:
+        ConfigError: a profile cannot be read.
+        SearchError: nothing fits into memory, a profile has no costs for the tensor size, or does not know the model.
+    """
+    placed = planned(experiment)
+    room = _room(placed)
+    found: list[tuple[float, dict[str, int | str | None], Basis]] = []
+    even: list[tuple[float, int]] = []
+    too_large: list[str] = []
+    for values in provisional(undecided):
+        try:
+            parallel = replace(experiment.parallel, **values)  # type: ignore[arg-type]
+            replace(experiment, parallel=parallel)
+        except ConfigError:  # too few values for a batch norm, for example
+            continue
+        if parallel.micro_batches > MOST_MICRO_BATCHES and SIZE in values:
+            continue
+        one = _with(placed, values)
+        if SHARES in values:
+            if parallel.shares is None:
+                equal = predict_plan(one)
+                if _fits(equal) if room is None else parallel.micro_batch_size <= room:
+                    even.append((equal.iteration_s, parallel.micro_batch_size))
+            if experiment.engine.kind is EngineKind.tdpp:
+                values = {**values, SHARES: _best_shares(one)}
+                one = _with(placed, values)
+        predicted = predict_plan(one)
+        if SIZE in values and not (_fits(predicted) if room is None else parallel.micro_batch_size <= room):
+            too_large.append(_needs(predicted, parallel.micro_batch_size))
+            continue
+        found.append((predicted.iteration_s, values, predicted.basis))
+    if not found:
+        raise SearchError(
+            f"parallel.micro_batch_size=auto: no micro-batch size fits into memory, by prediction: {too_large[0]}; use "
+            "parallel.recompute=full, a longer pipeline or larger tensor groups, or give parallel.micro_batch_size"
+            if too_large
+            else f"parallel.micro_batch_size=auto: parallel.global_batch_size={undecided.global_batch_size} is more "
+            f"than {MOST_MICRO_BATCHES} micro-batches of every size; give parallel.micro_batch_size"
+        )
+    seconds, chosen, basis = min(found, key=lambda row: row[0])
+    return Division(
+        values=chosen,
+        seconds=seconds,
+        sizes=tuple(int(row[1][SIZE] or 0) for row in found) if SIZE in chosen else (),
+        even=min(even, default=None),
+        basis=basis,
+    )
+
+
+def _with(placed: PlacedTraining, values: dict[str, int | str | None]) -> PlacedTraining:
+    parallel = replace(placed.training.parallel, **values)  # type: ignore[arg-type]
+    return replace(placed, training=replace(placed.training, parallel=parallel))
+
+
+def _best_shares(placed: PlacedTraining) -> str | None:
+    """None where equal ones are best."""
+    parallel = placed.training.parallel
+    kinds: dict[int, Replica] = {}
+    replicas = [
+        kinds.setdefault(id(of), Replica(str(parallel.schedule), parallel.chunks, of))
+        for of in Replicas(placed).of(placed.partition.layers)
+    ]
+    counts = best_shares(replicas, parallel.global_batch_size // parallel.micro_batch_size).counts
+    common = gcd(*counts)
+    return None if len({*counts}) == 1 else str(Shares(tuple(count // common for count in counts)))
+
+
+def _fits(predicted: Prediction) -> bool:
+    return all(stage.memory_gib <= stage.limit_gib for stage in predicted.stages)
+
+
+def _room(placed: PlacedTraining) -> int | None:
+    """The largest micro-batch that all GPUs were seen to train the whole model with; None: not known of this plan."""
+    training, parallel = placed.training, placed.training.parallel
+    if parallel.world_size != parallel.data or parallel.recompute is not Recompute.none:
+        return None
+    profiles = [kind.profile for kind in placed.kinds]
+    known = [None if one is None else one.room_for(training.model, training.precision) for one in profiles]
+    found = [one for one in known if one is not None]
+    return min(found) if len(found) == len(known) else None
+
+
+def _needs(predicted: Prediction, size: int) -> str:
+    number, stage = max(enumerate(predicted.stages), key=lambda row: row[1].memory_gib - row[1].limit_gib)
+    return (
+        f"with micro-batches of {size} stage {number} needs {stage.memory_gib:.1f} of {stage.limit_gib:g} GiB of "
+        f"{'/'.join(stage.gpus)}"
+    )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

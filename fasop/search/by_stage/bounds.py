@@ -1,0 +1,354 @@
+"""Seconds below which no iteration is whose stages differ, proved: first of many layouts at once, then of a single one.
+
+Let stage s be given x_s of the model's work. One of its replicas takes a_s x_s + c_s for all its micro-batches, and any
+of them b_s x_s for one that goes there and back. Before the stage's first micro-batch comes, it has gone forward
+through all stages before, and after its last one the gradient goes back through them; then the first stage sums its
+gradients with the last one's. So for every s an iteration takes b_0 x_0 + … + b_(s-1) x_(s-1) + a_s x_s + d_s at least,
+where d_s has all that does not depend on x. Another chain ends with the sum of the stage's own gradients. A third one
+has a micro-batch go through all stages and back, and then what the stage has left to do. A mean of these, weighted so
+that each unit of work costs 1 at least wherever it lies, bounds all partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.schema.parallel import Schedule
+from fasop.costs import overlap, sizes
+from fasop.costs.arrays import Floats, Integers
+from fasop.costs.hardware import NodeKind
+from fasop.costs.layers import LayerTimes
+from fasop.costs.network import links
+from fasop.costs.network.link_table import has_pairs
+from fasop.costs.training import Training
+from fasop.partition.bounds import mean_of, whole_of
+from fasop.simulation.linear import Linear
+from fasop.simulation.on_nodes import times_on
+from megatron_ext.contract.layout import Layout
+
+FAR = 1e9
+"""Seconds of a layer where there is no stage: none is laid there."""
+LEAST = 1e-15
+"""Seconds that are none, but may divide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chains:
+    """The chains of waits of plans; [plans, stages] each, where stages that a plan has not are behind its last one."""
+
+    own: Floats
+    """Of a unit of work, for all micro-batches of a replica."""
+    trip: Floats
+    """Of a unit, for one micro-batch on its way to later stages and back."""
+    fixed: Floats
+    """What such a chain takes without any work, from its beginning to the end of the iteration; of no stage 0."""
+    exists: NDArray[np.bool_]
+
+
+def least(chains: Chains, work: float) -> Floats:
+    """[plans]: no way to share out so many units of work takes less."""
+    later = np.zeros(len(chains.own))
+    constant = np.zeros(len(chains.own))
+    for stage in range(chains.own.shape[1] - 1, -1, -1):
+        weight = np.maximum(0.0, 1 - chains.trip[:, stage] * later) / np.maximum(chains.own[:, stage], 1e-30)
+        weight = np.where(chains.exists[:, stage], weight, 0.0)
+        later += weight
+        constant += weight * chains.fixed[:, stage]
+    found: Floats = np.maximum((work + constant) / np.maximum(later, 1e-30), chains.fixed.max(axis=1))
+    return found
+
+
+class Through(NamedTuple):
+    """The first micro-batch of a replica goes through all stages and back, then its stage has passes left: [plans,
+    stages] each but for the last."""
+
+    trip: Floats
+    """Of a unit of work."""
+    left: Linear
+    """Passes that are left."""
+    exists: NDArray[np.bool_]
+    constant: Floats
+    """[plans]: without any work."""
+
+    def least(self, work: float, capacity: Integers, *, alike: bool) -> Floats:
+        """[plans]: no way to share out so much work takes less; stages have room for so many layers."""
+        trip = np.where(self.exists, self.trip, FAR).T
+        left = Linear(
+            fixed=np.where(self.exists, self.left.fixed, 0.0).T,
+            layer=np.where(self.exists, np.maximum(self.left.layer, LEAST), 1.0).T,
+        )
+        longest = mean_of(trip, left, np.array(work))
+        if alike:
+            room = np.where(self.exists, capacity, 0).T
+            longest = np.maximum(longest, whole_of(trip, left, room, round(work)))
+        found: Floats = self.constant + longest
+        return found
+
+
+def left(schedule: Schedule, layout: Layout, stage: int, count: int) -> tuple[float, float]:
+    """Forward and backward passes that a replica of so many micro-batches has left when the gradient of its first one
+    has left it, but for those that may come after its last one (megatron_ext/contract/schedule/schedules.py)."""
+    own, replicas = layout.replicas[stage], layout.replicas
+    ahead, lag = (sum(replicas[stage:]) - 1) // own, sum(replicas[:stage]) // own
+    forward = 0 if schedule is Schedule.gpipe else max(0, count - ahead - 1)
+    owed = min(lag, count - 1) / 2 if schedule is Schedule.zb_h1 else 0.0
+    return float(forward), count - 1 - owed
+
+
+class Work:
+    """What units of a model's work take on nodes of some kinds, in tensor groups of each size: arrays [sizes, kinds].
+
+    Where all layers are alike a unit is a layer; else layers are so many units each that no kind of node takes less for
+    one, in any layer.
+    """
+
+    def __init__(self, one: Training, kinds: Sequence[NodeKind], tensors: Sequence[int]) -> None:
+        self.sizes = {tensor: number for number, tensor in enumerate(tensors)}
+        times = [[times_on(kind, sized(one, tensor)) for kind in kinds] for tensor in tensors]
+        counts = one.blocks.counts[:, -1]
+        every = [time for of_kinds in times for time in of_kinds]
+        units = np.array(
+            [np.mean([t.layers[k].forward + t.layers[k].backward for t in every]) for k in range(len(counts))]
+        )
+        self.units: Floats = np.ones(1) if len(counts) == 1 else units
+        """Of a layer of each kind."""
+        self.whole = float(self.units @ counts)
+        self.forward, self.backward = (self._of_unit(times, name) for name in ("forward", "backward"))
+        self.embedding, self.head = (
+            np.array([[[getattr(t, part).forward, getattr(t, part).backward] for t in some] for some in times])
+            for part in ("embedding", "head")
+        )
+        """[sizes, kinds, 2]"""
+        self.message = float(min(min(sized(one, tensor).messages) for tensor in tensors))
+        """Bytes, of the shortest."""
+        some = self.units > 0
+        self.gradients = [
+            one.gradient_bytes * float((np.array(parameters)[some] / self.units[some]).min()) if some.any() else 0.0
+            for tensor in tensors
+            for parameters in [sizes.kind_parameters(one.model, tensor, own_word=True)]
+        ]
+        """[sizes]: bytes of a unit's gradients, at least."""
+
+    def _of_unit(self, times: Sequence[Sequence[LayerTimes]], name: str) -> Floats:
+        some = self.units > 0
+        every = np.array([[[getattr(layer, name) for layer in t.layers] for t in of_size] for of_size in times])
+        if not some.any():
+            return np.zeros(every.shape[:2])
+        least_of: Floats = (every[..., some] / self.units[some]).min(axis=-1)
+        return least_of
+
+
+class Many:
+    """Layouts with as many GPUs, in arrays [layouts, stages]."""
+
+    def __init__(self, tensors: Integers, replicas: Integers, exists: NDArray[np.bool_]) -> None:
+        self.tensors, self.replicas, self.exists = tensors, replicas, exists
+        widths = tensors * replicas * exists
+        self.ends = np.cumsum(widths, axis=1)
+        self.begins = self.ends - widths
+        self.last = exists.sum(axis=1) - 1
+
+    @classmethod
+    def of(cls, every: Sequence[Layout]) -> Many:
+        shape = len(every), max((layout.stages for layout in every), default=1)
+        tensors, replicas, exists = np.ones(shape, np.int64), np.ones(shape, np.int64), np.zeros(shape, bool)
+        for row, layout in enumerate(every):
+            tensors[row, : layout.stages] = layout.tensors
+            replicas[row, : layout.stages] = layout.replicas
+            exists[row, : layout.stages] = True
+        return cls(tensors, replicas, exists)
+
+    def take(self, rows: Integers) -> Many:
+        most = int(self.last[rows].max(initial=0)) + 1
+        return Many(self.tensors[rows, :most], self.replicas[rows, :most], self.exists[rows, :most])
+
+    def inside_nodes(self, gpus: Sequence[int]) -> NDArray[np.bool_]:
+        """[layouts]: whether every tensor group lies inside one of nodes of so many GPUs."""
+        fine = np.ones(len(self.tensors), bool)
+        for end in [*accumulate(gpus)][:-1]:
+            inside = (self.begins < end) & (end < self.ends)
+            fine &= ~(inside & ((end - self.begins) % self.tensors > 0)).any(axis=1)
+        return fine
+
+    def least_seconds(self, nodes: Sequence[NodeKind], one: Training, work: Work, kinds: Sequence[str]) -> Floats:
+        """[layouts]: on these nodes in their order, with the schedule and the micro-batches of `one`.
+
+        `kinds` are those of `work`.
+        """
+        parallel = one.parallel
+        of_gpu = np.array([kinds.index(node.name) for node in nodes for _ in range(node.gpus)])
+        before = np.array([[0, *np.cumsum(of_gpu == kind)] for kind in range(len(kinds))])
+        here = [(before[kind][self.ends] > before[kind][self.begins]) & self.exists for kind in range(len(kinds))]
+        first = of_gpu[np.minimum(self.begins, len(of_gpu) - 1)]
+        count = parallel.global_batch_size // parallel.micro_batch_size
+        few, many = count // self.replicas, -(-count // self.replicas)
+        size = self._size(work)
+        ending, hop, summed = (
+            self._ending(nodes, one),
+            self._hop(nodes, work),
+            self._summed(nodes, one, work, kinds, here),
+        )
+        filling = overlap.filling(parallel.schedule)
+        number = np.arange(self.tensors.shape[1])
+        is_last = number == self.last[:, np.newaxis]
+        found = np.zeros(len(self.tensors))
+        for there_and_back, passes, with_sums in ways(parallel.schedule):
+            own, trip = np.zeros(self.tensors.shape), np.full(self.tensors.shape, np.inf)
+            beside, ends = np.full(self.tensors.shape, np.inf), np.full(self.tensors.shape, np.inf)
+            hides = np.zeros(self.tensors.shape)
+            for kind, present in enumerate(here):
+                unit = work.forward[size, kind] + passes * work.backward[size, kind]
+                taken = np.where(first == kind, many, few) * unit
+                own = np.maximum(own, np.where(present, taken, 0.0))
+                hides = np.maximum(hides, np.where(present, filling * work.backward[size, kind], 0.0))
+                way = work.forward[size, kind] + there_and_back * work.backward[size, kind]
+                trip = np.minimum(trip, np.where(present, way, np.inf))
+                parts = np.where(number == 0, 1.0, 0.0) * (
+                    work.embedding[size, kind, 0] + passes * work.embedding[size, kind, 1]
+                ) + np.where(is_last, work.head[size, kind, 0] + passes * work.head[size, kind, 1], 0.0)
+                beside = np.minimum(beside, np.where(present, few * parts, np.inf))
+                embedding = work.embedding[size, kind, 0] + there_and_back * work.embedding[size, kind, 1]
+                ends = np.minimum(ends, np.where(present, embedding, np.inf))
+            messages = (1 if with_sums else 2) * hop * number
+            through = np.where(number > 0, ends[:, :1], 0.0)
+            after = 0.0 if with_sums else ending[:, np.newaxis]
+            own += np.maximum(0.0, summed - hides * one.overlaps) if with_sums else 0.0
+            fixed = np.where(self.exists, beside + messages + through + after, 0.0)
+            trip = np.where(self.exists, trip, 0.0)
+            found = np.maximum(found, least(Chains(own=own, trip=trip, fixed=fixed, exists=self.exists), work.whole))
+        return found
+
+    def _size(self, work: Work) -> Integers:
+        """[layouts, stages]: the number of each stage's tensor size in `work`."""
+        numbers = np.zeros(max(work.sizes) + 1, np.int64)
+        numbers[[*work.sizes]] = [*work.sizes.values()]
+        found: Integers = numbers[self.tensors]
+        return found
+
+    def through(self, nodes: Sequence[NodeKind], one: Training, work: Work, kinds: Sequence[str]) -> Floats:
+        """[layouts]: as `least_seconds`, by another chain, which takes longer to find."""
+        schedule, count = one.parallel.schedule, one.parallel.global_batch_size // one.parallel.micro_batch_size
+        half = 0.5 if schedule is Schedule.zb_h1 else 1.0
+        of_gpu = np.array([kinds.index(node.name) for node in nodes for _ in range(node.gpus)])
+        before = np.array([[0, *np.cumsum(of_gpu == kind)] for kind in range(len(kinds))])
+        size = self._size(work)
+        number = np.arange(self.tensors.shape[1])
+        behind = self.exists * self.replicas
+        after = np.cumsum(behind[:, ::-1], axis=1)[:, ::-1]
+        ahead, lag = (after - 1) // self.replicas, (np.cumsum(behind, axis=1) - behind) // self.replicas
+        few = count // self.replicas
+        forward = 0 * few if schedule is Schedule.gpipe else np.maximum(0, few - ahead - 1)
+        owed = np.minimum(lag, few - 1) / 2 if schedule is Schedule.zb_h1 else 0.0
+        backward = np.maximum(0.0, few - 1 - owed)
+        shape = self.tensors.shape
+        trip, unit, beside, ends = (np.full(shape, np.inf) for _ in range(4))
+        is_last = number == self.last[:, np.newaxis]
+        for kind in range(len(kinds)):
+            here = (before[kind][self.ends] > before[kind][self.begins]) & self.exists
+            f, b = work.forward[size, kind], work.backward[size, kind]
+            parts = [
+                np.where(number == 0, work.embedding[size, kind, way], 0.0)
+                + np.where(is_last, work.head[size, kind, way], 0.0)
+                for way in (0, 1)
+            ]
+            for least_of, value in (
+                (trip, f + half * b),
+                (unit, forward * f + backward * b),
+                (beside, forward * parts[0] + backward * parts[1]),
+                (ends, parts[0] + half * parts[1]),
+            ):
+                np.copyto(least_of, np.minimum(least_of, value), where=here)
+        messages = 2 * self._hop(nodes, work) * self.last
+        constant = messages + np.where(self.exists, ends, 0.0).sum(axis=1) + self._ending(nodes, one)
+        chain = Through(trip, Linear(fixed=beside, layer=unit), self.exists, constant)
+        capacity = np.full(shape, one.blocks.layers)
+        return chain.least(work.whole, capacity, alike=len(work.units) == 1)
+
+    def _summed(
+        self,
+        nodes: Sequence[NodeKind],
+        one: Training,
+        work: Work,
+        names: Sequence[str],
+        here: Sequence[NDArray[np.bool_]],
+    ) -> Floats:
+        """[layouts, stages]: seconds in which replicas on several nodes sum a unit's gradients, at least; `here` says
+        which kinds of nodes a stage lies on."""
+        if has_pairs(nodes):
+            return np.zeros(self.tensors.shape)
+        of_gpu = np.array([number for number, node in enumerate(nodes) for _ in range(node.gpus)])
+        last = len(of_gpu) - 1
+        apart = of_gpu[np.minimum(self.begins, last)] < of_gpu[np.maximum(self.ends - 1, 0)]
+        each = np.zeros(max(work.sizes) + 1)
+        each[[*work.sizes]] = [tensor * work.gradients[number] for tensor, number in work.sizes.items()]
+        bytes_sent = each[self.tensors] * 2 * (self.replicas - 1) / self.replicas
+        slowest = np.zeros(self.tensors.shape)
+        kinds = {node.name: node for node in nodes}
+        for kind, present in zip(names, here, strict=True):
+            link = links.between(kinds[kind].group, 1)
+            slowest = np.maximum(slowest, np.where(present, kinds[kind].factors.gradients * link.s_per_byte, 0.0))
+        return np.where(apart & (self.replicas > 1), bytes_sent * slowest, 0.0)
+
+    def _hop(self, nodes: Sequence[NodeKind], work: Work) -> float:
+        """Seconds of a message, at least."""
+        if has_pairs(nodes):
+            return 0.0
+        kinds = {node.name: node for node in nodes}.values()
+        ways = [
+            kind.factors.messages * link.takes(work.message)
+            for kind in kinds
+            for link in (links.within(kind.group), links.between(kind.group, 1))
+        ]
+        return min(ways)
+
+    def _ending(self, nodes: Sequence[NodeKind], one: Training) -> Floats:
+        """[layouts]: seconds in which the first and the last stage sum the embedding's gradients, at least: nothing
+        where they may lie on one node. All ranks of a stage that are on one node share its link."""
+        if has_pairs(nodes):
+            return np.zeros(len(self.tensors))
+        of_gpu = np.array([number for number, node in enumerate(nodes) for _ in range(node.gpus)])
+        rows = np.arange(len(self.tensors))
+        apart = of_gpu[self.ends[:, 0] - 1] < of_gpu[np.minimum(self.begins[rows, self.last], len(of_gpu) - 1)]
+        ends = (self.tensors[:, 0], self.tensors[rows, self.last])
+        replicas = np.array([self.replicas[:, 0], self.replicas[rows, self.last]])
+        members = replicas.sum(axis=0) / replicas.min(axis=0)
+        widths = (self.ends[:, 0], self.ends[rows, self.last] - self.begins[rows, self.last])
+        taken = np.zeros(len(self.tensors))
+        for tensor in np.unique(np.minimum(*ends)):
+            shared, holders = sizes.shared_parameters(one.model, int(tensor))
+            size = float(one.gradient_bytes * shared)
+            for node, width in zip((nodes[0], nodes[-1]), widths, strict=True):
+                link = links.between(node.group, 1).all_reduce(min(holders, 2))
+                sharing = np.minimum(width, node.gpus)
+                seconds = node.factors.embedding * (link.latency_s + sharing * size * link.s_per_byte)
+                taken = np.where(np.minimum(*ends) == tensor, np.maximum(taken, seconds), taken)
+        return np.where(apart & (self.last > 0), taken * 2 * (members - 1) / members, 0.0)
+
+
+class Way(NamedTuple):
+    """Of a chain: what parts of backward passes count in it."""
+
+    back: float
+    """Of a pass that a micro-batch goes through on its way back."""
+    own: float
+    """Of each pass of the stage itself."""
+    sums: bool
+    """Whether it ends with the sum of the stage's gradients; else it goes back, to the embedding's."""
+
+
+def ways(schedule: Schedule) -> list[Way]:
+    """All chains; `zb_h1` puts half of each backward pass off."""
+    half = 0.5 if schedule is Schedule.zb_h1 else 1.0
+    return [Way(half, half, False), Way(0.0, 1.0, True)]
+
+
+def sized(one: Training, tensor: int) -> Training:
+    """With tensor groups of one size in a single stage."""
+    alike = replace(one.parallel, tensor=tensor, data=1, pipeline=1, replicas=None, shares=None, partition=None)
+    return replace(one, parallel=replace(alike, node_order=None, schedule=Schedule.one_f_one_b))

@@ -1,0 +1,283 @@
+"""One layout on nodes in one order: what none of its partitions beats, and the best partition that is found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+
+from conf.schema.parallel import Schedule
+from conf.schema.partition import NodeOrder, Partition
+from fasop.costs.arrays import Floats, Integers
+from fasop.costs.hardware import NodeKind
+from fasop.costs.memory import GIB, stage_memory
+from fasop.costs.training import PlacedTraining, Training
+from fasop.search.by_replica import parts
+from fasop.search.by_stage.bounds import Chains, Through, Work, least, left, ways
+from fasop.search.plan import Plan
+from fasop.simulation.linear import Linear
+from fasop.simulation.predict import predict_plan
+from fasop.simulation.ranks.columns import Replay
+from fasop.simulation.ranks.unlike_stages import RankColumns, UnlikeStages, in_flight
+
+FEW = 2000
+"""Partitions that are all tried."""
+COLUMNS = 4096
+"""Partitions that are replayed together, at most."""
+
+
+class Candidate:
+    """A training whose `parallel` has the layout and all else but the partition, on its nodes.
+
+    Raises:
+        SearchError: a profile has no costs for a tensor size.
+    """
+
+    def __init__(self, training: Training, nodes: Sequence[NodeKind], work: Work, kinds: Sequence[str]) -> None:
+        order = str(NodeOrder(tuple(kind.name for kind in nodes)))
+        self.training = replace(training, parallel=replace(training.parallel, node_order=order))
+        self._nodes, self._work, self._names = nodes, work, kinds
+        self._blocks, self._layout = training.blocks, training.parallel.layout
+        self._stages = UnlikeStages(PlacedTraining(training=self.training, partition=Partition(()), nodes=nodes))
+        parallel = self.training.parallel
+        self._total = parallel.global_batch_size // parallel.micro_batch_size
+        counts = parallel.micro_batches_of if self._layout.even else (self._total,)
+        self._counts = [
+            counts if self._layout.even else [len(range(replica, self._total, own)) for replica in range(own)]
+            for own in self._layout.replicas
+        ]
+        """Micro-batches of each replica, by stage."""
+        self._room, self._taken = self._memory()
+        self.bound = self._bound()
+        self.exhausted = False
+        """Whether every partition was looked at."""
+
+    @cached_property
+    def _replay(self) -> Replay:
+        counts = self.training.parallel.micro_batches_of if self._layout.even else (self._total,)
+        return Replay(self._layout, str(self.training.parallel.schedule), counts)
+
+    @property
+    def steps(self) -> int:
+        """Of a replay."""
+        return len(self._replay.steps)
+
+    def _memory(self) -> tuple[Floats, Floats]:
+        """[stages]: bytes that layers may take; [stages, kinds]: what a layer of each kind takes."""
+        room, taken, parallel = [], [], self.training.parallel
+        limits = {node.name: node.gpu.memory_gib for node in self._nodes}
+        for stage, one in enumerate(self._stages.trainings):
+            own = [rank for rank in range(self._layout.world_size) if self._layout.stage_dp_tp(rank)[0] == stage]
+            limit = min(limits[self._stages.kinds[rank]] for rank in own)
+            held = in_flight(parallel, stage)
+            of_kinds = [
+                stage_memory(one, stage, None if held is None else float(held), kind)
+                for kind in range(len(self._blocks.kinds))
+            ]
+            room.append(limit * GIB - of_kinds[0].fixed)
+            taken.append([memory.layer for memory in of_kinds])
+        return np.array(room), np.array(taken)
+
+    def _bound(self) -> float:
+        """Seconds below which no partition is; infinite if none fits."""
+        if (self._room < 0).any():
+            return math.inf
+        layout, stages, work = self._layout, self._stages, self._work
+        empty = stages.columns(np.zeros((layout.stages, 1), np.int64))
+        hops = [stages.whole[size].pipelines for size in stages.sizes]
+        ahead = [float(one.hop[stage, 0]) for stage, one in enumerate(hops)]
+        back = [float((one.hop if one.back is None else one.back.hop)[stage - 1, 0]) for stage, one in enumerate(hops)]
+        ending = float(hops[0].least_exposed[0, 0]) + max(stages.embedding(0), stages.embedding(layout.stages - 1))
+        found = 0.0
+        for there_and_back, passes, with_sums in ways(self.training.parallel.schedule):
+            own, trip, fixed, through = list[float](), list[float](), list[float](), 0.0
+            for stage, counts in enumerate(self._counts):
+                size = work.sizes[layout.tensors[stage]]
+                ranks = [layout.rank(stage, replica, 0) for replica in range(layout.replicas[stage])]
+                every, ways_there = [], []
+                for rank, count in zip(ranks, counts, strict=True):
+                    kind = self._names.index(stages.kinds[rank])
+                    forward, backward = work.forward[size, kind], work.backward[size, kind]
+                    alone = float(empty[rank].forward[0, 0]), float(empty[rank].backward[0, 0])
+                    every.append((count * (forward + passes * backward), count * (alone[0] + passes * alone[1])))
+                    ways_there.append((forward + there_and_back * backward, alone[0] + there_and_back * alone[1]))
+                of_unit, beside = max(every)
+                start = min(float(empty[rank].optimizer[0]) for rank in ranks) if stage == 0 else 0.0
+                through += start
+                own.append(of_unit + (self._summed(stage) if with_sums else 0.0))
+                fixed.append(beside + through + (0.0 if with_sums else ending))
+                trip.append(min(way for way, _ in ways_there))
+                through += min(alone for _, alone in ways_there) + ahead[stage]
+                through += back[stage + 1] if not with_sums and stage + 1 < layout.stages else 0.0
+            chains = Chains(
+                own=np.array([own]),
+                trip=np.array([trip]),
+                fixed=np.array([fixed]),
+                exists=np.ones((1, layout.stages), bool),
+            )
+            found = max(found, float(least(chains, work.whole)[0]))
+        self._own, self._fixed = np.array(own), np.array(fixed)
+        return max(found, self._through(empty, 2 * sum(ahead[:-1]), ending))
+
+    def _through(self, empty: Sequence[RankColumns], messages: float, ending: float) -> float:
+        """The bound by the chain of that name."""
+        layout, work, schedule = self._layout, self._work, self.training.parallel.schedule
+        half = 0.5 if schedule is Schedule.zb_h1 else 1.0
+        trip, units, beside, constant = list[float](), list[float](), list[float](), messages + ending
+        for stage, counts in enumerate(self._counts):
+            size, every = work.sizes[layout.tensors[stage]], list[tuple[float, float]]()
+            ranks = [layout.rank(stage, replica, 0) for replica in range(layout.replicas[stage])]
+            times = []
+            for rank, count in zip(ranks, counts, strict=True):
+                kind = self._names.index(self._stages.kinds[rank])
+                unit = work.forward[size, kind], work.backward[size, kind]
+                alone = float(empty[rank].forward[0, 0]), float(empty[rank].backward[0, 0])
+                forward, backward = left(schedule, layout, stage, count)
+                every.append((forward * unit[0] + backward * unit[1], forward * alone[0] + backward * alone[1]))
+                times.append((unit[0] + half * unit[1], alone[0] + half * alone[1]))
+            of_unit, fixed = max(every)
+            units.append(of_unit)
+            beside.append(fixed)
+            trip.append(min(way for way, _ in times))
+            constant += min(alone for _, alone in times)
+            constant += min(float(empty[rank].optimizer[0]) for rank in ranks) if stage == 0 else 0.0
+        chain = Through(
+            np.array([trip]),
+            Linear(fixed=np.array([beside]), layer=np.array([units])),
+            np.ones((1, layout.stages), bool),
+            np.array([constant]),
+        )
+        alike = len(self._blocks.kinds) == 1
+        room = np.floor(self._room / self._taken.min(axis=1)).astype(np.int64)
+        if alike and np.minimum(room, self._blocks.layers).sum() < self._blocks.layers:
+            return math.inf
+        return float(chain.least(work.whole, room[np.newaxis], alike=alike)[0])
+
+    def _summed(self, stage: int) -> float:
+        """Seconds in which the gradients of a unit of work are summed and no backward pass hides it, at least."""
+        one, units = self._stages.whole[self._stages.sizes[stage]].pipelines, self._work.units
+        exposed = one.sums.layer - (0.0 if one.hidden is None else one.hidden.time.layer)
+        of_kinds = np.broadcast_to(exposed, (*exposed.shape[:-2], self._layout.stages, 1))[..., stage, 0].reshape(-1)
+        some = units > 0
+        return max(0.0, float((of_kinds[some] / units[some]).min())) if some.any() else 0.0
+
+    def _over(self, partitions: Integers) -> Floats:
+        """[partitions]: bytes that stages lack, together."""
+        cuts = np.concatenate([np.zeros((1, partitions.shape[1]), np.int64), np.cumsum(partitions, axis=0)])
+        counts = np.diff(self._blocks.counts[:, cuts], axis=1)
+        taken = np.einsum("sk,ksp->sp", self._taken, counts)
+        over: Floats = np.maximum(0.0, taken - self._room[:, np.newaxis]).sum(axis=0)
+        return over
+
+    def seconds(self, partitions: Integers) -> Floats:
+        """[partitions]: of an iteration; infinite where a stage does not fit into memory."""
+        fits = self._over(partitions) == 0
+        found: Floats = np.full(partitions.shape[1], np.inf)
+        for begin in range(0, partitions.shape[1], COLUMNS):
+            some = np.nonzero(fits)[0]
+            some = some[(some >= begin) & (some < begin + COLUMNS)]
+            if len(some):
+                found[some] = self._replay.seconds(self._stages.columns(partitions[:, some]))
+        return found
+
+    @property
+    def few(self) -> bool:
+        layers, stages = self._blocks.layers, self._layout.stages
+        return math.comb(layers + stages - 1, layers) <= FEW
+
+    def every(self) -> Integers:
+        """[stages, partitions]: all."""
+        layers, stages = self._blocks.layers, self._layout.stages
+        bars = np.array([*combinations(range(layers + stages - 1), stages - 1)], np.int64).reshape(-1, stages - 1)
+        ends = np.full((len(bars), 1), layers + stages - 1)
+        found: Integers = np.diff(np.hstack([np.full((len(bars), 1), -1), bars, ends])).T - 1
+        return found
+
+    def balanced(self) -> Integers:
+        """[stages, 1]: stages take as long as each other for all their micro-batches, as nearly as whole layers allow;
+        or the nearest that fits into memory, if there is one."""
+        of_layers = self._work.units[np.array(self._blocks.sequence, np.int64)]
+        done = np.concatenate([[0.0], np.cumsum(of_layers)])
+        begin = self._fixed - self._fixed.min()
+        share = 1 / np.maximum(self._own, 1e-30)
+        level = (done[-1] + (share * begin).sum()) / share.sum()
+        wanted = np.maximum(0.0, share * (level - begin))
+        ends = np.cumsum(wanted) / max(wanted.sum(), 1e-30) * done[-1]
+        cuts = np.searchsorted((done[:-1] + done[1:]) / 2, ends[:-1])
+        found: Integers = np.diff(np.concatenate([[0], cuts, [len(of_layers)]])).reshape(-1, 1)
+        while (over := self._over(found)[0]) > 0:
+            near = self._near(found[:, 0])
+            short = self._over(near)
+            best = int(np.argmin(short))
+            if short[best] >= over:
+                break
+            found = near[:, [best]]
+        return found
+
+    def _near(self, partition: Integers) -> Integers:
+        """[stages, partitions]: a layer goes from any stage to any other; where layers differ, a cut elsewhere."""
+        return np.array([*self._neighbours(partition)], np.int64).reshape(-1, len(partition)).T
+
+    def _neighbours(self, partition: Integers) -> Iterator[Integers]:
+        stages = range(len(partition))
+        if len(self._blocks.kinds) == 1:
+            for source in stages:
+                for target in stages:
+                    if source != target and partition[source]:
+                        moved = partition.copy()
+                        moved[source] -= 1
+                        moved[target] += 1
+                        yield moved
+            return
+        for stage in stages[:-1]:
+            both = int(partition[stage] + partition[stage + 1])
+            for held in range(both + 1):
+                if held != partition[stage]:
+                    moved = partition.copy()
+                    moved[stage], moved[stage + 1] = held, both - held
+                    yield moved
+
+    def search(self, limit: float) -> tuple[Integers, float, int]:
+        """The best partition that is found, its seconds, and how many steps of replays that took.
+
+        Args:
+            limit: seconds; from a partition that takes much longer no better ones are looked for.
+        """
+        if self.few:
+            table = self.every()
+            taken = self.seconds(table)
+            best = int(np.argmin(taken))
+            self.exhausted = True
+            return table[:, best], float(taken[best]), self.steps
+        found = self.balanced()
+        seconds, steps = float(self.seconds(found)[0]), self.steps
+        while seconds < limit:
+            near = self._near(found[:, 0])
+            taken = self.seconds(near)
+            best, steps = int(np.argmin(taken)), steps + self.steps
+            if taken[best] >= seconds:
+                break
+            found, seconds = near[:, [best]], float(taken[best])
+        return found[:, 0], seconds, steps
+
+    def plan(self, partition: Integers) -> Plan:
+        """As a search shows it."""
+        layers = Partition(tuple(partition.tolist()))
+        parallel = replace(self.training.parallel, partition=str(layers))
+        training = replace(self.training, parallel=parallel)
+        predicted = predict_plan(PlacedTraining(training=training, partition=layers, nodes=self._nodes))
+        total = predicted.iteration_s
+        return Plan(
+            training=training,
+            partition=layers,
+            nodes=self._nodes,
+            total=total,
+            parts=parts(predicted),
+            bound=total if self.exhausted else min(self.bound, total),
+            basis=predicted.basis,
+            pipelines=None,
+        )

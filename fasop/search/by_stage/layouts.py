@@ -1,0 +1,115 @@
+"""Which layouts are searched: tensor groups and replicas stage by stage."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+from fasop.search.candidates import divisors
+from megatron_ext.contract.layout import Layout
+
+ALL = 16
+"""GPUs: of more there are too many layouts to look at all of them."""
+Run = tuple[int, int, int]
+"""Stages that are alike, one after another: ranks of a tensor group, replicas, and how many stages."""
+
+
+class Layouts(NamedTuple):
+    """Of all GPUs of some nodes, without those whose stages are all alike."""
+
+    every: Sequence[Layout]
+    said: str
+    """In words, which these are."""
+
+
+def layouts(gpus: int, node: int, tensors: Sequence[int], stages: int, most: int) -> Layouts:
+    """The largest of some sets of layouts that has no more than `most`.
+
+    Args:
+        node: GPUs of a node; where nodes differ, a number that divides all of theirs.
+        tensors: sizes of a tensor group that are possible.
+        stages: at most.
+    """
+    whole = [cut for cut in range(gpus + 1) if cut % node == 0 or min(cut, gpus - cut) in _small(node)]
+    anywhere = range(gpus + 1)
+    quarters = sorted({0, gpus, *(gpus * part // 4 // node * node for part in (1, 2, 3))})
+    at_nodes = "which change where a node ends, or few GPUs from either end"
+    ways: list[tuple[Callable[[], Iterator[Layout]], str]] = [
+        *([(partial(_all, gpus, tensors, stages), "all")] if gpus <= ALL else []),
+        (
+            partial(_in_runs, gpus, anywhere, tensors, stages, 3),
+            "those of at most three kinds of stages in a row",
+        ),
+        (
+            partial(_in_runs, gpus, whole, tensors, stages, 3),
+            f"those of at most three kinds of stages in a row {at_nodes}",
+        ),
+        (partial(_in_runs, gpus, anywhere, tensors, stages, 2), "those of two kinds of stages in a row"),
+        (
+            partial(_in_runs, gpus, whole, tensors, stages, 2),
+            f"those of two kinds of stages in a row {at_nodes}",
+        ),
+        (
+            partial(_in_runs, gpus, quarters, tensors, stages, 2),
+            "those of two kinds of stages for quarters of the GPUs",
+        ),
+    ]
+    for way, said in ways:
+        found = [*islice(way(), most + 1)]
+        if len(found) <= most:
+            return Layouts(found, said)
+    return Layouts(found[:most], f"the first {most} of {ways[-1][1]}")
+
+
+def _small(node: int) -> set[int]:
+    """Numbers of GPUs that the first and the last stage may have of a node."""
+    return {size for size in (1, 2, 4) if size < node}
+
+
+def _all(gpus: int, tensors: Sequence[int], stages: int) -> Iterator[Layout]:
+    sizes = [(t, width // t, width) for width in range(1, gpus + 1) for t in tensors if width % t == 0]
+
+    def rest(left: int, room: int) -> Iterator[tuple[tuple[int, int], ...]]:
+        if left == 0:
+            yield ()
+        elif room:
+            for tensor, replicas, width in sizes:
+                if width <= left:
+                    yield from (((tensor, replicas), *others) for others in rest(left - width, room - 1))
+
+    for found in rest(gpus, stages):
+        if len(set(found)) > 1:
+            yield Layout(tuple(t for t, _ in found), tuple(r for _, r in found))
+
+
+def _in_runs(gpus: int, cuts: Sequence[int], tensors: Sequence[int], stages: int, most: int) -> Iterator[Layout]:
+    ends, known = sorted(cuts), dict[int, list[Run]]()
+
+    def runs(width: int) -> list[Run]:
+        if width not in known:
+            known[width] = [
+                (tensor, replicas, width // tensor // replicas)
+                for tensor in tensors
+                if width % tensor == 0
+                for replicas in divisors(width // tensor)
+            ]
+        return known[width]
+
+    def rest(begin: int, room: int, before: tuple[int, int], left: int) -> Iterator[tuple[Run, ...]]:
+        if begin == gpus:
+            yield ()
+            return
+        for end in ends[bisect_right(ends, begin) :] if room > 1 else [gpus] * room:
+            for run in runs(end - begin):
+                if run[:2] != before and run[2] <= left:
+                    yield from ((run, *others) for others in rest(end, room - 1, run[:2], left - run[2]))
+
+    for found in rest(0, most, (0, 0), stages):
+        if len(found) > 1:
+            yield Layout(
+                tuple(t for t, _, count in found for _ in range(count)),
+                tuple(r for _, r, count in found for _ in range(count)),
+            )

@@ -1,0 +1,302 @@
+"""A search among plans whose stages differ in replicas (`parallel.replicas`) or tensor sizes (`parallel.tensor`).
+
+First a bound of all layouts on all node orders at once leaves out what cannot be better than the plans that are kept;
+the others are looked at in the order of their bounds, for so much work. Work is counted, not timed, so that the same
+search says the same everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise, product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.schema.parallel import Parallel, Recompute, Schedule
+from conf.schema.partition import NodeOrder, Shares, in_runs
+from fasop.costs.arrays import Floats
+from fasop.costs.hardware import NodeKind, gpus_of
+from fasop.costs.layers import measured_tensor_sizes
+from fasop.costs.training import Training
+from fasop.search import node_orders
+from fasop.search.by_stage.bounds import Many, Work, sized
+from fasop.search.by_stage.candidate import Candidate
+from fasop.search.by_stage.layouts import Layouts, layouts
+from fasop.search.candidates import MOST_REPLICAS, divisors
+from fasop.search.choices import Choices
+from fasop.search.search import Best
+from fasop.simulation.on_nodes import times_on
+from megatron_ext.contract.layout import Layout
+
+SCHEDULES = (Schedule.gpipe, Schedule.one_f_one_b, Schedule.zb_h1)
+"""Those of stages with unlike numbers of replicas."""
+STAGES = (0, 5, 10, 20, 2**31)
+"""Layouts of which bounds are found together have numbers of stages between these."""
+BUILT = 4000
+"""Work that it takes to find the costs of a layout, in steps of a replay."""
+NEAR = 1.2
+"""Times the best plan: from a partition that takes longer none is searched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is looked at."""
+
+    layouts: int
+    """At most, on one set of nodes."""
+    work: int
+    """Steps of replays."""
+    gpus: int
+    """Of a cluster of more, nothing is looked at."""
+
+
+QUICK = Effort(layouts=2500, work=60_000, gpus=256)
+WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What was gone through."""
+
+    said: str
+    """In words, which layouts on which nodes."""
+    layouts: int
+    """On all sets of nodes."""
+    nodes: str
+    """In words, which sets."""
+    least: float
+    """Seconds below which none of them is, proved; infinite if there are none."""
+    left: int
+    """Plans but for their partition that may be better, and were not looked at."""
+
+
+class _Row(NamedTuple):
+    """A plan but for its partition."""
+
+    bound: float
+    kinds: int
+    """Number of the set of nodes."""
+    order: int
+    options: tuple[int, ...]
+    """Their numbers: all have this bound."""
+    layout: int
+
+
+class _Rows(NamedTuple):
+    least: float
+    """Of the bounds of those that are not worth it."""
+    every: list[_Row]
+
+
+class _Costs(NamedTuple):
+    """Of options, what their bounds depend on."""
+
+    micro_batch_size: int
+    recompute: Recompute
+    halves: bool
+    """Whether backward passes are in two parts."""
+
+    @classmethod
+    def of(cls, parallel: Parallel) -> _Costs:
+        return cls(parallel.micro_batch_size, parallel.recompute, parallel.schedule is Schedule.zb_h1)
+
+
+class _Nodes:
+    """All layouts on all orders of some nodes."""
+
+    def __init__(self, training: Training, kinds: Sequence[NodeKind], choices: Choices, most: int) -> None:
+        self.kinds = [kind for kind in kinds if kind.group.count]
+        self.names = [kind.name for kind in self.kinds]
+        self._training, self._choices = training, choices
+        gpus = [kind.gpus for kind in self.kinds]
+        self.tensors = tensor_sizes(training, self.kinds, choices)
+        self.every = Layouts((), "")
+        if self.tensors:
+            room = math.gcd(*gpus)
+            stages = min(training.blocks.most_stages, gpus_of(self.kinds))
+            self.every = layouts(gpus_of(self.kinds), room, self.tensors, stages, most)
+        self.wanted = [layout for layout in self.every.every if _tries(choices, layout)]
+        self.many = Many.of(self.wanted)
+        self.orders = self._orders() if self.wanted else []
+        self.options = [*self._options()] if self.wanted else []
+        self.works: dict[tuple[object, ...], Work] = {}
+
+    def _orders(self) -> list[list[NodeKind]]:
+        counts = [kind.group.count for kind in self.kinds]
+        if node_orders.few(counts):
+            found = node_orders.orders(counts).tolist()
+        else:
+            one = sized(self._training, self.tensors[0])
+            times = [times_on(kind, one).layers for kind in self.kinds]
+            fastest = sorted(range(len(times)), key=lambda kind: sum(t.forward + t.backward for t in times[kind]))
+            found = [
+                [fastest[kind] for kind in order]
+                for order in node_orders.starts([counts[kind] for kind in fastest]).tolist()
+            ]
+        return [[self.kinds[kind] for kind in order] for order in found]
+
+    def _options(self) -> Iterator[Training]:
+        """All but layout and order; those that save memory come last."""
+        training, parallel = self._training, self._training.parallel
+        plain = replace(parallel, tensor=max(self.tensors), data=1, pipeline=1)
+        for size in self._choices.micro_batch_size or divisors(parallel.global_batch_size):
+            if parallel.global_batch_size % size:
+                continue
+            for schedule in self._choices.schedule:
+                if schedule in SCHEDULES:
+                    one = replace(plain, micro_batch_size=size, schedule=schedule, data=_more(parallel, size))
+                    for variant in self._choices.variants(one):
+                        if not variant.sequence_parallel or training.model.sequence_length % max(self.tensors) == 0:
+                            yield replace(training, parallel=replace(variant, tensor=1, data=1))
+
+    def rows(self, number: int, worth: Callable[[Floats], NDArray[np.bool_]]) -> Iterator[_Rows]:
+        """Those that are worth it, by their bounds, and for each group of options and order the least of the others."""
+        batch = self._training.parallel.global_batch_size
+        inside = [self.many.inside_nodes([node.gpus for node in order]) for order in self.orders]
+        groups: dict[_Costs, list[int]] = {}
+        for option, one in enumerate(self.options):
+            groups.setdefault(_Costs.of(one.parallel), []).append(option)
+        known: dict[tuple[object, ...], Floats] = {}
+        for costs, options in sorted(groups.items(), key=lambda row: row[0].recompute is not Recompute.none):
+            one, count = self.options[options[0]], batch // costs.micro_batch_size
+            self.works[costs[:2]] = self.works.get(costs[:2]) or Work(one, self.kinds, self.tensors)
+            fine = self.many.replicas.max(axis=1) <= min(count, MOST_REPLICAS)
+            for (order, whole), (low, high) in product(enumerate(inside), pairwise(STAGES)):
+                some = np.nonzero(fine & whole & (self.many.last >= low) & (self.many.last < high))[0]
+                work, key = self.works[costs[:2]], (costs.micro_batch_size, costs.halves, order, low)
+                bounds = known.get(key, np.zeros(len(some))).copy()
+                for bound in (Many.least_seconds, Many.through):
+                    if len(near := np.nonzero(worth(bounds))[0]):
+                        closer = bound(self.many.take(some[near]), self.orders[order], one, work, self.names)
+                        bounds[near] = np.maximum(bounds[near], closer)
+                if costs.recompute is Recompute.none:
+                    known[key] = bounds  # to compute again takes no less
+                kept = worth(bounds)
+                least = float(bounds[~kept].min(initial=math.inf))
+                yield _Rows(
+                    least,
+                    [
+                        _Row(bound, number, order, tuple(options), place)
+                        for bound, place in zip(bounds[kept].tolist(), some[kept].tolist(), strict=True)
+                    ],
+                )
+
+    def candidate(self, row: _Row, option: int) -> Candidate:
+        one, layout = self.options[option], self.wanted[row.layout]
+        parallel = one.parallel
+        count = parallel.global_batch_size // parallel.micro_batch_size
+        alike = len(set(layout.tensors)) == 1
+        shares = str(Shares.even(count, layout.replicas[0])) if layout.even and count % layout.replicas[0] else None
+        staged = replace(
+            parallel,
+            tensor=layout.tensors[0] if alike else in_runs(layout.tensors, "-"),
+            data=max(layout.replicas),
+            replicas=None if layout.even else in_runs(layout.replicas, "-"),
+            pipeline=layout.stages,
+            shares=shares,
+        )
+        work = self.works[parallel.micro_batch_size, parallel.recompute]
+        return Candidate(replace(one, parallel=staged), self.orders[row.order], work, self.names)
+
+
+def _more(parallel: Parallel, size: int) -> int:
+    """Replicas, so that options of several of them are tried."""
+    count = parallel.global_batch_size // size
+    return next((data for data in (2, 3) if count % data == 0), 1)
+
+
+def tensor_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> list[int]:
+    """Those that divide the model, fit into a node, and that every profile of the model has."""
+    model = training.model
+    measured = [measured_tensor_sizes(kind.gpu, kind.profile, training) for kind in kinds]
+    shared = [model.heads, model.num_query_groups, model.ffn_hidden]
+    return [
+        size
+        for size in range(1, max(kind.gpus for kind in kinds) + 1)
+        if all(number is None or number % size == 0 for number in shared)
+        and all(known is None or size in known for known in measured)
+        and (choices.tensor is None or size in choices.tensor)
+    ]
+
+
+def _tries(choices: Choices, layout: Layout) -> bool:
+    """Whether its sizes are to be tried."""
+    stages, data = choices.pipeline, choices.data
+    return (stages is None or layout.stages in stages) and (data is None or set(layout.replicas) <= {*data})
+
+
+def why_not(training: Training, kinds: Sequence[NodeKind], choices: Choices, effort: Effort) -> str | None:
+    """Why no plan can have stages that differ, and what to do about it; None if some can."""
+    if training.megatron_lm:
+        return "all stages of Megatron-LM are alike; use engine=tdpp, or leave it out"
+    if not any(schedule in SCHEDULES for schedule in choices.schedule):
+        return (
+            f"stages that differ cannot have parallel.schedule={','.join(choices.schedule)}; try one of "
+            f"{', '.join(SCHEDULES)}, or leave it out"
+        )
+    if gpus_of(kinds) > effort.gpus:
+        return f"{gpus_of(kinds)} GPUs are more than {effort.gpus}; use fewer nodes, or leave it out"
+    return None
+
+
+def explore_stages(
+    training: Training, sets: Sequence[Sequence[NodeKind]], choices: Choices, keep: Best, effort: Effort, until: float
+) -> Looked | None:
+    """Hands plans whose stages differ to `keep`, on these sets of nodes, the first being the largest; None if there can
+    be none, or nothing is looked at.
+
+    Args:
+        until: CPU seconds of this process, from which on nothing new is begun.
+
+    Raises:
+        SearchError: a profile has no costs for a tensor size.
+    """
+    if why_not(training, sets[0], choices, effort):
+        return None
+    nodes = [_Nodes(training, kinds, choices, effort.layouts) for kinds in sets]
+    rows, least = list[_Row](), math.inf
+    for number, some in enumerate(nodes):
+        for found in some.rows(number, partial(keep.worth, some.kinds)) if some.wanted else ():
+            rows += found.every
+            least = min(least, found.least)
+    rows.sort()
+    work, left = 0, 0
+    for row in rows:
+        some = nodes[row.kinds]
+        for option in row.options:
+            if not _worth(keep, some.kinds, row.bound):
+                least = min(least, row.bound)
+                break
+            if work > effort.work or time.process_time() > until:
+                left += 1
+                least = min(least, row.bound)
+                continue
+            one = some.candidate(row, option)
+            work += BUILT
+            if not _worth(keep, some.kinds, one.bound):
+                least = min(least, one.bound)
+                continue
+            fastest = min((plan.total for plan in keep.plans), default=math.inf)
+            partition, seconds, steps = one.search(NEAR * fastest)
+            work += steps
+            least = min(least, seconds if one.exhausted else one.bound)
+            if math.isfinite(seconds) and _worth(keep, some.kinds, seconds):
+                keep.add([one.plan(partition)])
+    said = " and ".join(dict.fromkeys(some.every.said for some in nodes if some.wanted))
+    count = sum(len(some.wanted) for some in nodes)
+    where = " and ".join(
+        str(NodeOrder(tuple(kind.name for kind in some.kinds for _ in range(kind.group.count))))
+        for some in nodes
+        if some.wanted
+    )
+    return Looked(said=said, nodes=where, layouts=count, least=least, left=left) if count else None
+
+
+def _worth(keep: Best, kinds: Sequence[NodeKind], seconds: float) -> bool:
+    return bool(keep.worth(kinds, np.array([seconds]))[0])

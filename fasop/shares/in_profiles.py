@@ -1,0 +1,99 @@
+"""What the profilers of IIDP and JABAS measured, as part of the project's profiles, and back: nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from fasop.costs.profile import LayerProfile
+from fasop.costs.steps import AllReduces, Steps, StepTimes
+from fasop.errors import SearchError
+from fasop.shares.public_folders import PublicFolders, PublicLimit, PublicStep
+
+
+def profiles_of(public: PublicFolders, source: str) -> dict[str, LayerProfile]:
+    """A profile for each type of GPU, by its name in the files.
+
+    Raises:
+        SearchError: there are no steps, or a host has two types of GPU.
+    """
+    gpus: dict[tuple[int, str], str] = {}
+    for size, host, gpu in [
+        *((size, host, step.gpu) for (_, size, host, _), step in public.steps.items()),
+        *((size, host, limit.gpu) for (size, host), limit in public.limits.items()),
+    ]:
+        if gpus.setdefault((size, host), gpu) != gpu:
+            raise SearchError(
+                f"local batch size {size}, host {host}: files are of {gpus[size, host]} and of {gpu}; keep those of one"
+            )
+    if not public.steps:
+        raise SearchError(f"{source}: there are no steps (*_comp_profile.json): no GPU has a time")
+    every: dict[str, list[Steps]] = {}
+    for (size, host), gpu in sorted(gpus.items()):
+        models: list[str | None] = [*sorted({model for model, *place, _ in public.steps if place == [size, host]})]
+        limit = public.limits.get((size, host))
+        for model in models or [None]:
+            times = {
+                workers: step
+                for (name, *place, workers), step in public.steps.items()
+                if (name, place) == (model, [size, host])
+            }
+            every.setdefault(gpu, []).append(
+                Steps(
+                    model=model,
+                    host=host,
+                    micro_batch_size=size,
+                    most_workers=None if limit is None else limit.most_workers,
+                    memory_bytes=None if limit is None else limit.memory_bytes,
+                    times=[StepTimes(workers=workers, **times[workers].times) for workers in sorted(times)],
+                )
+            )
+    all_reduces = {
+        where: AllReduces(ideal_ms=[ideal for ideal, _ in points], measured_ms=[taken for _, taken in points])
+        for where, points in public.all_reduces.items()
+    }
+    buckets = {model: [*sizes] for model, sizes in sorted(public.buckets.items())}
+    return {
+        gpu: LayerProfile(gpu=gpu, source=source, steps=steps, buckets_mib=buckets, all_reduces=all_reduces)
+        for gpu, steps in sorted(every.items())
+    }
+
+
+def public_of(profiles: Mapping[str, LayerProfile]) -> PublicFolders:
+    """What profiles, by their names, keep of such files.
+
+    Raises:
+        SearchError: one has none, or two of them say different things of the same.
+    """
+    found = PublicFolders()
+    origin: dict[tuple[str, object], str] = {}
+
+    def put(kind: str, key: object, value: object, name: str) -> None:
+        first = origin.setdefault((kind, key), name)
+        if getattr(found, kind).setdefault(key, value) != value:
+            shown = "-".join(map(str, key)) if isinstance(key, tuple) else key
+            raise SearchError(f"profiles {first} and {name} have different {kind.replace('_', ' ')} of {shown}")
+
+    for name, profile in profiles.items():
+        if not profile.steps:
+            raise SearchError(
+                f"profile {name}: has no steps of IIDP or JABAS; 'tdpp profile import=DIR profile=NAME' makes one with "
+                "steps"
+            )
+        for steps in profile.steps:
+            place = steps.micro_batch_size, steps.host
+            if steps.most_workers is not None and steps.memory_bytes is not None:
+                put("limits", place, PublicLimit(profile.gpu, steps.memory_bytes, steps.most_workers), name)
+            for times in steps.times:
+                key = (str(steps.model), *place, times.workers)
+                put("steps", key, PublicStep(str(steps.model), profile.gpu, _in_ms(times)), name)
+        for model, sizes in profile.buckets_mib.items():
+            put("buckets", model, tuple(sizes), name)
+        for where, reduced in profile.all_reduces.items():
+            put("all_reduces", where, tuple(zip(reduced.ideal_ms, reduced.measured_ms, strict=True)), name)
+    return found
+
+
+def _in_ms(times: StepTimes) -> dict[str, float]:
+    every = {one.name: getattr(times, one.name) for one in fields(times) if one.name != "workers"}
+    return {name: value for name, value in every.items() if value is not None}

@@ -1,0 +1,160 @@
+"""A run on GPUs of which whole steps were measured by IIDP or JABAS: its cluster, for their performance model.
+
+The engine has one worker on a GPU and steps once all gradients are summed, so no solution has more workers, and
+weights are handed out `sequential`ly. A profile without all-reduces has the times of the cluster's own links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from conf.schema.experiment import Experiment
+from fasop.costs.profile import LayerProfile, read_profile
+from fasop.costs.steps import Steps
+from fasop.errors import SearchError
+from fasop.shares.performance import WeightSync, paces
+from fasop.shares.public_files import Cluster, MeasuredGpu, Server, step_of
+from fasop.shares.solution import best
+
+SYNC = WeightSync.sequential
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solved:
+    """Of a batch, the micro-batch size and the micro-batches of each replica that take least."""
+
+    size: int
+    counts: tuple[int, ...]
+    seconds: float
+    """Of an iteration."""
+    sizes: tuple[int, ...]
+    """Micro-batch sizes that were compared."""
+    even: tuple[float, int] | None
+    """Seconds with equal shares, and the micro-batch size that is then best."""
+
+
+def measured_cluster(experiment: Experiment) -> Cluster | None:
+    """The nodes of a run, as IIDP describes servers; None unless steps of its model are all that profiles have of it.
+
+    Raises:
+        ConfigError: a profile cannot be read.
+        SearchError: profiles have no micro-batch size in common, or no bucket sizes of the model.
+    """
+    cluster, parallel, model = experiment.cluster, experiment.parallel, experiment.model.name
+    order = experiment.node_order.groups
+    keys = [*dict.fromkeys(cluster.groups[name].gpu for name in order)]
+    profiles: dict[str, LayerProfile] = {}
+    for key in keys:
+        name = cluster.gpus[key].profile
+        profile = None if name is None else read_profile(name)
+        if profile is None or profile.costs or not any(steps.model == model for steps in profile.steps):
+            return None
+        profiles[key] = profile
+    if parallel.world_size != parallel.layout.replicas[0]:
+        raise SearchError(
+            f"{parallel.sizes}: profiles of {' and '.join(one.gpu for one in profiles.values())} have whole steps of "
+            f"model={model}, imported from IIDP or JABAS, which say nothing of parts of it; use parallel.tensor=1 "
+            "parallel.pipeline=1, or profiles of 'tdpp profile'"
+        )
+    of_gpus = {key: _by_size(profile, model) for key, profile in profiles.items()}
+    common = set.intersection(*(set(sizes) for sizes in of_gpus.values()))
+    if not common:
+        raise SearchError(
+            f"profiles of {' and '.join(one.gpu for one in profiles.values())} have steps of model={model} with no "
+            "local batch size in common; measure one on all"
+        )
+    first = profiles[keys[0]]
+    if model not in first.buckets_mib:
+        raise SearchError(f"profile {cluster.gpus[keys[0]].profile!r} has no buckets_mib of model={model}")
+    servers = [
+        Server(
+            name=f"{name}-{number}",
+            gpu=cluster.groups[name].gpu,
+            gpus=gpus,
+            bandwidth_within=cluster.groups[name].intra_gbit_per_s * 1e9 / 8,
+            bandwidth_between=cluster.groups[name].inter_gbit_per_s * 1e9 / 8,
+        )
+        for number, (name, gpus) in enumerate(zip(order, experiment.ranks_per_node(), strict=True))
+    ]
+    latency = {
+        "within": max(cluster.groups[name].intra_latency_us for name in order),
+        "between": max(cluster.groups[name].inter_latency_us for name in order),
+    }
+    return Cluster(
+        servers=tuple(servers),
+        measured={size: {key: of_gpus[key][size] for key in keys} for size in sorted(common)},
+        buckets_mib=tuple(first.buckets_mib[model]),
+        all_reduces_within=_all_reduces(first, "within", latency["within"], parallel.world_size),
+        all_reduces_between=_all_reduces(first, "between", latency["between"], parallel.world_size),
+        unit=1,
+        smallest_batch=None,
+    )
+
+
+def solved(cluster: Cluster, batch: int, size: int | None, shares: Sequence[int] | None) -> Solved:
+    """What takes least, with this micro-batch size if one is given, and with these shares (in proportion) if some are.
+
+    Raises:
+        SearchError: nothing that was measured divides the batch so.
+    """
+    sizes = [*cluster.measured] if size is None else [size]
+    alike = {one: _seconds(cluster, batch, one, [1] * sum(server.gpus for server in cluster.servers)) for one in sizes}
+    even = [(seconds, one) for one, seconds in alike.items() if seconds is not None]
+    if shares is not None:
+        ways = {one: _seconds(cluster, batch, one, shares) for one in sizes}
+        found = [(seconds, one) for one, seconds in ways.items() if seconds is not None]
+        if not found:
+            raise SearchError(
+                f"parallel.global_batch_size={batch} cannot be shared out so with any local batch size that was "
+                f"measured: {', '.join(map(str, sizes))}"
+            )
+        seconds, chosen = min(found)
+        of_each = batch // chosen // sum(shares)
+        counts, compared = [of_each * share for share in shares], [one for _, one in found]
+    else:
+        solution = best(cluster, batch, SYNC, size, most_workers=1)
+        seconds, chosen = solution.seconds, solution.local_batch_size
+        counts = [share.micro_batches for share in solution.shares]
+        compared = [one for one in sizes if batch % one == 0 and batch // one >= len(counts)]
+    return Solved(
+        size=chosen, counts=tuple(counts), seconds=seconds, sizes=tuple(compared), even=min(even, default=None)
+    )
+
+
+def _seconds(cluster: Cluster, batch: int, size: int, shares: Sequence[int]) -> float | None:
+    """Of an iteration, if the batch can be shared out so."""
+    if batch % (size * sum(shares)) or size not in cluster.measured:
+        return None
+    each, counts = batch // size // sum(shares), iter(shares)
+    return max(
+        paces(cluster, server, size, SYNC)[0].seconds(each * next(counts) - 1)
+        for server in cluster.servers
+        for _ in range(server.gpus)
+    )
+
+
+def _by_size(profile: LayerProfile, model: str) -> dict[int, MeasuredGpu]:
+    """Of several hosts the first one; with one worker, whatever memory has room for."""
+    found: dict[int, MeasuredGpu] = {}
+    for steps in profile.steps:
+        if steps.model == model and steps.times and steps.times[0].workers == 1:
+            found.setdefault(steps.micro_batch_size, _measured(profile.gpu, steps))
+    return found
+
+
+def _measured(gpu: str, steps: Steps) -> MeasuredGpu:
+    known = []
+    for times in steps.times:
+        every = {one.name: getattr(times, one.name) for one in fields(times) if one.name != "workers"}
+        known.append(step_of(times.workers, {name: ms for name, ms in every.items() if ms is not None}))
+    return MeasuredGpu(gpu, steps.micro_batch_size, 1, tuple(known))
+
+
+def _all_reduces(profile: LayerProfile, where: str, latency_us: float, ranks: int) -> tuple[tuple[float, float], ...]:
+    """As imported, or of a ring over the cluster's own links: as bandwidth makes it, and each step's latency."""
+    if where in profile.all_reduces:
+        times = profile.all_reduces[where]
+        return tuple(zip(times.ideal_ms, times.measured_ms, strict=True))
+    latency_ms = 2 * (ranks - 1) * latency_us / 1000
+    return (0.0, latency_ms), (1.0, 1.0 + latency_ms)

@@ -1,0 +1,116 @@
+"""How long an iteration of IIDP takes on one GPU, by virtual workers and passes of accumulation.
+
+The formulas are those of github.com/unist-ssl/IIDP (iidp/config/model), with their roundings, so that answers agree:
+forward and backward passes of v workers run at g(v) times the rate of one, g(v) = a ln v + b fitted to what was
+measured (where no more than two workers were, the measured rates themselves); an all-reduce takes p x + q, x being its
+time at full bandwidth; all buckets but the last overlap with the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import log
+
+import numpy as np
+
+from fasop.errors import SearchError
+from fasop.shares.public_files import Cluster, MeasuredGpu, Server
+
+MIB = 2**20
+FITTED_FROM = 3
+"""Workers that were measured at most, from which on rates are fitted."""
+BUCKET_MIB = 25.0
+"""PyTorch's capacity of a bucket."""
+UNEVEN = 1.5
+"""Of a bucket's capacity, the mean size from which on the optimizer had better wait for all of them."""
+
+
+class WeightSync(StrEnum):
+    """When the optimizer steps and hands the weights to the other workers: after all buckets, or bucket by bucket."""
+
+    sequential = "sequential"
+    overlap = "overlap"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of an iteration: `first_s` with one pass, `more_s` for every pass of accumulation before it."""
+
+    first_s: float
+    more_s: float
+
+    def seconds(self, passes_before: int) -> float:
+        return self.first_s + passes_before * self.more_s
+
+
+def recommended(buckets_mib: Sequence[float]) -> WeightSync:
+    """The public rule; a single bucket overlaps with nothing, and then the two are the same."""
+    before = buckets_mib[:-1]
+    if before and int(sum(before) / len(before)) / BUCKET_MIB > UNEVEN:
+        return WeightSync.sequential
+    return WeightSync.overlap
+
+
+def paces(cluster: Cluster, server: Server, local_batch_size: int, sync: WeightSync) -> list[Pace]:
+    """Of one GPU of a server, by number of workers from 1 to the most that its memory has room for.
+
+    Raises:
+        SearchError: memory has room for more workers than the times say anything of.
+    """
+    gpu = cluster.measured[local_batch_size][server.gpu]
+    rates = _rates(gpu)
+    reduces = _all_reduces(cluster, server)
+    largest = gpu.steps[-1]
+    forward = largest.forward_s / (largest.forward_s + largest.backward_s)
+    copy_s = largest.copy_s / (largest.workers - 1) if largest.workers > 1 else 0.0
+    share = cluster.buckets_mib[-1] / sum(cluster.buckets_mib) if sync is WeightSync.overlap else 1.0
+    data = {step.workers: step.data_s for step in gpu.steps}
+    found = []
+    for workers, rate in enumerate(rates, 1):
+        passes_s = round(local_batch_size * workers / rate, 4)
+        forward_s, backward_s = passes_s * forward, passes_s * (1 - forward)
+        data_s = data.get(workers, data[1] * workers)
+        first_s = (
+            data_s + largest.statistics_s * workers + forward_s + max(backward_s, sum(reduces[:-1])) + reduces[-1]
+        ) + (largest.update_s + copy_s * (workers - 1)) * share
+        found.append(Pace(first_s, data_s + forward_s + backward_s))
+    return found
+
+
+def _rates(gpu: MeasuredGpu) -> list[float]:
+    """Samples a second of 1, 2, … workers."""
+    one = round(gpu.local_batch_size / (gpu.steps[0].forward_s + gpu.steps[0].backward_s), 2)
+    measured = [
+        round(gpu.local_batch_size * step.workers / (step.forward_s + step.backward_s) / one, 3) for step in gpu.steps
+    ]
+    counts = [step.workers for step in gpu.steps]
+    if counts[-1] < FITTED_FROM:
+        if gpu.most_workers > counts[-1]:
+            raise SearchError(
+                f"{gpu.gpu}, local batch size {gpu.local_batch_size}: memory has room for {gpu.most_workers} workers, "
+                f"but times are there of {counts[-1]} at most; measure {gpu.most_workers} of them"
+            )
+        relative = measured[: gpu.most_workers]
+    else:
+        slope, start = np.polyfit(np.log(counts), measured, 1)
+        relative = [float(slope * log(workers) + start) for workers in range(1, gpu.most_workers + 1)]
+    if min(relative) <= 0:
+        raise SearchError(
+            f"{gpu.gpu}, local batch size {gpu.local_batch_size}: {relative.index(min(relative)) + 1} workers would "
+            "have no throughput at all by the line through what was measured; measure it again"
+        )
+    return [rate * one for rate in relative]
+
+
+def _all_reduces(cluster: Cluster, server: Server) -> list[float]:
+    """Seconds of every bucket's."""
+    gpus, alone = sum(one.gpus for one in cluster.servers), len(cluster.servers) == 1
+    points = cluster.all_reduces_within if alone else cluster.all_reduces_between
+    bandwidth = server.bandwidth_within if alone else server.bandwidth_between
+    slope, start = np.polyfit([ideal for ideal, _ in points], [taken for _, taken in points], 1)
+    return [
+        float(slope * (size * MIB / gpus * 4 * (gpus - 1) / bandwidth * 1000) + start) / 1000
+        for size in cluster.buckets_mib
+    ]

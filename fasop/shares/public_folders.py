@@ -1,0 +1,202 @@
+"""The folders that the profilers of IIDP and JABAS fill: memory limits, steps, buckets, all-reduces; read and written.
+
+Their formats are those of github.com/unist-ssl/IIDP and github.com/unist-ssl/JABAS: a folder for each local batch size,
+in it one for each host, in it JSON files; times in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fasop.errors import SearchError
+from fasop.shares.json_files import number_in, object_in, shown, text_in, there, whole_in
+
+MEMORY_FILE = "max_memory_profile_info.json"
+STEP_END, BUCKET_END = "_comp_profile.json", "_bucket_size_profile.json"
+ALL_REDUCES = {"intra_comm_profile_data.txt": "within", "inter_comm_profile_data.txt": "between"}
+FOLDERS = ("mem_profile_data", "comp_profile_data", "bucket_profile_data", "comm_profile_data")
+TIMES = {"data_time": "data", "fwd_time": "forward", "bwd_time": "backward", "update_time": "update"}
+TIMES |= {"copy_time": "copy"}
+OPTIONAL_TIMES = {"total_time": "total", "bn_sync_time": "statistics"}
+MOST_NAMED = 5
+"""Conflicts in a message."""
+
+
+@dataclass(frozen=True)
+class PublicStep:
+    """Milliseconds of a step, by the names of `fasop.costs.steps.StepTimes`."""
+
+    model: str
+    gpu: str
+    times: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PublicLimit:
+    """What a GPU's memory has room for."""
+
+    gpu: str
+    memory_bytes: int
+    most_workers: int
+
+
+Points = tuple[tuple[float, float], ...]
+"""All-reduces: milliseconds at full bandwidth, and as measured."""
+
+
+@dataclass
+class PublicFolders:
+    """All that some folders hold."""
+
+    steps: dict[tuple[str, int, str, int], PublicStep] = field(default_factory=dict)
+    """By model, local batch size, host and workers."""
+    limits: dict[tuple[int, str], PublicLimit] = field(default_factory=dict)
+    """By local batch size and host."""
+    buckets: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """MiB, by model, in the order of the backward pass."""
+    all_reduces: dict[str, Points] = field(default_factory=dict)
+    """`within` a server and `between` servers."""
+
+
+def read_folders(roots: Sequence[Path]) -> PublicFolders:
+    """Everything in and below these folders, together.
+
+    Raises:
+        SearchError: a folder is none or has no profiles, a file breaks a rule, or two of them say different things of
+            the same; each is named.
+    """
+    found = PublicFolders()
+    origin: dict[tuple[object, ...], tuple[Path, Any]] = {}
+    conflicts: list[str] = []
+    for root in roots:
+        if not root.is_dir():
+            raise SearchError(f"{root}: there is no such folder; name one that profilers of IIDP or JABAS have filled")
+        files = 0
+        for kind, key, value, file in _every(root):
+            files += 1
+            before = origin.setdefault((kind, key), (file, value))
+            if before[1] != value:
+                conflicts.append(f"{before[0]} and {file}")
+            getattr(found, kind)[key] = value
+        if not files:
+            raise SearchError(
+                f"{root}: there is no profile of IIDP or JABAS in it: no {MEMORY_FILE}, *{STEP_END}, *{BUCKET_END} or "
+                f"{' or '.join(ALL_REDUCES)}"
+            )
+    if conflicts:
+        more = f" and {len(conflicts) - MOST_NAMED} more" if len(conflicts) > MOST_NAMED else ""
+        raise SearchError(
+            f"files of the same profile differ: {'; '.join(conflicts[:MOST_NAMED])}{more}; keep one of each"
+        )
+    return found
+
+
+def _every(root: Path) -> Iterator[tuple[str, Any, Any, Path]]:
+    """The field of `PublicFolders`, the key in it and what is there."""
+    for file in sorted(path for path in root.rglob("*") if path.is_file()):
+        if file.name == MEMORY_FILE:
+            yield "limits", (_size(file), file.parent.name), read_limit(file), file
+        elif file.name.endswith(STEP_END):
+            workers, step = read_step(file, _size(file))
+            yield "steps", (step.model, _size(file), file.parent.name, workers), step, file
+        elif file.name.endswith(BUCKET_END):
+            yield "buckets", *read_buckets(file), file
+        elif file.name in ALL_REDUCES:
+            yield "all_reduces", ALL_REDUCES[file.name], read_all_reduces(file), file
+
+
+def _size(file: Path) -> int:
+    return size_of(file.parent.parent)
+
+
+def size_of(folder: Path) -> int:
+    """The local batch size that names a folder."""
+    if not (folder.name.isascii() and folder.name.isdecimal() and int(folder.name) > 0):
+        raise SearchError(f"{folder}: must be named by a local batch size, as in {folder.parent / '32'}")
+    return int(folder.name)
+
+
+def read_limit(file: Path) -> PublicLimit:
+    content = object_in(file)
+    return PublicLimit(
+        gpu=str(there(file, content, "gpu_type")),
+        memory_bytes=whole_in(file, "total_memory", there(file, content, "total_memory")),
+        most_workers=whole_in(file, "max_num_models", there(file, content, "max_num_models")),
+    )
+
+
+def read_step(file: Path, size: int) -> tuple[int, PublicStep]:
+    """The number of workers, and what they take."""
+    content = object_in(file)
+    if (given := whole_in(file, "lbs", there(file, content, "lbs"))) != size:
+        raise SearchError(f"{file}: lbs={given} must be {size}, which its folder is named by")
+    times = {name: number_in(file, key, there(file, content, key)) for key, name in TIMES.items()}
+    times |= {name: number_in(file, key, content[key]) for key, name in OPTIONAL_TIMES.items() if key in content}
+    if times["forward"] + times["backward"] <= 0:
+        raise SearchError(f"{file}: fwd_time and bwd_time are both 0; measure it again")
+    step = PublicStep(_model(file, there(file, content, "model")), str(there(file, content, "gpu_type")), times)
+    return whole_in(file, "num_models", there(file, content, "num_models")), step
+
+
+def read_buckets(file: Path) -> tuple[str, tuple[float, ...]]:
+    """The model and its sizes."""
+    content = object_in(file)
+    sizes = there(file, content, "bucket_size_distribution")
+    if not (isinstance(sizes, list) and sizes):
+        raise SearchError(f"{file}: bucket_size_distribution={shown(sizes)} must be a list of sizes in MiB")
+    model = _model(file, content.get("model", file.name.removesuffix(BUCKET_END)))
+    return model, tuple(number_in(file, "bucket_size_distribution", size, above=0) for size in sizes)
+
+
+def _model(file: Path, name: object) -> str:
+    """Part of a file's name, too."""
+    if not (isinstance(name, str) and name and "/" not in name and name.isprintable()):
+        raise SearchError(f"{file}: model={shown(name)} must be the name of a model, without '/'")
+    return name
+
+
+def read_all_reduces(file: Path) -> Points:
+    points = []
+    for number, line in enumerate(text_in(file).splitlines(), 1):
+        if not line.strip():
+            continue
+        parts = line.split(",")
+        if len(parts) != 2:
+            raise SearchError(f"{file}, line {number}: must be theoretical,measured in ms, not {shown(line)}")
+        ideal, taken = (number_in(file, f"line {number}", part.strip()) for part in parts)
+        points.append((ideal, taken))
+    if len({ideal for ideal, _ in points}) < 2:
+        raise SearchError(f"{file}: must have at least two lines with unlike theoretical times; a line is fitted")
+    return tuple(points)
+
+
+def files_of(public: PublicFolders, root: Path) -> dict[Path, str]:
+    """The content of every file, as the public profilers write it."""
+    memory, computed, buckets, reduced = (root / name for name in FOLDERS)
+    found: dict[Path, str] = {}
+    for (size, host), limit in public.limits.items():
+        found[memory / str(size) / host / MEMORY_FILE] = json.dumps(
+            {
+                "gpu_type": limit.gpu,
+                "total_memory": limit.memory_bytes,
+                "lbs": size,
+                "max_num_models": limit.most_workers,
+            }
+        )
+    for (model, size, host, workers), step in public.steps.items():
+        named = {**TIMES, **OPTIONAL_TIMES}
+        times = {key: step.times[name] for key, name in named.items() if name in step.times}
+        content = {"model": model, "gpu_type": step.gpu, "lbs": size, "num_models": workers, **times}
+        found[computed / str(size) / host / f"{host}_{model}_{size}_{workers}{STEP_END}"] = json.dumps(content)
+    for model, sizes in public.buckets.items():
+        content = {"model": model, "bucket_size_distribution": [*sizes]}
+        found[buckets / f"{model}{BUCKET_END}"] = json.dumps(content)
+    for name, where in ALL_REDUCES.items():
+        if where in public.all_reduces:
+            lines = [f"{ideal!r},{taken!r}\n" for ideal, taken in public.all_reduces[where]]
+            found[reduced / name] = "".join(lines)
+    return found

@@ -1,0 +1,128 @@
+"""The replicas of a plan, each with its own GPUs and its own number of micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fasop.costs.layers import Basis
+from fasop.costs.training import PlacedTraining
+from fasop.simulation.iteration import Durations
+from fasop.simulation.on_nodes import Nodes, handing_out, on_nodes
+from megatron_ext.contract.schedule.schedules import as_json
+from megatron_ext.contract.schedule.schedules import schedule as make_schedule
+
+
+class Pipeline(NamedTuple):
+    """What some replicas do alike in an iteration, and what it takes them."""
+
+    schedule: Mapping[str, Any]
+    """Actions, as in docs/formats.md."""
+    durations: Durations
+    replicas: tuple[int, ...]
+    """Their numbers."""
+    kinds: tuple[str, ...]
+    """Names of the kinds of node that each of them lies on, by stage."""
+
+
+class Replicas:
+    """Those of a plan, whatever its partition.
+
+    Raises:
+        SearchError: a profile has no costs for the tensor size.
+    """
+
+    def __init__(self, plan: PlacedTraining) -> None:
+        parallel = plan.training.parallel
+        groups = [node.name for node in plan.nodes for _ in range(node.gpus // parallel.tensor_size)]
+        self.kinds = [tuple(groups[replica :: parallel.data]) for replica in range(parallel.data)]
+        """By replica, the kind of node that has it, stage by stage: a tensor group lies in one node."""
+        self._parallel = parallel
+        self._whole = _Lines(plan)
+        """By the slowest GPU of each stage."""
+        self._alone = {kind.name: _Lines(_all_of(plan, kind.name)) for kind in plan.kinds if self.unlike}
+        """By kind of node, as if all nodes were of that kind."""
+
+    @property
+    def unlike(self) -> bool:
+        """Whether some lie on other kinds of nodes than others."""
+        return len(set(self.kinds)) > 1
+
+    @property
+    def basis(self) -> Basis:
+        """The worst of what their times rest on."""
+        return self._whole.basis
+
+    def whole(self, layers: Sequence[int]) -> Durations:
+        """What the stages take, by the slowest of their GPUs."""
+        return self._whole.durations(layers)
+
+    def of(self, layers: Sequence[int]) -> list[Durations]:
+        """What each replica takes: its own GPUs' time to compute and to step, and of all else, which replicas do
+        together or over links that they share, what the stage takes. Replicas that take the same share an object.
+        """
+        whole = self.whole(layers)
+        if not self.unlike:
+            return [whole] * len(self.kinds)
+        alone = {name: lines.durations(layers) for name, lines in self._alone.items()}
+        known = {kinds: _own(whole, [alone[kind] for kind in kinds]) for kinds in set(self.kinds)}
+        return [known[kinds] for kinds in self.kinds]
+
+    def pipelines(self, layers: Sequence[int], schedule: Mapping[str, Any] | None = None) -> list[Pipeline]:
+        """What they do and take, each kind of replica once, that of the first one first; `schedule` replaces the named
+        one."""
+        parallel = self._parallel
+        alike: dict[tuple[int, int], list[int]] = {}
+        every, counts = self.of(layers), parallel.micro_batches_of
+        for replica, (durations, count) in enumerate(zip(every, counts, strict=True)):
+            alike.setdefault((id(durations), count), []).append(replica)
+        return [
+            Pipeline(
+                schedule=_actions(parallel.schedule, parallel.pipeline, parallel.chunks, count)
+                if schedule is None
+                else schedule,
+                durations=every[some[0]],
+                replicas=tuple(some),
+                kinds=self.kinds[some[0]],
+            )
+            for (_, count), some in alike.items()
+        ]
+
+
+class _Lines:
+    """What the stages of a plan take as functions of their layers."""
+
+    def __init__(self, plan: PlacedTraining) -> None:
+        names = [kind.name for kind in plan.kinds]
+        nodes = Nodes(plan.kinds, np.array([[names.index(node.name) for node in plan.nodes]]))
+        self._lines, self._handing = on_nodes(plan.training, nodes), handing_out(plan.training, nodes)
+        self.basis = Basis(int(self._lines.basis[0]))
+
+    def durations(self, layers: Sequence[int]) -> Durations:
+        return Durations.of(self._lines, self._handing, layers)
+
+
+def _all_of(plan: PlacedTraining, kind: str) -> PlacedTraining:
+    """With all nodes of one kind."""
+    one = next(node for node in plan.nodes if node.name == kind)
+    return replace(plan, nodes=[replace(one, name=node.name, gpus=node.gpus) for node in plan.nodes])
+
+
+def _own(whole: Durations, own: Sequence[Durations]) -> Durations:
+    """Of a replica whose GPU of each stage takes what that stage takes in `own`."""
+    steps = [one.optimizer[stage] - one.weights[stage] for stage, one in enumerate(own)]
+    return replace(
+        whole,
+        times=[
+            replace(sends, forward=one.times[stage].forward, backward=one.times[stage].backward)
+            for stage, (one, sends) in enumerate(zip(own, whole.times, strict=True))
+        ],
+        optimizer=[step + handing for step, handing in zip(steps, whole.weights, strict=True)],
+    )
+
+
+def _actions(name: str, stages: int, chunks: int, micro_batches: int) -> Mapping[str, Any]:
+    return as_json(make_schedule(str(name), stages, chunks, micro_batches), chunks, micro_batches)

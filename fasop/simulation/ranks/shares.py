@@ -1,0 +1,82 @@
+"""The shares of the replicas of a plan with which an iteration takes least, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from fasop.simulation.iteration import Durations, replay
+from megatron_ext.contract.schedule.schedules import as_json, schedule
+
+CLOSE = 1e-9
+"""A part of an iteration that nobody could measure."""
+
+
+class Shared(NamedTuple):
+    """A division of the micro-batches of an iteration."""
+
+    counts: tuple[int, ...]
+    """Of each replica."""
+    seconds: float
+    """Of the iteration."""
+
+
+class Replica:
+    """Replicas that take the same: how long an iteration lasts, by the number of micro-batches that each takes."""
+
+    def __init__(self, name: str, chunks: int, durations: Durations) -> None:
+        self._name, self._chunks, self._durations = name, chunks, durations
+        self._known: dict[int, float] = {}
+
+    def seconds(self, count: int) -> float:
+        """Of an iteration, if no replica were slower than one of these."""
+        if count not in self._known:
+            lists = schedule(self._name, len(self._durations.times), self._chunks, count)
+            self._known[count] = replay(as_json(lists, self._chunks, count), self._durations)[0]
+        return self._known[count]
+
+
+def best_shares(replicas: Sequence[Replica], micro_batches: int) -> Shared:
+    """The division of so many micro-batches, no fewer than replicas, that takes least; every replica has one at least.
+
+    What replicas do together begins when the last of them is there, so an iteration takes the longest of the times that
+    the replicas would make it take alone. None of these falls where a replica has more to do, so the least longest time
+    is found by bisection, and no division takes less by more than `CLOSE` of it.
+    """
+    kinds = [*dict.fromkeys(replicas)]
+    number = [sum(replica is kind for replica in replicas) for kind in kinds]
+
+    def most(kind: Replica, limit: float) -> int:
+        """Micro-batches within the limit."""
+        return _last(lambda count: kind.seconds(count) <= limit, micro_batches)
+
+    def enough(limit: float) -> bool:
+        counts = [most(kind, limit) for kind in kinds]
+        return min(counts) > 0 and sum(a * b for a, b in zip(counts, number, strict=True)) >= micro_batches
+
+    low, high = 0.0, max(kind.seconds(-(-micro_batches // len(replicas))) for kind in kinds)
+    while high - low > CLOSE * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    within = {kind: most(kind, high) for kind in kinds}
+    counts = [within[replica] for replica in replicas]
+    for _ in range(sum(counts) - micro_batches):  # more than there are fit: those that take longest have one less
+        last = max(
+            (place for place, count in enumerate(counts) if count > 1),
+            key=lambda place: (replicas[place].seconds(counts[place]), place),
+        )
+        counts[last] -= 1
+    seconds = max(replica.seconds(count) for replica, count in zip(replicas, counts, strict=True))
+    return Shared(tuple(counts), seconds)
+
+
+def _last(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` of which something holds that holds of all smaller ones; 0 if of none."""
+    good, bad = 0, 1
+    while bad <= most and holds(bad):
+        good, bad = bad, 2 * bad
+    bad = min(bad, most + 1)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good

@@ -1,0 +1,293 @@
+"""What the ranks of a plan take whose stages have unlike numbers of replicas, or tensor groups of unlike sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from conf.schema.parallel import Parallel, Schedule, Semantics
+from conf.schema.partition import Shares
+from fasop.costs.arrays import Floats, Integers
+from fasop.costs.hardware import NodeKind
+from fasop.costs.layers import Basis
+from fasop.costs.network.unlike_placement import place_unlike
+from fasop.costs.training import PlacedTraining, Training
+from fasop.simulation.linear import Linear
+from fasop.simulation.on_nodes import Nodes, handing_out, on_nodes
+from fasop.simulation.pipelines import Pipelines
+from fasop.simulation.placed_links import PlacedLinks, on_pairs
+from fasop.simulation.ranks.rank_times import RankDurations
+from fasop.simulation.ranks.replay import StageTimes
+from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.schedule.schedules import Actions, replicated, schedule
+
+Size = tuple[int, int]
+"""Of a stage: ranks of a tensor group, and replicas."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankColumns:
+    """What a rank takes with each of some partitions; seconds, [partitions], and of passes [chunks, partitions]."""
+
+    forward: Floats
+    backward: Floats
+    send_forward: Floats
+    send_backward: Floats
+    busy_forward: Floats
+    busy_backward: Floats
+    one_way_out: bool
+    gradients: Floats
+    embedding: float
+    optimizer: Floats
+    weights: Floats
+
+    def of(self, column: int) -> RankDurations:
+        """With one of the partitions."""
+        return RankDurations(
+            times=StageTimes(
+                forward=self.forward[:, column].tolist(),
+                backward=self.backward[:, column].tolist(),
+                send_forward=float(self.send_forward[column]),
+                send_backward=float(self.send_backward[column]),
+                busy_forward=float(self.busy_forward[column]),
+                busy_backward=float(self.busy_backward[column]),
+                one_way_out=self.one_way_out,
+            ),
+            gradients=float(self.gradients[column]),
+            embedding=self.embedding,
+            optimizer=float(self.optimizer[column]),
+            weights=float(self.weights[column]),
+        )
+
+
+class Lines(NamedTuple):
+    """What stages of one size take, as functions of their layers, were all stages of it."""
+
+    pipelines: Pipelines
+    """One."""
+    handing: Linear
+
+    def taken(self, partitions: Integers) -> _Taken:
+        """With partitions [parts, partitions]."""
+        one = self.pipelines.take(np.zeros(partitions.shape[1], np.int64))
+        counted, held = one.counted(partitions), one.held(partitions)
+        (hop, busy), (back, busy_back) = one.messages(partitions), one.messages_back(partitions)
+        return _Taken(
+            forward=one.forward.of(counted),
+            backward=one.backward.of(counted),
+            send_forward=hop,
+            busy_forward=busy,
+            send_backward=np.roll(back, 1, axis=0),
+            busy_backward=np.roll(busy_back, 1, axis=0),
+            gradients=one.exposed(held),
+            optimizer=one.optimizer.of(held),
+            weights=self.handing.of(held),
+        )
+
+
+class _Taken(NamedTuple):
+    """Seconds: of passes [parts, partitions], of all else [stages, partitions]."""
+
+    forward: Floats
+    backward: Floats
+    send_forward: Floats
+    busy_forward: Floats
+    send_backward: Floats
+    busy_backward: Floats
+    gradients: Floats
+    optimizer: Floats
+    weights: Floats
+
+
+class UnlikeStages:
+    """The stages of a plan, each with the costs of its own sizes.
+
+    Raises:
+        SearchError: a profile has no costs for a tensor size.
+    """
+
+    def __init__(self, plan: PlacedTraining) -> None:
+        self._plan, self._layout = plan, plan.training.parallel.layout
+        self.sizes: list[Size] = [*zip(self._layout.tensors, self._layout.replicas, strict=True)]
+        """By stage."""
+        self._trained = {size: _like(plan.training, *size) for size in dict.fromkeys(self.sizes)}
+        self.whole = {size: self._lines(one, plan.nodes) for size, one in self._trained.items()}
+        """By size: each stage as slow as its slowest GPU."""
+        self.alone = {
+            kind.name: {size: self._lines(one, _all_of(plan.nodes, kind)) for size, one in self._trained.items()}
+            for kind in plan.kinds
+        }
+        """By kind of node and size: as if all nodes were of that kind."""
+        self._gathered = {size: self._lines(_unshared(one), plan.nodes) for size, one in self._unshared.items()}
+
+    @property
+    def _unshared(self) -> Mapping[Size, Training]:
+        """Those whose ranks may hand on all of a message, and not their share of its sequence."""
+        tensors = {tensor for tensor, _ in self._trained}
+        return self._trained if self._plan.training.parallel.sequence_parallel and len(tensors) > 1 else {}
+
+    @property
+    def trainings(self) -> list[Training]:
+        """By stage: with its sizes in all stages."""
+        return [self._trained[size] for size in self.sizes]
+
+    @property
+    def basis(self) -> Basis:
+        """The worst of what their times rest on."""
+        return Basis(max(int(lines.pipelines.basis[0]) for lines in self.whole.values()))
+
+    def _lines(self, training: Training, nodes: Sequence[NodeKind]) -> Lines:
+        """As if all stages had the sizes of `training`, on the links that they have in the plan."""
+        placed = _UnlikeNodes(nodes, self._layout)
+        return Lines(on_nodes(training, placed), handing_out(training, placed))
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """By rank, the name of its kind of node."""
+        return [node.name for node in self._plan.nodes for _ in range(node.gpus)]
+
+    @cached_property
+    def ranks(self) -> list[RankDurations]:
+        """By rank, with the plan's own partition."""
+        columns = self.columns(np.array([self._plan.partition.layers]).T)
+        known = {id(one): one.of(0) for one in columns}
+        return [known[id(one)] for one in columns]
+
+    def columns(self, partitions: Integers) -> list[RankColumns]:
+        """By rank, with partitions [parts, partitions]: its own GPU's time to compute and to step; of all else, what
+        its stage takes. Ranks that take the same share an object."""
+        whole = {size: lines.taken(partitions) for size, lines in self.whole.items()}
+        gathered = {size: lines.taken(partitions) for size, lines in self._gathered.items()}
+        alone = {
+            name: {size: lines.taken(partitions) for size, lines in of_kind.items()}
+            for name, of_kind in self.alone.items()
+        }
+        places = [(self._layout.stage_dp_tp(rank)[0], name) for rank, name in enumerate(self.kinds)]
+        known = {
+            (stage, name): self._rank(
+                stage,
+                whole[self.sizes[stage]],
+                alone[name][self.sizes[stage]],
+                gathered.get(self.sizes[stage], whole[self.sizes[stage]]),
+            )
+            for stage, name in dict.fromkeys(places)
+        }
+        return [known[place] for place in places]
+
+    def _rank(self, stage: int, whole: _Taken, own: _Taken, gathered: _Taken) -> RankColumns:
+        """`gathered` has the messages to stages of another tensor size: the sequence is gathered before such a cut."""
+        layout = self._layout
+        tensors, stages = layout.tensors, layout.stages
+        ahead = whole if tensors[stage] == tensors[(stage + 1) % stages] else gathered
+        back = whole if tensors[stage] == tensors[stage - 1] else gathered
+        return RankColumns(
+            forward=own.forward[stage::stages],
+            backward=own.backward[stage::stages],
+            send_forward=ahead.send_forward[stage],
+            busy_forward=ahead.busy_forward[stage],
+            send_backward=back.send_backward[stage],
+            busy_backward=back.busy_backward[stage],
+            one_way_out=self.one_way_out(stage),
+            gradients=whole.gradients[stage],
+            embedding=self.embedding(stage),
+            optimizer=own.optimizer[stage] - own.weights[stage] + whole.weights[stage],
+            weights=whole.weights[stage],
+        )
+
+    def one_way_out(self, stage: int) -> bool:
+        """Whether messages of a stage to both its neighbours leave by one link."""
+        ways = self.whole[self.sizes[stage]].pipelines.one_way_out
+        return ways is not None and bool(ways[stage])
+
+    def embedding(self, stage: int) -> float:
+        """The first and the last stage add up its gradient in as many parts as both can have whole: of a tensor group
+        of 2 ranks and one of 4 each rank of the first has two, one after another, and each of the other one."""
+        layout, ends = self._layout, (0, self._layout.stages - 1)
+        if stage not in ends or layout.stages == 1:
+            return 0.0
+        parts = math.lcm(*(layout.tensors[end] for end in ends))
+        each = [float(self.whole[self.sizes[end]].pipelines.embedding[0]) for end in ends]
+        part = max(seconds * layout.tensors[end] / parts for end, seconds in zip(ends, each, strict=True))
+        replicas = [layout.replicas[end] for end in ends]
+        members = sum(replicas) / min(replicas)
+        return part * parts / layout.tensors[stage] * 2 * (members - 1) / members
+
+
+class _UnlikeNodes(Nodes):
+    """Nodes in one order, on which ranks lie by a layout and not by the sizes of the training."""
+
+    def __init__(self, nodes: Sequence[NodeKind], layout: Layout) -> None:
+        kinds = [*{node.name: node for node in nodes}.values()]
+        names = [kind.name for kind in kinds]
+        super().__init__(kinds, np.array([[names.index(node.name) for node in nodes]]))
+        self._layout = layout
+
+    def links_of(self, training: Training) -> PlacedLinks:
+        gpus = tuple(self.kinds[kind].gpus for kind in self.orders[0])
+        return on_pairs(self.kinds, self.orders, training, place_unlike(gpus, self._layout))
+
+
+def _like(training: Training, tensor: int, replicas: int) -> Training:
+    """With the sizes of one stage in all of them."""
+    parallel = training.parallel
+    count = parallel.global_batch_size // parallel.micro_batch_size
+    shares = parallel.shares
+    if not parallel.layout.even and parallel.stream is None:
+        shares = str(Shares.even(count, replicas)) if count % replicas else None
+    alike = replace(
+        parallel,
+        tensor=tensor,
+        data=replicas,
+        replicas=None,
+        shares=shares,
+        partition=None,
+        node_order=None,
+        semantics=Semantics.stashing,
+        update_every=1,
+        depth=None,
+    )
+    return replace(training, parallel=alike)
+
+
+def _unshared(training: Training) -> Training:
+    """Without sharing the sequence."""
+    return replace(training, parallel=replace(training.parallel, sequence_parallel=False))
+
+
+def _all_of(nodes: Sequence[NodeKind], kind: NodeKind) -> list[NodeKind]:
+    """The same nodes, were they all of one kind."""
+    return [replace(kind, name=node.name, gpus=node.gpus) for node in nodes]
+
+
+def in_flight(parallel: Parallel, stage: int) -> int | None:
+    """Micro-batches that a rank of a stage holds at once, at most; None where stages have as many replicas
+    (megatron_ext/contract/schedule/schedules.py)."""
+    replicas, stream = parallel.layout.replicas, parallel.stream
+    if stream is not None:
+        return stream.ahead(stage) + 1
+    if parallel.layout.even:
+        return None
+    own = replicas[stage]
+    count = -(-(parallel.global_batch_size // parallel.micro_batch_size) // own)
+    ahead, lag = (sum(replicas[stage:]) - 1) // own, sum(replicas[:stage]) // own
+    if parallel.schedule is Schedule.gpipe:
+        return count
+    if parallel.schedule is Schedule.model_parallel:
+        return 1
+    return min(count, ahead + 1 + (lag if parallel.schedule is Schedule.zb_h1 else 0))
+
+
+def actions_of(parallel: Parallel) -> list[list[Actions]]:
+    """What its ranks do in an iteration, by stage and replica."""
+    name, layout = str(parallel.schedule), parallel.layout
+    if not layout.even:
+        return replicated(name, layout.replicas, parallel.global_batch_size // parallel.micro_batch_size)
+    by_count = {
+        count: schedule(name, layout.stages, parallel.chunks, count) for count in set(parallel.micro_batches_of)
+    }
+    return [[by_count[count][stage] for count in parallel.micro_batches_of] for stage in range(layout.stages)]

@@ -1,0 +1,75 @@
+"""`tdpp config`: what the keys of a configuration mean, from the schema."""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Sequence
+
+from conf.errors import ConfigError
+from conf.reading.values import Parser
+from conf.reference import Key, Part, found, parts, unit_of
+from conf.visible import shortened
+from launch.screen.table import print_table
+
+WIDTH = 100
+"""Of a paragraph."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `tdpp config <argv>`.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    parser = Parser(
+        prog="tdpp config",
+        description="Shows what the keys of a configuration mean, what they take, and their defaults.",
+        epilog="'tdpp launch --cfg job' prints every key with the value that a command line gives it.",
+    )
+    parser.add_argument("key", nargs="?", help="a key, such as train.lr, or a part of the configuration, such as train")
+    key = parser.parse_args(argv).key
+    if key is None:
+        print_table(["part", "keys", "meaning"], [[*_name_and_size(part), part.meaning] for part in parts()])
+        print("\ntdpp config PART lists its keys, tdpp config KEY explains one.")
+        return 0
+    keys = found(key)
+    if not keys:
+        raise ConfigError(_unknown(key))
+    if len(keys) == 1 and keys[0].name.count(".") == key.count("."):
+        print(explained(keys[0]))
+    else:
+        print_table(
+            ["key", "takes", "default", "meaning"],
+            [[one.name, one.values, one.default, shortened(one.meaning)] for one in keys],
+        )
+    return 0
+
+
+def explained(key: Key) -> str:
+    """A key, in some lines."""
+    about = {
+        "takes": key.values,
+        "unit": unit_of(key.name),
+        "rule": key.rule,
+        "default": key.default,
+    }
+    lines = [key.name, *textwrap.wrap(key.meaning, WIDTH, initial_indent="  ", subsequent_indent="  "), ""]
+    lines += [f"  {word + ':':<9}{value}" for word, value in about.items() if value]
+    for word, meaning in key.options:
+        if meaning:
+            lines += textwrap.wrap(meaning, WIDTH, initial_indent=f"    {word:<14} ", subsequent_indent=" " * 19)
+    return "\n".join(lines)
+
+
+def _name_and_size(part: Part) -> tuple[str, str]:
+    return part.name or "(the run)", str(len(part.keys))
+
+
+def _unknown(key: str) -> str:
+    names = [one.name for part in parts() for one in part.keys]
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5) or [
+        name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]
+    ]
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"{key} is no key of a configuration; {meant}'tdpp config' lists its parts"

@@ -1,0 +1,255 @@
+"""`tdpp rehearse learning`: how well a small model learns under each plan, and how long each takes to be so good."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from conf.compose import compose_unchecked
+from conf.reading.values import NoValue, Reader, name_of, own_words, path, whole
+from conf.schema.experiment import Experiment
+from fasop.errors import SearchError
+from launch.commands.decided import decided
+from launch.commands.length import with_length
+from launch.commands.preflight import preflight
+from launch.commands.translate import require_torch
+from launch.commands.writing import check_writable, write
+from launch.control.plan import make_plan
+from launch.errors import LaunchError
+from launch.learning.plans import Compared, compared
+from launch.learning.ranking import MOST_SEEDS, Curve, Trained, goal_of, mean_curve, metric_of, ranked
+from launch.learning.table import csv_text, sentences, table
+from launch.screen.table import print_table
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.schedule.stream_check import prove
+
+USAGE = f"""usage: tdpp rehearse learning [GROUP=CHOICE ...] [KEY=VALUE[,VALUE...] ...] [small.KEY=VALUE ...]
+                              [seeds=N] [profile=NAME] [csv=FILE] [page=FILE]
+
+Trains a small model in this process, on its CPU, under the delays of any plan: the weights that each micro-batch meets
+are those that it would meet on the plan's ranks. With several plans it says which one comes first to a quality, by what
+an iteration of each is predicted to take on the cluster.
+
+GROUP, KEY and --config-dir DIR are those of 'tdpp launch', as is what gives a key several values: all combinations are
+compared, after as many samples and with the same seeds. Plans that flush learn the same, whatever their layout.
+
+  tdpp rehearse learning experiment=vit_digits parallel=data.yaml,3-1.yaml train.eval_interval=50
+  tdpp rehearse learning cluster=a10x8 model=xl parallel=best,other small.model=tiny small.train.iterations=500 \\
+      small.train.eval_interval=25 small.parallel.global_batch_size=64
+
+  small.KEY=VALUE    for what is trained alone: experiment, model, train, data and parallel.global_batch_size; a
+                     partition follows in proportion, and a global batch keeps its number of micro-batches
+  train.until=…      the quality that is the goal, such as 'loss<=2.5'; without, what every plan reaches. Trainings go
+                     on to their end
+  seeds=N            so many trainings of each plan, from train.seed on (3; at most {MOST_SEEDS})
+  profile=NAME       the GPUs take as long as 'tdpp profile' measured under this name
+  csv=FILE           the plans, a line for each seed
+  page=FILE          a page: quality against samples, and against predicted time"""
+SEEDS = 3
+
+
+def _seeds(text: str) -> int:
+    count = whole(text)
+    if count > MOST_SEEDS:
+        raise NoValue(f"must be at most {MOST_SEEDS}")
+    return count
+
+
+WORDS: Mapping[str, Reader[Any]] = {"seeds": _seeds, "profile": name_of("profile"), "csv": path, "page": path}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `tdpp rehearse <argv>`.
+
+    Raises:
+        TdppError: what is asked for cannot be read, trained or written.
+    """
+    if any(word in ("-h", "--help") for word in argv):
+        print(USAGE)
+        return 0
+    if not argv or argv[0] != "learning":
+        raise LaunchError(
+            "'tdpp rehearse learning …' rehearses what plans learn; what they take is rehearsed by "
+            "'tdpp launch … executor.rehearse=virtual'"
+        )
+    own, words = own_words(argv[1:], WORDS, LaunchError)
+    require_torch("tdpp rehearse learning")
+    for word in ("csv", "page"):
+        if word in own:
+            check_writable(own[word])
+    plans = compared(words, _composed)
+    until, best = plans[0].small.train.until, plans[0].small.train.best
+    metric, _ = metric_of(until, best)
+    found = train(plans, own.get("seeds", SEEDS), metric, predicted(plans, own.get("profile")))
+    goal = goal_of(found, until, best)
+    rows = ranked(found, goal)
+    print_table(*table(rows, metric, goal))
+    notes = [*sentences(rows, metric, goal), _peak()]
+    for note in notes:
+        print(f"({note})", file=sys.stderr)
+    if "csv" in own:
+        write(own["csv"], csv_text(rows, metric, goal))
+    if "page" in own:
+        from reports.pages.learning_page import Quality, render  # few ask for it, and plotly is slow to import
+
+        curves = [Quality(**mean_curve(row.plan)) for row in rows if any(curve.values for curve in row.plan.curves)]
+        target = None if goal is None else goal.target.value
+        command = f"tdpp rehearse {shlex.join(argv)}"
+        write(own["page"], render(command, *table(rows, metric, goal), notes, curves, metric, target))
+        print(own["page"])
+    return 0
+
+
+def _composed(words: Sequence[str]) -> Experiment:
+    """What a launch would start; what was chosen of it is reported."""
+    experiment, chosen = decided(compose_unchecked(words), words)
+    if chosen is not None:
+        print(f"({chosen})", file=sys.stderr)
+    return experiment
+
+
+def predicted(plans: Sequence[Compared], profile: str | None) -> list[float | None]:
+    """What an iteration of each plan takes on its cluster, seconds; None where that cannot be predicted, which is
+    reported."""
+    from fasop.search.inputs import profiled
+    from fasop.simulation.predict import predict
+
+    found: list[float | None] = []
+    doubts: dict[str, None] = {}
+    for plan in plans:
+        experiment = plan.experiment
+        if profile is not None:
+            experiment = replace(experiment, cluster=profiled(experiment.cluster, profile))
+        try:
+            prediction = predict(experiment)
+        except SearchError as error:
+            doubts[f"not known how long an iteration takes: {error}"] = None
+            found.append(None)
+            continue
+        found.append(prediction.iteration_s)
+        for number, stage in enumerate(prediction.stages):
+            if stage.memory_gib > stage.limit_gib:
+                doubts[
+                    f"{plan.name}: stage {number} takes {stage.memory_gib:.1f} GiB, but its GPU has "
+                    f"{stage.limit_gib:g} GiB"
+                ] = None
+    for doubt in doubts:
+        print(f"({doubt})", file=sys.stderr)
+    return found
+
+
+def train(plans: Sequence[Compared], seeds: int, metric: str, iterations: Sequence[float | None]) -> list[Trained]:
+    """Each plan with its curves; plans that learn the same are trained once.
+
+    Raises:
+        TdppError: something cannot be trained.
+    """
+    small = [_checked(plan.small) for plan in plans]
+    jobs: dict[str, Plan] = {}
+    keys = []
+    for experiment in small:
+        plan = make_plan(experiment, "rehearsal")
+        keys.append(str(plan.as_json()))
+        jobs.setdefault(keys[-1], plan)
+    _require_memory(small)
+    curves: dict[str, list[Curve]] = {key: [] for key in jobs}
+    done = 0
+    for seed in range(seeds):
+        for key, plan in jobs.items():
+            began = time.process_time()
+            curve = learn(replace(plan, train=replace(plan.train, seed=plan.train.seed + seed)), metric)
+            curves[key].append(curve)
+            done += 1
+            name = plans[keys.index(key)].name
+            what = curve.failed or f"{metric} {curve.values[-1]:.4f} after {curve.samples[-1]:,} samples"
+            taken = time.process_time() - began
+            print(
+                f"({done} of {seeds * len(jobs)}: {name}, seed {plan.train.seed + seed}: {what}; {taken:.1f} CPU s)",
+                file=sys.stderr,
+                flush=True,
+            )
+    return [
+        Trained(
+            name=plan.name,
+            layout=plan.layout,
+            curves=curves[key],
+            iteration_s=iteration_s,
+            samples=jobs[key].global_batch_size,
+        )
+        for plan, key, iteration_s in zip(plans, keys, iterations, strict=True)
+    ]
+
+
+def learn(plan: Plan, metric: str) -> Curve:
+    """A training in this process.
+
+    Raises:
+        LaunchError: the model or its data cannot be used, or an evaluation lacks the metric.
+    """
+    import torch
+
+    from megatron_ext.contract.errors import EngineError
+    from megatron_ext.engine.engine import NotFinite
+    from megatron_ext.learning import learn as learning
+
+    torch.set_num_threads(1)  # as on the ranks
+    samples: list[int] = []
+    values: list[float] = []
+    try:
+        for learned in learning.learn(plan):
+            if learned.metrics:
+                if metric not in learned.metrics:
+                    raise LaunchError(
+                        f"an evaluation gives {', '.join(learned.metrics)}, not {metric}; use one of these"
+                    )
+                samples.append(learned.iteration * plan.global_batch_size)
+                values.append(learned.metrics[metric])
+    except NotFinite as error:
+        return Curve(samples=samples, values=values, failed=str(error))
+    except EngineError as error:
+        raise LaunchError(str(error)) from error
+    return Curve(samples=samples, values=values)
+
+
+def _checked(small: Experiment) -> Experiment:
+    """With its length; what is odd about its data is reported."""
+    for doubt in preflight(small):
+        print(f"({doubt})", file=sys.stderr)
+    return with_length(small)
+
+
+def _require_memory(small: Sequence[Experiment]) -> None:
+    """Reports what weights take, and raises LaunchError where this machine has not so much."""
+    largest = max(map(_weight_bytes, small))
+    if not largest:
+        return
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    said = f"weights, their versions, gradients and the optimizer's state take at most {_size(largest)}"
+    if largest > has:
+        raise LaunchError(f"{said}, but this machine has {_size(has)}; train a smaller model (small.model=…)")
+    print(f"({said})", file=sys.stderr)
+
+
+def _weight_bytes(small: Experiment) -> int:
+    """Of a training at most; 0 of a module, whose weights nobody has counted."""
+    if small.model.code is not None:
+        return 0
+    stream, versions = small.parallel.stream, 1
+    if stream is not None:
+        versions = 2 + max(prove(stream, 2 * stream.in_flight + 2 * stream.period).versions)
+    return 4 * small.model.parameters() * (versions + 1 + small.train.kept_values)
+
+
+def _peak() -> str:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return f"at most {_size(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)} of memory, in one process"
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,84 @@
+"""`tdpp search`: the best plans for a cluster and a model, as a table, a CSV file and a configuration."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fasop.errors import SearchError
+from fasop.search.arguments import Arguments
+from launch.commands.writing import plan_path, write
+from launch.screen.table import print_table
+
+if TYPE_CHECKING:
+    from fasop.search.plan import Plan
+
+
+def rank(args: Arguments, command: str) -> int:
+    """Prints the best plans for the nodes of the cluster."""
+    from fasop.costs.calibration import read_calibration
+    from fasop.costs.doubts import doubts
+    from fasop.search.inputs import read
+    from fasop.search.plan import Run
+    from fasop.search.run import best_plans, front
+    from fasop.tables.plans import csv_text, plan_yaml, ranking
+    from fasop.tables.plans import front as front_table
+
+    inputs = read(args.overrides, args.profile)
+    if inputs.by_default is not None:
+        print(f"({inputs.by_default})", file=sys.stderr)
+    if args.tokens is not None:
+        training = inputs.training
+        if not training.model.sequence_length:
+            raise SearchError(
+                f"tokens={args.tokens:g}: samples of {training.model.said} have no tokens; say how long the "
+                "training is with train.iterations=N"
+            )
+        run = Run.of_tokens(args.tokens, training.parallel.global_batch_size, training.model.sequence_length)
+        inputs = replace(inputs, run=run)
+    if not inputs.run.known and (limits := args.limits()):
+        raise SearchError(
+            f"{limits} limits a whole training: say how long it is: tokens=N, train.samples=N or train.iterations=N"
+        )
+    if args.calibration is not None:
+        calibration = read_calibration(args.calibration)
+        inputs = replace(inputs, kinds=calibration.applied(inputs.kinds))
+        print(f"({calibration})", file=sys.stderr)
+    outcome = front(inputs, args) if args.pareto else best_plans(inputs, args)
+    plans = outcome.plans
+    if args.explain is not None and args.explain > len(plans):
+        raise SearchError(f"explain={args.explain}: there are {len(plans)} plans; choose a row of the table")
+    print_table(*(front_table(plans, inputs.run) if args.pareto else ranking(plans)))
+    for doubt in doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}):
+        print(f"({doubt})", file=sys.stderr)
+    for note in outcome.notes:
+        print(f"({note})", file=sys.stderr)
+    print(outcome.summary, file=sys.stderr)
+    if args.explain is not None:
+        explain(args.explain, plans[args.explain - 1])
+    if args.csv is not None:
+        write(args.csv, csv_text(plans, inputs.run))
+    if args.page is not None:
+        from reports.pages.search_page import render  # few ask for a page, and it is slow to import
+
+        write(args.page, render(command, plans, inputs.run, [*outcome.notes, outcome.summary]))
+        print(args.page)
+    if args.plan is not None:
+        path = plan_path(args.plan)
+        write(path, plan_yaml(plans[0], command))
+        print(f"parallel={args.plan} is the first of them ({path}): 'tdpp launch … parallel={args.plan}' runs it")
+    return 0
+
+
+def explain(row: int, plan: Plan) -> None:
+    """Where the time and the memory of one plan go."""
+    from fasop.simulation.predict import predict_plan
+    from fasop.tables.explain import LEGEND, memory, times
+
+    prediction = predict_plan(plan)
+    print(f"\nPlan {row}: an iteration of {prediction.iteration_s * 1e3:.1f} ms, in ms by stage")
+    print_table(*times(prediction))
+    print(f"({LEGEND})", file=sys.stderr)
+    print(f"\nPlan {row}: memory of a rank, in GiB by stage")
+    print_table(*memory(prediction))

@@ -1,0 +1,86 @@
+"""`tdpp search iidp=FILE`: unequal shares from a configuration and profiles of IIDP or JABAS."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from conf.reading.values import one_of, own_words, path, whole
+from fasop.errors import SearchError
+from launch.screen.table import print_table
+
+KEY = "iidp"
+
+
+class Overlap(StrEnum):
+    auto = "auto"
+    true = "true"
+    false = "false"
+
+
+WORDS = {
+    KEY: path,
+    "parallel.global_batch_size": whole,
+    "parallel.micro_batch_size": whole,
+    "train.overlap_optimizer": one_of(Overlap),
+    "unit": whole,
+}
+
+
+def asked(argv: Sequence[str]) -> bool:
+    """Whether a command line of `tdpp search` is about such a configuration."""
+    return any(word.startswith(f"{KEY}=") for word in argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the best solution.
+
+    Raises:
+        SearchError: a word or a file cannot be read, or the batch cannot be shared out.
+    """
+    from fasop.shares.performance import WeightSync, recommended
+    from fasop.shares.public_files import read_cluster
+    from fasop.shares.solution import best
+
+    given, others = own_words(argv, WORDS, SearchError)
+    file: Path = given[KEY]
+    if others:
+        raise SearchError(
+            f"{KEY}={file} does not take {others[0]}, only {', '.join(word for word in WORDS if word != KEY)}"
+        )
+    cluster = read_cluster(file)
+    batch = given.get("parallel.global_batch_size", cluster.smallest_batch)
+    if batch is None:
+        raise SearchError(f"{KEY}={file} needs the global batch: add parallel.global_batch_size=512, for example")
+    sync = {
+        Overlap.auto: recommended(cluster.buckets_mib),
+        Overlap.true: WeightSync.overlap,
+        Overlap.false: WeightSync.sequential,
+    }[given.get("train.overlap_optimizer", Overlap.auto)]
+    solution = best(cluster, batch, sync, given.get("parallel.micro_batch_size"), given.get("unit"))
+    print(solution.line())
+    print_table(
+        ["server", "GPUs", "GPU", "micro-batches", "workers", "accumulation", "of the batch", "ms"],
+        [
+            [
+                share.server.name,
+                str(share.gpus),
+                share.server.gpu,
+                str(share.micro_batches),
+                str(share.workers),
+                str(share.accumulation),
+                f"{share.gpus * share.micro_batches / solution.micro_batches:.1%}",
+                f"{share.seconds * 1e3:.1f}",
+            ]
+            for share in solution.shares
+        ],
+    )
+    print(
+        f"(an iteration of {solution.seconds * 1e3:.1f} ms, {batch / solution.seconds:,.0f} samples a second: no local "
+        "batch size, shares, workers or accumulation that were measured take less by IIDP's performance model)",
+        file=sys.stderr,
+    )
+    print(f"(the same shares in a run: {' '.join(solution.words())})", file=sys.stderr)
+    return 0

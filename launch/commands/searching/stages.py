@@ -1,0 +1,116 @@
+"""`tdpp search … parallel.schedule=pipedream`: the best stages of a model that run without a flush."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from conf.pipedream.driver import Kind
+from conf.reading.values import Reader, flag, name_of, own_words, path
+from fasop.errors import SearchError
+from launch.commands.searching.export import check_free, export, on_cluster, replicas_of
+from launch.commands.writing import check_plan_free, check_writable, plan_path, write
+from launch.screen.table import print_table
+from megatron_ext.contract.models.model import IMAGES, TRANSLATION
+
+ASKED = "parallel.schedule=pipedream"
+WORDS: Mapping[str, Reader[Any]] = {
+    "profile": name_of("profile"),
+    "plan": name_of("configuration"),
+    "overwrite": flag,
+    "straight": flag,
+    "fewer": flag,
+    "csv": path,
+    "page": path,
+    "graph_output": path,
+    "export": path,
+}
+ONLY: Mapping[str, object] = {"tensor": 1, "chunks": 1, "sharded_optimizer": False, "sequence_parallel": False}
+"""Of what else a search tries, by key of `parallel`."""
+
+
+def asked(argv: Sequence[str]) -> bool:
+    """Whether a command line of `tdpp search` is about a pipeline without a flush."""
+    return ASKED in argv
+
+
+def _require_one_way(given: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises SearchError for values of a plan that a stage without a flush does not take."""
+    for key, values in given.items():
+        word = f"parallel.{key}={','.join(str(value).lower() for value in values)}"
+        if key in ("data", "pipeline"):
+            raise SearchError(f"{word}: a search finds the stages and their replicas; leave it out")
+        if key in ONLY and values != (ONLY[key],):
+            raise SearchError(
+                f"{word}: stages without a flush are searched with {key}={str(ONLY[key]).lower()}; leave it out"
+            )
+        if len(values) > 1:
+            raise SearchError(
+                f"{word}: a pipeline without a flush updates after each micro-batch, so that its size decides what is "
+                "trained; give one"
+                if key == "micro_batch_size"
+                else f"{word}: give one of them"
+            )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `tdpp search <argv>`.
+
+    Raises:
+        TdppError: what is asked for cannot be read, divided or written.
+    """
+    from fasop.graphs.graph_text import graph_text
+    from fasop.graphs.of_model import graph_of, held_of, partition_of, plan_text, require_streaming
+    from fasop.graphs.options import Options
+    from fasop.graphs.own.on_nodes import on_nodes
+    from fasop.graphs.table import csv_text, summary, table
+    from fasop.search.choices import split
+    from fasop.search.inputs import read
+
+    own, overrides = own_words([word for word in argv if word != ASKED], WORDS, SearchError)
+    for word in ("csv", "page", "graph_output"):
+        if word in own:
+            check_writable(own[word])
+    if "export" in own:
+        check_free(own["export"])
+    plan, command = own.get("plan"), f"tdpp search {shlex.join(argv)}"
+    if plan is not None:
+        check_plan_free(plan, own.get("overwrite", False))
+    given, _ = split(overrides)
+    _require_one_way(given)
+    inputs = read(overrides, own.get("profile"))
+    (size,) = given.get("micro_batch_size", (1,))
+    training = replace(inputs.training, parallel=replace(inputs.training.parallel, micro_batch_size=size))
+    require_streaming(training)
+    graphs = [graph_of(training, kind, together=True) for kind in inputs.kinds]
+    options = Options(straight=own.get("straight", False), fewer=own.get("fewer", False))
+    division = on_nodes(graphs, range(len(graphs)), inputs.kinds, options, held_of(training), in_order=True)
+    print_table(*table(division))
+    print(f"parallel.partition={partition_of(division)} parallel.replicas={division.replicas}: {summary(division)}")
+    if inputs.by_default is not None:
+        print(f"({inputs.by_default})", file=sys.stderr)
+    for note in division.notes:
+        print(f"({note})", file=sys.stderr)
+    if "csv" in own:
+        write(own["csv"], csv_text(division))
+    if "graph_output" in own:
+        write(own["graph_output"], graph_text(division.graph))
+    if "page" in own:
+        from reports.pages.graph_page import render
+
+        write(own["page"], render(command, division))
+        print(own["page"])
+    if "export" in own:
+        model, partition = training.model, partition_of(division).layers
+        machines = on_cluster(inputs.cluster, division.node_order, sum(replicas_of(division)))
+        kind = {**dict.fromkeys(IMAGES, Kind.images), **dict.fromkeys(TRANSLATION, Kind.translation)}.get(model.family)
+        size = training.parallel.micro_batch_size
+        export(own["export"], model.name, division, machines, kind, size, model.sized(1), partition)
+    if plan is not None:
+        file = plan_path(plan)
+        write(file, plan_text(division, training, command))
+        print(f"parallel={plan} is this plan ({file}): 'tdpp launch … parallel={plan}' runs it")
+    return 0

@@ -1,0 +1,269 @@
+"""From the words of a command line to the plans that a rehearsal of learning compares, and what it trains of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override
+
+from conf.blocks_of_module import count_blocks
+from conf.compose import command_line, compose, compose_unchecked, to_object
+from conf.errors import TdppError
+from conf.reading.user_files import config_dirs
+from conf.schema.adapt import Rule
+from conf.schema.experiment import Data, Experiment, Model, Parallel, Recompute, Schedule, Train
+from conf.schema.parallel import Semantics
+from conf.schema.partition import Partition
+from launch.errors import LaunchError
+from megatron_ext.contract.goal import BLEU, names_metric
+
+SMALL = "small."
+"""Before the words that are for what is trained alone."""
+GROUPS = ("model", "train", "data")
+BATCH = "parallel.global_batch_size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A plan."""
+
+    name: str
+    """What tells it from the others."""
+    layout: str
+    """In words: replicas or sizes, and the schedule."""
+    experiment: Experiment
+    """As it would be launched: what it takes is predicted of this."""
+    small: Experiment
+    """What is trained in its place, under its delays."""
+
+
+def compared(words: Sequence[str], composed: Callable[[Sequence[str]], Experiment]) -> list[Compared]:
+    """The plans of a command line, each once: all combinations of what it gives several values for, as in a sweep.
+
+    Args:
+        composed: the experiment that a launch with such words would start.
+
+    Raises:
+        TdppError: one cannot be composed, or not be rehearsed.
+    """
+    folders, others = config_dirs(words)
+    dirs = [f"--config-dir={folder}" for folder in folders]
+    small = [word.removeprefix(SMALL) for word in others if word.startswith(SMALL)]
+    for word in small:
+        _check_small(word, dirs)
+    whole = [word for word in others if not word.startswith(SMALL)]
+    found = []
+    for name, chosen in combinations([*dirs, *whole]):
+        try:
+            experiment = composed([*dirs, *chosen])
+            _check_plan(experiment)
+            found.append(
+                Compared(
+                    name=name or layout_of(experiment.parallel),
+                    layout=layout_of(experiment.parallel),
+                    experiment=experiment,
+                    small=small_of(experiment, dirs, chosen, small),
+                )
+            )
+        except TdppError as error:
+            raise type(error)(f"{name}: {error}" if name else str(error)) from error
+    _require_equal_samples(found)
+    return found
+
+
+def combinations(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each with what tells it from the others, and with its words."""
+    with command_line(words) as known:
+        overrides = OverridesParser.create().parse_overrides(list(known.overrides))
+        ways = [_values(override) for override in overrides]
+        given = [[known.as_given(one) for one in way] for way in ways]
+    for choice in product(*given):
+        told = [_short(word) for word, way in zip(choice, given, strict=True) if len(way) > 1]
+        yield " ".join(told), list(choice)
+
+
+def _values(override: Override) -> list[str]:
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    if isinstance(override.value(), Glob):
+        raise LaunchError(f"{override.input_line}: give the names, joined by commas")
+    key = override.get_key_element()
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def _short(word: str) -> str:
+    """Without what goes without saying: `parallel=plans/15-1.yaml` is 15-1."""
+    key, _, value = word.partition("=")
+    return Path(value).stem if key == "parallel" else word.removeprefix("parallel.")
+
+
+def layout_of(parallel: Parallel) -> str:
+    """Such as `3-1 stashing`, or `tensor 1 x data 4 x pipeline 1`."""
+    stream = parallel.stream
+    if stream is None:
+        sizes = f"tensor {parallel.tensor} x data {parallel.replicas or parallel.data} x pipeline {parallel.pipeline}"
+        return sizes if parallel.pipeline == 1 else f"{sizes}, {parallel.schedule}"
+    found = f"{'-'.join(map(str, stream.replicas))} {stream.semantics}"
+    if stream.update_every > 1:
+        found += f", an update every {stream.update_every}"
+    return found if parallel.depth is None else f"{found}, depth {parallel.depth}"
+
+
+def _check_plan(experiment: Experiment) -> None:
+    """Raises LaunchError for a plan that changes while it runs."""
+    if experiment.adapt.on:
+        changes = "adapt.rebalance=true" if experiment.adapt.rebalance else f"adapt.rule={experiment.adapt.rule}"
+        raise LaunchError(f"{changes}: a rehearsal trains under one plan and one global batch; leave adapt out")
+
+
+def _check_small(word: str, dirs: Sequence[str]) -> None:
+    key = word.partition("=")[0].lstrip("+~")
+    group = key.partition(".")[0]
+    if key == BATCH or key == "experiment" or group in GROUPS:
+        if len([*combinations([*dirs, word])]) > 1:
+            raise LaunchError(f"{SMALL}{word}: all plans are trained alike; give several values without {SMALL}")
+        return
+    rule = f"{SMALL}… changes what is trained: experiment, {', '.join(GROUPS)} and {BATCH}"
+    raise LaunchError(f"{SMALL}{word}: {rule}; the plan is that of the words without {SMALL}")
+
+
+def small_of(experiment: Experiment, dirs: Sequence[str], chosen: Sequence[str], small: Sequence[str]) -> Experiment:
+    """What is trained in the place of an experiment: the model, training and data that `small` says, under the delays
+    of its plan, on this machine.
+
+    Raises:
+        TdppError: there is no such thing.
+    """
+    if experiment.adapt.rule is not Rule.none:
+        raise LaunchError(
+            f"adapt.rule={experiment.adapt.rule}: a rehearsal of learning takes every batch as large as the first; "
+            "leave adapt out"
+        )
+    words = [*dirs, *_replaced(chosen, small)]
+    cfg = compose_unchecked([word for word in words if word.partition("=")[0] != BATCH])
+    count_blocks(cfg)
+    model, train, data = (to_object(cfg, Model, "model"), to_object(cfg, Train, "train"), to_object(cfg, Data, "data"))
+    batch = next((word.partition("=")[2] for word in reversed(small) if word.startswith(f"{BATCH}=")), None)
+    return replace(
+        compose(),
+        name="rehearsal",
+        model=model,
+        train=trained(train),
+        data=data,
+        parallel=delays(experiment, model, _samples(experiment.parallel, batch)),
+    )
+
+
+def _replaced(chosen: Sequence[str], small: Sequence[str]) -> list[str]:
+    """The words of what is trained: a group that `small` chooses has nothing of the one that it stands for."""
+    keys = {word.partition("=")[0] for word in small}
+    if "experiment" in keys:
+        return list(small)
+    kept = []
+    for word in chosen:
+        group = word.partition("=")[0].lstrip("+~").partition(".")[0]
+        if group not in keys & set(GROUPS) and group != "parallel":
+            kept.append(word)
+    return [*kept, *small]
+
+
+def _samples(parallel: Parallel, batch: str | None) -> tuple[int, int]:
+    """Of a micro-batch and a global batch of what is trained: as many micro-batches as the plan has."""
+    micro, whole = parallel.micro_batch_size, parallel.global_batch_size
+    if batch is None:
+        return micro, whole
+    wrong = f"{SMALL}{BATCH}={batch}"
+    if not (batch.isascii() and batch.isdecimal()) or not 1 <= int(batch) <= 2**31:
+        raise LaunchError(f"{wrong} must be a whole number, 1 or more")
+    size, rest = divmod(micro * int(batch), whole)
+    if rest or not size:
+        count = whole // micro
+        near = [str(n) for n in (int(batch) // count * count, -(-int(batch) // count) * count) if n]
+        raise LaunchError(
+            f"{wrong} cannot be divided into {count} micro-batches, as {BATCH}={whole} is; nearest that can: "
+            f"{', '.join(near)}"
+        )
+    return size, int(batch)
+
+
+def trained(train: Train) -> Train:
+    """The training of a rehearsal.
+
+    Raises:
+        LaunchError: it is one that a rehearsal does not do.
+    """
+    if train.load is not None:
+        raise LaunchError(f"train.load={train.load}: a rehearsal begins with new weights; use {SMALL}train.load=null")
+    if train.eval_interval is None:
+        usual = max(1, (train.iterations or 1000) // 20)
+        raise LaunchError(
+            "plans are compared by what they reach on the valid split: say how often, such as "
+            f"train.eval_interval={usual}"
+        )
+    if names_metric(BLEU, train.until, train.best):
+        raise LaunchError(
+            f"a rehearsal translates nothing; use another metric than {BLEU} in train.until and train.best"
+        )
+    return replace(train, max_cost=None, compile=False)
+
+
+def delays(experiment: Experiment, model: Model, samples: tuple[int, int]) -> Parallel:
+    """The plan of an experiment for another model: as much of it as decides what is learned.
+
+    With a flush that is the batch alone; all ways to lay it out learn the same.
+    """
+    parallel, (micro, whole) = experiment.parallel, samples
+    if parallel.stream is None:
+        return Parallel(micro_batch_size=micro, global_batch_size=whole)
+    latest = parallel.semantics is Semantics.latest
+    return Parallel(
+        pipeline=parallel.pipeline,
+        partition=str(fitted(experiment.partition, model)),
+        schedule=Schedule.pipedream,
+        replicas="-".join(map(str, parallel.layout.replicas)),
+        semantics=parallel.semantics,
+        update_every=parallel.update_every,
+        depth=parallel.depth,
+        recompute=parallel.recompute if latest else Recompute.none,
+        micro_batch_size=micro,
+        global_batch_size=whole,
+    )
+
+
+def fitted(partition: Partition, model: Model) -> Partition:
+    """The partition for another model: in proportion, and no stage that has layers is left without.
+
+    Raises:
+        LaunchError: there are fewer layers than stages that need one.
+    """
+    layers, last = model.counted, len(partition.layers) - 1
+    least = [int(count > 0 or model.measured or stage not in (0, last)) for stage, count in enumerate(partition.layers)]
+    if layers < sum(least):
+        raise LaunchError(
+            f"parallel.partition={partition} has {sum(least)} stages with layers, but {model.blocks}; train one with "
+            f"at least {sum(least)}, such as {SMALL}model.layers={sum(least)}"
+        )
+    parts = [max(*pair) for pair in zip(partition.fitted(layers).layers, least, strict=True)]
+    while sum(parts) > layers:
+        most = max(range(len(parts)), key=lambda stage: (parts[stage] - least[stage], stage))
+        parts[most] -= 1
+    return Partition(tuple(parts))
+
+
+def _require_equal_samples(plans: Sequence[Compared]) -> None:
+    """Raises LaunchError where plans would be compared that train for unlike numbers of samples."""
+    counts: Mapping[str, int | str] = {plan.name: _length(plan.small) for plan in plans}
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        raise LaunchError(f"plans are compared after as many samples ({shown}); give train.samples=N")
+
+
+def _length(small: Experiment) -> int | str:
+    train = small.train
+    if train.iterations is None:
+        return train.length
+    return train.iterations * small.parallel.global_batch_size

@@ -1,0 +1,106 @@
+"""python -m launch.on_host look|start|end: what tdpp does on a host that ssh has reached.
+
+It reads one JSON object from stdin, and prints its answer as one line of JSON behind a mark (`launch.machine.ssh`).
+`start` gets the node's agent pickled: it came through ssh from the user's own launch, and lies in no file before.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from conf.errors import TdppError
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import ContainerKind
+from launch.control.local import check_port, start_agents
+from launch.errors import LaunchError
+from launch.machine import processes
+from launch.machine.docker import remove_all
+from launch.machine.software import software
+from launch.machine.ssh import MARK
+from launch.node.container_setup import check_program
+from launch.start_agent import require_own
+
+
+def main(argv: Sequence[str]) -> int:
+    os.umask(os.umask(0o022) | 0o022)
+    given = json.load(sys.stdin)
+    verb: Callable[[Mapping[str, Any]], dict[str, Any]] = {"look": look, "start": start, "end": end}[argv[0]]
+    try:
+        answer = verb(given)
+    except TdppError as error:
+        answer = {"error": str(error)}
+    print(f"{MARK}{json.dumps(answer)}", flush=True)
+    return 0
+
+
+def look(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What this host is and has. `run` is the folder that a launch has just made, `token` what it wrote there.
+
+    Raises:
+        LaunchError: something keeps a run from being started here.
+    """
+    host = socket.gethostname()
+    if (run := given.get("run")) is not None:
+        _check_shared(RunDir(Path(run)), given["token"], given["runs_dir"])
+    if given.get("port") is not None:
+        check_port(given["port"], host)
+    if (kind := ContainerKind(given["container"])) is not ContainerKind.none:
+        check_program(kind)
+    return {"host": host, "unix": time.time(), **software()}
+
+
+def _check_shared(run: RunDir, token: str, runs_dir: str) -> None:
+    """The run's folder is the one that the launch has made, and this user may write there."""
+    way_out = "choose a runs_dir that this machine and all hosts share, such as one on NFS"
+    try:
+        found = json.loads(run.jobs.read_bytes())
+    except (OSError, ValueError):
+        raise LaunchError(
+            f"does not see the run's folder {run.path} (runs_dir={runs_dir}) that the machine which launches has made; "
+            f"{way_out}"
+        ) from None
+    if found.get("token") != token:
+        raise LaunchError(f"has another folder {run.path} than the machine that launches; {way_out}")
+    owner = run.path.stat().st_uid
+    if owner != os.geteuid():
+        raise LaunchError(
+            f"the run's folder belongs to user {owner}, and ssh is user {os.geteuid()} here; use accounts with the "
+            "same number on all hosts (User in ~/.ssh/config)"
+        )
+    if not os.access(run.nodes, os.W_OK | os.X_OK):
+        raise LaunchError(f"may not write in {run.path}; mount runs_dir={runs_dir} writable")
+
+
+def start(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Starts the agent of this host's node, which outlives this process; what jobs.json is to say of it."""
+    agent, executor, token, node = pickle.loads(base64.b64decode(given["agent"]))
+    os.environ.update(given["environment"])
+    run = agent.run
+    folder = run.submitit_of(node)
+    folder.mkdir(mode=0o755, exist_ok=True)
+    for path in (run.submitit, folder):
+        require_own(path)
+    entry = folder / "job.json"
+    start_agents(agent, token, executor, folder, lambda job: run.write_json(entry, job))
+    return {**run.read_json(entry), "boot": processes.boot()}
+
+
+def end(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Ends every process of the run on this host."""
+    ended = processes.terminate(given["token"], given["grace_s"])
+    if given["container"] == ContainerKind.docker:
+        remove_all(given["token"])
+    return {"ended": len(ended)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

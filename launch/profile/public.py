@@ -1,0 +1,113 @@
+"""`tdpp profile import=DIR,… export=DIR`: profiles of IIDP and JABAS, read and written as their folders are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from conf.errors import ConfigError
+from conf.reading.writable import write_whole
+from fasop.costs.profile import LayerProfile, name_of, profile_path, read_profile
+from fasop.costs.steps import Steps
+from fasop.shares.in_profiles import profiles_of, public_of
+from fasop.shares.public_folders import PublicFolders, files_of, read_folders
+from launch.errors import LaunchError
+from launch.profile.arguments import Arguments, check_free
+from launch.profile.files import write
+from launch.screen.table import print_table
+
+
+def main(arguments: Arguments, comment: str) -> int:
+    """Reads folders, or profiles that were made of such; writes profiles, folders or both.
+
+    Raises:
+        TdppError: something cannot be read, differs between two folders, or is there already.
+    """
+    if not arguments.folders:
+        public = public_of({name: _read(name) for name in arguments.exported})
+    else:
+        public = read_folders(arguments.folders)
+        if arguments.profile is None and arguments.export is None:
+            raise LaunchError(
+                f"import={','.join(map(str, arguments.folders))}: say where to: profile=NAME makes profiles of it, "
+                "export=DIR one folder"
+            )
+        if arguments.profile is not None:
+            _import(public, arguments.profile, arguments, comment)
+    if arguments.export is not None:
+        _export(public, arguments.export)
+    return 0
+
+
+def _read(name: str) -> LayerProfile:
+    try:
+        return read_profile(name)
+    except ConfigError as error:
+        raise LaunchError(f"profile={name}: {error}") from error
+
+
+def _import(public: PublicFolders, wanted: str, arguments: Arguments, comment: str) -> None:
+    source = f"imported from {', '.join(folder.name or str(folder) for folder in arguments.folders)}"
+    profiles = profiles_of(public, source)
+    names = {
+        gpu: name_of(wanted, re.sub(r"[^a-z0-9]+", "_", gpu.lower()).strip("_"), alone=len(profiles) == 1)
+        for gpu in profiles
+    }
+    if len({*names.values()}) < len(names):
+        raise LaunchError(f"profile={wanted}: two of the GPUs {', '.join(names)} would have one name")
+    for name in names.values():
+        check_free(name, arguments)
+    for gpu, name in names.items():
+        write(name, profiles[gpu], arguments, comment)
+    print_table(*table(profiles))
+    for name in names.values():
+        print(f"written: {profile_path(name)}; cluster.gpus.<key>.profile={name} uses it")
+
+
+def table(profiles: Mapping[str, LayerProfile]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """What was measured on each GPU, by local batch size."""
+    heading = ["GPU", "host", "model", "local batch", "room for", "workers: forward + backward ms"]
+    return heading, [
+        [
+            gpu,
+            steps.host,
+            steps.model or "-",
+            str(steps.micro_batch_size),
+            "-" if steps.most_workers is None else str(steps.most_workers),
+            _times(steps),
+        ]
+        for gpu, profile in profiles.items()
+        for steps in profile.steps
+    ]
+
+
+def _times(steps: Steps) -> str:
+    every = [f"{times.workers}: {times.forward:.1f} + {times.backward:.1f}" for times in steps.times]
+    return ", ".join(every) or "-"
+
+
+def _export(public: PublicFolders, root: Path) -> None:
+    """Nothing that is there is overwritten; what is there and the same stays."""
+    files = files_of(public, root)
+    taken = [file for file, content in files.items() if file.exists() and not _is(file, content)]
+    if taken:
+        raise LaunchError(
+            f"export={root}: {taken[0]} is there and differs"
+            + (f", and so do {len(taken) - 1} more files" if len(taken) > 1 else "")
+            + "; nothing was written: choose another folder"
+        )
+    for file, content in files.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, content)
+        except OSError as error:
+            raise LaunchError(f"export={root}: cannot write {file}: {error.strerror}") from error
+    print(f"written: {len(files)} files in {root}")
+
+
+def _is(file: Path, content: str) -> bool:
+    try:
+        return file.read_text(encoding="utf-8") == content
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -1,0 +1,84 @@
+"""The writers of a run's trackers, as the node agent of its last rank keeps them: they end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from conf.run_folder.run_files import appended
+from conf.run_folder.rundir import RunDir
+from conf.schema.trackers import Tracker
+from launch.machine.provenance import PROJECT
+from megatron_ext.contract.worker import NODE_RANK, START, die_with_parent
+
+_OWN = ("PYTHONPATH", NODE_RANK, START)
+"""Of the ranks' environment, not given to writers: whoever ends a node's worker by them is not to end a writer."""
+_SAID = (0, 1)
+"""Exit codes of a writer that ended by itself, and said why if anything was wrong."""
+
+
+class Writers:
+    """One process for each tracker."""
+
+    def __init__(self, run: RunDir, node: str, kinds: Sequence[Tracker], given: Mapping[str, str]) -> None:
+        self._run, self._node = run, node
+        if not kinds:
+            self._processes: dict[Tracker, subprocess.Popen[bytes]] = {}
+            return
+        environment = {name: value for name, value in os.environ.items() if name not in _OWN}
+        environment |= {name: value for name, value in given.items() if name not in _OWN}
+        environment["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with appended(run.node_err(node)) as err:
+            self._processes = {
+                kind: subprocess.Popen(
+                    [sys.executable, "-m", "launch.tracking.writer", str(run.path), str(kind)],
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=err,
+                    start_new_session=True,
+                    preexec_fn=_prepare,
+                )
+                for kind in dict.fromkeys(kinds)
+            }
+
+    def finish(self) -> None:
+        """Nothing more will be logged: they write what is there, and end."""
+        for process in self._processes.values():
+            if process.stdin is not None:
+                process.stdin.close()
+
+    @property
+    def busy(self) -> bool:
+        return any(process.poll() is None for process in self._processes.values())
+
+    def kill(self) -> None:
+        """Ends those that are left, and says on the node's stderr what did not end by itself."""
+        for kind, process in self._processes.items():
+            late = process.poll() is None
+            if late:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if late or process.returncode not in _SAID:
+                why = "had not written all in time" if late else f"its writer ended with {process.returncode}"
+                with appended(self._run.node_err(self._node)) as err:
+                    err.write(f"log={kind}: {why}; 'tdpp report RUN --{kind}' writes what is missing\n".encode())
+
+
+@contextmanager
+def written(run: RunDir, node: str, kinds: Sequence[Tracker], given: Mapping[str, str]) -> Iterator[Writers]:
+    """Has the trackers written meanwhile. `given` is the environment of the node's ranks, with the run's token."""
+    writers = Writers(run, node, kinds, given)
+    try:
+        yield writers
+    finally:
+        writers.kill()
+
+
+def _prepare() -> None:
+    die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # it announces a time limit, to every process of the job

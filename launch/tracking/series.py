@@ -1,0 +1,82 @@
+"""From lines of metrics.jsonl to points of series, by the names under which people look for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conf.run_folder.spent import Spent
+
+NAMES = {
+    "loss": "train/loss",
+    "learning_rate": "lr",
+    "grad_norm": "grad_norm",
+    "loss_scale": "loss_scale",
+    "elapsed_ms": "iteration_ms",
+    "tokens_per_s": "throughput/tokens_per_s",
+    "samples_per_s": "throughput/samples_per_s",
+    "tflops_per_rank": "throughput/tflops_per_rank",
+    "consumed_samples": "samples",
+    "epoch": "epoch",
+    "skipped": "train/skipped",
+    "nan": "train/nan",
+    "evaluation_s": "valid/seconds",
+    "cost": "cost",
+    "global_batch_size": "global_batch_size",
+}
+"""Of the keys of metrics.jsonl. Others are a task's own metrics: train/<name>, or valid/<name> of an evaluation."""
+_EVALUATED = "valid_"
+_NO_SERIES = ("iteration", "unix")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What turns the samples and hours of a run into tokens and dollars."""
+
+    tokens_per_sample: int
+    """0 where samples have no fixed number of tokens."""
+    price_per_hour: float | None
+    """Of all nodes, in dollars; None where it is not known."""
+    log_interval: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What is known of one iteration."""
+
+    iteration: int
+    unix: float
+    """When it was logged."""
+    values: Mapping[str, float]
+    """By the name of the series; all are finite."""
+
+
+class Points:
+    """Makes them of a run's lines, from the first one on."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+        self._spent = Spent(scale.log_interval)
+
+    def of(self, line: Mapping[str, Any]) -> Point:
+        """Of the next line."""
+        iteration = line["iteration"]
+        hours = self._spent.add(iteration, line.get("elapsed_ms") or 0.0, line.get("evaluation_s") or 0.0)
+        values = {_name(key): float(value) for key, value in line.items() if _is_finite(key, value)}
+        if self._scale.tokens_per_sample and "samples" in values:
+            values["tokens"] = values["samples"] * self._scale.tokens_per_sample
+        if self._scale.price_per_hour is not None:
+            values.setdefault("cost", hours * self._scale.price_per_hour)
+        return Point(iteration=iteration, unix=float(line.get("unix") or 0.0), values=values)
+
+
+def _name(key: str) -> str:
+    if key in NAMES:
+        return NAMES[key]
+    return f"valid/{key.removeprefix(_EVALUATED)}" if key.startswith(_EVALUATED) else f"train/{key}"
+
+
+def _is_finite(key: str, value: Any) -> bool:
+    return key not in _NO_SERIES and isinstance(value, (int, float)) and math.isfinite(value)

@@ -1,0 +1,96 @@
+"""What a tracker is told of a run once: its names, its configuration, where it came from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.compose import read_experiment
+from conf.errors import TdppError
+from conf.run_folder.run_files import read_text
+from conf.run_folder.rundir import RunDir
+from launch.tracking.series import Scale
+
+Parameter = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A run, as trackers know it."""
+
+    id: str
+    """The same wherever the run's folder lies; no other run has it."""
+    group: str
+    """What it shares with the runs of its name: the project of Weights & Biases, the experiment of MLflow."""
+    name: str
+    """Of its folder, which tells the runs of a sweep apart."""
+    folder: Path
+    runs: Path
+    parameters: Mapping[str, Parameter]
+    """Its configuration, by key; empty where config.yaml cannot be read."""
+    overrides: str
+    commit: str
+    """Empty where it is not known."""
+    iterations: int
+    """The last one, if it reaches no other goal before."""
+    launched_unix: float
+    scale: Scale
+
+    @classmethod
+    def of(cls, run: RunDir) -> Subject:
+        """Raises RunFolderError if it has no plan."""
+        plan = run.read_plan()
+        try:
+            experiment = read_experiment(run.config)
+        except TdppError:
+            parameters, price = {}, None
+        else:
+            parameters, price = dict(_flat(asdict(experiment))), experiment.price_per_hour()
+        origin = _known(run.provenance)
+        unix = origin.get("unix")
+        return cls(
+            id=hashlib.sha256(f"{run.name}\n{unix}\n{origin.get('host')}".encode()).hexdigest()[:16],
+            group=run.path.parent.name,
+            name=run.path.name,
+            folder=run.path,
+            runs=run.runs,
+            parameters=parameters,
+            overrides=" ".join(_text(run.overrides).split("\n")).strip(),
+            commit=str(origin.get("commit") or ""),
+            iterations=plan.train.iterations,
+            launched_unix=run.launched_unix,
+            scale=Scale(
+                tokens_per_sample=plan.model.tokens or 0,
+                price_per_hour=price,
+                log_interval=plan.train.log_interval,
+            ),
+        )
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+    for key, part in value.items():
+        if isinstance(part, Mapping) and part:
+            yield from _flat(part, f"{prefix}{key}.")
+        elif isinstance(part, bool | int | float):
+            yield f"{prefix}{key}", part
+        else:
+            yield f"{prefix}{key}", str(part) if isinstance(part, str) else json.dumps(part)
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path, errors="replace")
+    except (FileNotFoundError, TdppError):
+        return ""
+
+
+def _known(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_text(path))
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,101 @@
+"""MLflow: the server or database of MLFLOW_TRACKING_URI, else `mlflow.db` beside the runs."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+from launch.machine.file_lock import FileLock
+from launch.tracking.series import Point
+from launch.tracking.subject import Subject
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric, Run
+
+T = TypeVar("T")
+ID = "tdpp.id"
+"""The tag by which a run is found again."""
+MOST_METRICS, MOST_PARAMETERS, MOST_LETTERS = 1000, 100, 6000
+"""That MLflow takes at once, and of a parameter's value."""
+
+
+class MLflow:
+    """Goes on behind the last step that each series has."""
+
+    def __init__(self, subject: Subject) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before the import
+        from mlflow import MlflowClient
+
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # who names a folder means it
+        own = subject.runs / "mlflow.db"
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{own}"
+        with FileLock(own.with_name(".mlflow.lock")) as lock:  # of runs that start together one makes the tables
+            while not lock.try_take(fcntl.LOCK_EX):
+                time.sleep(0.1)
+            self._client = MlflowClient(tracking_uri=uri)
+        experiment = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or subject.group)
+        found = self._client.search_runs([experiment], f"tags.`{ID}` = '{subject.id}'", max_results=1)
+        run = found[0] if found else self._created(experiment, subject)
+        self._id = run.info.run_id
+        if found:
+            self._client.update_run(self._id, status="RUNNING")
+        self._last = {name: self._last_step(name) for name in run.data.metrics}
+        self.place = uri
+
+    def _experiment(self, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        known = self._client.get_experiment_by_name(name)
+        if known is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except MlflowException:  # another run of the name has made it meanwhile
+                known = self._client.get_experiment_by_name(name)
+                if known is None:
+                    raise
+        return str(known.experiment_id)
+
+    def _created(self, experiment: str, subject: Subject) -> Run:
+        from mlflow.entities import Param
+
+        began = int(subject.launched_unix * 1e3)
+        tags = {ID: subject.id, "mlflow.note.content": subject.overrides, "mlflow.source.git.commit": subject.commit}
+        run = self._client.create_run(experiment, start_time=began, tags=tags, run_name=subject.name)
+        parameters = [Param(key, str(value)[:MOST_LETTERS]) for key, value in subject.parameters.items()]
+        for some in _parts(parameters, MOST_PARAMETERS):
+            self._client.log_batch(run.info.run_id, params=some)
+        return run
+
+    def _last_step(self, name: str) -> int:
+        return max((metric.step for metric in self._client.get_metric_history(self._id, name)), default=-1)
+
+    def write(self, points: Iterable[Point]) -> None:
+        for some in _parts(self._metrics(points), MOST_METRICS):
+            self._client.log_batch(self._id, metrics=some)
+            self._last |= {metric.key: metric.step for metric in some}
+
+    def _metrics(self, points: Iterable[Point]) -> Iterator[Metric]:
+        from mlflow.entities import Metric
+
+        for point in points:
+            for name, value in point.values.items():
+                key = re.sub(r"[^\w.:/ -]", "_", name)
+                if point.iteration > self._last.get(key, -1):
+                    yield Metric(key, value, int(point.unix * 1e3), point.iteration)
+
+    def close(self, *, finished: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
+
+
+def _parts(values: Iterable[T], most: int) -> Iterator[Sequence[T]]:
+    left = iter(values)
+    while some := list(islice(left, most)):
+        yield some

@@ -1,0 +1,43 @@
+"""Which weights of a checkpoint are meant: those that are trained, or their average, where the run kept one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Optional
+
+from megatron_ext.checkpoints.meta import Checkpoint
+from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.run_files import EMA, WEIGHTS
+
+TRAINED = "trained"
+CHOICES = (EMA, TRAINED)
+"""Of `--weights`."""
+
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """For `kind_of`."""
+    parser.add_argument(
+        "--weights", choices=CHOICES, help="of a run with train.ema: the average (default), or the weights themselves"
+    )
+
+
+def kind_of(checkpoint: Checkpoint, asked: Optional[str] = None) -> str:
+    """The kind of tensors that are meant; of `asked`, one of `CHOICES`, None is the average where there is one.
+
+    Raises:
+        EngineError: there is no average that was asked for, or a part of the checkpoint is damaged.
+    """
+    if asked == TRAINED:
+        return WEIGHTS
+    from megatron_ext.checkpoints import safetensors  # needs torch, for which help does not wait
+
+    parts = sorted(checkpoint.folder.glob("*.safetensors"))
+    averaged = any(name.startswith(f"{EMA}/") for part in parts for name in safetensors.names(part))
+    if asked == EMA and not averaged:
+        raise EngineError(f"--weights {EMA}: {checkpoint.folder} has no average of its weights (train.ema)")
+    return EMA if averaged else WEIGHTS
+
+
+def note(kind: str) -> Optional[str]:
+    """What somebody who did not ask should know; None where there is one kind alone."""
+    return f"the average of the weights (train.ema); --weights {TRAINED} takes the others" if kind == EMA else None

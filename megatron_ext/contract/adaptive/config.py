@@ -1,0 +1,64 @@
+"""What a plan says of a batch that adapts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List, Optional
+
+NONE, SIMILARITY, NOISE, GOODPUT = RULES = ("none", "similarity", "noise", "goodput")
+CONSTANT, SQRT, LINEAR = LR_SCALINGS = ("none", "sqrt", "linear")
+ADAPTS = ("one_f_one_b", "gpipe", "zb_h1")
+"""The schedules that there are for any number of micro-batches."""
+EXPONENTS = {CONSTANT: 0.0, SQRT: 0.5, LINEAR: 1.0}
+"""By how the learning rate follows the batch: it grows with this power of it."""
+
+
+@dataclass(frozen=True)
+class AdaptConfig:
+    """When the batch or its shares change, and how."""
+
+    rule: str
+    """One of `RULES`; with `none` the batch stays as it is."""
+    target: float
+    """The similarity of both halves of a batch that is sought (of `similarity` and `noise`)."""
+    lower: int
+    """The smallest global batch, in samples."""
+    upper: int
+    """The largest one."""
+    every: int
+    """Iterations between two measurements, each of which is followed by a decision."""
+    rate: float
+    """By which part of itself the batch grows or shrinks at a time (of `similarity`)."""
+    smoothing: int
+    """How many measurements a decision takes together."""
+    lr_scaling: str
+    """One of `LR_SCALINGS`."""
+    rebalance: bool
+    """Whether shares follow measured times."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether it needs the gradients of the halves."""
+        return self.rule != NONE
+
+    def due(self, iteration: int) -> bool:
+        """Whether a decision follows this iteration."""
+        return iteration % self.every == 0
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """How far a run has come, as its checkpoints keep it."""
+
+    micro_batch_size: int
+    shares: List[int]
+    """Of the iterations to come, by replica."""
+    window: List[List[float]]
+    """The newest measurements (`noise.Measurement`)."""
+
+
+def lr_factor(config: Optional[AdaptConfig], samples: int, reference: int) -> float:
+    """The learning rate of a batch of so many samples, in parts of that of the `reference` batch."""
+    if config is None or config.rule == NONE:
+        return 1.0
+    return float((samples / reference) ** EXPONENTS[config.lr_scaling])

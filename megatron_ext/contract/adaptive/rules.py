@@ -1,0 +1,95 @@
+"""Which global batch is next. A batch has a whole number of micro-batches, which rules call `count`."""
+
+from __future__ import annotations
+
+import math
+from typing import Callable, NamedTuple
+
+from megatron_ext.contract.adaptive.noise import sought_batch
+
+MOST = 2.0
+"""By how much a batch grows or shrinks at a time at most."""
+DEAD_ZONE = 0.1
+"""Of the logarithm of a batch's growth: less is no reason to change it."""
+GAIN = 0.03
+"""Of goodput or time: less is none, either."""
+LOOKED_AT = 1000
+"""Batches that a rule compares, about; of more, as many at even distances."""
+
+
+class Rungs(NamedTuple):
+    """The batches that there are: even numbers of micro-batches, so that both halves are alike."""
+
+    micro_batch_size: int
+    least: int
+    """Micro-batches, an even number."""
+    most: int
+    """The same, and no less."""
+
+    @classmethod
+    def between(cls, lower: int, upper: int, micro_batch_size: int, replicas: int) -> Rungs:
+        """From `lower` samples to `upper`, with a micro-batch for every replica at least.
+
+        Raises:
+            ValueError: there is none.
+        """
+        least = _even_above(max(2, replicas, -(-lower // micro_batch_size)))
+        most = _even_below(upper // micro_batch_size)
+        if most < least:
+            raise ValueError(
+                f"no even number of micro-batches of {micro_batch_size} samples, at least one for each of {replicas} "
+                f"replicas, lies between {lower} and {upper} samples"
+            )
+        return cls(micro_batch_size, least, most)
+
+    def clamped(self, count: int) -> int:
+        """The nearest that is one."""
+        return min(max(_even_below(count), self.least), self.most)
+
+
+def by_similarity(count: int, found: float, target: float, rate: float, rungs: Rungs) -> int:
+    """JABAS's rule, after SimiGrad: up or down by a rate, rounded to an even number of micro-batches.
+
+    There, a batch that rounding brings back to itself stays for ever; here it goes on to the next rung.
+    """
+    if math.isnan(found) or found == target:
+        return count
+    size = rungs.micro_batch_size
+    samples, lower, upper = count * size, rungs.least * size, rungs.most * size
+    if found < target:
+        wanted = round(min(samples * (1.0 + rate), upper) / size)
+        return rungs.clamped(max(wanted + wanted % 2, _even_below(count) + 2))
+    wanted = round(max(samples * (1.0 - rate), lower) / size)
+    return rungs.clamped(min(wanted - wanted % 2, _even_above(count) - 2))
+
+
+def by_noise(count: int, scale: float, target: float, rungs: Rungs) -> int:
+    """To the batch whose halves are as similar as the target, by the noise scale in samples; at most twice as far."""
+    samples = count * rungs.micro_batch_size
+    growth = min(max(sought_batch(target, scale) / samples, 1.0 / MOST), MOST)
+    if abs(math.log(growth)) <= DEAD_ZONE:
+        return count
+    return rungs.clamped(2 * round(count * growth / 2.0))
+
+
+def by_goodput(count: int, scale: float, reference: int, seconds: Callable[[int], float], rungs: Rungs) -> int:
+    """To the batch of the largest goodput (Qiao et al. 2021): samples a second, each worth what it would be in the
+    `reference` batch; `seconds` says how long an iteration of so many micro-batches takes."""
+
+    def goodput(n: int) -> float:
+        samples = n * rungs.micro_batch_size
+        efficiency = 1.0 if math.isinf(scale) else (scale + reference) / (scale + samples)
+        return samples / seconds(n) * efficiency
+
+    low, high = rungs.clamped(math.ceil(count / MOST)), rungs.clamped(math.floor(count * MOST))
+    step = 2 * max(1, (high - low) // LOOKED_AT // 2)
+    best = max(range(low, high + 1, step), key=goodput)
+    return best if goodput(best) > (1.0 + GAIN) * goodput(count) else count
+
+
+def _even_below(count: int) -> int:
+    return count - count % 2
+
+
+def _even_above(count: int) -> int:
+    return count + count % 2

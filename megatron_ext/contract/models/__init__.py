@@ -1,0 +1,1 @@
+"""What a model is, in numbers: its configuration, parameters and activations."""

@@ -1,0 +1,104 @@
+"""What every plan learns whose iterations flush: all its layouts sum the same gradients, as one rank does."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Iterator, List
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from megatron_ext.contract.plan import Plan
+from megatron_ext.data.samples import BEGINNING, Samples
+from megatron_ext.engine.engine import not_finite
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.running import RunningStatistics
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import cut_between
+from megatron_ext.tasks.stage import Stage
+from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
+from megatron_ext.timeline.recorder import Recorder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class FlushedTraining:
+    """A plan's training with the whole model in this process; how it is laid out counts for nothing."""
+
+    def __init__(self, plan: Plan, task: Task, samples: Samples) -> None:
+        self._plan = plan
+        self._task = task
+        self._samples = samples
+        self._model = Stage(task, cut_between(task, [task.blocks])[0], TensorGroup())
+        self._model.initialise(1)
+        dtype, cpu = DTYPES[plan.train.precision], torch.device("cpu")
+        self._model.place(cpu, dtype)
+        flat = FlatWeights(self._model.parameters_by_name(), dtype, cpu)
+        self._optimizer = Optimizer(flat, plan.train, None, DataGroup(1, 0, None), False, [])
+        self._window = plan.global_batch_size // plan.micro_batch_size
+        self._running = RunningStatistics([self._model], None)
+
+    def step(self, iteration: int) -> float:
+        """The loss of the next iteration.
+
+        Raises:
+            NotFinite: the loss or the gradient is not finite, and not because of fp16's loss scale.
+        """
+        plan, scaler = self._plan, self._optimizer.scaler
+        scale = scaler.scale
+        rows = BEGINNING.share(iteration, np.arange(self._window), plan.global_batch_size, plan.micro_batch_size)
+        micros = [self._micro(row) for row in rows]
+        factor = scale / self._weight(micros)
+        self._running.begin()
+        loss = 0.0
+        for micro in micros:
+            self._model.begin(micro.first)
+            of_micro = self._task.loss(self._left(micro), micro, TensorGroup()) * factor
+            of_micro.backward()  # type: ignore[no-untyped-call]
+            loss += float(of_micro.detach())
+        if not math.isfinite(loss):
+            raise not_finite(iteration, "loss", loss / scale)
+        norm = self._optimizer.step(Recorder(None))
+        skipped = not math.isfinite(norm)
+        if skipped and not scaler.dynamic:
+            raise not_finite(iteration, "gradient's norm", norm)
+        self._running.finish(self._window, skipped)
+        return loss / scale
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Between two iterations: what `forward` gives is what an evaluation of the run takes."""
+        modes = [(module, module.training) for module in self._model.modules()]
+        self._model.eval()
+        try:
+            with torch.random.fork_rng([]), torch.no_grad(), self._optimizer.averaged():
+                yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def forward(self, micro: Micro) -> Tensors:
+        """What leaves the model, while evaluating."""
+        self._model.begin(micro.first)
+        return self._left(micro)
+
+    def _left(self, micro: Micro) -> Tensors:
+        left: Tensors = self._model({name: micro.inputs[name] for name in self._model.inputs})
+        return left
+
+    def _micro(self, numbers: NDArray[np.int64]) -> Micro:
+        batch = self._samples.batch(numbers)
+        micro = self._task.micro({name: torch.from_numpy(held) for name, held in batch.items()})
+        return micro._replace(first=int(numbers[0]))
+
+    def _weight(self, micros: List[Micro]) -> float:
+        """Of the global batch: by what the losses of its micro-batches, which are sums or means, are divided."""
+        weights: List[Tensor] = [micro.weight for micro in micros if micro.weight is not None]
+        if not weights:
+            return float(self._window)
+        total = float(torch.stack([weight.reshape(()).double() for weight in weights]).sum())
+        return total if total > 0 else math.inf

@@ -1,0 +1,80 @@
+"""Trains a plan's model in this process with the delays of the plan: `DelayedTraining` where its stages update by
+themselves, `FlushedTraining` where they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Iterator, Mapping, NamedTuple, Tuple, Union
+
+import numpy as np
+import torch
+
+from megatron_ext.contract.goal import SPLIT
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.schedule.streams import LATEST
+from megatron_ext.data.samples import Samples
+from megatron_ext.engine.evaluation import Tally, means, samples_to_evaluate
+from megatron_ext.engine.streams.delayed import DelayedTraining
+from megatron_ext.engine.streams.streaming import require_untied
+from megatron_ext.learning.flushed import FlushedTraining
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import check
+from megatron_ext.tasks.families import task_of
+from megatron_ext.tasks.task import Task
+
+
+class Learned(NamedTuple):
+    """What an iteration gave."""
+
+    iteration: int
+    loss: float
+    """Of the iteration's global batch, in training."""
+    metrics: Mapping[str, float]
+    """Of the evaluation after it; empty where there was none."""
+
+
+def learn(plan: Plan) -> Iterator[Learned]:
+    """Iteration by iteration, from new weights to the plan's last iteration.
+
+    Raises:
+        EngineError: the model, its data or its partition cannot be used.
+        NotFinite: the loss or a gradient is not finite: the plan does not learn.
+    """
+    stream, train = plan.stream, plan.train
+    if stream is None or stream.semantics != LATEST:  # the same numbers for less work; else older ones come again
+        plan = replace(plan, recompute="none")
+    task = task_of(plan)
+    check(task)
+    samples = task.samples("train", train.samples or train.iterations * plan.global_batch_size)
+    training: Union[DelayedTraining, FlushedTraining]
+    if stream is None:
+        training = FlushedTraining(plan, task, samples)
+    else:
+        require_untied(task, plan)
+        training = DelayedTraining(plan, task, samples)
+    held_out = None if train.eval_interval is None else _held_out(plan, task)
+    for iteration in range(1, train.iterations + 1):
+        loss = training.step(iteration)
+        metrics: Mapping[str, float] = {}
+        if held_out is not None and (iteration % (train.eval_interval or 1) == 0 or iteration == train.iterations):
+            metrics = _evaluated(plan, task, training, *held_out)
+        yield Learned(iteration, loss, metrics)
+
+
+def _held_out(plan: Plan, task: Task) -> Tuple[Samples, int]:
+    count = samples_to_evaluate(plan, task)
+    if rest := count % plan.micro_batch_size:
+        task.wires_at(rest)
+    return task.samples(SPLIT, count), count
+
+
+def _evaluated(
+    plan: Plan, task: Task, training: Union[DelayedTraining, FlushedTraining], samples: Samples, count: int
+) -> Mapping[str, float]:
+    tally = Tally(task, TensorGroup())
+    with training.evaluating():
+        for first in range(0, count, plan.micro_batch_size):
+            batch = samples.batch(np.arange(first, min(first + plan.micro_batch_size, count)))
+            micro = task.micro({name: torch.from_numpy(held) for name, held in batch.items()})._replace(first=first)
+            tally.take(training.forward(micro), micro)
+    return means(task, [tally.sums()])

@@ -1,0 +1,126 @@
+"""The largest micro-batch for which a rank has room, with the whole model and its optimizer: found by trying.
+
+On a GPU its allocator says when there is none. A CPU would take the machine's memory; what a rank has there is
+declared, and what it needs is counted: weights, gradients, the optimizer's values, and what autograd keeps.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch import nn
+
+from megatron_ext.contract.errors import is_out_of_memory
+from megatron_ext.contract.plan import Plan
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.engine.optimizer import DataGroup, Optimizer
+from megatron_ext.measuring.passes import Keeping
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import cut_between
+from megatron_ext.tasks.families import task_of
+from megatron_ext.tasks.stage import Stage, backward
+from megatron_ext.tasks.task import DTYPES, Micro
+from megatron_ext.timeline.recorder import Recorder
+
+MOST = 2**16
+"""A micro-batch beyond which nobody looks."""
+ADAM_BYTES = 8
+"""Of a parameter."""
+
+
+def largest(fits: Callable[[int], bool], step: int) -> int:
+    """The largest multiple of `step` that fits, if all smaller ones do; 0 if `step` itself does not."""
+    if not fits(step):
+        return 0
+    good, bad = 1, 2
+    while bad * step <= MOST and fits(bad * step):
+        good, bad = bad, 2 * bad
+    if bad * step > MOST:
+        return good * step
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle * step) else (good, middle)
+    return good * step
+
+
+def doubled(step: int, most: int) -> List[int]:
+    """`step`, twice as much and so on up to `most`, and that itself; `step` in any case."""
+    found = [step]
+    while 2 * found[-1] <= most:
+        found.append(2 * found[-1])
+    return found + [most] * (most > found[-1])
+
+
+class Room:
+    """A rank that trains the whole model alone, with micro-batches of any size."""
+
+    def __init__(self, plan: Plan, device: torch.device, memory_bytes: Optional[int]) -> None:
+        """`memory_bytes` is declared, for a device whose allocator does not say.
+
+        Raises what torch does where there is no room for the model itself.
+        """
+        self._device = device
+        self._memory = memory_bytes
+        self._seed = plan.train.seed
+        self._task = task = task_of(replace(plan, recompute="none"))
+        owned: Dict[str, nn.Parameter] = {}
+        (part,) = cut_between(task, [list(task.blocks)])
+        self._stage = Stage(task, part, TensorGroup(), owned)
+        self._stage.initialise(1)
+        dtype = DTYPES[plan.train.precision]
+        self._flat = FlatWeights(self._stage.parameters_by_name(), dtype, device)
+        self._stage.place(device, dtype)
+        self._optimizer = Optimizer(self._flat, plan.train, None, DataGroup(1, 0, None), False, [])
+        self._arrived: Dict[str, None] = {}
+        self._flat.tell(lambda name: self._arrived.setdefault(name))
+
+    def gradients(self) -> List[Tuple[str, int]]:
+        """Parameters and their numbers of values, in the order in which the last pass had their gradients."""
+        return [(name, self._flat.parameters[name].numel()) for name in self._arrived]
+
+    def fits(self, batch: int) -> bool:
+        """Whether two updates with such a micro-batch find memory; the second has the optimizer's values, too."""
+        try:
+            for _ in range(2):
+                self._update(batch)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        finally:
+            gc.collect()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+        return True
+
+    def _update(self, batch: int) -> None:
+        source = torch.Generator().manual_seed(self._seed)
+        micro = self._task.example(batch, source).to(self._device)
+        self._arrived.clear()
+        self._flat.grad.zero_()
+        if self._memory is None:
+            self._pass(micro)
+        else:
+            with Keeping() as kept:
+                self._pass(micro, lambda: self._require(kept))
+        self._optimizer.step(Recorder(None))
+
+    def _pass(self, micro: Micro, forward_done: Callable[[], None] = lambda: None) -> None:
+        left = self._stage({name: micro.inputs[name] for name in self._stage.inputs})
+        loss = self._task.loss(left, micro, TensorGroup())
+        forward_done()
+        backward({"loss": loss * 1e-3}, {})
+
+    def _require(self, kept: Keeping) -> None:
+        """Raises MemoryError where the declared memory is too little."""
+        weight, grad = self._flat.weight, self._flat.grad
+        kept.sizes.pop(weight.untyped_storage().data_ptr(), None)
+        copy = 0 if weight.dtype == torch.float32 else 4
+        values = weight.nbytes + grad.nbytes + (ADAM_BYTES + copy) * weight.numel()
+        needed = values + sum(kept.sizes.values())
+        assert self._memory is not None
+        if needed > self._memory:
+            raise MemoryError(f"out of memory: {needed} bytes of {self._memory}")

@@ -1,0 +1,148 @@
+"""What runs are compared by: the time of an epoch, what was predicted, what they send, what each stage holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fasop.simulation.predict import Prediction
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.schedule.stream_check import prove
+from megatron_ext.contract.traffic import KINDS
+from reports.facts.frames import peak_kind, peak_mib
+from reports.facts.learning import Learned
+from reports.readers.record import Record, stage_contents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What the ranks of a run sent, in bytes for a sample."""
+
+    by_kind: Mapping[str, float]
+    """Of all ranks together, by kind (`megatron_ext.contract.traffic`)."""
+    most: float
+    """Of the rank that sent most."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.by_kind.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageUse:
+    """A stage of a run. Figures that are not known are NaN."""
+
+    holds: str
+    replicas: int
+    ahead: int | None
+    """Forward passes that it takes before its first backward pass, without a flush; else None."""
+    versions: int
+    """Of its weights, at most."""
+    predicted_gib: float
+    measured_gib: float
+    """The most that a rank of it took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Of one run. Figures that are not known are NaN."""
+
+    learned: Learned = field(default_factory=Learned)
+    model: str = ""
+    workers: int = 0
+    replicas: Sequence[int] = ()
+    """By stage, of a run without a flush; else empty."""
+    data_parallel: bool = False
+    """Whether every rank has the whole model."""
+    epoch_s: float = math.nan
+    samples_per_s: float = math.nan
+    predicted_samples_per_s: float = math.nan
+    sent: Sent | None = None
+    stages: Sequence[StageUse] = ()
+
+    @property
+    def depth(self) -> tuple[int, ...]:
+        """By stage, of a run without a flush; else empty."""
+        return tuple(stage.ahead for stage in self.stages if stage.ahead is not None)
+
+
+class Compared(NamedTuple):
+    """A run among others."""
+
+    name: str
+    link: str
+    """The name as HTML, with a link to the run's page."""
+    facts: Facts
+
+
+def facts(record: Record, learned: Learned, iteration_ms: float, prediction: Prediction | None) -> Facts:
+    """`iteration_ms` is what an iteration took, once the run had settled."""
+    plan, train = record.plan, record.plan.train
+    if not plan.ranks or not plan.global_batch_size:
+        return Facts(learned=learned)
+    samples_per_s = plan.global_batch_size / iteration_ms * 1e3 if iteration_ms > 0 else math.nan
+    in_epoch = train.samples / train.epochs if train.epochs and train.samples else math.nan
+    return Facts(
+        learned=learned,
+        model=record.experiment.model.name if record.experiment else plan.model.family,
+        workers=len(plan.ranks),
+        replicas=plan.layout.replicas if plan.stream else (),
+        data_parallel=plan.pipeline == 1 and plan.tensor == 1,
+        epoch_s=in_epoch / samples_per_s,
+        samples_per_s=samples_per_s,
+        predicted_samples_per_s=plan.global_batch_size / prediction.iteration_s if prediction else math.nan,
+        sent=sent(record),
+        stages=_stages(record, prediction) if plan.partition else (),
+    )
+
+
+def sent(record: Record) -> Sent | None:
+    """None where not all ranks say it."""
+    ranks = [record.traffic[rank.rank] for rank in record.plan.ranks if rank.rank in record.traffic]
+    if len(ranks) < len(record.plan.ranks) or not ranks or any(not rank.samples for rank in ranks):
+        return None
+    known = [kind for kind in KINDS if any(rank.bytes.get(kind, 0) for rank in ranks)]
+    return Sent(
+        by_kind={kind: sum(rank.bytes.get(kind, 0) / rank.samples for rank in ranks) for kind in known},
+        most=max(sum(rank.bytes.values()) / rank.samples for rank in ranks),
+    )
+
+
+def _stages(record: Record, prediction: Prediction | None) -> list[StageUse]:
+    plan, stream = record.plan, record.plan.stream
+    emulated = plan.rehearsal is not None
+    kind = None if emulated else peak_kind(record)  # of a rehearsal it is not that of the model
+    alive = versions(plan)
+    found = []
+    for stage in range(plan.pipeline):
+        mib = None if kind is None else peak_mib(record, stage, kind)
+        found.append(
+            StageUse(
+                holds=stage_contents(plan, stage),
+                replicas=plan.layout.replicas[stage],
+                ahead=None if stream is None else stream.ahead(stage),
+                versions=alive[stage],
+                predicted_gib=math.nan if prediction is None else prediction.stages[stage].memory_gib,
+                measured_gib=math.nan if mib is None else mib / 1024,
+            )
+        )
+    return found
+
+
+def versions(plan: Plan) -> Sequence[int]:
+    """By stage, the most versions of its weights that are alive at once; known before a run starts."""
+    if plan.stream is None:
+        return [1] * plan.pipeline
+    return prove(plan.stream, 2 * plan.stream.in_flight + 2 * plan.stream.period).versions
+
+
+def speed_up(run: Facts, runs: Sequence[Facts]) -> float:
+    """How many times as fast as data parallelism of the same model on as many workers; NaN without such a run."""
+    others = [
+        one.samples_per_s
+        for one in runs
+        if one.data_parallel and (one.model, one.workers) == (run.model, run.workers) and one.samples_per_s > 0
+    ]
+    return math.nan if run.data_parallel or not others else run.samples_per_s / max(others)

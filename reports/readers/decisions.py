@@ -1,0 +1,54 @@
+"""Lines of decisions.jsonl: what a run changed about its batch, and why (docs/formats.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from conf.errors import RunFolderError
+from conf.run_folder.json_values import Count, typed
+from conf.run_folder.run_files import parse_json
+
+_MOST = 5
+"""So many lines that are none are named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One of them; those that change nothing are there, too."""
+
+    iteration: Count
+    """After which it was made."""
+    consumed_samples: Count
+    before: Count
+    """The global batch, in samples."""
+    global_batch_size: Count
+    """The next one."""
+    shares_before: tuple[Count, ...]
+    shares: tuple[Count, ...]
+    learning_rate_factor: float
+    reason: str
+    similarity: float | None = None
+    noise_scale: float | None = None
+    """In samples."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is another afterwards."""
+        return (self.before, self.shares_before) != (self.global_batch_size, self.shares)
+
+
+def decisions(lines: Iterable[str], notes: list[str]) -> tuple[Decision, ...]:
+    """In their order; lines that are none become notes."""
+    found, strange = [], 0
+    for number, line in enumerate(lines, 1):
+        name = f"decisions.jsonl: line {number}"
+        try:
+            found.append(typed(Decision, parse_json(line, name), name))
+        except RunFolderError as error:
+            strange += 1
+            if strange <= _MOST:
+                notes.append(f"{error}; ignored")
+    if strange > _MOST:
+        notes.append(f"decisions.jsonl: {strange - _MOST} other lines are no decisions; ignored")
+    return tuple(found)

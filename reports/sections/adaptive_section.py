@@ -1,0 +1,74 @@
+"""How the global batch and the shares of replicas changed while a run went on, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+
+from reports.figures.chart import lines
+from reports.figures.embed import embedded
+from reports.figures.page import Row, number, table
+from reports.readers.decisions import Decision
+from reports.readers.record import Record
+
+SAMPLES = "consumed_samples"
+HEAD = ("iteration", "samples", "global batch", "shares", "learning rate ×", "similarity", "noise scale", "reason")
+
+
+def adaptive_section(record: Record) -> str:
+    """The section of a run's page, as HTML; empty of a run that made no decision."""
+    made = record.decisions
+    if not made:
+        return ""
+    charts = [
+        _chart([_logged(record, "global_batch_size", "global batch")], "Global batch", from_zero=True),
+        _chart([_decided(made, "noise scale", lambda one: one.noise_scale)], "Noise scale (samples)", from_zero=True),
+        _chart([_decided(made, "similarity", lambda one: one.similarity)], "Similarity of the halves"),
+        _chart([_logged(record, "learning_rate", "learning rate")], "Learning rate", from_zero=True),
+    ]
+    changes = [one for one in made if one.changes]
+    kept = len(made) - len(changes)
+    note = f'<p class="note">{kept} of {len(made)} decisions changed nothing.</p>' if kept else ""
+    return (
+        f'<section><h2>Adaptation</h2><div class="charts">{"".join(charts)}</div>'
+        f"{table(HEAD, map(_row, changes)) if changes else ''}{note}</section>"
+    )
+
+
+def _logged(record: Record, key: str, name: str) -> pd.Series:
+    """By consumed samples."""
+    metrics = record.metrics
+    if key not in metrics or SAMPLES not in metrics:
+        return pd.Series(dtype="float64", name=name)
+    return pd.Series(metrics[key].astype(float).to_numpy(), metrics[SAMPLES].to_numpy(), name=name).dropna()
+
+
+def _decided(made: Sequence[Decision], name: str, value: Callable[[Decision], float | None]) -> pd.Series:
+    known = {one.consumed_samples: found for one in made if (found := value(one)) is not None}
+    return pd.Series(list(known.values()), list(known), name=name, dtype="float64")
+
+
+def _chart(series: Sequence[pd.Series], title: str, *, from_zero: bool = False) -> str:
+    """Nothing where no number is known, as of shares alone."""
+    if not any(len(one) for one in series):
+        return ""
+    figure = lines(series, x_title="samples", title=title, from_zero=from_zero)
+    return embedded(figure, f"{title} over samples")
+
+
+def _row(one: Decision) -> Row:
+    return (
+        str(one.iteration),
+        f"{one.consumed_samples:,}",
+        f"{one.before} → {one.global_batch_size}" if one.before != one.global_batch_size else str(one.before),
+        f"{_dashed(one.shares_before)} → {_dashed(one.shares)}",
+        number(one.learning_rate_factor, ".4g"),
+        number(one.similarity, ".3f"),
+        number(one.noise_scale, ",.4g"),
+        one.reason,
+    )
+
+
+def _dashed(shares: Sequence[int]) -> str:
+    return "-".join(map(str, shares))

@@ -1,0 +1,1 @@
+"""Sections of the page of several runs, each there only where the runs have what it shows."""

@@ -1,0 +1,37 @@
+"""What runs had spent when they first reached a quality."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from reports.facts.learning import DOLLARS, EPOCHS, HOURS, SAMPLES, Reached, time_to_quality
+from reports.facts.side_by_side import Compared
+from reports.figures.page import Cell, Row, number, table
+
+_FORMS = {"iteration": ",.0f", SAMPLES: ",.0f", EPOCHS: ",.2f", HOURS: ",.4g", DOLLARS: ",.4g"}
+_NOTE = (
+    "The first evaluation that had a quality. Qualities are the best values of the worst and of the best run, and what "
+    "train.until names; hours are those of iterations and evaluations."
+)
+
+
+def quality_section(runs: Sequence[Compared]) -> str:
+    """As HTML; empty where no run has evaluations of a metric whose direction is known."""
+    rows = time_to_quality([run.facts.learned for run in runs])
+    if not rows:
+        return ""
+    shown = [name for name in _FORMS if any(row.at is not None and name in row.at for row in rows)]
+    cells: list[Row] = [(_quality(row), Cell(runs[row.run].link), *_spent(row, shown)) for row in rows]
+    drawn = table(("quality", "run", *shown), cells, kind="quality")
+    return f'<section><h2>Time to quality</h2>{drawn}<p class="note">{escape(_NOTE)}</p></section>'
+
+
+def _quality(row: Reached) -> str:
+    return f"{row.metric} {'≥' if row.larger else '≤'} {row.quality:.6g}"
+
+
+def _spent(row: Reached, shown: Sequence[str]) -> list[str | Cell]:
+    if row.at is None:
+        return [Cell("not reached", f' class="number" colspan="{len(shown)}"')]
+    return [Cell(number(row.at.get(name), _FORMS[name]), ' class="number"') for name in shown]

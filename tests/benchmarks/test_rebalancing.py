@@ -1,0 +1,27 @@
+"""Shares that follow measured times make unequal replicas as fast as expected, and change no loss."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rebalancing import EVERY, FOLLOWING, SLOW_FROM, measured
+
+
+def test_replicas_of_speeds_one_to_three_share_the_batch_as_they_can_and_again_when_one_slows_down(
+    tmp_path: Path,
+) -> None:
+    """A busy machine makes some iterations longer, and none shorter: the fastest of a phase tells."""
+    even, followed = measured(tmp_path / "even"), measured(tmp_path / "followed", *FOLLOWING)
+    assert followed.losses == pytest.approx(even.losses, rel=1e-5)
+    first, shared, slow, again = followed.phases
+    assert [phase.shares for phase in followed.phases] == [(4, 4), (6, 2), (6, 2), (5, 3)]
+    assert len(first.took_ms) == EVERY
+    assert SLOW_FROM + len(slow.took_ms) - 1 <= SLOW_FROM + 2 * EVERY
+    assert min(first.took_ms) / min(shared.took_ms) >= 1.9
+    expected = [float(found[1]) for reason in followed.reasons if (found := re.search(r"-> ([\d.]+) ms", reason))]
+    assert min(shared.took_ms) == pytest.approx(expected[0], rel=0.05)
+    assert min(again.took_ms) == pytest.approx(expected[1], rel=0.05)
+    assert min(again.took_ms) < min(slow.took_ms)

@@ -1,0 +1,120 @@
+"""What does not go with a batch that adapts gets one message with the way out; what does is in the plan."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from launch.commands.length import with_length
+from launch.control.plan import make_plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_check import PlanFault
+from megatron_ext.contract.train_config import COSINE
+
+ADAPTING = [
+    *("parallel=single", "parallel.data=2", "parallel.micro_batch_size=4", "parallel.global_batch_size=16"),
+    *("data.prefix=/x", "train.samples=4000", "train.iterations=null", "adapt.rule=noise", "adapt.upper=256"),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("adapt.upper=null", "adapt.rule=noise lets the global batch grow, and nothing says how far; give adapt.upper"),
+        (
+            "adapt.upper=8",
+            "parallel.global_batch_size=16, with which the run starts, must lie between adapt.lower=16 an",
+        ),
+        (
+            "adapt.lower=17",
+            "parallel.global_batch_size=16, with which the run starts, must lie between adapt.lower=17 a",
+        ),
+        ("adapt.lower=1 adapt.upper=16 parallel.micro_batch_size=6 parallel.data=1", "not divisible by"),
+        (
+            "parallel.data=1 parallel.micro_batch_size=16",
+            "is a single micro-batch of 16, but adapt.rule=noise compares",
+        ),
+        ("parallel.data=3 parallel.shares=2-1-1 adapt.upper=16", None),
+        (
+            "parallel.data=3 parallel.micro_batch_size=5 parallel.global_batch_size=15 adapt.upper=19",
+            "adapt.upper=19 is",
+        ),
+        ("train.samples=null train.iterations=9", "train.iterations=9 does not say how long a training is whose batch"),
+        ("adapt.rate=0.2", "adapt.rate=0.2 does nothing with adapt.rule=noise; use adapt.rule=similarity, or leave"),
+        (
+            "adapt.rule=goodput adapt.target=0.5",
+            "does nothing with adapt.rule=goodput; use adapt.rule=similarity or noi",
+        ),
+        (
+            "adapt.rule=none adapt.upper=null adapt.every=5",
+            "adapt.every=5 does nothing with adapt.rule=none and adapt.",
+        ),
+        ("adapt.target=1", "adapt.target=1.0 must be above 0 and below 1"),
+        ("adapt.rule=other", "adapt.rule"),
+        (
+            "parallel.pipeline=2 parallel.chunks=2 parallel.schedule=interleaved",
+            "parallel.schedule=interleaved does no",
+        ),
+        (
+            "parallel.schedule=pipedream model.untie_embeddings_and_output_weights=true",
+            "parallel.schedule=pipedream do",
+        ),
+        (
+            "parallel.schedule_file=/f.json",
+            "parallel.schedule_file=/f.json is for one number of micro-batches, which a",
+        ),
+        (
+            "parallel.pipeline=2 parallel.data=2 parallel.replicas=2-1",
+            "parallel.replicas=2-1 does not go with adapt.rul",
+        ),
+        ("parallel.pipeline=2 adapt.rule=goodput", "adapt.rule=goodput takes the times of whole replicas, but with pa"),
+        ("parallel.pipeline=2 adapt.rebalance=true", "adapt.rebalance=true takes the times of whole replicas, but wi"),
+        ("parallel.data=1 adapt.rebalance=true", "parallel.data=1 leaves nothing to share; use adapt.rebalance=false"),
+        ("executor.rehearse=virtual", "executor.rehearse=virtual does not go with adapt.rule=noise; use executor.rehe"),
+    ],
+)
+def test_a_rule_that_is_broken_says_the_way_out(overrides: str, message: str | None) -> None:
+    words = [*ADAPTING, *overrides.split()]
+    if message is None:
+        compose(words)
+        return
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compose(words)
+
+
+def test_a_plan_has_what_adapts_and_as_many_iterations_as_the_smallest_batch_makes() -> None:
+    plan = make_plan(with_length(compose([*ADAPTING, "adapt.lower=8"])), "test/run")
+    content = plan.as_json()
+    assert content["version"] == 2
+    assert content["adapt"] == {
+        **{"rule": "noise", "target": 0.3, "lower": 8, "upper": 256, "every": 100, "rate": 0.1, "smoothing": 4},
+        **{"lr_scaling": "sqrt", "rebalance": False},
+    }
+    assert plan.train.lr_policy == COSINE
+    assert (plan.train.iterations, plan.train.lr_decay_iterations) == (500, 250)
+    assert Plan.parse(content, plan.folder) == plan
+    rebalanced = make_plan(compose([*ADAPTING[:5], "train.iterations=9", "adapt.rebalance=true"]), "test/run").as_json()
+    assert rebalanced["adapt"]["rule"] == "none"
+    assert "adapt" not in make_plan(compose([*ADAPTING[:5], "train.iterations=9"]), "test/run").as_json()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adapt": {"rule": "some"}}, 'adapt.rule="some" must be one of none, similarity, noise, goodput'),
+        ({"adapt": {"upper": 9}}, "adapt.upper=9 must be larger: no even number of micro-batches of 4 samples"),
+        ({"schedule": "interleaved", "chunks": 2, "pipeline": 1}, "must be"),
+        ({"micro_batch_size": 16, "data": 1}, "must be of two micro-batches at least with adapt.rule"),
+        ({"train": {"samples": None}}, "train.samples=null must be given with adapt.rule"),
+    ],
+    ids=["rule", "upper", "schedule", "micro-batches", "samples"],
+)
+def test_a_plan_that_cannot_adapt_is_refused_by_its_ranks(changes: dict, message: str) -> None:
+    content = make_plan(with_length(compose(ADAPTING)), "test/run").as_json()
+    for key, value in changes.items():
+        content[key] = {**content[key], **value} if isinstance(value, dict) else value
+    with pytest.raises(PlanFault, match=re.escape(message)):
+        Plan.parse(content, make_plan(with_length(compose(ADAPTING)), "test/run").folder)

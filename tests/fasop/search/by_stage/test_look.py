@@ -1,0 +1,216 @@
+"""A search among plans whose stages differ, against all layouts, orders, options and partitions."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.compose import compose
+from conf.schema.parallel import Schedule
+from conf.schema.partition import NodeOrder, Partition, Shares, in_runs
+from fasop.costs.hardware import NodeKind
+from fasop.costs.training import PlacedTraining, Training
+from fasop.search.by_stage.bounds import Many, Work
+from fasop.search.by_stage.candidate import Candidate
+from fasop.search.by_stage.look import WHOLE, explore_stages
+from fasop.search.choices import Choices
+from fasop.search.search import Best
+from fasop.simulation.predict import predict, predict_plan
+from fasop.simulation.ranks.columns import Replay
+from fasop.simulation.ranks.unlike_stages import UnlikeStages
+from launch.cli import main
+from tests.support.fasop.random_clusters import random_case
+from tests.support.fasop.random_pipelines import all_partitions
+
+MOST = 60
+"""Plans but for their partition that are tried in a case."""
+
+
+def all_layouts(gpus: int, tensors: list[int]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Tensor sizes and replicas by stage, not all of them alike."""
+    for cuts in product([False, True], repeat=gpus - 1):
+        ends = [place + 1 for place, cut in enumerate(cuts) if cut]
+        widths = np.diff([0, *ends, gpus]).tolist()
+        for sizes in product(tensors, repeat=len(widths)):
+            if all(width % size == 0 for width, size in zip(widths, sizes, strict=True)):
+                stages = tuple((size, width // size) for width, size in zip(widths, sizes, strict=True))
+                if len(set(stages)) > 1:
+                    yield stages
+
+
+def inside_nodes(stages: tuple[tuple[int, int], ...], nodes: list[NodeKind]) -> bool:
+    of_gpu = [number for number, node in enumerate(nodes) for _ in range(node.gpus)]
+    first = 0
+    for tensor, replicas in stages:
+        for _ in range(replicas):
+            if len(set(of_gpu[first : first + tensor])) > 1:
+                return False
+            first += tensor
+    return True
+
+
+def every_plan(training: Training, kinds: list[NodeKind], choices: Choices) -> Iterator[PlacedTraining]:
+    """But for its partition."""
+    gpus, batch = sum(kind.gpus * kind.group.count for kind in kinds), training.parallel.global_batch_size
+    tensors = [one for one in (1, 2, 3, 4) if training.model.heads % one == 0]
+    orders = sorted({*permutations([n for n, kind in enumerate(kinds) for _ in range(kind.group.count)])})
+    for stages, order in product(all_layouts(gpus, tensors), orders):
+        nodes = [kinds[number] for number in order]
+        most = max(replicas for _, replicas in stages)
+        if len(stages) > training.blocks.most_stages or not inside_nodes(stages, nodes):
+            continue
+        for size in choices.micro_batch_size or ():
+            count = batch // size
+            if most > count:
+                continue
+            of_stages = [replicas for _, replicas in stages]
+            even = len(set(of_stages)) == 1
+            for schedule, recompute, sharded in product(
+                choices.schedule, choices.recompute, choices.sharded_optimizer if most > 1 else (False,)
+            ):
+                parallel = replace(
+                    training.parallel,
+                    tensor=in_runs([tensor for tensor, _ in stages], "-"),
+                    data=most,
+                    replicas=in_runs(of_stages, "-"),
+                    pipeline=len(stages),
+                    micro_batch_size=size,
+                    schedule=schedule,
+                    recompute=recompute,
+                    sharded_optimizer=sharded,
+                    shares=str(Shares.even(count, most)) if even and count % most else None,
+                    node_order=str(NodeOrder(tuple(node.name for node in nodes))),
+                )
+                one = replace(training, parallel=parallel)
+                yield PlacedTraining(training=one, partition=Partition(()), nodes=nodes)
+
+
+def fastest(plan: PlacedTraining) -> float:
+    """Of all partitions that fit, seconds; infinite if none does."""
+    parallel = plan.training.parallel
+    layout = parallel.layout
+    counts = parallel.micro_batches_of if layout.even else [parallel.global_batch_size // parallel.micro_batch_size]
+    table = all_partitions(plan.training.blocks.layers, layout.stages)
+    seconds = Replay(layout, str(parallel.schedule), counts).seconds(UnlikeStages(plan).columns(table))
+    for column in np.argsort(seconds).tolist():
+        layers = tuple(table[:, column].tolist())
+        whole = replace(parallel, partition="-".join(map(str, layers)))
+        placed = replace(plan, training=replace(plan.training, parallel=whole), partition=Partition(layers))
+        predicted = predict_plan(placed)
+        if all(stage.memory_gib <= stage.limit_gib for stage in predicted.stages):
+            assert predicted.iteration_s == pytest.approx(seconds[column])
+            return predicted.iteration_s
+    return np.inf
+
+
+def small_case(seed: int, *, alike: bool = True) -> tuple[Training, list[NodeKind], Choices, list[PlacedTraining]]:
+    """Up to six GPUs and six layers."""
+    rng = np.random.default_rng(seed)
+    while True:
+        training, kinds, choices = random_case(rng, alike=alike)
+        gpus = sum(kind.gpus * kind.group.count for kind in kinds)
+        if not 3 <= gpus <= 6:
+            continue
+        batch = training.parallel.global_batch_size
+        sizes = [one for one in range(1, batch + 1) if batch % one == 0]
+        schedules = [one for one in choices.schedule if one is not Schedule.interleaved]
+        only = replace(
+            choices,
+            micro_batch_size=(int(rng.choice(sizes[:3])),),
+            schedule=tuple(schedules[:1] if gpus > 4 else schedules[:2]),
+            recompute=choices.recompute[-1:],
+            sharded_optimizer=choices.sharded_optimizer[-1:] if gpus > 4 else choices.sharded_optimizer,
+        )
+        plans = [*every_plan(training, kinds, only)] if schedules else []
+        if 0 < len(plans) <= MOST:
+            return training, kinds, only, plans
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_best_of_all_layouts_and_partitions_is_found(seed: int) -> None:
+    training, kinds, choices, plans = small_case(seed, alike=seed % 3 != 0)
+    every = [fastest(plan) for plan in plans]
+    best = Best(1)
+    looked = explore_stages(training, [kinds], choices, best, WHOLE, math.inf)
+    assert looked is not None
+    assert looked.left == 0
+    assert looked.said == "all"
+    assert looked.least <= min(every) * (1 + 1e-9)
+    assert min((plan.total for plan in best.plans), default=np.inf) == pytest.approx(min(every))
+    for plan in best.plans:
+        assert predict_plan(plan).iteration_s == plan.total == plan.bound
+
+
+@pytest.mark.parametrize("seed", range(30, 42))
+def test_no_plan_is_below_its_bounds(seed: int) -> None:
+    _, kinds, _, plans = small_case(seed, alike=seed % 3 != 0)
+    names = [kind.name for kind in kinds]
+    for plan in plans[:: max(1, len(plans) // 12)]:
+        one, layout = plan.training, plan.training.parallel.layout
+        work = Work(one, kinds, sorted(set(layout.tensors)))
+        many, taken = Many.of([layout]), fastest(plan)
+        assert many.inside_nodes([node.gpus for node in plan.nodes]).all()
+        assert many.least_seconds(plan.nodes, one, work, names)[0] <= taken * (1 + 1e-9)
+        assert many.through(plan.nodes, one, work, names)[0] <= taken * (1 + 1e-9)
+        assert Candidate(one, plan.nodes, work, names).bound <= taken * (1 + 1e-9)
+
+
+NEAR_AND_FAR = (
+    *("cluster=a100x1_a10x7", "cluster.groups.gpu2.count=1", "model=xl", "train.precision=fp16"),
+    "parallel.global_batch_size=8",
+)
+"""Four A100 and four A10 for few micro-batches: each stage of A100 takes as many layers, those of A10 fewer."""
+
+
+def test_a_search_finds_replicas_by_stage_and_launch_takes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tmp_path / "found.yaml"
+    assert main(["search", *NEAR_AND_FAR, "leave_out=false", "by_stage=true", "top=1", f"plan={found}"]) == 0
+    told = capsys.readouterr()
+    said = re.search(
+        r"Replicas 1-3-2-1\*2 gain (\S+)%: the best plan whose stages are all alike takes (\S+) ms", told.err
+    )
+    assert said is not None
+    gain, alike = said.groups()
+    assert "all were looked at, 455 on hgx+gpu2, and none is more than" in told.err
+    experiment = compose([*NEAR_AND_FAR, f"parallel={found}", "executor=local", "container=none"])
+    seconds = predict(experiment).iteration_s
+    assert float(alike) / (seconds * 1e3) - 1 == pytest.approx(float(gain) / 100, abs=1e-3)
+    assert f"{seconds * 1e3:.1f} ms" in told.out
+    words = [*NEAR_AND_FAR, f"parallel={found}", "executor=local", "container=none", "executor.rehearse=virtual"]
+    words += ["executor.wait=true", "train.iterations=3", "train.log_interval=1", "train.lr_warmup_iterations=1"]
+    assert main(["launch", *words, f"runs_dir={tmp_path}", "name=x"]) == 0
+    (metrics,) = tmp_path.glob("x/*/metrics.jsonl")
+    last = json.loads(metrics.read_text().splitlines()[-1])["elapsed_ms"]
+    assert seconds * 1e3 == pytest.approx(last, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["by_stage=maybe"], "by_stage=maybe must be true or false"),
+        (["parallel.tensor=4-2"], "parallel.tensor=4-2 must be sizes that a stage may have: which stage has which"),
+        (["parallel.replicas=3-1"], "parallel.replicas=3-1: a search finds the replicas; leave it out"),
+        (
+            ["by_stage=true", "engine=megatron_lm", "engine.checkout=/m"],
+            "by_stage=true: all stages of Megatron-LM are alike; use engine=tdpp",
+        ),
+        (
+            ["by_stage=true", "parallel.schedule=interleaved"],
+            "stages that differ cannot have parallel.schedule=interleaved; try one of gpipe, one_f_one_b, zb_h1",
+        ),
+        (["by_stage=true", "pareto=time"], "it does not take by_stage"),
+    ],
+)
+def test_what_cannot_be_is_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *NEAR_AND_FAR, *words]) != 0
+    assert message in capsys.readouterr().err

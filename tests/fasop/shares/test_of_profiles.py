@@ -1,0 +1,112 @@
+"""Shares of a run whose GPUs have profiles that were imported from IIDP: none take less by their model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose_unchecked
+from conf.errors import TdppError
+from conf.schema.experiment import Experiment
+from fasop.shares.of_profiles import SYNC, measured_cluster
+from fasop.shares.performance import paces
+from launch.commands.decided import decided
+from launch.commands.profile import main as profile
+from tests.fasop.search.test_batch_division import compositions
+from tests.support.fasop import quickstart
+
+CLUSTER = """
+name: unlike
+gpus:
+  v: {name: V, memory_gib: 16, fp32_tflops: 15, fp16_tflops: 100, bf16_tflops: 15, memory_gb_per_s: 900,
+      profile: ./q_tesla_v100_pcie_16gb.yaml}
+  p: {name: P, memory_gib: 16, fp32_tflops: 9, fp16_tflops: 18, bf16_tflops: 9, memory_gb_per_s: 700,
+      profile: ./q_tesla_p100_pcie_16gb.yaml}
+groups:
+  fast: {gpu: v, count: 1, gpus_per_node: 2, intra_gbit_per_s: 126, intra_latency_us: 5, inter_gbit_per_s: 100,
+         inter_latency_us: 20}
+  slow: {gpu: p, count: 1, gpus_per_node: 2, intra_gbit_per_s: 126, intra_latency_us: 5, inter_gbit_per_s: 100,
+         inter_latency_us: 20}
+"""
+SIZES = (32, 64, 96, 128, 160)
+
+
+@pytest.fixture(autouse=True)
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs").mkdir()
+    quickstart.write(tmp_path / "theirs")
+    Path("unlike.yaml").write_text(CLUSTER)
+    assert profile(["import=theirs", "profile=./q.yaml"]) == 0
+
+
+def chosen(*more: str) -> tuple[Experiment, str]:
+    words = ["cluster=unlike.yaml", "model=resnet50", "parallel=single", "parallel.data=4", "executor=slurm"]
+    experiment, said = decided(compose_unchecked([*words, "container=none", *more]))
+    assert said is not None
+    return experiment, said
+
+
+def seconds(experiment: Experiment, size: int, counts: tuple[int, ...]) -> float:
+    cluster = measured_cluster(experiment)
+    assert cluster is not None
+    servers = [server for server in cluster.servers for _ in range(server.gpus)]
+    return max(
+        paces(cluster, server, size, SYNC)[0].seconds(count - 1) for server, count in zip(servers, counts, strict=True)
+    )
+
+
+@pytest.mark.parametrize("batch", [256, 384, 480, 640])
+def test_no_division_of_the_batch_takes_less(batch: int) -> None:
+    both = ("parallel.shares=auto", "parallel.micro_batch_size=auto", f"parallel.global_batch_size={batch}")
+    experiment, said = chosen(*both)
+    found = seconds(experiment, experiment.parallel.micro_batch_size, experiment.parallel.micro_batches_of)
+    least = min(
+        seconds(experiment, size, counts)
+        for size in SIZES
+        if batch % size == 0
+        for counts in compositions(batch // size, 4)
+    )
+    assert found == pytest.approx(least)
+    assert f"{least * 1e3:.1f} ms an iteration" in said
+    assert said.endswith("times are those of IIDP's performance model")
+
+
+def test_the_faster_gpus_take_more() -> None:
+    experiment, _ = chosen("parallel.shares=auto", "parallel.micro_batch_size=32", "parallel.global_batch_size=512")
+    assert experiment.parallel.shares == "5*2-3*2"
+    assert experiment.parallel.micro_batch_size == 32
+
+
+def test_sizes_of_given_shares() -> None:
+    experiment, said = chosen(
+        *("parallel.shares=2*2-1*2", "parallel.micro_batch_size=auto", "parallel.global_batch_size=384")
+    )
+    ways = {size: seconds(experiment, size, (2 * n, 2 * n, n, n)) for size, n in ((32, 2), (64, 1))}
+    assert experiment.parallel.micro_batch_size == min(ways, key=lambda size: ways[size])
+    assert "micro-batches of 32, 64 were compared" in said
+
+
+def test_links_of_the_cluster_where_no_all_reduces_were_measured() -> None:
+    words = ("parallel.shares=auto", "parallel.micro_batch_size=32", "parallel.global_batch_size=512")
+    for file in Path().glob("q_*.yaml"):
+        file.write_text(file.read_text().split("all_reduces:")[0])
+    fast, _ = chosen(*words)
+    slow, _ = chosen(*words, "cluster.groups.fast.inter_gbit_per_s=1", "cluster.groups.slow.inter_gbit_per_s=1")
+    times = [seconds(one, 32, one.parallel.micro_batches_of) for one in (fast, slow)]
+    assert times[1] > 1.5 * times[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("parallel.pipeline=2", "parallel.data=2", "parallel.global_batch_size=256"),
+         "say nothing of parts of it; use parallel.tensor=1 parallel.pipeline=1"),
+        (("parallel.global_batch_size=100",), "parallel.global_batch_size=100 must be a whole number of micro-batches"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_solved_is_one_message(more: tuple[str, ...], message: str) -> None:
+    with pytest.raises(TdppError) as error:
+        chosen("parallel.shares=auto", "parallel.micro_batch_size=auto", *more)
+    assert message in str(error.value)

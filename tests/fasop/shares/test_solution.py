@@ -1,0 +1,157 @@
+"""What IIDP's quickstart answers, and each fault of its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fasop.errors import SearchError
+from fasop.shares.performance import WeightSync, recommended
+from fasop.shares.public_files import read_cluster
+from fasop.shares.solution import Solution, best
+from launch.cli import main
+from tests.support.fasop import quickstart
+
+GOLDEN = [
+    (256, 32, (1, 0), (1, 0), 0.17108),
+    (512, 32, (3, 0), (1, 0), 0.30033),
+    (768, 64, (2, 0), (1, 0), 0.38453),
+    (1024, 32, (1, 4), (3, 0), 0.52152),
+    (2048, 32, (2, 4), (3, 1), 0.97054),
+    (4096, 32, (4, 4), (4, 2), 1.81827),
+]
+"""Of the public solver: global and local batch, workers and accumulation by server, seconds."""
+
+
+def solved(file: Path, batch: int, **given: int) -> Solution:
+    cluster = read_cluster(file)
+    return best(cluster, batch, recommended(cluster.buckets_mib), **given)
+
+
+@pytest.mark.parametrize(("batch", "size", "first", "second", "seconds"), GOLDEN)
+def test_the_public_answers(
+    tmp_path: Path, batch: int, size: int, first: tuple[int, int], second: tuple[int, int], seconds: float
+) -> None:
+    found = solved(quickstart.write(tmp_path), batch)
+    assert found.local_batch_size == size
+    assert [(share.workers, share.accumulation) for share in found.shares] == [first, second]
+    assert round(found.seconds, 5) == seconds
+    assert found.sync is WeightSync.overlap
+
+
+@pytest.mark.parametrize(("batch", "public"), [(3968, 1.9464), (2176, 1.016 * 1.10379)])
+def test_better_than_the_public_solver_where_it_is_greedy(tmp_path: Path, batch: int, public: float) -> None:
+    assert solved(quickstart.write(tmp_path), batch).seconds < public / 1.015
+
+
+def test_the_line_of_the_public_solver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quickstart.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["search", "iidp=config.json", "parallel.global_batch_size=512"]) == 0
+    out = capsys.readouterr()
+    assert out.out.startswith(
+        "Solution - GBS: 512 | LBS: 32 | weight sync method: overlap | "
+        "config: ['node0:4GPU,VSW:3,GA:0', 'node1:4GPU,VSW:1,GA:0']\n"
+    )
+    assert "parallel.micro_batch_size=32 parallel.global_batch_size=512 parallel.shares=3*4-1*4" in out.err
+
+
+def test_a_configuration_of_jabas_with_numbers_as_text(tmp_path: Path) -> None:
+    bounds = {"batch_size_lower_bound": "512", "batch_size_upper_bound": "32768", "similarity_target": "0.3"}
+    cluster = read_cluster(quickstart.write(tmp_path, **bounds, resource_alloc_unit="2GPU", homo_servers=[]))
+    assert (cluster.smallest_batch, cluster.unit) == (512, 2)
+    of_pairs = best(cluster, 512, WeightSync.overlap)
+    assert [share.gpus for share in of_pairs.shares] == [2, 2, 2, 2]
+    assert of_pairs.seconds <= best(cluster, 512, WeightSync.overlap, unit=4).seconds
+
+
+def test_a_server_without_a_profile_of_its_own_takes_that_of_its_gpu(tmp_path: Path) -> None:
+    file = quickstart.write(tmp_path, available_servers=["node0", "node2", "node1"])
+    shares = solved(file, 1024).shares
+    assert [share.server.name for share in shares] == ["node0", "node2", "node1"]
+    assert shares[0].micro_batches == shares[1].micro_batches
+
+
+def test_one_server_sums_within_itself(tmp_path: Path) -> None:
+    one = solved(quickstart.write(tmp_path, available_servers=["node0"]), 128, local_batch_size=32)
+    cluster = read_cluster(tmp_path / "config.json")
+    assert best(cluster, 128, WeightSync.sequential, 32).seconds > one.seconds
+
+
+@pytest.mark.parametrize(
+    ("buckets", "sync"), [([3.0], "overlap"), ([40.0, 1.0], "sequential"), ([25.0] * 9, "overlap")]
+)
+def test_the_recommended_way_to_hand_out_weights(buckets: list[float], sync: str) -> None:
+    assert recommended(buckets) == sync
+
+
+def change(file: Path, **values: Any) -> None:
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in {**content, **values}.items() if value is not None}))
+
+
+CONFIG, CLUSTER = "config.json", "cluster.json"
+STEP = "comp/32/server-V100/resnet50_32_2_comp_profile.json"
+FAULTS = [
+    (CONFIG, {"comp_profile_dir": None}, "config.json: comp_profile_dir is missing"),
+    (CONFIG, {"comp_profil_dir": "x"}, "comp_profil_dir is no key of a configuration"),
+    (CONFIG, {"comp_profile_dir": "there"}, "comp_profile_dir=there: there is no such folder"),
+    (CONFIG, {"gpu_cluster_info": 3}, "gpu_cluster_info=3 must be a path"),
+    (CONFIG, {"available_servers": []}, "must be a list of at least one server's name"),
+    (CONFIG, {"available_servers": ["node0", "node0"]}, "has 'node0' twice"),
+    (CONFIG, {"available_servers": ["node7"]}, "server 'node7' of"),
+    (CONFIG, {"similarity_target": 0.3}, "batch_size_lower_bound is missing; JABAS takes"),
+    (CONFIG, {"resource_alloc_unit": "some"}, "resource_alloc_unit=some must be a number"),
+    (CLUSTER, {"node0": {"type": "x", "number": 0}}, "node0.number=0 must be a whole number, 1 or more"),
+    (CLUSTER, {"node0": {"type": "x", "number": 4}}, "node0.intra_network_bandwidth is missing"),
+    (STEP, {"lbs": 64}, "lbs=64 must be 32"),
+    (STEP, {"fwd_time": "fast"}, "fwd_time=fast must be a number, 0 or more"),
+    (STEP, {"fwd_time": 1e400}, "fwd_time=Infinity must be a number"),
+    (STEP, {"num_models": 1}, "num_models=1 is there twice"),
+    (STEP, {"gpu_type": "P4"}, "gpu_type must be the same in all files"),
+    ("bucket/resnet50_bucket_size_profile.json", {"bucket_size_distribution": []}, "must be a list of sizes in MiB"),
+    ("mem/32/server-V100/max_memory_profile_info.json", {"max_num_models": 1.5}, "max_num_models=1.5 must be a whole"),
+]
+
+
+@pytest.mark.parametrize(("file", "values", "message"), FAULTS)
+def test_each_fault_is_one_message_that_names_the_file(
+    tmp_path: Path, file: str, values: dict[str, Any], message: str
+) -> None:
+    config = quickstart.write(tmp_path)
+    change(tmp_path / file, **values)
+    with pytest.raises(SearchError) as error:
+        read_cluster(config)
+    assert message in str(error.value)
+    assert Path(file).name in str(error.value) or Path(file).parts[0] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "needs the global batch: add parallel.global_batch_size=512"),
+        (["parallel.global_batch_size=500"], "384 or 512 would be"),
+        (["parallel.global_batch_size=100"], "256 or 512 would be"),
+        (["parallel.global_batch_size=512", "parallel.micro_batch_size=31"], "micro_batch_size=31 was not measured"),
+        (["parallel.global_batch_size=512", "unit=3"], "a unit of 3 GPUs must divide"),
+        (["parallel.global_batch_size=512", "train.overlap_optimizer=yes"], "must be one of auto, true, false"),
+        (["parallel.global_batch_size=512", "top=3"], "does not take top=3"),
+    ],
+)  # fmt: skip
+def test_what_a_command_line_cannot_ask_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["search", f"iidp={quickstart.write(tmp_path)}", *words]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_memory_for_more_workers_than_were_timed(tmp_path: Path) -> None:
+    config = quickstart.write(tmp_path)
+    change(tmp_path / "mem/64/server-V100/max_memory_profile_info.json", max_num_models=3)
+    with pytest.raises(SearchError, match="room for 3 workers, but times are there of 2 at most; measure 3 of them"):
+        solved(config, 768, local_batch_size=64)

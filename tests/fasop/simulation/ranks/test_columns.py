@@ -1,0 +1,55 @@
+"""Many partitions replayed at once take what each takes by itself, rank by rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fasop.simulation.ranks.by_rank import iteration
+from fasop.simulation.ranks.columns import Replay, lists_of
+from fasop.simulation.ranks.unlike_stages import RankColumns
+from megatron_ext.contract.layout import Layout
+
+
+def random_columns(rng: np.random.Generator, chunks: int, embedding: float) -> RankColumns:
+    def some(*shape: int) -> np.ndarray:
+        return rng.uniform(0, 1, (*shape, 3))
+
+    hop, back = some(), some()
+    return RankColumns(
+        forward=some(chunks),
+        backward=2 * some(chunks),
+        send_forward=hop,
+        send_backward=back,
+        busy_forward=hop * rng.uniform(0, 1),
+        busy_backward=back * rng.uniform(0, 1),
+        one_way_out=bool(rng.integers(2)),
+        gradients=some(),
+        embedding=embedding,
+        optimizer=some(),
+        weights=0 * some(),
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_columns_take_what_ranks_do(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    stages = int(rng.integers(2, 5))
+    even, alike, name = rng.random() < 0.4, rng.random() < 0.4, str(rng.choice(["gpipe", "one_f_one_b", "zb_h1"]))
+    tensors = tuple(rng.choice([1, 2, 4], stages).tolist())
+    replicas = tuple(rng.integers(1, 4, stages).tolist())
+    layout = Layout((tensors[0],) * stages if alike else tensors, (replicas[0],) * stages if even else replicas)
+    counts = rng.integers(1, 6, layout.replicas[0]).tolist() if layout.even else [int(rng.integers(4, 10))]
+    chunks = 1
+    if layout.even and rng.random() < 0.4:
+        name, chunks = "interleaved", 2
+    of_groups = {
+        (stage, replica): random_columns(rng, chunks, float(rng.uniform()) if stage in (0, stages - 1) else 0.0)
+        for stage, of_stage in enumerate(layout.replicas)
+        for replica in range(of_stage)
+    }
+    ranks = [of_groups[layout.stage_dp_tp(rank)[:2]] for rank in range(layout.world_size)]
+    taken = Replay(layout, name, counts, chunks).seconds(ranks)
+    actions = lists_of(layout, name, counts, chunks)
+    alone = [iteration(layout, actions, [one.of(column) for one in ranks]).seconds for column in range(3)]
+    assert taken.tolist() == pytest.approx(alone, rel=1e-12)

@@ -1,0 +1,43 @@
+"""Shares from measured times are the fastest that there are."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from random import Random
+
+import numpy as np
+import pytest
+
+from fasop.shares.solver import Units, least_time
+from megatron_ext.contract.adaptive.shares import fastest, longest
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_other_shares_are_faster(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(50):
+        seconds = [random.choice([0.5, 1.0, 1.5, random.uniform(0.1, 9)]) for _ in range(random.randint(1, 4))]
+        count = random.randint(len(seconds), 12)
+        cuts = combinations(range(1, count), len(seconds) - 1)
+        ways = [np.diff([0, *cut, count]).tolist() for cut in cuts]
+        found = fastest(seconds, count)
+        assert sum(found) == count
+        assert min(found) >= 1
+        assert longest(seconds, found) == pytest.approx(min(longest(seconds, way) for way in ways), rel=1e-12)
+
+
+def test_they_take_as_long_as_those_of_the_search() -> None:
+    random = Random(3)
+    for _ in range(30):
+        seconds = [random.uniform(0.01, 0.2) for _ in range(random.randint(2, 40))]
+        count = random.randint(len(seconds), 600)
+        units = [Units(1, np.arange(count + 1) * one) for one in seconds]
+        solved = least_time(units, count)
+        assert solved is not None
+        assert longest(seconds, fastest(seconds, count)) == pytest.approx(solved.seconds, rel=1e-12)
+
+
+def test_replicas_of_one_speed_take_turns() -> None:
+    assert fastest([2.0] * 3, 8) == (3, 3, 2)
+    assert fastest([1.0, 3.0], 8) == (6, 2)
+    assert fastest([1.0, 1e9], 2) == (1, 1)

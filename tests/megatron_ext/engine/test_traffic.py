@@ -1,0 +1,120 @@
+"""What ranks send while they train is counted to the byte: equal to what follows from the model and the plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from megatron_ext.contract.models.parameters import parameter_count
+from megatron_ext.contract.traffic import ACTIVATIONS, ALL_REDUCE, GRADIENTS, KINDS, TENSOR, WEIGHTS
+from megatron_ext.engine import engine
+from tests.support.megatron_ext.engine_run import EngineRun
+
+Engine = Callable[..., EngineRun]
+EVALUATED = ["train.eval_interval=2", "train.eval_iterations=1"]
+"""Whose messages do not count."""
+UNTIED = "model.untie_embeddings_and_output_weights=true"
+FP32 = 4
+
+
+def sent(run: EngineRun) -> list[dict[str, float]]:
+    """By rank."""
+    assert run.go() == 0, run.stderr()
+    files = sorted((run.run.path / "traffic").iterdir())
+    read = [json.loads(file.read_text()) for file in files]
+    train, plan = run.plan.train, run.plan
+    assert [one["rank"] for one in read] == list(range(plan.world_size))
+    assert [one["stage"] for one in read] == [rank.stage for rank in plan.ranks]
+    assert {(one["iteration"], one["samples"]) for one in read} == {
+        (train.iterations, train.iterations * plan.global_batch_size)
+    }
+    return [one["bytes"] for one in read]
+
+
+def only(**kinds: float) -> dict[str, float]:
+    return dict.fromkeys(KINDS, 0) | kinds
+
+
+def samples(run: EngineRun) -> int:
+    return run.plan.train.iterations * run.plan.global_batch_size
+
+
+def activations(run: EngineRun) -> int:
+    """Bytes over a cut, for a sample."""
+    return run.plan.model.sequence_length * run.plan.model.hidden * FP32
+
+
+@pytest.mark.parametrize("bucket_bytes", [None, 1e4], ids=["one-bucket", "overlapped"])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_data_parallelism_sends_its_gradients_around_a_ring(
+    engine_run: Engine, replicas: int, bucket_bytes: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if bucket_bytes is not None:
+        monkeypatch.setattr(engine, "BUCKET_BYTES", bucket_bytes)
+    run = engine_run(f"parallel.data={replicas}", "parallel.pipeline=1", *EVALUATED)
+    of_a_rank = run.plan.train.iterations * 2 * (replicas - 1) * parameter_count(run.plan.model) * FP32 // replicas
+    assert sent(run) == [only(all_reduce=of_a_rank)] * replicas
+
+
+def test_a_pipeline_sends_activations_one_way_and_their_gradients_the_other(engine_run: Engine) -> None:
+    run = engine_run("parallel.data=1", "parallel.pipeline=3", "parallel.partition=1-1-1", *EVALUATED, UNTIED)
+    message = samples(run) * activations(run)
+    assert sent(run) == [
+        only(activations=message), only(activations=message, gradients=message), only(gradients=message)
+    ]  # fmt: skip
+
+
+def test_a_tied_embedding_is_summed_over_first_and_last_stage(engine_run: Engine) -> None:
+    run = engine_run("parallel.data=1", "parallel.pipeline=2", "parallel.partition=1-2")
+    message, model = samples(run) * activations(run), run.plan.model
+    embedding = run.plan.train.iterations * model.padded_vocab_size * model.hidden * FP32
+    first, last = sent(run)
+    assert first == only(activations=message, all_reduce=embedding)
+    assert last == only(gradients=message, all_reduce=embedding)
+
+
+@pytest.mark.parametrize("iterations", [4, 5])
+def test_three_replicas_and_one_without_a_flush_send_what_the_formula_says(engine_run: Engine, iterations: int) -> None:
+    """Rounds of the first stage that its replicas do not fill are summed as well."""
+    run = engine_run(
+        "parallel.schedule=pipedream", "parallel.data=1", "parallel.pipeline=2", "parallel.replicas=3-1",
+        "parallel.partition=2-1", f"train.iterations={iterations}", *EVALUATED, UNTIED,
+    )  # fmt: skip
+    size, ranks = run.plan.micro_batch_size, 3
+    micro_batches = samples(run) // size
+    streams = [2 * run.plan.global_batch_size // size] * (iterations // 2)  # it drains to be evaluated
+    streams += [run.plan.global_batch_size // size] * (iterations % 2)
+    rounds = sum(-(-count // ranks) for count in streams)
+    of_stage = (parameter_count(run.plan.model) - parameters_of_last_stage(run)) * FP32
+    found = sent(run)
+    message = size * activations(run)
+    assert sum(one[ACTIVATIONS] for one in found[:3]) == micro_batches * message == found[3][GRADIENTS]
+    assert [one[ACTIVATIONS] % message for one in found] == [0] * 4
+    assert [one[ALL_REDUCE] for one in found] == [pytest.approx(rounds * 4 / 3 * of_stage, rel=1e-15)] * 3 + [0]
+    assert sum(one[TENSOR] + one[WEIGHTS] for one in found) == 0
+
+
+def parameters_of_last_stage(run: EngineRun) -> int:
+    """A layer, the last norm and the head."""
+    model = run.plan.model
+    wide = model.hidden
+    layer = 12 * wide * wide + 13 * wide
+    return layer + 2 * wide + model.padded_vocab_size * wide
+
+
+def test_a_sharded_optimizer_also_hands_out_weights(engine_run: Engine) -> None:
+    run = engine_run("parallel.data=2", "parallel.pipeline=1", "parallel.sharded_optimizer=true")
+    half = run.plan.train.iterations * parameter_count(run.plan.model) * FP32 // 2
+    for one in sent(run):
+        assert one[WEIGHTS] == pytest.approx(half, rel=1e-3)  # the flat weights are filled up
+        assert one[ALL_REDUCE] == 2 * one[WEIGHTS]
+
+
+def test_a_tensor_group_sums_within_the_passes(engine_run: Engine) -> None:
+    run = engine_run("parallel.data=1", "parallel.pipeline=1", "parallel.tensor=2", "model.layers=2", UNTIED)
+    one, other = sent(run)
+    assert one == other
+    assert one[TENSOR] >= samples(run) * 2 * 4 * activations(run)  # two a layer in each direction
+    assert one[ACTIVATIONS] == one[GRADIENTS] == one[ALL_REDUCE] == 0
