@@ -111,7 +111,9 @@ def test_a_node_without_network_is_named_and_not_waited_for(isolated: Cluster, e
     found = examine()
     cutter.join()
     assert time.monotonic() - begun < TOGETHER_S
-    assert set(errors(found)) == {("hgx", "ports"), ("gpu2", "ports"), ("all nodes", "all-reduce")}
+    # On a busy machine Slurm may take the node for dead (SlurmdTimeout) and end its job before its worker has ended.
+    expected = {("hgx", "ports"), ("gpu2", "ports"), ("all nodes", "all-reduce")}
+    assert set(errors(found)) - {("gpu2", "nodes")} == expected
     assert found["hgx", "ports"][1].startswith("hgx-0: does not reach gpu2-1 (")
     assert "gpu2-1: does not reach hgx-0, gpu2-0 (" in found["gpu2", "ports"][1]
     assert found["all nodes", "all-reduce"][1] == "not tried: node gpu2-1 does not reach hgx-0, where ranks meet"
