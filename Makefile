@@ -16,12 +16,21 @@ demo: .venv/train.installed
 
 PARALLEL = $(BIN)/pytest --dist=worksteal --numprocesses
 
+# $(call tested,NAME,ARGUMENTS): runs tests beside each other. Those that fail are run once more, one after another: on an
+# overloaded machine a process that waits for another may give up, and CI must tell that from a fault. Both results are shown.
+CACHE = build/pytest-cache-$(1)
+define tested
+{ rm -rf $(CACHE); $(PARALLEL)=$(2) -o cache_dir=$(CACHE); code=$$?; test $$code != 1 || { \
+  echo "run once more, alone:" && $(BIN)/pytest --exitfirst -v --last-failed --last-failed-no-failures=none -o cache_dir=$(CACHE) \
+  && echo "PASSED ALONE, failed beside others above: what do these tests race with?"; code=$$?; }; (exit $$code); }
+endef
+
 # Tests on Slurm wait more than they compute, and so run beside all others: three at a time, each on its own cluster.
 test: .venv/dev.installed browser slurm hosts corpora
 	@mkdir -p build
 	@echo "the tests on Slurm write to build/slurm-tests.txt, and are shown when the others are done"
-	$(PARALLEL)=3 tests/slurm > build/slurm-tests.txt 2>&1 & on_slurm=$$!; \
-	$(PARALLEL)=auto --maxprocesses=8 --ignore=tests/slurm; others=$$?; \
+	$(call tested,slurm,3 tests/slurm) > build/slurm-tests.txt 2>&1 & on_slurm=$$!; \
+	$(call tested,others,auto --maxprocesses=8 --ignore=tests/slurm); others=$$?; \
 	wait $$on_slurm; on_slurm=$$?; cat build/slurm-tests.txt; exit $$((others | on_slurm))
 
 # Without those marked `slow`: tests on Slurm, in a browser, and what repeats a quicker test under more conditions.
