@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from launch.files.attempt import Start
 from launch.judge import gpu_health
-from launch.judge.pace import held_up_by, held_up_words, left_s, median_ms
+from launch.judge.outlook import outlook
+from launch.judge.pace import held_up_by, held_up_words, median_ms
 from launch.judge.plan_line import plan_line
+from launch.judge.state import State
 from launch.observe.iterations import Iteration
 from launch.observe.observation import Observation
-from launch.screen.text import ago, first_line, plural, span
+from launch.screen.text import ago, first_line, plural
 
 FULL_BYTES = 64 * 1024
 """A disk with less room than this counts as full."""
@@ -35,8 +37,8 @@ OF_NODE, OF_GPUS = "node", "GPUs of"
 """Labels of what is about a node."""
 
 
-def evidence_of(seen: Observation, later: Iterable[str]) -> Iterator[Evidence]:
-    """`later` are causes of failure but for the first."""
+def evidence_of(seen: Observation, state: State, later: Iterable[str]) -> Iterator[Evidence]:
+    """Of a run in a state; `later` are causes of failure but for the first."""
     yield Evidence("plan", plan_line(seen.plan))
     if seen.silence is not None:
         yield Evidence("what Slurm would tell is missing", seen.silence)
@@ -49,11 +51,11 @@ def evidence_of(seen: Observation, later: Iterable[str]) -> Iterator[Evidence]:
         last = seen.log[-1]
         progress = f"{last.iteration} of {seen.iterations}{_in_its_terms(seen)}, {_loss(seen)}, "
         progress += f"{median_ms(seen):.1f} ms per iteration (median), logged {ago(seen.now_unix - last.unix)}"
-        rest = left_s(seen)
-        soonest = "at most" if seen.plan.train.until else "about"
-        yield Evidence("iteration", progress + (f", {soonest} {span(rest)} left" if rest else ""))
+        yield Evidence("iteration", progress)
     else:
         yield Evidence("iteration", f"none of {seen.iterations} logged yet")
+    if (expected := outlook(seen, state)).text:
+        yield Evidence("start" if expected.queued else "end", expected.text)
     if (evaluated := next((line for line in reversed(seen.log) if line.evaluation), None)) is not None:
         yield Evidence("evaluation", f"{_evaluation(evaluated)}, after iteration {evaluated.iteration}{_wanted(seen)}")
     for node in seen.nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launch.judge.outlook import outlook
 from launch.judge.pace import median_ms
 from launch.judge.plan_line import short_plan
 from launch.judge.verdict import decide
@@ -10,7 +11,7 @@ from launch.screen.text import span
 
 COLUMNS = ("run", "verdict", "iteration", "loss", "ms/iteration")
 """Of every table of runs."""
-MORE_COLUMNS = ("kind", "age", "took", "plan")
+MORE_COLUMNS = ("kind", "age", "took", "left", "plan")
 """Of `tdpp runs`, behind them."""
 
 
@@ -33,5 +34,6 @@ def more_cells(seen: Observation) -> list[str]:
         str(seen.kind),
         span(max(0.0, seen.now_unix - seen.launched_unix)),
         "-" if took is None else span(took),
+        outlook(seen, decide(seen).state).cell,
         short_plan(seen.plan),
     ]

@@ -10,7 +10,8 @@ from typing import Any
 from conf.run_folder.rundir import RunDir
 from launch.judge.evidence import Evidence
 from launch.judge.findings import STDERR_BYTES, Findings
-from launch.judge.pace import left_s, median_ms
+from launch.judge.outlook import outlook
+from launch.judge.pace import median_ms
 from launch.judge.plan_line import short_plan
 from launch.judge.stderr_lines import LineGroup
 from launch.judge.verdict import Verdict
@@ -69,6 +70,7 @@ def judged_as_json(run: RunDir, verdict: Verdict) -> dict[str, Any]:
 def as_json(found: Findings) -> dict[str, Any]:
     seen = found.seen
     last = seen.log[-1] if seen.log else None
+    expected = outlook(seen, found.verdict.state)
     return judged_as_json(found.run, found.verdict) | {
         "kind": seen.kind,
         "launched_unix": seen.launched_unix,
@@ -79,7 +81,9 @@ def as_json(found: Findings) -> dict[str, Any]:
         "consumed_samples": last.consumed_samples if last else 0,
         "samples": seen.plan.train.samples,
         "epochs": seen.plan.train.epochs,
-        "left_s": left_s(seen),
+        "left_s": expected.left_s,
+        "starts_unix": expected.starts_unix,
+        "ends_unix": expected.ends_unix,
         "loss": last.loss if last and last.loss is not None and math.isfinite(last.loss) else None,  # JSON has no NaN
         "ms_per_iteration": median_ms(seen) if last else None,
         "nodes": [asdict(node) for node in seen.nodes],

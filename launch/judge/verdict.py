@@ -44,4 +44,4 @@ def judge(run: RunDir, now: float | None = None) -> Verdict:
 def decide(seen: Observation) -> Verdict:
     state, rule, reason = next(finding for rule in RULES if (finding := rule(seen)) is not None)
     later = [cause.reason for cause in causes(seen)[1:]]
-    return Verdict(state, rule, reason, tuple(evidence_of(seen, later)))
+    return Verdict(state, rule, reason, tuple(evidence_of(seen, state, later)))

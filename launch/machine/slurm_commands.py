@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from launch.errors import LaunchError
 from launch.machine.hostlist import expanded
@@ -54,6 +55,8 @@ class JobState:
     """As squeue writes it; empty if it did not."""
     hosts: tuple[str, ...] = ()
     """Of its nodes, by task; none before it has any."""
+    start_unix: float | None = None
+    """Of a pending one, when Slurm expects to start it, in seconds since 1970; None where it does not say."""
 
     @property
     def pending(self) -> bool:
@@ -104,7 +107,7 @@ def job_states(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, Jo
     return {job: found[job] for job in wanted if job in found}
 
 
-SQUEUE_FORMAT = "--format=%i|%T|%r|%L|%N"
+SQUEUE_FORMAT = "--format=%i|%T|%r|%L|%N|%S"
 QUEUED_FORMAT = "--format=%i|%k"
 
 
@@ -119,12 +122,27 @@ def _accounting(ids: Sequence[str], timeout_s: float) -> str:
 def parse_squeue(text: str) -> dict[str, JobState]:
     states = []
     for line in text.splitlines():
-        job, state, reason, left, *nodes = line.strip().split("|")
+        job, state, reason, left, *more = line.strip().split("|")
         given = (state in PENDING and reason != "None") or reason == LAUNCH_FAILURE
         states.append(
-            JobState(id=job, state=state, detail=reason if given else "", time_left=left, hosts=expanded(*nodes[:1]))
+            JobState(
+                id=job,
+                state=state,
+                detail=reason if given else "",
+                time_left=left,
+                hosts=expanded(*more[:1]),
+                start_unix=_unix(*more[1:2]) if state in PENDING else None,
+            )
         )
     return _together(states)
+
+
+def _unix(written: str = "") -> float | None:
+    """Of a time as Slurm writes it, in the time zone of this machine; None of `N/A`."""
+    try:
+        return datetime.fromisoformat(written).timestamp()
+    except ValueError:
+        return None
 
 
 def parse_sacct(text: str) -> dict[str, JobState]:
@@ -145,7 +163,17 @@ def _together(states: Sequence[JobState]) -> dict[str, JobState]:
     for state in states:
         jobs.setdefault(state.id.partition("+")[0], []).append(state)
 
-    return {job: replace(_whole(parts), hosts=_all_hosts(parts)) for job, parts in jobs.items()}
+    return {
+        job: replace(_whole(parts), hosts=_all_hosts(parts), start_unix=_last_start(parts))
+        for job, parts in jobs.items()
+    }
+
+
+def _last_start(parts: Sequence[JobState]) -> float | None:
+    """When Slurm expects the last of the pending components to start; None where it does not say so of all."""
+    starts = [part.start_unix for part in parts if part.pending]
+    known = [start for start in starts if start is not None]
+    return max(known) if known and len(known) == len(starts) else None
 
 
 def _all_hosts(parts: Sequence[JobState]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 
 def plural(count: int, noun: str) -> str:
@@ -32,6 +33,14 @@ def span(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+
+
+def clock(unix: float, now: float) -> str:
+    """A time of day, here; with the day, where that is not the day of `now`."""
+    at, today = datetime.fromtimestamp(unix), datetime.fromtimestamp(now).date()
+    if at.date() == today:
+        return f"{at:%H:%M}"
+    return f"{at:%a %H:%M}" if abs((at.date() - today).days) < 7 else f"{at:%Y-%m-%d %H:%M}"
 
 
 def size_text(size: float) -> str:

@@ -109,6 +109,7 @@ def test_a_master_job_that_never_starts_holds_the_slave_back_and_takes_it_along(
         verdict = judge(run)
         assert (verdict.state, verdict.exit_code) == (State.starting, 0)
         assert f"job {slave} is PENDING (Dependency)" in verdict.reason
+        assert any(line.startswith("start: Slurm does not ") for line in verdict.evidence)
         assert slurm.run("scancel", master).returncode == 0
         assert_failed(verdict_of(run), "cancelled", f"job {master} is CANCELLED")
         wait_for(lambda: slave not in [job.id for job in slurm.jobs()])

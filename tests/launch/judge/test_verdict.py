@@ -535,11 +535,15 @@ def test_the_last_evaluation_is_shown_with_what_is_wanted(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("case", "shown", "left_s"),
     [
-        (Case(last=20, length={"epochs": 3, "samples": 810}), "20 of 50, epoch 1.19 of 3, loss", 6.0),
-        (Case(last=20, length={"samples": 810}), "20 of 50, 320 of 810 samples, loss", 6.0),
-        (Case(last=25, train=EVALUATING, evaluated={10: 2.0, 20: 4.0}), "about 14 s left", 5.0 + 3 * 3.0),
-        (Case(last=20, train=(*EVALUATING, "train.until=loss<=1"), evaluated={20: 4.0}), "at most 18 s left", 18.0),
-        (Case(last=20, train=("train.eval_interval=20",), evaluated={20: 4.0}), "about 14 s left", 14.0),
+        (Case(last=20, length={"epochs": 3, "samples": 810}), "20 of 50, epoch 1.19 of 3, loss", 5.0),
+        (Case(last=20, length={"samples": 810}), "20 of 50, 320 of 810 samples, loss", 5.0),
+        (Case(last=25, train=EVALUATING, evaluated={10: 2.0, 20: 4.0}), "end: about 13 s left, ends ", 4.0 + 3 * 3.0),
+        (
+            Case(last=20, train=(*EVALUATING, "train.until=loss<=1"), evaluated={20: 4.0}),
+            "end: at most 17 s left, ends ",
+            17.0,
+        ),
+        (Case(last=20, train=("train.eval_interval=20",), evaluated={20: 4.0}), "end: about 13 s left, ends ", 13.0),
         (Case(), "none of 50 logged yet", None),
         (Case([OK, OK], last=50, length={"samples": 810}), "50 of 50, 800 of 810 samples, loss", None),
     ],

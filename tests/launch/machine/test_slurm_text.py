@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,14 @@ def test_the_tasks_of_a_heterogeneous_job_go_through_its_components() -> None:
     assert found.nodes == (0, 1, 2, 4, 5, 6, 7, 3)
 
 
+START = 1_800_000_000.0
+
+
+def at(seconds: float) -> str:
+    """So many seconds after `START`, as Slurm writes it here."""
+    return datetime.fromtimestamp(START + seconds).isoformat(timespec="seconds")
+
+
 def test_a_shells_slurm_settings_reach_no_job_but_the_cluster_does() -> None:
     inherited = {"SLURM_CONF": "c", "SLURM_NTASKS": "3", "SBATCH_PARTITION": "p", "PMIX_RANK": "0", "PMI_ID": "1"}
     inherited |= {"SQUEUE_PARTITION": "p", "SCANCEL_INTERACTIVE": "1", "SACCT_FEDERATION": "1", "SCONTROL_ALL": "1"}
@@ -144,6 +153,24 @@ def test_a_shells_slurm_settings_reach_no_job_but_the_cluster_does() -> None:
             "12+1|FAILED|None|0:00\n12+0|PENDING|BeginTime|0:00\n",
             {"12": JobState(id="12+0", state="PENDING", detail="BeginTime", time_left="0:00")},
             id="heterogeneous-on-its-way-back",
+        ),
+        pytest.param(
+            f"12|PENDING|Resources|10:00||{at(30)}\n13|RUNNING|None|9:59|a1|{at(0)}\n14|PENDING|None|9:00||N/A\n",
+            {
+                "12": JobState(id="12", state="PENDING", detail="Resources", time_left="10:00", start_unix=START + 30),
+                "13": JobState(id="13", state="RUNNING", time_left="9:59", hosts=("a1",)),
+                "14": JobState(id="14", state="PENDING", time_left="9:00"),
+            },
+            id="expected-starts",
+        ),
+        pytest.param(
+            f"12+0|PENDING|None|9:00||{at(90)}\n12+1|PENDING|None|9:00||{at(30)}\n"
+            f"13+0|PENDING|None|9:00||{at(90)}\n13+1|PENDING|None|9:00||N/A\n",
+            {
+                "12": JobState(id="12+0", state="PENDING", time_left="9:00", start_unix=START + 90),
+                "13": JobState(id="13+0", state="PENDING", time_left="9:00"),
+            },
+            id="heterogeneous-starts-as-a-whole",
         ),
     ],
 )

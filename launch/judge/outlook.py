@@ -1,0 +1,94 @@
+"""When a run starts, and when it ends, as far as that can be said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launch.judge.pace import began_unix, left_s
+from launch.judge.state import State
+from launch.observe.observation import Observation
+from launch.screen.text import clock, plural, span
+
+_AT_WORK = (State.running, State.starting, State.not_finite)
+"""Of a run in any other state nobody knows whether more iterations will come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """Of a run at one moment; times in seconds since 1970."""
+
+    now_unix: float
+    text: str = ""
+    """For people; empty where nothing is known."""
+    cell: str = "-"
+    """The same for a cell of a table."""
+    starts_unix: float | None = None
+    """When Slurm expects to start all that is still in its queue."""
+    ends_unix: float | None = None
+    """When the last iteration is expected; of a run that is over, when its last node ended."""
+    over: bool = False
+    queued: bool = False
+    """Whether `text` is about its start, and not about its end."""
+
+    @property
+    def left_s(self) -> float | None:
+        """Until `ends_unix`; None of a run that is over, or where no end is expected."""
+        return None if self.ends_unix is None or self.over else max(0.0, self.ends_unix - self.now_unix)
+
+
+def outlook(seen: Observation, state: State) -> Outlook:
+    now = seen.now_unix
+    if seen.over:
+        return _ended(seen)
+    if state not in _AT_WORK:
+        return Outlook(now_unix=now, text=f"none is predicted while the run is {state}")
+    if seen.stop_unix is not None:
+        return Outlook(now_unix=now)
+    if any(job.state and job.state.pending for job in seen.jobs):
+        return _queued(seen)
+    left = left_s(seen)
+    if left is None:
+        return Outlook(now_unix=now)
+    soonest = "at most" if seen.plan.train.until else "about"
+    last = seen.log[-1].unix
+    if state is State.starting or last < began_unix(seen):  # it goes on from earlier iterations
+        return Outlook(
+            now_unix=now, text=f"{soonest} {span(left)} left once it trains", cell=span(left), ends_unix=now + left
+        )
+    ends = max(now, last + left)
+    if ends == now:
+        return Outlook(now_unix=now, text="due now", cell="due now", ends_unix=ends)
+    left_text, at = span(ends - now), clock(ends, now)
+    return Outlook(
+        now_unix=now, text=f"{soonest} {left_text} left, ends {at}", cell=f"{left_text}, ends {at}", ends_unix=ends
+    )
+
+
+def _ended(seen: Observation) -> Outlook:
+    began = [node.seen_unix for node in seen.nodes if node.started_unix is not None]
+    if not began:
+        return Outlook(now_unix=seen.now_unix, over=True)
+    text = f"ended {clock(max(began), seen.now_unix)}, {span(seen.took_s or 0.0)} after its start"
+    return Outlook(now_unix=seen.now_unix, text=text, ends_unix=max(began), over=True)
+
+
+def _queued(seen: Observation) -> Outlook:
+    """A run starts when the last of its jobs does; Slurm says nothing of a job that waits for another one."""
+    now = seen.now_unix
+    waiting = [job.state for job in seen.jobs if job.state and job.state.pending]
+    expected = [state.start_unix for state in waiting if state.start_unix is not None]
+    jobs = "its job" if len(waiting) == 1 else f"its {plural(len(waiting), 'job')}"
+    if not expected:
+        return Outlook(now_unix=now, text=f"Slurm does not say yet when it expects to start {jobs}", queued=True)
+    starts = max(now, *expected)
+    at, wait = clock(starts, now), span(starts - now)
+    if len(expected) < len(waiting):
+        text = f"Slurm does not expect to start {jobs} before {at}, in {wait}"
+        return Outlook(now_unix=now, text=text, cell=f"starts after {at}", queued=True)
+    return Outlook(
+        now_unix=now,
+        text=f"Slurm expects to start {jobs} at {at}, in {wait}",
+        cell=f"starts {at}",
+        starts_unix=starts,
+        queued=True,
+    )
