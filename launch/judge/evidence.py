@@ -37,8 +37,8 @@ OF_NODE, OF_GPUS = "node", "GPUs of"
 """Labels of what is about a node."""
 
 
-def evidence_of(seen: Observation, state: State, later: Iterable[str]) -> Iterator[Evidence]:
-    """Of a run in a state; `later` are causes of failure but for the first."""
+def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Iterator[Evidence]:
+    """Of a run that was judged to be in a state; `later` are causes of failure but for the first."""
     yield Evidence("plan", plan_line(seen.plan))
     if seen.silence is not None:
         yield Evidence("what Slurm would tell is missing", seen.silence)
@@ -54,7 +54,7 @@ def evidence_of(seen: Observation, state: State, later: Iterable[str]) -> Iterat
         yield Evidence("iteration", progress)
     else:
         yield Evidence("iteration", f"none of {seen.iterations} logged yet")
-    if (expected := outlook(seen, state)).text:
+    if (expected := outlook(seen, judged)).text:
         yield Evidence("start" if expected.queued else "end", expected.text)
     if (evaluated := next((line for line in reversed(seen.log) if line.evaluation), None)) is not None:
         yield Evidence("evaluation", f"{_evaluation(evaluated)}, after iteration {evaluated.iteration}{_wanted(seen)}")
