@@ -79,7 +79,7 @@ FLOORS = {
         *("errors", "machine start_agent", "screen", "files", "tracking", "node", "observe", "judge", "control"),
         *("doctor profile sweep learning", "commands", "cli agent on_host"),
     ],
-    "reports": ["errors", "readers", "sources", "facts", "figures", "sections", "pages", "exports", "notebook"],
+    "reports": ["errors", "readers", "sources", "facts", "path", "figures", "sections", "pages", "exports", "notebook"],
 }
 """By folder, from the bottom up: what lies in it imports of it only what lies on floors below its own."""
 

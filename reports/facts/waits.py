@@ -63,15 +63,37 @@ def waiting_ns(timeline: Timeline, ranks: Sequence[Place]) -> Integers:
     events = timeline.events
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     until = np.full(len(events), _NEVER)
+    for receive, send in message_pairs(timeline, ranks):
+        until[receive] = np.maximum(until[receive], start[send])
+    meeting = meetings(timeline, ranks)
+    together = meeting >= 0
+    begun = pd.Series(start[together]).groupby(meeting[together], sort=False).transform("max")
+    until[together] = begun.to_numpy()
+    return np.where(until > _NEVER, np.clip(until, start, end) - start, UNKNOWN)
+
+
+def message_pairs(timeline: Timeline, ranks: Sequence[Place]) -> list[tuple[Integers, Integers]]:
+    """The events that receive, and beside each the event that sends what it takes; forward, then backward."""
+    found = []
     for way in ("forward", "backward"):
         sent, received = (_messages(timeline, verb, way, len(ranks)) for verb in ("send", "recv"))
-        pairs = received.reset_index().merge(sent, on=["channel", "turn"])
-        until[pairs["index"]] = np.maximum(until[pairs["index"]], pairs["start_ns_y"])
+        pairs = received.reset_index().merge(sent.reset_index(), on=["channel", "turn"])
+        found.append((pairs["index_x"].to_numpy(np.int64), pairs["index_y"].to_numpy(np.int64)))
+    return found
+
+
+def meetings(timeline: Timeline, ranks: Sequence[Place]) -> Integers:
+    """(events,) which collective of a group each event is a rank's part in, numbered in any way; -1 for none."""
+    events, found, count = timeline.events, np.full(len(timeline.events), -1), 0
     for name, alike in COLLECTIVES.items():
         if name in timeline.names and not (name == CLIP and NORM in timeline.names):
-            begun = _all_begun(events[events["name"] == name], _numbered(ranks, alike))
-            until[begun.index] = begun
-    return np.where(until > _NEVER, np.clip(until, start, end) - start, UNKNOWN)
+            some = events[events["name"] == name]
+            turn = some.groupby(["iteration", "rank"], sort=False).cumcount()
+            group = _numbered(ranks, alike)[some["rank"]]
+            number = some.groupby([some["iteration"], group, turn], sort=False).ngroup()
+            found[some.index] = count + number
+            count += int(number.max()) + 1
+    return found
 
 
 def _numbered(ranks: Sequence[Place], alike: Sequence[str]) -> Integers:
@@ -80,19 +102,13 @@ def _numbered(ranks: Sequence[Place], alike: Sequence[str]) -> Integers:
     return np.asarray(keys.factorize()[0])
 
 
-def _all_begun(events: pd.DataFrame, group: Integers) -> pd.Series:
-    """When the last rank of the group begins each of these events, which are of one collective."""
-    turn = events.groupby(["iteration", "rank"], sort=False).cumcount()
-    return events["start_ns"].groupby([events["iteration"], group[events["rank"]], turn], sort=False).transform("max")
-
-
 def _messages(timeline: Timeline, verb: str, way: str, ranks: int) -> pd.DataFrame:
     """Of each event that sends or receives `way`, and whose other rank is known: the channel from rank to rank in its
-    iteration, how many messages of the channel come before, and its start."""
+    iteration, and how many messages of the channel come before."""
     names = [name for name in timeline.names if way in messages(name).get(verb, ())]
     events = timeline.events
     some = events[events["name"].isin(names) & events["peer"].between(0, ranks - 1)]
     sender, receiver = ("rank", "peer") if verb == "send" else ("peer", "rank")
     channel = (some["iteration"] * ranks + some[sender]) * ranks + some[receiver]
     turn = channel.groupby(channel, sort=False).cumcount()
-    return pd.DataFrame({"channel": channel, "turn": turn, "start_ns": some["start_ns"]})
+    return pd.DataFrame({"channel": channel, "turn": turn})

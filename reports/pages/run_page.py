@@ -13,12 +13,14 @@ from reports.facts.statistics import Statistics
 from reports.facts.terms import measured
 from reports.figures.embed import page_with_figures
 from reports.figures.page import Names, emulated, missing, table
+from reports.path.why import Unexplained, Why
 from reports.readers.events import Timeline
 from reports.readers.gpus import GpuReport
 from reports.readers.judgement import Findings
 from reports.readers.record import Record
 from reports.readers.upstream_log import UpstreamLog
 from reports.sections.adaptive_section import adaptive_section
+from reports.sections.cause_section import cause_section
 from reports.sections.course_section import course_section
 from reports.sections.expected_section import expected_section
 from reports.sections.figures_section import figures_section, settled
@@ -41,6 +43,7 @@ def render(
     findings: Findings | None = None,
     prediction: Prediction | None = None,
     gpus: GpuReport | None = None,
+    why: Why | Unexplained | None = None,
 ) -> str:
     """The page `index.html` of a run, as HTML. What is None has no section."""
     notes = [*record.notes, *timeline.notes]
@@ -53,6 +56,7 @@ def render(
         "<main>",
         verdict_section(findings.verdict) if findings else "",
         _failures(record),
+        cause_section(why, record.plan),
         figures_section(record, figures),
         missing(notes),
         nodes_section(findings) if findings else "",

@@ -20,6 +20,7 @@ from reports.facts import statistics
 from reports.figures.page import refreshing
 from reports.pages import run_page, sweep_page, timeline_page
 from reports.pages.comparison import outcome
+from reports.path.why import explain
 from reports.readers.judgement import Findings, Verdict
 from reports.sources import Found, Source
 
@@ -132,8 +133,9 @@ def write(source: Source, judge: Judge | None, printed: set[str], refresh_s: int
             printed.add(note)
     index, all_ranks = source.report / "index.html", source.report / "timeline.html"
     over = found.over if source.run is None else findings is None or findings.over
+    why = None if known.log else explain(timeline, known.plan, figures)
     contents = (
-        (index, run_page.render(known, timeline, figures, findings, found.prediction, found.gpus)),
+        (index, run_page.render(known, timeline, figures, findings, found.prediction, found.gpus, why)),
         (all_ranks, timeline_page.render(known, timeline, figures, found.prediction)),
     )
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,16 @@ class Shape:
     overrides: tuple[str, ...] = ("experiment=tiny", "train.iterations=3")
     rehearsal: str | None = None
     """Its clock; all ranks are then on one machine."""
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """By rank, how many times as long its passes take."""
+    link_ns: Mapping[int, int] = field(default_factory=dict)
+    """By stage, what a message to or from the next one takes; elsewhere LATENCY_NS."""
+    parts: tuple[int, ...] | None = None
+    """Layers of each virtual stage, where they are not shared evenly."""
+    data_ns: float = 0.3e6
+    """Of a micro-batch, on the first stage."""
+    embedding_ns: float = 4e6
+    """Of the all-reduce."""
 
     @property
     def ranks(self) -> int:
@@ -53,6 +64,8 @@ class Shape:
         return -(-self.ranks // self.ranks_per_node)
 
     def partition(self) -> list[int]:
+        if self.parts is not None:
+            return list(self.parts)
         virtual_stages = self.pipeline * self.chunks
         share, rest = divmod(self.layers, virtual_stages)
         return [share + (number < rest) for number in range(virtual_stages)]
@@ -106,7 +119,9 @@ class Replay:
     ) -> None:
         """Waits for what `peer` sends at `sent`, and notes both ends of the transfer: own chunk, then the peer's."""
         start = self.free[rank]
-        arrived = max(start, sent + LATENCY_NS) + self.random.randrange(50_000)
+        stages = sorted((rank // self.shape.data, peer // self.shape.data))
+        takes = self.shape.link_ns.get(stages[0], LATENCY_NS) if stages[1] - stages[0] == 1 else LATENCY_NS
+        arrived = max(start, sent + takes) + self.random.randrange(50_000)
         self.note(rank, name, iteration, start, arrived, micro_batch, peer, chunks[0])
         handed_over = sent + self.random.randrange(20_000, 90_000)
         self.note(peer, name.replace("recv", "send"), iteration, sent, handed_over, micro_batch, rank, chunks[1])
@@ -123,7 +138,7 @@ class Replay:
         if shape.pipeline > 1:
             for dp in range(shape.data):
                 ends = [dp, (shape.pipeline - 1) * shape.data + dp]
-                self.together("embedding-grads-all-reduce", number, ends, 4e6)
+                self.together("embedding-grads-all-reduce", number, ends, shape.embedding_ns)
         starts = list(self.free)
         for dp in range(shape.data):
             self.together("grad-norm-all-reduce", number, list(range(dp, shape.ranks, shape.data)), 0.2e6)
@@ -162,8 +177,9 @@ class Replay:
                         self.receive(rank, kind.value, iteration, sent, i, peer, (chunk, source // p))
                     elif kind.value.endswith("-compute"):
                         if kind is Kind.FORWARD:
-                            self.work(rank, "batch-generator", iteration, 0.3e6, i)
+                            self.work(rank, "batch-generator", iteration, 0.3e6 if stage else shape.data_ns, i)
                         cost = (partition[here] + 0.3) * 2.5e6 * slow * (2 if kind is Kind.BACKWARD else 1)
+                        cost *= shape.slow.get(rank, 1.0)
                         end = self.work(rank, kind.value, iteration, cost, i, chunk)
                         if kind is not Kind.BACKWARD_WEIGHT:
                             done[way, here, i] = end

@@ -1,0 +1,223 @@
+"""What each of some changes would bring: the same iteration again, with other lengths of what the change is about.
+
+Computing and messages last as they were recorded, waiting follows anew (`reports/path/graph.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.run_folder.rank_ranges import rank_ranges
+from megatron_ext.contract.plan import Plan
+from reports.path.graph import Graph, Integers, Kind
+
+LEAST = 0.01
+"""Of an iteration: a change that gains less is not named."""
+SLOWER = 1.05
+"""Times the median of the other ranks of its stage, from which a rank is slow."""
+SLOWER_LAYERS = 1.2
+"""The same of a layer beside those of other stages on equal GPUs, where a stage has no other ranks."""
+MOST_LAYERS = 64
+"""Moved one after another, at most."""
+
+
+class Cause(StrEnum):
+    """What a change is about."""
+
+    RANK = "slow rank"
+    LINK = "slow link"
+    PARTITION = "uneven partition"
+    DATA = "data loading"
+    EMBEDDING = "embedding"
+    GRADIENTS = "gradients"
+    HOST = "host"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """Of a change."""
+
+    cause: Cause
+    change: str
+    """In words, such as "the embedding's all-reduce free"."""
+    because: str
+    """What the change is about, as a sentence."""
+    period_ns: int
+    """An iteration with it."""
+    share: float
+    """Of the iteration as it is."""
+
+
+@dataclass(frozen=True)
+class _Change:
+    cause: Cause
+    change: str
+    because: str
+    lasts_ns: Integers
+
+
+def gains(graph: Graph, plan: Plan) -> list[Gain]:
+    """The changes that gain at least LEAST of an iteration, the largest gain first."""
+    now = graph.period_ns()
+    found = []
+    for one in _changes(graph, plan):
+        period = graph.period_ns(one.lasts_ns)
+        share = 1 - period / now if now else 0.0
+        if share >= LEAST:
+            found.append(Gain(cause=one.cause, change=one.change, because=one.because, period_ns=period, share=share))
+    return sorted(found, key=lambda gain: gain.period_ns)
+
+
+def _changes(graph: Graph, plan: Plan) -> Iterator[_Change]:
+    stages = {place.rank: place.stage for place in plan.ranks}
+    computing = {rank: _sum(graph, (graph.kind == Kind.COMPUTE) & (graph.on == rank)) for rank in graph.last}
+    yield from _slow_ranks(graph, plan, stages, computing)
+    yield from _layers(graph, plan, stages, computing)
+    yield from _links(graph, plan, stages)
+    for kind, cause, change, what in (
+        (Kind.DATA, Cause.DATA, "data loading free", "Loading data"),
+        (Kind.EMBEDDING, Cause.EMBEDDING, "the embedding's all-reduce free", "The embedding's all-reduce"),
+        (Kind.GRADIENTS, Cause.GRADIENTS, "the gradients' all-reduce free", "The gradients' all-reduce"),
+        (Kind.HOST, Cause.HOST, "no time between the recorded events", "What lies between the recorded events"),
+    ):
+        chosen = graph.kind == kind
+        if chosen.any() and (most := _most(graph, chosen)):
+            because = f"{what} takes {most / 1e6:,.1f} ms of an iteration."
+            yield _Change(cause, change, because, np.where(chosen, 0, graph.lasts_ns))
+
+
+def _sum(graph: Graph, chosen: NDArray[np.bool_]) -> int:
+    return int(graph.lasts_ns[chosen].sum())
+
+
+def _most(graph: Graph, chosen: NDArray[np.bool_]) -> int:
+    """What it sums up to on the rank where that is most, ns."""
+    return max(_sum(graph, chosen & (graph.on == rank)) for rank in graph.last)
+
+
+def _scaled(graph: Graph, factors: Mapping[int, float]) -> Integers:
+    """The lengths with the computing of each rank that has a factor times it."""
+    lasts = graph.lasts_ns.astype(float)
+    for rank, factor in factors.items():
+        lasts[(graph.kind == Kind.COMPUTE) & (graph.on == rank)] *= factor
+    return np.asarray(np.rint(lasts), np.int64)
+
+
+def _layers_of(plan: Plan) -> list[int]:
+    """Of each stage; none where the plan does not say."""
+    if len(plan.partition) != plan.pipeline * plan.chunks:
+        return []
+    return [sum(plan.partition[stage :: plan.pipeline]) for stage in range(plan.pipeline)]
+
+
+def _gpu(plan: Plan) -> dict[int, str]:
+    """By rank, the kind of GPU that it runs on or stands for."""
+    kinds = {node.name: node.gpu for node in (*plan.nodes, *(plan.rehearsal.nodes if plan.rehearsal else ()))}
+    return {place.rank: kinds.get(plan.node_of(place.rank), "") for place in plan.ranks}
+
+
+def _slow_ranks(graph: Graph, plan: Plan, stages: Mapping[int, int], computing: Mapping[int, int]) -> Iterator[_Change]:
+    """Ranks that compute longer than others with the same work on the same GPUs, all of a node together."""
+    gpu, layers = _gpu(plan), _layers_of(plan)
+    slow: dict[str, dict[int, float]] = {}
+    for rank, own in computing.items():
+        alike = [other for other in computing if other != rank and gpu[other] == gpu[rank]]
+        peers = [computing[other] for other in alike if stages[other] == stages[rank]]
+        least = SLOWER
+        if not peers and _inner(rank, plan, stages, layers):
+            # A layer takes as long in every stage; only the ends have an embedding or a head beside them.
+            inner = [other for other in alike if _inner(other, plan, stages, layers)]
+            peers = [computing[other] * layers[stages[rank]] // layers[stages[other]] for other in inner]
+            least = SLOWER_LAYERS
+        usual = float(np.median(peers)) if peers else 0.0
+        if own > least * usual > 0:
+            slow.setdefault(plan.node_of(rank), {})[rank] = usual / own
+    for node, factors in slow.items():
+        ranks, more = rank_ranges(factors), 1 / min(factors.values())
+        if len(factors) > 1:
+            change = f"ranks {ranks} on {node} as fast as their peers"
+            because = f"Ranks {ranks} on {node} compute up to {more:.2f} times as long as their peers."
+        else:
+            change = f"rank {ranks} on {node} as fast as its peers"
+            because = f"Rank {ranks} on {node} computes {more:.2f} times as long as its peers."
+        yield _Change(Cause.RANK, change, because, _scaled(graph, factors))
+
+
+def _inner(rank: int, plan: Plan, stages: Mapping[int, int], layers: Sequence[int]) -> bool:
+    return 0 < stages[rank] < plan.pipeline - 1 and bool(layers) and layers[stages[rank]] > 0
+
+
+def _layers(graph: Graph, plan: Plan, stages: Mapping[int, int], computing: Mapping[int, int]) -> Iterator[_Change]:
+    """Layers moved from the stage that computes longest to the one that is done first: one, and as many as help."""
+    layers = _layers_of(plan)
+    by_stage: dict[int, list[int]] = {}
+    for rank, stage in stages.items():
+        if rank in computing:
+            by_stage.setdefault(stage, []).append(computing[rank])
+    if len(by_stage) < 2 or not layers:
+        return
+    before = {stage: float(np.median(own)) for stage, own in by_stage.items()}
+    each = _layer_ns(plan, before, layers)
+    longest, shortest = max(before, key=lambda stage: before[stage]), min(before, key=lambda stage: before[stage])
+    because = (
+        f"Stage {longest} computes longest, {before[longest] / 1e6:,.1f} ms of an iteration; stage {shortest} "
+        f"shortest, {before[shortest] / 1e6:,.1f} ms."
+    )
+    now, left, best, moved = dict(before), list(layers), graph.period_ns(), 0
+    change = None
+    while moved < MOST_LAYERS:
+        slow, quick = max(now, key=lambda s: now[s]), min(now, key=lambda s: now[s])
+        if slow == quick or left[slow] < 1:
+            break
+        now[slow], now[quick] = max(now[slow] - each[slow], 0.0), now[quick] + each[quick]
+        left[slow], left[quick], moved = left[slow] - 1, left[quick] + 1, moved + 1
+        factors = {rank: now[stage] / before[stage] for rank, stage in stages.items() if before.get(stage, 0) > 0}
+        lasts = _scaled(graph, factors)
+        period = graph.period_ns(lasts)
+        if period >= best:
+            break
+        best = period
+        if moved == 1:
+            yield _Change(Cause.PARTITION, f"a layer moved from stage {slow} to stage {quick}", because, lasts)
+        else:
+            change = _Change(Cause.PARTITION, f"layers by stage {'-'.join(map(str, left))}", because, lasts)
+    if change is not None:
+        yield change
+
+
+def _layer_ns(plan: Plan, computing: Mapping[int, float], layers: Sequence[int]) -> dict[int, float]:
+    """What a layer takes on each stage. The ends also compute an embedding or a head: where an inner stage has the same
+    GPUs, its layers tell."""
+    gpu = _gpu(plan)
+    of_stage = {place.stage: gpu[place.rank] for place in plan.ranks}
+    own = {stage: computing[stage] / layers[stage] for stage in computing if layers[stage]}
+    inner = {stage: each for stage, each in own.items() if 0 < stage < plan.pipeline - 1}
+    found = {}
+    for stage in computing:
+        alike = [each for other, each in inner.items() if of_stage[other] == of_stage[stage]]
+        if stage in inner:
+            found[stage] = inner[stage]
+        elif alike:
+            found[stage] = min(float(np.median(alike)), own.get(stage, np.inf))
+        else:
+            found[stage] = own.get(stage, float(np.median(list(own.values()))) if own else 0.0)
+    return found
+
+
+def _links(graph: Graph, plan: Plan, stages: Mapping[int, int]) -> Iterator[_Change]:
+    """Each link between two stages, twice as fast in both directions."""
+    between: dict[tuple[int, int], list[int]] = {}
+    for number in np.flatnonzero(graph.sender >= 0).tolist():
+        ends = sorted((stages[int(graph.sender[number])], stages[int(graph.on[number])]))
+        between.setdefault((ends[0], ends[1]), []).append(number)
+    for (one, other), numbers in between.items():
+        lasts = graph.lasts_ns.copy()
+        lasts[numbers] //= 2
+        usual = float(np.median(graph.lasts_ns[numbers])) / 1e6
+        because = f"A message between stage {one} and stage {other} takes {usual:,.2f} ms."
+        yield _Change(Cause.LINK, f"the link between stages {one} and {other} twice as fast", because, lasts)

@@ -1,0 +1,217 @@
+"""Makes the graph of an iteration from the events of its ranks.
+
+- What a rank does itself lasts from the point before it to the point after it; what lies between its events does, too.
+- A message lasts from when the other rank begins to send it until the receive ends. Where a receive begins after its
+  message must have come, as others of its kind show, the message did not keep it waiting, and it has a length of its
+  own.
+- A collective lasts from when the last rank of its group begins until it ends on each rank. One that goes on beside the
+  backward pass ends before the rank has taken all sums.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from megatron_ext.contract.plan_parts import Place
+from reports.errors import ReportError
+from reports.facts.breakdown import ALL_REDUCE, BACKWARD, FORWARD, LOSS, TENSOR
+from reports.facts.waits import EMBEDDING, NORM, meetings, message_pairs, messages
+from reports.path.graph import HUB, Edge, Graph, Kind
+from reports.path.pieces import GAP, Piece, Span, pieces
+from reports.readers.events import Timeline
+
+BESIDE, GRADIENTS = "overlapped-grads-all-reduce", "grads-all-reduce"
+KINDS = {
+    **dict.fromkeys((*FORWARD, *BACKWARD, LOSS), Kind.COMPUTE),
+    **dict.fromkeys(TENSOR, Kind.TENSOR),
+    **dict.fromkeys((*ALL_REDUCE, BESIDE), Kind.GRADIENTS),
+    EMBEDDING: Kind.EMBEDDING,
+    NORM: Kind.NORM,
+    "params-all-gather": Kind.WEIGHTS,
+    "batch-generator": Kind.DATA,
+}
+
+
+def kind_of(name: str) -> Kind:
+    """Of an event by its name."""
+    if messages(name):
+        return Kind.MESSAGE
+    return KINDS.get(name, Kind.OPTIMIZER if name.startswith("optimizer") else Kind.HOST)
+
+
+def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int) -> Graph:
+    """The graph of an iteration that has events.
+
+    A rank begins when it was done with the iteration before, but not before the first event of any rank in this one:
+    what all ranks do in between, such as an evaluation, is no part of it.
+
+    Raises:
+        ReportError: its events contradict each other, as where two messages were taken before either was sent.
+    """
+    every = timeline.events
+    chosen = every[every["iteration"] == iteration]
+    before = every[every["iteration"] == every["iteration"][every["iteration"] < iteration].max()]
+    numbers = chosen.index.tolist()
+    chosen = chosen.reset_index(drop=True)
+    chosen["name"] = chosen["name"].cat.remove_unused_categories()
+    maker = _Maker(replace(timeline, events=chosen), ranks, before.groupby("rank")["end_ns"].max())
+    edges = [edge._replace(event=numbers[edge.event]) if edge.event >= 0 else edge for edge in maker.edges]
+    return Graph(
+        iteration=iteration,
+        rank=maker.rank,
+        first=maker.first,
+        last=maker.last,
+        ready_ns=maker.ready,
+        ended_ns=maker.ended,
+        edges=_in_order(edges, len(maker.rank), iteration),
+    )
+
+
+class _Maker:
+    """Collects points and edges, rank by rank."""
+
+    def __init__(self, timeline: Timeline, ranks: Sequence[Place], before: pd.Series) -> None:
+        events = timeline.events
+        self.rank: list[int] = []
+        self.edges: list[Edge] = []
+        self.first: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        self.ready: dict[int, int] = {}
+        self.ended: dict[int, int] = {}
+        self._names = events["name"].astype(str).tolist()
+        self._start, self._end = events["start_ns"].tolist(), events["end_ns"].tolist()
+        self._owner, self._peer = events["rank"].tolist(), events["peer"].tolist()
+        self._sent_by = {
+            receive: send
+            for pairs in message_pairs(timeline, ranks)
+            for receive, send in zip(*(side.tolist() for side in pairs), strict=True)
+        }
+        self._usual = self._usual_transfers()
+        self._meeting = meetings(timeline, ranks).tolist()
+        self._together: dict[int, int] = {}
+        """By meeting, when the last rank came to it."""
+        for start, meeting in zip(self._start, self._meeting, strict=True):
+            self._together[meeting] = max(self._together.get(meeting, start), start)
+        self._begins: dict[int, int] = {}
+        """By event, the point at which it begins."""
+        self._hubs: dict[int, int] = {}
+        """By meeting, its point."""
+        self._receives: list[tuple[int, int, int]] = []
+        """Events, and the points between which they lie."""
+        origin = min(self._start)
+        for rank, rows in events.groupby("rank"):
+            self._follow(int(rank), rows.index.tolist(), max(origin, int(before.get(rank, origin))))
+        for event, before, point in self._receives:
+            self._receive(event, before, point)
+
+    def _usual_transfers(self) -> dict[tuple[str, int, int], float]:
+        """What messages take, by name of the receive and by ranks: the median of those that were waited for from their
+        beginning; where there are none, no more than the quickest one can have taken."""
+        sure: dict[tuple[str, int, int], list[int]] = {}
+        most: dict[tuple[str, int, int], list[int]] = {}
+        for receive, send in self._sent_by.items():
+            known = sure if self._start[receive] <= self._start[send] else most
+            known.setdefault(self._way(receive), []).append(max(self._end[receive] - self._start[send], 0))
+        return {way: min(lasted) for way, lasted in most.items()} | {
+            way: float(np.median(lasted)) for way, lasted in sure.items()
+        }
+
+    def _way(self, receive: int) -> tuple[str, int, int]:
+        return self._names[receive], self._peer[receive], self._owner[receive]
+
+    def _follow(self, rank: int, rows: Sequence[int], begin: int) -> None:
+        """A rank from the beginning of the iteration to its end."""
+        beside = {row for row in rows if self._names[row] == BESIDE}
+        spans = [Span(self._start[row], self._start[row] if row in beside else self._end[row], row) for row in rows]
+        spans.sort(key=lambda span: (span.start, -span.end))
+        begin = min(begin, spans[0].start)
+        done = pieces(begin, spans)
+        parts = Counter(piece.event for piece in done)
+        here = self._point(rank)
+        self.first[rank], self.ready[rank], self.ended[rank] = here, begin, done[-1].end
+        for piece in done:
+            before, here = here, self._point(rank)
+            self._begins.setdefault(piece.event, before)
+            self._piece(rank, piece, before, here, parts[piece.event] == 1, beside)
+        self.last[rank] = here
+
+    def _piece(self, rank: int, piece: Piece, before: int, here: int, whole: bool, beside: set[int]) -> None:
+        event, lasts = piece.event, piece.end - piece.start
+        name = "" if event == GAP else self._names[event]
+        kind = kind_of(name)
+        if event in beside:
+            self._meet(event, before)
+            self._edge(before, here, 0, kind, rank, event)
+        elif name == GRADIENTS and beside and whole:
+            self._edge(before, here, 0, kind, rank, event)
+            for one in beside:
+                took = self._end[one] - self._together[self._meeting[one]]
+                stood = self._end[one] - max(piece.start, self._together[self._meeting[one]])
+                self._edge(self._hub(one), here, took, kind, rank, one, stood=stood)
+        elif whole and event in self._sent_by and "recv" in messages(name):
+            self._receives.append((event, before, here))
+            self._edge(before, here, 0, kind, rank, event)
+        elif whole and event != GAP and self._meeting[event] >= 0:
+            self._meet(event, before)
+            took = piece.end - self._together[self._meeting[event]]
+            self._edge(self._hub(event), here, took, kind, rank, event, stood=took)
+        else:
+            self._edge(before, here, lasts, kind, rank, event, stood=lasts)
+
+    def _receive(self, event: int, before: int, point: int) -> None:
+        """A message; a receive that it did not keep waiting takes a time of its own."""
+        send = self._sent_by[event]
+        start, end, sent = self._start[event], self._end[event], self._start[send]
+        usual, rank, sender = self._usual[self._way(event)], self._owner[event], self._peer[event]
+        lasts = end - sent
+        if start >= sent + usual and end - start <= usual:
+            lasts = min(lasts, int(usual))
+            self._edge(before, point, end - start, Kind.MESSAGE, rank, event, sender, end - start)
+            stood = 0
+        else:
+            stood = end - max(start, sent)
+        if send in self._begins:
+            self._edge(self._begins[send], point, lasts, Kind.MESSAGE, rank, event, sender, stood)
+
+    def _point(self, rank: int) -> int:
+        self.rank.append(rank)
+        return len(self.rank) - 1
+
+    def _hub(self, event: int) -> int:
+        meeting = self._meeting[event]
+        if meeting not in self._hubs:
+            self._hubs[meeting] = self._point(HUB)
+        return self._hubs[meeting]
+
+    def _meet(self, event: int, begins: int) -> None:
+        self._edge(begins, self._hub(event), 0, kind_of(self._names[event]), HUB, event)
+
+    def _edge(
+        self, source: int, target: int, lasts: int, kind: Kind, rank: int, event: int, sender: int = -1, stood: int = 0
+    ) -> None:
+        self.edges.append(Edge(source, target, max(lasts, 0), kind, rank, sender, event, max(stood, 0)))
+
+
+def _in_order(edges: Sequence[Edge], points: int, iteration: int) -> list[Edge]:
+    """The edges to a point before those from it."""
+    leave: list[list[Edge]] = [[] for _ in range(points)]
+    missing = [0] * points
+    for edge in edges:
+        leave[edge.source].append(edge)
+        missing[edge.target] += 1
+    ready = deque(point for point in range(points) if not missing[point])
+    found = []
+    while ready:
+        for edge in leave[ready.popleft()]:
+            found.append(edge)
+            missing[edge.target] -= 1
+            if not missing[edge.target]:
+                ready.append(edge.target)
+    if len(found) < len(edges):
+        raise ReportError(f"the events of iteration {iteration} contradict each other: ranks wait for each other")
+    return found

@@ -1,0 +1,59 @@
+"""Runs whose cause is known: what gains most, and what the page names, is that cause, under every layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from conf.run_folder.rundir import RunDir
+from reports.facts.statistics import statistics
+from reports.path.changes import Cause, gains
+from reports.path.critical import critical_path
+from reports.path.making import make_graph
+from reports.readers import record
+from reports.readers.events import read_run
+from tests.support.reports.synthetic import Shape, make_run
+
+LAYOUTS = {
+    "1f1b": Shape(pipeline=4, micro_batches=8),
+    "1f1b-data-parallel": Shape(pipeline=4, data=2, micro_batches=8),
+    "interleaved": Shape(pipeline=4, chunks=2, schedule="interleaved", micro_batches=8, layers=16),
+    "zb-h1-data-parallel": Shape(pipeline=4, data=2, schedule="zb_h1", micro_batches=8),
+}
+UNEVEN = {4: (1, 4, 2, 1), 8: (2, 4, 2, 1, 1, 3, 2, 1)}
+"""By the number of virtual stages."""
+
+
+def caused(shape: Shape, cause: Cause) -> Shape:
+    """The same with one thing that is wrong."""
+    match cause:
+        case Cause.RANK:
+            return replace(shape, slow={shape.data: 2.0})
+        case Cause.LINK:
+            return replace(shape, link_ns={1: 20_000_000})
+        case Cause.PARTITION:
+            return replace(shape, parts=UNEVEN[shape.pipeline * shape.chunks])
+        case Cause.DATA:
+            return replace(shape, data_ns=25e6)
+        case _:
+            return replace(shape, embedding_ns=120e6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("cause", [Cause.RANK, Cause.LINK, Cause.PARTITION, Cause.DATA, Cause.EMBEDDING])
+def test_what_gains_most_is_what_is_wrong(tmp_path: Path, cause: Cause, layout: str):
+    shape = caused(LAYOUTS[layout], cause)
+    run = RunDir(tmp_path / "runs/tiny/20260101-000000-aaaa")
+    make_run(run.path, shape)
+    known, timeline = record.read(run), read_run({rank: run.rank_events(rank) for rank in range(shape.ranks)})
+    figures = statistics(timeline, known.plan.ranks)
+    graph = make_graph(timeline, known.plan.ranks, int(figures.iterations[figures.middle]))
+    found = gains(graph, known.plan)
+    print([(one.cause.value, one.change, f"{one.share:.1%}") for one in found])
+    assert found[0].cause == cause
+    assert found[0].share > 0.05
+    path = critical_path(graph)
+    assert all(after.start_ns == before.end_ns for before, after in pairwise(path))
