@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launch.files.attempt import Start
 from launch.judge import gpu_health
 from launch.judge.outlook import outlook
-from launch.judge.pace import held_up_by, held_up_words, median_ms
+from launch.judge.pace import held_up_by, held_up_words, median_ms, samples_per_s
 from launch.judge.plan_line import plan_line
 from launch.judge.state import State
 from launch.observe.iterations import Iteration
@@ -49,11 +49,10 @@ def evidence_of(seen: Observation, judged: State, later: Iterable[str]) -> Itera
         yield Evidence("", f"start {seen.start} (submission.restart); {saved(seen)}")
     if seen.log:
         last = seen.log[-1]
-        progress = f"{last.iteration} of {seen.iterations}{_in_its_terms(seen)}, {_loss(seen)}, "
-        progress += f"{median_ms(seen):.1f} ms per iteration (median), logged {ago(seen.now_unix - last.unix)}"
-        yield Evidence("iteration", progress)
+        progress = f"{last.iteration} of {seen.of_iterations}{_in_its_terms(seen)}, {_loss(seen)}, {_speed(seen)}, "
+        yield Evidence("iteration", progress + f"logged {ago(seen.now_unix - last.unix)}")
     else:
-        yield Evidence("iteration", f"none of {seen.iterations} logged yet")
+        yield Evidence("iteration", f"none of {seen.of_iterations} logged yet")
     if (expected := outlook(seen, judged)).text:
         yield Evidence("start" if expected.queued else "end", expected.text)
     if (evaluated := next((line for line in reversed(seen.log) if line.evaluation), None)) is not None:
@@ -87,6 +86,14 @@ def _in_its_terms(seen: Observation) -> str:
     consumed = seen.log[-1].consumed_samples
     terms = "" if consumed is None else seen.plan.train.progress(consumed)
     return f", {terms}" if terms else ""
+
+
+def _speed(seen: Observation) -> str:
+    """Of a batch that adapts, at its newest size: what iterations took before says little."""
+    rate = samples_per_s(seen)
+    if not seen.adapts or rate is None:
+        return f"{median_ms(seen):.1f} ms per iteration (median)"
+    return f"{seen.log[-1].elapsed_ms:.1f} ms per iteration, {rate:,.1f} samples/s"
 
 
 def _evaluation(line: Iteration) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ def median_ms(seen: Observation) -> float:
 
 def usual_s(seen: Observation) -> float:
     """From one line of the log to the next. A batch that adapts may have grown many times since the first lines."""
-    milliseconds = seen.log[-1].elapsed_ms if _grows(seen) else median_ms(seen)
+    milliseconds = seen.log[-1].elapsed_ms if seen.adapts else median_ms(seen)
     return milliseconds / 1e3 * seen.plan.train.log_interval
 
 
@@ -31,32 +32,44 @@ def left_s(seen: Observation) -> float | None:
     or nothing more will come."""
     if not seen.log or seen.over:
         return None
-    last, interval = seen.log[-1].iteration, seen.plan.train.eval_interval
-    samples_s = _samples_left_s(seen)
-    if samples_s is not None:
-        return samples_s
-    seconds = (seen.iterations - last) * median_ms(seen) / 1e3
-    took = [line.evaluation_s for line in seen.log if line.evaluation_s is not None]
-    if interval is not None and took and last < seen.iterations:
-        count = seen.iterations // interval - last // interval + (seen.iterations % interval > 0)
-        seconds += count * statistics.median(took)
-    return seconds
+    if seen.adapts and seen.log[-1].consumed_samples:
+        rate, batch = _newest(seen)
+        samples = max(0, (seen.plan.train.samples or 0) - seen.log[-1].consumed_samples)
+        return samples / rate + _evaluations_s(seen, seen.log[-1].iteration + math.ceil(samples / batch))
+    return (seen.iterations - seen.log[-1].iteration) * median_ms(seen) / 1e3 + _evaluations_s(seen, seen.iterations)
 
 
-def _grows(seen: Observation) -> bool:
-    return seen.plan.adapt is not None and seen.plan.adapt.measures
-
-
-def _samples_left_s(seen: Observation) -> float | None:
-    """The same of a batch that adapts, which ends when its samples are trained: at the pace of the last line, without
-    evaluations. None of any other."""
-    last, samples = seen.log[-1], seen.plan.train.samples
-    if not _grows(seen) or samples is None or not last.consumed_samples:
+def samples_per_s(seen: Observation) -> float | None:
+    """At the newest batch, where it adapts; None where the log does not say it."""
+    if not seen.log or not seen.log[-1].consumed_samples or not seen.log[-1].elapsed_ms:
         return None
-    before = seen.log[-2] if len(seen.log) > 1 else None
-    iterations = last.iteration - (before.iteration if before else 0)
-    trained = last.consumed_samples - ((before.consumed_samples or 0) if before else 0)
-    return max(0, samples - last.consumed_samples) * last.elapsed_ms / 1e3 * iterations / max(1, trained)
+    return _newest(seen)[0] if seen.adapts else seen.plan.global_batch_size / median_ms(seen) * 1e3
+
+
+def _newest(seen: Observation) -> tuple[float, float]:
+    """Samples a second and those of an iteration, over the newest lines that have the last one's batch."""
+    found: tuple[float, float, float] | None = None
+    for before, line in zip((None, *seen.log[:-1])[::-1], seen.log[::-1], strict=True):
+        if before is None and found is not None:
+            break  # what lies before the first line of a long log is not known
+        iterations = line.iteration - (before.iteration if before else 0)
+        samples = (line.consumed_samples or 0) - ((before.consumed_samples or 0) if before else 0)
+        batch = samples / max(1, iterations)
+        if found is not None and batch != found[2]:
+            break
+        trained, seconds, _ = found or (0.0, 0.0, batch)
+        found = trained + samples, seconds + iterations * line.elapsed_ms / 1e3, batch
+    assert found is not None, "the log has a line"
+    return max(1.0, found[0]) / max(1e-9, found[1]), max(1.0, found[2])
+
+
+def _evaluations_s(seen: Observation, end: int) -> float:
+    """What evaluations take from the last line to that iteration, the last one of the run."""
+    last, interval = seen.log[-1].iteration, seen.plan.train.eval_interval
+    took = [line.evaluation_s for line in seen.log if line.evaluation_s is not None]
+    if interval is None or not took or last >= end:
+        return 0.0
+    return (end // interval - last // interval + (end % interval > 0)) * statistics.median(took)
 
 
 def began_unix(seen: Observation) -> float:

@@ -130,7 +130,8 @@ def _spent(seen: Observation) -> Finding | None:
         return None
     reason = (
         f"its nodes have cost ${seen.goal.value:.4g} of train.max_cost={seen.goal.limit}; saved after iteration "
-        f"{seen.goal.iteration} of {seen.iterations}; a new run with train.load={seen.plan.folder} goes on from there"
+        f"{seen.goal.iteration} of {seen.of_iterations}; a new run with train.load={seen.plan.folder} goes on from "
+        "there"
     )
     return State.interrupted, "max-cost", reason
 
@@ -150,7 +151,7 @@ def _success(seen: Observation) -> Finding | None:
             )
         return State.succeeded, "finished", reason
     last = seen.log[-1].iteration if seen.log else 0
-    reason = f"all ranks ended with 0, but the log ends at iteration {last} of {seen.iterations}"
+    reason = f"all ranks ended with 0, but the log ends at iteration {last} of {seen.of_iterations}"
     return State.incomplete, "iterations-missing", reason
 
 

@@ -21,10 +21,21 @@ def run_row(name: str, seen: Observation) -> list[str]:
     return [
         name,
         str(decide(seen).state),
-        f"{last.iteration if last else 0}/{seen.iterations}",
+        _progress(seen),
         f"{last.loss:.4f}" if last and last.loss is not None else "-",
         f"{median_ms(seen):.1f}" if last else "-",
     ]
+
+
+def _progress(seen: Observation) -> str:
+    """The last iteration of all; where the batch adapts they are not known, but its samples are."""
+    last = seen.log[-1] if seen.log else None
+    samples = seen.plan.train.samples
+    if not seen.adapts or seen.goal is not None or samples is None:
+        return f"{last.iteration if last else 0}/{seen.iterations}"
+    if last is None:
+        return "0"
+    return f"{last.iteration} ({(last.consumed_samples or 0) / samples:.0%} of samples)"
 
 
 def more_cells(seen: Observation) -> list[str]:

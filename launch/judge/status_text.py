@@ -11,7 +11,7 @@ from conf.run_folder.rundir import RunDir
 from launch.judge.evidence import Evidence
 from launch.judge.findings import STDERR_BYTES, Findings
 from launch.judge.outlook import outlook
-from launch.judge.pace import median_ms
+from launch.judge.pace import median_ms, samples_per_s
 from launch.judge.plan_line import short_plan
 from launch.judge.stderr_lines import LineGroup
 from launch.judge.verdict import Verdict
@@ -81,6 +81,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         "consumed_samples": last.consumed_samples if last else 0,
         "samples": seen.plan.train.samples,
         "epochs": seen.plan.train.epochs,
+        "samples_per_s": samples_per_s(seen),
         "left_s": expected.left_s,
         "starts_unix": expected.starts_unix,
         "ends_unix": expected.ends_unix,

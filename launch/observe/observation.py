@@ -14,7 +14,7 @@ from launch.node.stalled_rank import Doing
 from launch.node.unseen import Unseen
 from launch.observe.iterations import Iteration
 from megatron_ext.contract.failure import RankFailure
-from megatron_ext.contract.goal import SAMPLES, UNTIL
+from megatron_ext.contract.goal import MAX_COST, SAMPLES, UNTIL
 from megatron_ext.contract.plan import Plan
 
 READINGS = 3
@@ -189,6 +189,18 @@ class Observation:
         if self.goal is not None and self.goal.ended_by in (UNTIL, SAMPLES):
             return self.goal.iteration
         return self.plan.train.iterations
+
+    @property
+    def adapts(self) -> bool:
+        """Whether its batch does, so that its samples say how far it is, and not its iterations."""
+        adapt = self.plan.adapt
+        return adapt is not None and adapt.measures and self.plan.train.samples is not None
+
+    @property
+    def of_iterations(self) -> str:
+        """`iterations` for people: where the batch adapts they are a bound while the run goes on."""
+        open_ended = self.adapts and (self.goal is None or self.goal.ended_by == MAX_COST)
+        return f"{'at most ' * open_ended}{self.iterations}"
 
 
 def _lives(job: Job | None) -> bool:

@@ -26,7 +26,7 @@ def figures_section(record: Record, figures: Statistics) -> str:
     timed = figures.bubble is not None or not record.log
     bubble, exposed = number(figures.bubble, ".1%"), number(figures.communication, ".1%")
     cards: list[Card] = [
-        ("Iteration", f"{reached} of {plan.train.iterations}", f"last logged{_consumed(record)}"),
+        _progress(record),
         *([] if plan.rehearsal else [_loss(record, reached)]),
         *_evaluations(record),
         ("Iteration time", number(settled(record, "elapsed_ms"), ",.1f", " ms"), after),
@@ -42,6 +42,28 @@ def figures_section(record: Record, figures: Statistics) -> str:
         for name, value, note in cards
     )
     return f'<dl class="cards">{items}</dl>'
+
+
+def _progress(record: Record) -> Card:
+    """The last iteration of all; where the batch adapts they are a bound, and its samples say how far it is."""
+    train, adapt = record.plan.train, record.plan.adapt
+    consumed = record.known("consumed_samples")
+    if adapt is None or not adapt.measures or train.samples is None or not len(consumed):
+        return "Iteration", f"{record.reached} of {train.iterations}", f"last logged{_consumed(record)}"
+    note, left = f"iteration {record.reached}, last logged", train.samples - int(consumed.iloc[-1])
+    batches, took = record.known("global_batch_size"), record.known("elapsed_ms")
+    if left >= adapt.lower and len(batches) and len(took) and took.iloc[-1] > 0:
+        rate = batches.iloc[-1] / took.iloc[-1] * 1e3
+        note += f" · the rest takes about {_span(left / rate)} at {rate:,.1f} samples/s"
+    if train.epochs is None:
+        return "Samples", f"{int(consumed.iloc[-1]):,} of {train.samples:,}", note
+    return "Epoch", f"{consumed.iloc[-1] * train.epochs / train.samples:.2f} of {train.epochs}", note
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _consumed(record: Record) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from launch.judge.state import EXIT_CODES, State
 from launch.judge.status_text import as_json, as_text
 from launch.judge.verdict import decide, judge
 from launch.observe.look import SILENCE_S, observe
+from megatron_ext.contract.adaptive.config import AdaptConfig
 from tests.support import ROOT
 from tests.support.launch.live import TWO_NODES
 
@@ -85,6 +86,7 @@ class Case:
     """How long evaluations took, by iteration."""
     length: dict[str, int] = field(default_factory=dict)
     """What plan.json says of it beside its iterations."""
+    adapt: AdaptConfig | None = None
 
     def make(self, path: Path) -> RunDir:
         run = RunDir(path)
@@ -94,6 +96,8 @@ class Case:
             compose([*TWO_NODES, "train.iterations=50", "train.log_interval=5", *self.train]), "tiny/run"
         ).as_json()
         plan["train"] |= self.length
+        if self.adapt is not None:
+            plan["adapt"] = asdict(self.adapt)
         run.config.touch()
         run.write_json(run.plan, plan)
         os.utime(run.plan, (NOW - 9000, NOW - 9000))
@@ -141,8 +145,11 @@ class Case:
 
 
 REACHED = {"iteration": 20, "ended_by": "until", "limit": "loss<=3.5", "value": 3.25}
+TRAINED = {"iteration": 20, "ended_by": "samples", "limit": "320", "value": 320}
 SPENT = {"iteration": 22, "ended_by": "max_cost", "limit": "5", "value": 5.0123}
 EVALUATING = ("train.eval_interval=10",)
+NOISE = AdaptConfig("noise", 0.3, 8, 640, 100, 0.1, 4, "sqrt", rebalance=False)
+SPEED = "200.0 ms per iteration, 80.0 samples/s, logged"
 CASES = {
     "a-goal-that-was-reached-is-a-success": (
         Case([OK, OK], last=20, goal=REACHED, train=(*EVALUATING, "train.until=loss<=3.5")),
@@ -159,6 +166,10 @@ CASES = {
     "a-part-of-the-epochs-is-none": (
         Case([OK, OK], last=45, length={"epochs": 3, "samples": 810}),
         State.incomplete, "the log ends at iteration 45 of 50",
+    ),
+    "a-part-of-the-samples-of-a-batch-that-adapts-is-none": (
+        Case([OK, OK], last=45, length={"samples": 810}, adapt=NOISE),
+        State.incomplete, "the log ends at iteration 45 of at most 50",
     ),
     "a-goal-that-the-log-does-not-show-is-none": (
         Case([OK, OK], last=15, goal=REACHED, train=(*EVALUATING, "train.until=loss<=3.5")),
@@ -466,6 +477,13 @@ def test_without_a_loss_the_evidence_says_why(tmp_path: Path, overrides: tuple[s
     assert run_row("xl/run", seen)[2:4] == ["20/50", "-"]
 
 
+def test_a_table_of_runs_says_how_far_a_batch_that_adapts_is_in_samples(tmp_path: Path) -> None:
+    run = Case(last=20, length={"samples": 640}, adapt=NOISE).make(tmp_path / "run")
+    assert run_row("xl/run", observe(run, NOW))[2] == "20 (50% of samples)"
+    over = Case([OK, OK], last=20, length={"samples": 320}, adapt=NOISE, goal=TRAINED).make(tmp_path / "over")
+    assert run_row("xl/run", observe(over, NOW))[2] == "20/20"
+
+
 def test_the_first_line_does_not_count_for_the_pace(tmp_path: Path) -> None:
     seen = observe(Case(last=20).make(tmp_path / "run"), NOW)
     warm_up = replace(seen.log[0], elapsed_ms=9_999.0)
@@ -537,6 +555,22 @@ def test_the_last_evaluation_is_shown_with_what_is_wanted(tmp_path: Path) -> Non
     [
         (Case(last=20, length={"epochs": 3, "samples": 810}), "20 of 50, epoch 1.19 of 3, loss", 5.0),
         (Case(last=20, length={"samples": 810}), "20 of 50, 320 of 810 samples, loss", 5.0),
+        (
+            Case(last=20, length={"samples": 810}, adapt=NOISE),
+            f"20 of at most 50, 320 of 810 samples, loss 4.0000, {SPEED} 1 s ago",
+            490 / 80 - 1,
+        ),
+        (
+            Case(last=20, length={"samples": 810}, adapt=NOISE, train=EVALUATING, evaluated={20: 2.0}),
+            "20 of at most 50, 320 of 810",
+            490 / 80 + 4 * 2.0 - 1,
+        ),
+        (
+            Case([OK, OK], last=20, length={"samples": 320}, adapt=NOISE, goal=TRAINED),
+            "20 of 20, 320 of 320 samples, loss",
+            None,
+        ),
+        (Case(length={"samples": 810}, adapt=NOISE), "none of at most 50 logged yet", None),
         (Case(last=25, train=EVALUATING, evaluated={10: 2.0, 20: 4.0}), "end: about 13 s left, ends ", 4.0 + 3 * 3.0),
         (
             Case(last=20, train=(*EVALUATING, "train.until=loss<=1"), evaluated={20: 4.0}),
@@ -547,7 +581,10 @@ def test_the_last_evaluation_is_shown_with_what_is_wanted(tmp_path: Path) -> Non
         (Case(), "none of 50 logged yet", None),
         (Case([OK, OK], last=50, length={"samples": 810}), "50 of 50, 800 of 810 samples, loss", None),
     ],
-    ids=["epochs", "samples", "evaluations", "until", "the last one", "nothing yet", "over"],
+    ids=[
+        *("epochs", "samples", "adaptive", "adaptive and evaluated", "adaptive and over", "adaptive and nothing yet"),
+        *("evaluations", "until", "the last one", "nothing yet", "over"),
+    ],
 )
 def test_the_status_says_how_far_it_is_in_the_runs_own_terms(
     tmp_path: Path, case: Case, shown: str, left_s: float | None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf.run_folder.gpu_lines import GpuProcess, GpuReading, GpuSample, GpuTrouble, entry_text
+from megatron_ext.contract.adaptive.config import AdaptConfig
 from reports.facts.terms import Terms
 from reports.readers.gpus import gpu_report
 from reports.readers.hardware import price
@@ -279,3 +280,21 @@ def test_what_a_run_decided_about_its_batch_is_drawn_over_samples_and_listed_wit
     assert Source.find(run.parent, str(run), Sizes()).read().record.micro_batch_numbers == 5 > SHAPE.micro_batches
     assert "decisions.jsonl: line 3 is damaged, or of another version of tdpp: it lacks consumed_samples" in page
     assert "Noise scale (samples) over samples" in page
+
+
+@pytest.mark.parametrize(("samples", "epochs"), [(400, None), (400, 5), (100, None)])
+def test_of_a_batch_that_adapts_the_head_says_how_many_samples_were_trained(
+    run: Path, samples: int, epochs: int | None
+):
+    plan, metrics = json.loads((run / "plan.json").read_text()), (run / "metrics.jsonl").read_text().splitlines()
+    lines = [
+        json.loads(line) | {"consumed_samples": 100, "global_batch_size": 20, "elapsed_ms": 50} for line in metrics
+    ]
+    plan["train"] |= {"samples": samples, "epochs": epochs}
+    adapt = AdaptConfig("noise", 0.3, 8, 64, 10, 0.1, 4, "sqrt", rebalance=False)
+    (run / "plan.json").write_text(json.dumps(plan | {"adapt": vars(adapt)}))
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    said, _ = report(run)
+    head = "Samples 100 of 100" if samples == 100 else "Samples 100 of 400" if epochs is None else "Epoch 1.25 of 5"
+    rest = "" if samples == 100 else " · the rest takes about 1 s at 400.0 samples/s"
+    assert f"{head} iteration {lines[-1]['iteration']}, last logged{rest} Loss" in " ".join(said.split())
