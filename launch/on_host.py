@@ -1,4 +1,4 @@
-"""python -m launch.on_host look|start|end: what tdpp does on a host that ssh has reached.
+"""python -m launch.on_host look|figures|start|end: what tdpp does on a host that ssh has reached.
 
 It reads one JSON object from stdin, and prints its answer as one line of JSON behind a mark (`launch.machine.ssh`).
 `start` gets the node's agent pickled: it came through ssh from the user's own launch, and lies in no file before.
@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from launch.control.local import check_port, start_agents
 from launch.errors import LaunchError
 from launch.machine import processes
 from launch.machine.docker import remove_all
+from launch.machine.node_figures import node_figures
 from launch.machine.software import software
 from launch.machine.ssh import MARK
 from launch.node.container_setup import check_program
@@ -33,7 +35,13 @@ from launch.start_agent import require_own
 def main(argv: Sequence[str]) -> int:
     os.umask(os.umask(0o022) | 0o022)
     given = json.load(sys.stdin)
-    verb: Callable[[Mapping[str, Any]], dict[str, Any]] = {"look": look, "start": start, "end": end}[argv[0]]
+    verbs: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+        "look": look,
+        "figures": figures,
+        "start": start,
+        "end": end,
+    }
+    verb = verbs[argv[0]]
     try:
         answer = verb(given)
     except TdppError as error:
@@ -56,6 +64,11 @@ def look(given: Mapping[str, Any]) -> dict[str, Any]:
     if (kind := ContainerKind(given["container"])) is not ContainerKind.none:
         check_program(kind)
     return {"host": host, "unix": time.time(), **software()}
+
+
+def figures(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What 'tdpp init' wants to know of this host."""
+    return asdict(node_figures())
 
 
 def _check_shared(run: RunDir, token: str, runs_dir: str) -> None:

@@ -14,6 +14,7 @@ COMMANDS = {
     "evaluate": "measure a run's loss, metrics and BLEU on held-out data",
     "translate": "translate text with a trained run, or export its model",
     "report": "show runs as a page",
+    "init": "write your cluster and a first experiment from what Slurm and the nodes say",
     "config": "explain the keys of a configuration",
     "data": "turn text into indexed data, and inspect it",
     "completion": "let a shell complete commands, groups, keys, values and runs",

@@ -29,6 +29,30 @@ UNTOLD = (
 """NVML's errors that are no faults of a GPU: it only does not give that value."""
 
 
+NVLINKS = 18
+"""Of a GPU, at most."""
+_SM, _MEMORY = 1, 2
+"""NVML's numbers of clocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFigures:
+    """What the driver knows of a GPU, from which its peak rates follow; None for what it does not give."""
+
+    name: str
+    memory_mib: int | None = None
+    capability: tuple[int, int] | None = None
+    """CUDA's compute capability, such as 8, 6."""
+    cores: int | None = None
+    """For fp32."""
+    clock_mhz: int | None = None
+    """The highest of the cores."""
+    memory_clock_mhz: int | None = None
+    memory_bus_bits: int | None = None
+    nvlinks: int = 0
+    """That are connected."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Device:
     handle: Any
@@ -62,6 +86,30 @@ class Gpus:
     def read(self) -> tuple[GpuSample, ...]:
         """The same GPUs each time, also one that was lost meanwhile; whose processes are on them is not known here."""
         return tuple(self._sample(device) for device in self._devices)
+
+    def figures(self) -> tuple[GpuFigures, ...]:
+        """Of every GPU that a rank may have for itself: of those that are divided (MIG), the parts."""
+        divided = {device.index for device in self._devices if device.uuid.startswith("MIG-")}
+        alone = (device for device in self._devices if device.index not in divided or device.uuid.startswith("MIG-"))
+        return tuple(self._figures(device) for device in alone)
+
+    def _figures(self, device: _Device) -> GpuFigures:
+        lib, handle = self._lib, device.handle
+        try:
+            memory = self._memory(handle)
+            capability = self._ask(lib.nvmlDeviceGetCudaComputeCapability, handle)
+            return GpuFigures(
+                name=device.name,
+                memory_mib=None if memory is None else memory.total >> 20,
+                capability=None if capability is None else (capability[0], capability[1]),
+                cores=self._ask(lib.nvmlDeviceGetNumGpuCores, handle),
+                clock_mhz=self._ask(lib.nvmlDeviceGetMaxClockInfo, handle, _SM),
+                memory_clock_mhz=self._ask(lib.nvmlDeviceGetMaxClockInfo, handle, _MEMORY),
+                memory_bus_bits=self._ask(lib.nvmlDeviceGetMemoryBusWidth, handle),
+                nvlinks=sum(1 for link in range(NVLINKS) if self._ask(lib.nvmlDeviceGetNvLinkState, handle, link)),
+            )
+        except lib.NVMLError as error:
+            raise LaunchError(f"GPU {device.index} ({device.name}) on {socket.gethostname()}: {error}") from error
 
     def _find(self) -> Iterator[_Device]:
         """What cannot be reached now is left out: nobody can use it."""

@@ -20,7 +20,7 @@ QUEUE_S = 0.5
 """Between two looks at the queue."""
 COMMENT = "tdpp"
 _WORD = 80
-_FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|SCANCEL|SACCT|SCONTROL|PMIX?|PMI2?)_")
+_FOREIGN = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SINFO|SQUEUE|SCANCEL|SACCT|SCONTROL|PMIX?|PMI2?)_")
 _KEPT = {"SLURM_CONF"}
 
 PENDING = frozenset(
@@ -277,6 +277,30 @@ def test(script: str) -> None:
 def version() -> str:
     """Such as `slurm-wlm 22.05.8`."""
     return _ask(["sbatch", "--version"]).strip()
+
+
+NODES_FORMAT = "%N|%R|%P|%t|%c|%m|%l|%p|%M|%G|%f"
+"""sinfo's: node, partition, the same with a mark at the default one, state, CPUs, MB, time limit, tier, preemption,
+gres, features."""
+
+
+def nodes() -> str:
+    """Every node that this user may see, a line for each of its partitions, as `NODES_FORMAT` says.
+
+    Raises:
+        LaunchError: Slurm does not answer.
+    """
+    return _ask(["sinfo", "--noheader", "--Node", f"--format={NODES_FORMAT}"])
+
+
+def on_one_node(options: Sequence[str], command: Sequence[str], wait_s: int, run_min: int) -> str:
+    """What a command prints on a node that Slurm gives within `wait_s`; it may run for `run_min` minutes.
+
+    Raises:
+        LaunchError: no such node is free by then, or the command fails.
+    """
+    bounds = [f"--immediate={wait_s}", f"--time={run_min}", "--nodes=1", "--ntasks=1", "--job-name=tdpp-init"]
+    return _ask(["srun", *bounds, *options, *command], wait_s + 60 * run_min + TIMEOUT_S)
 
 
 def srun_has(option: str) -> bool:

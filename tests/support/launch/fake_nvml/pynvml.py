@@ -114,6 +114,26 @@ def nvmlDeviceGetEnforcedPowerLimit(handle: _Handle) -> int:
     return _told(handle, "limit", "nvmlDeviceGetEnforcedPowerLimit")
 
 
+def nvmlDeviceGetCudaComputeCapability(handle: _Handle) -> list[int]:
+    return _told(handle, "capability", "nvmlDeviceGetCudaComputeCapability")
+
+
+def nvmlDeviceGetNumGpuCores(device: _Handle) -> int:
+    return _told(device, "cores", "nvmlDeviceGetNumGpuCores")
+
+
+def nvmlDeviceGetMaxClockInfo(handle: _Handle, type: int) -> int:
+    return _told(handle, "clocks", "nvmlDeviceGetMaxClockInfo")[str(type)]
+
+
+def nvmlDeviceGetMemoryBusWidth(device: _Handle) -> int:
+    return _told(device, "bus", "nvmlDeviceGetMemoryBusWidth")
+
+
+def nvmlDeviceGetNvLinkState(device: _Handle, link: int) -> int:
+    return int(link < _told(device, "nvlinks", "nvmlDeviceGetNvLinkState"))
+
+
 def nvmlDeviceGetTemperature(handle: _Handle, sensor: int) -> int:
     assert sensor == NVML_TEMPERATURE_GPU
     return _told(handle, "temperature", "nvmlDeviceGetTemperature")

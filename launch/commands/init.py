@@ -1,0 +1,129 @@
+"""`tdpp init`: a new user's first files, a cluster and an experiment on it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from conf.reading.values import NoValue, Parser, above_0, option
+from launch.commands.initial.files import check_composes, checked_name, free_path, write_all
+from launch.errors import LaunchError
+from launch.first_day import asking, prices
+from launch.first_day.first_plan import first_plan
+from launch.first_day.found import Found, usable
+from launch.first_day.texts import cluster_text, experiment_text
+from launch.screen.consent import can_be_asked
+from launch.screen.table import print_table
+
+NAME = "mine"
+WAIT_S = 60
+EPILOG = """examples:
+  tdpp init                                what Slurm and its nodes say, as cluster=mine and experiment=mine
+  tdpp init lab --price a100=12.24         cluster=lab; a node with A100 costs $12.24 an hour
+  tdpp init --hosts a:2,b:2                machines that ssh reaches, two ranks on each"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `tdpp init <argv>`; returns 0 once all is written.
+
+    Raises:
+        TdppError: the machines cannot be found out, or a file cannot be written.
+    """
+    arguments = _parser().parse_args(argv)
+    name = checked_name(arguments.name)
+    paths = {group: free_path(name, group, arguments.force) for group in ("cluster", "experiment")}
+    given = dict(arguments.price)
+    found = prices.priced(usable(_found(arguments)), given)
+    if arguments.network is not None:
+        found = prices.with_network(found, arguments.network)
+    if can_be_asked():
+        found = prices.answered(found, prices.at_the_terminal)
+    plan = first_plan(found)
+    texts = {
+        "cluster": cluster_text(name, found, datetime.now().date().isoformat()),
+        "experiment": experiment_text(name, found, plan),
+    }
+    check_composes(name, texts, f"experiment={name}")
+    write_all(paths, texts)
+    _tell(name, found, plan.why, paths)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="tdpp init",
+        description="Writes your cluster and a first experiment into your folder of configurations, from what Slurm "
+        "and the nodes say; without Slurm, from this machine. Asks on a terminal for what no machine knows.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", default=NAME, help="of both (default: %(default)s)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--hosts", metavar="HOST:RANKS,...", help="these machines, as executor.hosts takes them")
+    where.add_argument("--local", action="store_true", help="this machine alone, also where there is Slurm")
+    parser.add_argument(
+        "--price",
+        metavar="NAME=DOLLARS",
+        type=option(_price),
+        action="append",
+        default=[],
+        help="an hour of one node, of a group of nodes or a type of GPU; again for others",
+    )
+    parser.add_argument("--network", metavar="GBIT", type=option(above_0), help="between nodes, Gbit/s out of each")
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=option(_seconds),
+        default=WAIT_S,
+        help="for a free node of each group, which is asked for its GPUs (default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
+    return parser
+
+
+def _found(arguments: argparse.Namespace) -> Found:
+    if arguments.hosts is not None:
+        return asking.on_hosts([host.strip() for host in arguments.hosts.split(",")])
+    if arguments.local or shutil.which("sinfo") is None:
+        return asking.here()
+    try:
+        return asking.on_slurm(arguments.wait)
+    except LaunchError as error:
+        raise LaunchError(f"{error}; 'tdpp init --local' writes this machine alone") from error
+
+
+def _tell(name: str, found: Found, why: str, paths: Mapping[str, Path]) -> None:
+    """What was found and written, and how to go on; what is to be checked goes to stderr."""
+    of_groups = [f"{group.name}: {note}" for group in found.groups for note in (*group.notes, group.gpu.note) if note]
+    for note in (*found.notes, *of_groups):
+        print(f"({note})", file=sys.stderr)
+    rows = [[group.name, str(group.count), _ranks(group.ranks), group.gpu.key] for group in found.groups]
+    print_table(["group", "nodes", "ranks of a node", "device"], rows)
+    print(f"\nwritten: {paths['cluster']}")
+    print(f"written: {paths['experiment']}: {why}")
+    print(
+        f"""
+next:
+  tdpp data prepare --source stdlib --tokenizer byte --output data/stdlib
+  tdpp doctor experiment={name}
+  tdpp launch experiment={name}"""
+    )
+
+
+def _ranks(ranks: int | None) -> str:
+    return "as planned" if ranks is None else str(ranks)
+
+
+def _price(text: str) -> tuple[str, float]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise NoValue("must be NAME=DOLLARS, such as a100=12.24")
+    return name, above_0(value)
+
+
+def _seconds(text: str) -> int:
+    return max(1, round(above_0(text)))

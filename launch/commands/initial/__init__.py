@@ -1,0 +1,1 @@
+"""What `tdpp init` does with the files that it writes."""

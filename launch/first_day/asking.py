@@ -1,0 +1,137 @@
+"""Finding out what machines there are: Slurm's answer, a short job on a node of each group, ssh, or this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from conf.schema.hosts import hosts
+from launch.errors import LaunchError
+from launch.first_day import gpu_kinds, slurm_nodes
+from launch.first_day.found import CPU_GBIT_PER_S, Found, FoundGroup
+from launch.first_day.slurm_nodes import Group
+from launch.machine import slurm_commands, ssh
+from launch.machine.node_figures import MODULE, NodeFigures, node_figures
+
+RUN_MIN = 2
+"""A node answers in seconds."""
+
+
+def on_slurm(wait_s: int) -> Found:
+    """The nodes that sinfo shows. One of each group is asked what it has, if it is free within `wait_s`.
+
+    Raises:
+        LaunchError: Slurm does not answer, or has no node that takes jobs.
+    """
+    groups = slurm_nodes.groups(slurm_nodes.parse(slurm_commands.nodes()))
+    there = [group for group in groups if group.nodes]
+    gone = [f"{group.name}: all {len(group.unusable)} nodes are down or drained" for group in groups if not group.nodes]
+    if not there:
+        raise LaunchError(f"sinfo shows no node that takes jobs: {'; '.join(gone) or 'none at all'}; try again later")
+    names = ", ".join(group.name for group in there)
+    print(f"asking a node of {names}, for up to {wait_s} s …", file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(max_workers=len(there)) as pool:
+        answers = list(pool.map(lambda group: _answer(group, wait_s), there))
+    found = [of_slurm(group, answer) for group, answer in zip(there, answers, strict=True)]
+    return Found(groups=tuple(found), executor="slurm", source="Slurm and its nodes say", notes=tuple(gone))
+
+
+def _answer(group: Group, wait_s: int) -> NodeFigures | str:
+    """What a node of the group says of itself, or why none did."""
+    try:
+        said = slurm_commands.on_one_node(group.options, [sys.executable, "-m", MODULE], wait_s, RUN_MIN)
+        return NodeFigures.parse(said)
+    except LaunchError as error:
+        return str(error)
+
+
+def of_slurm(group: Group, answer: NodeFigures | str) -> FoundGroup:
+    """A group as it is written, by what Slurm and one of its nodes say. Without an answer Slurm's word counts."""
+    notes = []
+    if isinstance(answer, str):
+        notes.append(f"no node has answered: {' '.join(answer.split())}")
+        kind = gpu_kinds.of_type(group.gres.type) if group.gres else gpu_kinds.ON_CPU
+        within, network = gpu_kinds.PCIE_GBIT_PER_S, None
+    else:
+        kind = gpu_kinds.of_figures(answer.gpus) if group.gres and answer.gpus else gpu_kinds.ON_CPU
+        within, network = gpu_kinds.within_gbit_per_s(answer.gpus), answer.network_gbit_per_s
+        if group.gres and not answer.gpus:
+            notes.append(f"Slurm has {group.gres} here, but ranks run on the CPU: {answer.no_gpus}")
+    on_cpu = kind is gpu_kinds.ON_CPU
+    if group.unusable:
+        notes.append(f"down or drained, and not counted: {', '.join(group.unusable)}")
+    if group.others:
+        notes.append(f"these nodes are also in partition {', '.join(group.others)}")
+    if group.other_gres:
+        notes.append(f"its nodes also have {', '.join(map(str, group.other_gres))}, which the group leaves alone")
+    ranks = 1 if on_cpu or group.gres is None else group.gres.count
+    return FoundGroup(
+        name=group.name,
+        count=len(group.nodes),
+        ranks=ranks,
+        gpu=kind,
+        partition=group.partition,
+        gres=None if group.gres is None else str(group.gres),
+        gres_type=None if group.gres is None else group.gres.type,
+        constraint=group.constraint,
+        cpus=ranks if on_cpu else group.cpus,
+        time_limit=group.time_limit,
+        within_gbit_per_s=CPU_GBIT_PER_S if on_cpu else within,
+        network_gbit_per_s=network,
+        notes=tuple(notes),
+    )
+
+
+def on_hosts(texts: Sequence[str]) -> Found:
+    """The hosts as `executor.hosts` takes them, each of which ssh reaches.
+
+    Raises:
+        ConfigError: one is written in another way.
+        LaunchError: one cannot be reached.
+    """
+    reached = hosts(texts)
+    with ThreadPoolExecutor(max_workers=len(reached)) as pool:
+        answers = [
+            NodeFigures.of_json(answer) for answer in pool.map(lambda host: ssh.call(host.name, "figures", {}), reached)
+        ]
+    on_gpus = all(len(answer.gpus) >= host.ranks for host, answer in zip(reached, answers, strict=True))
+    groups: dict[str, FoundGroup] = {}
+    order = []
+    for host, answer in zip(reached, answers, strict=True):
+        kind = gpu_kinds.of_figures(answer.gpus) if on_gpus else gpu_kinds.ON_CPU
+        before = groups.get(kind.key)
+        order.append(kind.key)
+        groups[kind.key] = FoundGroup(
+            name=kind.key,
+            count=1 + (before.count if before else 0),
+            ranks=max(host.ranks, before.ranks or 0 if before else 0),
+            gpu=kind,
+            within_gbit_per_s=gpu_kinds.within_gbit_per_s(answer.gpus) if on_gpus else CPU_GBIT_PER_S,
+            network_gbit_per_s=answer.network_gbit_per_s,
+        )
+    lacking = [
+        f"{host.name} has {len(answer.gpus)} GPUs for {host.ranks} ranks, so all ranks run on CPUs"
+        for host, answer in zip(reached, answers, strict=True)
+        if any(answer.gpus for answer in answers) and len(answer.gpus) < host.ranks
+    ]
+    return Found(
+        groups=tuple(groups.values()),
+        executor="hosts",
+        hosts=tuple(texts),
+        order=tuple(order),
+        source="the hosts say",
+        notes=tuple(lacking),
+    )
+
+
+def here() -> Found:
+    """This machine alone."""
+    said = node_figures()
+    if not said.gpus:
+        group = FoundGroup(name="local", count=1, ranks=None, gpu=gpu_kinds.ON_CPU)
+    else:
+        kind = gpu_kinds.of_figures(said.gpus)
+        within = gpu_kinds.within_gbit_per_s(said.gpus)
+        group = FoundGroup(name="local", count=1, ranks=len(said.gpus), gpu=kind, within_gbit_per_s=within)
+    return Found(groups=(group,), executor="local", source="this machine says")

@@ -1,0 +1,233 @@
+"""From sinfo's lines to groups of equal nodes, each of which Slurm can be asked for. Nothing here acts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from launch.errors import LaunchError
+
+UNUSABLE = ("down", "drain", "drng", "fail", "futr", "unk", "inval", "maint")
+"""How sinfo's states of nodes begin that take no job for now."""
+LIKE = 1.1
+"""Nodes whose memory differs by no more than this factor are alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gres:
+    """GPUs of a node, as Slurm counts them."""
+
+    type: str | None
+    count: int
+
+    def __str__(self) -> str:
+        return ":".join(["gpu", *([self.type] if self.type else []), str(self.count)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """A node in one of its partitions."""
+
+    node: str
+    partition: str
+    default: bool
+    state: str
+    cpus: int
+    memory_mb: int
+    time_limit: str
+    """As Slurm writes it, such as 1-00:00:00 or infinite."""
+    yields: bool
+    """Whether jobs of this partition give way to those of others."""
+    gres: tuple[Gres, ...]
+    features: frozenset[str]
+
+    @property
+    def usable(self) -> bool:
+        return not self.state.startswith(UNUSABLE) and not self.state.endswith("*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Equal nodes of a partition."""
+
+    name: str
+    partition: str
+    nodes: tuple[str, ...]
+    """That take jobs now."""
+    unusable: tuple[str, ...]
+    gres: Gres | None
+    other_gres: tuple[Gres, ...]
+    """GPUs of another type in the same nodes, which the group leaves alone."""
+    constraint: str | None
+    cpus: int
+    memory_mb: int
+    """The least of a node."""
+    time_limit: str
+    others: tuple[str, ...]
+    """Partitions that have some of these nodes, too."""
+
+    @property
+    def options(self) -> list[str]:
+        """For srun."""
+        given = {"partition": self.partition, "gres": self.gres, "constraint": self.constraint}
+        return [f"--{name}={value}" for name, value in given.items() if value is not None]
+
+
+def parse(text: str) -> list[Membership]:
+    """Lines of `slurm_commands.NODES_FORMAT`.
+
+    Raises:
+        LaunchError: a line is none.
+    """
+    rows = [line.strip().split("|", 10) for line in text.splitlines() if line.strip()]
+    if wrong := next((row for row in rows if len(row) != 11), None):
+        raise LaunchError(f"sinfo printed a line that is not understood: {'|'.join(wrong)}")
+    top = max((int(row[7]) for row in rows if row[7].isdigit()), default=0)
+    return [_membership(row, top) for row in rows]
+
+
+def _membership(row: Sequence[str], top: int) -> Membership:
+    node, partition, marked, state, cpus, memory, limit, tier, preempt, gres, features = row
+    return Membership(
+        node=node,
+        partition=partition,
+        default=marked.endswith("*"),
+        state=state.lower(),
+        cpus=int(re.sub(r"\D.*", "", cpus) or 1),
+        memory_mb=int(re.sub(r"\D.*", "", memory) or 0),
+        time_limit=limit,
+        yields=preempt.lower() != "off" and tier.isdigit() and int(tier) < top,
+        gres=parse_gres(gres),
+        features=frozenset(word for word in features.split(",") if word and word != "(null)"),
+    )
+
+
+def parse_gres(text: str) -> tuple[Gres, ...]:
+    """`gpu:a100:4(S:0-1),mps:400`: the GPUs alone, the most numerous first."""
+    counts: Counter[str | None] = Counter()
+    for item in re.sub(r"\([^)]*\)", "", text).split(","):
+        name, *words = item.split(":")
+        if name == "gpu" and words and words[-1].isdigit():
+            counts[words[0] if len(words) > 1 else None] += int(words[-1])
+    return tuple(Gres(type=kind, count=count) for kind, count in counts.most_common() if count)
+
+
+def groups(memberships: Iterable[Membership]) -> list[Group]:
+    """Nodes by partition, GPUs, CPUs and memory; those with GPUs first.
+
+    A node counts in one partition alone: one that has the most of its kind, whose jobs need not give way. Nodes of a
+    partition that Slurm cannot be asked for apart, since neither their GPUs nor a feature differ, are one group.
+    """
+    rows = list(memberships)
+    kinds = [group for kind in _kinds(rows) for group in _in_partitions(kind)]
+    return _named(_told_apart(kinds, rows))
+
+
+def _kinds(rows: Sequence[Membership]) -> list[list[Membership]]:
+    """Rows of equal nodes."""
+    ordered = sorted(rows, key=lambda row: (not row.gres, str(row.gres), row.cpus, row.memory_mb, row.node))
+    found: list[list[Membership]] = []
+    for _, alike in groupby(ordered, key=lambda row: (row.gres, row.cpus)):
+        for row in alike:
+            last = found[-1][0] if found else None
+            same = last is not None and (last.gres, last.cpus) == (row.gres, row.cpus)
+            if same and last is not None and row.memory_mb <= LIKE * last.memory_mb:
+                found[-1].append(row)
+            else:
+                found.append([row])
+    return found
+
+
+def _in_partitions(kind: Sequence[Membership]) -> list[list[Membership]]:
+    """The rows of each partition that is chosen; together they have every node once."""
+    left, found = list(kind), []
+    while left:
+        members: dict[str, list[Membership]] = {}
+        for row in left:
+            members.setdefault(row.partition, []).append(row)
+
+        def merit(name: str, members: dict[str, list[Membership]] = members) -> tuple[bool, int, bool, str]:
+            rows = members[name]
+            return rows[0].yields, -len(rows), not rows[0].default, name
+
+        chosen = members[min(members, key=merit)]
+        found.append(chosen)
+        taken = {row.node for row in chosen}
+        left = [row for row in left if row.node not in taken]
+    return found
+
+
+def _told_apart(kinds: Sequence[list[Membership]], rows: Sequence[Membership]) -> list[Group]:
+    """A group for each, but one for all that Slurm cannot be asked for apart."""
+    asked: dict[tuple[str, str | None], list[list[Membership]]] = {}
+    for kind in kinds:
+        gres = kind[0].gres[0].type if kind[0].gres else None
+        asked.setdefault((kind[0].partition, gres), []).append(kind)
+    found = []
+    for alike in asked.values():
+        features = [
+            _own_feature(kind, [row for other in alike if other is not kind for row in other]) for kind in alike
+        ]
+        if len(alike) == 1:
+            found.append(_group(alike[0], rows, None))
+        elif all(features):
+            found += [_group(kind, rows, feature) for kind, feature in zip(alike, features, strict=True)]
+        else:
+            found.append(_group([row for kind in alike for row in kind], rows, None))
+    return found
+
+
+def _own_feature(kind: Sequence[Membership], others: Sequence[Membership]) -> str | None:
+    """A feature that all of these nodes have, and none of the others."""
+    common = frozenset.intersection(*(row.features for row in kind))
+    foreign = frozenset[str]().union(*(row.features for row in others))
+    return min(common - foreign, default=None)
+
+
+def _group(kind: Sequence[Membership], rows: Sequence[Membership], constraint: str | None) -> Group:
+    names = {row.node for row in kind}
+    least = min(kind, key=lambda row: row.gres[0].count if row.gres else 0)
+    others = {row.partition for row in rows if row.node in names} - {kind[0].partition}
+    return Group(
+        name=_word(kind[0].partition),
+        partition=kind[0].partition,
+        nodes=tuple(sorted(row.node for row in kind if row.usable)),
+        unusable=tuple(sorted(row.node for row in kind if not row.usable)),
+        gres=least.gres[0] if least.gres else None,
+        other_gres=least.gres[1:],
+        constraint=constraint,
+        cpus=min(row.cpus for row in kind),
+        memory_mb=min(row.memory_mb for row in kind),
+        time_limit=kind[0].time_limit,
+        others=tuple(sorted(others)),
+    )
+
+
+def _named(found: Sequence[Group]) -> list[Group]:
+    """Names that differ: the partition's, with the type of GPU, then a number, where it has several groups."""
+
+    def several(groups: Sequence[Group]) -> set[str]:
+        return {name for name, count in Counter(group.name for group in groups).items() if count > 1}
+
+    double = several(found)
+    found = [
+        replace(group, name=f"{group.name}-{group.gres.type if group.gres and group.gres.type else 'nodes'}")
+        if group.name in double
+        else group
+        for group in found
+    ]
+    double, numbers = several(found), Counter[str]()
+    named = []
+    for group in found:
+        numbers[group.name] += 1
+        number = f"-{numbers[group.name]}" if group.name in double else ""
+        named.append(replace(group, name=f"{_word(group.name)}{number}"))
+    return named
+
+
+def _word(text: str) -> str:
+    """As the name of a group may be written."""
+    return re.sub(r"[^\w.-]", "_", text)

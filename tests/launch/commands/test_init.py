@@ -1,0 +1,210 @@
+"""`tdpp init` writes files that compose, says what nobody could know, and replaces nothing unasked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from conf import compose as composing_module
+from conf.compose import compose
+from conf.schema.experiment import Experiment
+from launch import cli
+from launch.first_day import asking, prices
+from launch.first_day.first_plan import first_plan
+from launch.first_day.found import Found, usable
+from launch.first_day.slurm_nodes import groups, parse
+from launch.first_day.texts import cluster_text, experiment_text, scalar
+from launch.machine.gpus import GpuFigures
+from launch.machine.node_figures import NodeFigures, network_gbit_per_s
+from tests.support.composing import COMPOSED
+from tests.support.launch.machines import Machine, nvml_gpu
+
+NODES = """
+{name}-1|{part}|{part}|idle|64|256000|1-00:00:00|10|OFF|{gres}|(null)
+{name}-2|{part}|{part}|idle|64|256000|1-00:00:00|10|OFF|{gres}|(null)
+"""
+A100 = GpuFigures(name="NVIDIA A100-SXM4-40GB", memory_mib=40536, nvlinks=12)
+A10 = GpuFigures(name="NVIDIA A10", memory_mib=22731)
+L4 = GpuFigures(name="NVIDIA L4", memory_mib=23034, capability=(8, 9), cores=7424, clock_mhz=2040)
+
+
+@pytest.fixture(autouse=True)
+def empty_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a user who has no configurations."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("TDPP_CONFIG", raising=False)
+    monkeypatch.setattr(composing_module, "_composed", COMPOSED)  # what is read changes from test to test
+    return tmp_path
+
+
+def slurm(**nodes: tuple[str, NodeFigures | str]) -> Found:
+    """A cluster of two nodes in each partition: by its name their gres and what one of them answers."""
+    text = "".join(NODES.format(name=name, part=name, gres=gres) for name, (gres, _) in nodes.items())
+    found = [asking.of_slurm(group, nodes[group.partition][1]) for group in groups(parse(text))]
+    return usable(Found(groups=tuple(found), executor="slurm", source="Slurm says"))
+
+
+def node(*gpus: GpuFigures, gbit: float | None = None) -> NodeFigures:
+    return NodeFigures(host="n", cpus=64, gpus=gpus, no_gpus=None if gpus else "no GPU", network_gbit_per_s=gbit)
+
+
+def composed(found: Found) -> Experiment:
+    """What the files say that are written of it."""
+    for group, text in {
+        "cluster": cluster_text("mine", found, "2026-01-31"),
+        "experiment": experiment_text("mine", found, first_plan(found)),
+    }.items():
+        file = Path("config/tdpp", group, "mine.yaml")
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    return compose(["experiment=mine"])
+
+
+def test_a_mixed_cluster_is_written_with_a_stage_on_each_kind() -> None:
+    found = slurm(hgx=("gpu:a100:4", node(*[A100] * 4, gbit=200)), gpu2=("gpu:a10:4(S:0-1)", node(*[A10] * 4)))
+    written = composed(found)
+    hgx, gpu2 = written.cluster.groups["hgx"], written.cluster.groups["gpu2"]
+    assert (hgx.count, hgx.gpus_per_node, hgx.gpu, hgx.gres) == (2, 4, "a100_40gb", "gpu:a100:4")
+    assert (hgx.cpus_per_task, hgx.inter_gbit_per_s, hgx.intra_gbit_per_s) == (64, 200, 1800)
+    assert (gpu2.gpu, gpu2.gres, gpu2.inter_gbit_per_s, gpu2.intra_gbit_per_s) == ("a10", "gpu:a10:4", 10, 128)
+    assert (written.parallel.pipeline, written.parallel.data) == (2, 4)
+    assert sorted(written.node_order.groups) == ["gpu2", "hgx"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes"),
+    [
+        ({"a": ("gpu:4", node(*[A10] * 4))}, (4, 2)),
+        ({"a": ("gpu:4", node(*[A10] * 4)), "b": ("gpu:a100:8", node(*[A100] * 8))}, (12, 1)),
+        ({"a": ("(null)", node())}, (1, 2)),
+        ({"a": ("gpu:l4:1", node(L4)), "b": ("(null)", node())}, (1, 2)),
+        ({"a": ("gpu:titan:2", "nobody is free")}, (2, 2)),
+        ({"a": ("gpu:a10:2,gpu:l4:1", node(A10, A10, L4))}, (2, 2)),
+        ({name: ("gpu:a10:2", node(A10, A10)) for name in "abcdef"}, (2, 4)),
+    ],
+    ids=["one kind", "unequal nodes", "no GPUs", "some without GPUs", "unknown", "two kinds in a node", "many groups"],
+)
+def test_all_that_is_written_composes(nodes: dict[str, tuple[str, NodeFigures | str]], sizes: tuple[int, int]) -> None:
+    written = composed(slurm(**nodes))
+    assert (written.parallel.data, written.parallel.pipeline) == sizes
+
+
+def test_what_is_not_known_is_said_in_the_file() -> None:
+    found = slurm(a=("gpu:titan:2", "srun failed:\n nobody is free"), b=("(null)", node()))
+    text = cluster_text("mine", found, "2026-01-31")
+    assert "# no node has answered: srun failed: nobody is free" in text
+    assert "fp16_tflops: 40 # assumed: take it from the maker's data sheet" in text
+    assert "# Note: b (2 nodes, CPU) is left out: ranks on CPUs do not train with ranks on GPUs" in text
+    assert "# time_min: 60 # minutes, up to 1-00:00:00" in text
+
+
+def test_hosts_are_named_in_the_experiment() -> None:
+    (group,) = groups(parse(NODES.format(name="x", part="x", gres="gpu:2")))
+    a10 = asking.of_slurm(group, node(A10, A10))
+    found = Found(
+        groups=(a10,), executor="hosts", hosts=("1.2.3.4:2", "b:gpu0+3"), order=("x", "x"), source="hosts say"
+    )
+    written = composed(found)
+    assert [host.name for host in written.executor.reached] == ["1.2.3.4", "b"]
+    assert (written.parallel.data, written.parallel.pipeline) == (2, 2)
+
+
+def test_this_machine_is_written_and_the_next_commands_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["init", "--local"]) == 0
+    told = capsys.readouterr().out
+    assert "written: " + str(Path("config/tdpp/cluster/mine.yaml").absolute()) in told
+    assert [line.split()[:2] for line in told.rpartition("next:")[2].strip().splitlines()] == [
+        ["tdpp", "data"],
+        ["tdpp", "doctor"],
+        ["tdpp", "launch"],
+    ]
+    assert compose(["experiment=mine"]).parallel.world_size == 4
+
+
+def test_nothing_is_replaced_unasked(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("conf/model").mkdir(parents=True)  # a folder of the user's own, which is written to
+    assert cli.main(["init", "--local"]) == 0
+    file = Path("conf/cluster/mine.yaml")
+    file.write_text(file.read_text() + "# mine\n")
+    assert cli.main(["init", "--local"]) == 1
+    assert "cluster/mine.yaml exists; choose another NAME, or replace it with --force" in capsys.readouterr().err
+    assert file.read_text().endswith("# mine\n")
+    assert cli.main(["init", "--local", "--force"]) == 0
+    assert not file.read_text().endswith("# mine\n")
+    assert cli.main(["init", "local", "--local", "--force"]) == 1
+    assert "is one of tdpp's own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["init", "--local", "1st"], "'1st' cannot name a configuration; begin with a letter"),
+        (["init", "--local", "--price", "a100=3"], "--price a100=3: there is no a100; there are: local, cpu"),
+        (["init", "--hosts", "a"], "'a' is not a host; write NAME:RANKS, such as a:2"),
+    ],
+    ids=["name", "price", "hosts"],
+)
+def test_what_cannot_be_done_is_one_message(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 1
+    error = capsys.readouterr().err
+    assert (told in error, error.count("\n")) == (True, 1)
+    assert not Path("config/tdpp/cluster/mine.yaml").exists()
+
+
+def test_a_person_is_asked_for_prices_and_the_network_and_may_say_nothing() -> None:
+    found = slurm(hgx=("gpu:a100:4", node(*[A100] * 4)), gpu2=("gpu:a10:4", node(*[A10] * 4)))
+    answers = iter(["much", "8.144", "", "40"])
+    questions: list[str] = []
+
+    def ask(question: str) -> str:
+        questions.append(question)
+        return f"{next(answers)}\n"
+
+    groups = {group.name: group for group in prices.answered(found, ask).groups}
+    assert (groups["gpu2"].price_per_hour, groups["hgx"].price_per_hour) == (8.144, None)
+    assert groups["hgx"].network_gbit_per_s == groups["gpu2"].network_gbit_per_s == 40
+    assert questions[-1] == "network between nodes, Gbit/s [10]: "
+    priced = prices.priced(found, {"a100": 12.24, "gpu2": 3})
+    assert {group.name: group.price_per_hour for group in priced.groups} == {"hgx": 12.24, "gpu2": 3}
+    assert prices.answered(priced, lambda _: "").groups == priced.groups  # the end of input is no endless loop
+
+
+def test_the_fastest_way_out_of_a_node_is_read(tmp_path: Path) -> None:
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert network_gbit_per_s(tmp_path) is None
+    for card, speed, device in [("eth0", "25000\n", True), ("eth1", "-1\n", True), ("docker0", "100000\n", False)]:
+        write(f"net/{card}/speed", speed)
+        if device:
+            write(f"net/{card}/device/x", "")
+    assert network_gbit_per_s(tmp_path) == 25
+    for name, state in [("mlx5_0", "4: ACTIVE"), ("mlx5_1", "4: ACTIVE"), ("mlx5_2", "1: DOWN")]:
+        write(f"infiniband/{name}/ports/1/rate", "200 Gb/sec (4X HDR)")
+        write(f"infiniband/{name}/ports/1/state", state)
+    assert network_gbit_per_s(tmp_path) == 400
+
+
+@pytest.mark.parametrize(
+    "value", ["a", "gpu:a10:4", "1:30", "no", "x y", "NVIDIA L4", "a:", "", 1e-6, 0.5, 1e30, 3, True, None]
+)
+def test_a_value_is_read_as_it_was_written(value: object) -> None:
+    assert OmegaConf.create(f"key: {scalar(value)}").key == value
+
+
+def test_gpus_of_this_machine_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(tmp_path, monkeypatch)
+    known = {"capability": [8, 9], "cores": 7424, "clocks": {1: 2040, 2: 6251}, "bus": 192, "nvlinks": 0}
+    memory = [0, 23034 << 20]
+    machine.nvml(*(nvml_gpu(number, name="NVIDIA L4", memory=memory, **known) for number in range(4)))
+    assert cli.main(["init", "--local"]) == 0, capsys.readouterr().err
+    written = compose(["experiment=mine"])
+    (gpu,) = written.cluster.gpus.values()
+    assert (gpu.name, gpu.memory_gib, gpu.fp16_tflops, gpu.memory_gb_per_s) == ("NVIDIA L4", 22.49, 121, 300)
+    assert written.parallel.world_size == 4

@@ -1,0 +1,83 @@
+"""sinfo's lines become groups that Slurm can be asked for, each node in one of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch.errors import LaunchError
+from launch.first_day.slurm_nodes import Gres, Group, groups, parse, parse_gres
+
+GPU2 = "gpu2-00{n}|gpu2|gpu2*|idle|64|256000|infinite|10|OFF|gpu:a10:4|a10"
+SCAVENGE = "gpu2-00{n}|scavenge|scavenge|idle|64|256000|infinite|1|REQUEUE|gpu:a10:4|a10"
+
+
+def lines(*templates: str, count: int = 3) -> str:
+    return "\n".join(template.format(n=n) for n in range(1, count + 1) for template in templates)
+
+
+def found(text: str) -> list[Group]:
+    return groups(parse(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("gpu:a100:4(S:0-1)", [("a100", 4)]),
+        ("gpu:4", [(None, 4)]),
+        ("gpu:a10:2(S:0),gpu:a100:4(S:1),mps:400", [("a100", 4), ("a10", 2)]),
+        ("gpu:1g.5gb:7", [("1g.5gb", 7)]),
+        ("(null)", []),
+        ("craynetwork:4", []),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_gpus_of_a_gres(text: str, gpus: list[tuple[str | None, int]]) -> None:
+    assert parse_gres(text) == tuple(Gres(type=kind, count=count) for kind, count in gpus)
+
+
+def test_a_node_counts_once_in_a_partition_whose_jobs_need_not_give_way() -> None:
+    (group,) = found(lines(SCAVENGE, GPU2))
+    assert (group.name, group.partition, group.nodes) == ("gpu2", "gpu2", ("gpu2-001", "gpu2-002", "gpu2-003"))
+    assert group.others == ("scavenge",)
+    assert group.options == ["--partition=gpu2", "--gres=gpu:a10:4"]
+
+
+def test_nodes_that_are_down_are_named_and_not_counted() -> None:
+    states = GPU2.replace("idle", "{n}state")
+    text = lines(states, count=4).replace("1state", "mix").replace("2state", "drng").replace("3state", "down*")
+    (group,) = found(text.replace("4state", "idle*"))
+    assert (group.nodes, group.unusable) == (("gpu2-001",), ("gpu2-002", "gpu2-003", "gpu2-004"))
+
+
+def test_a_feature_tells_nodes_of_a_partition_apart() -> None:
+    small = GPU2.replace("|64|", "|32|").replace("gpu2-", "old-").replace("|a10", "|a10,old")
+    new, old = found(lines(GPU2.replace("|a10", "|a10,new"), small))
+    assert {(new.name, new.cpus, new.constraint), (old.name, old.cpus, old.constraint)} == {
+        ("gpu2-a10-1", 32, "old"),
+        ("gpu2-a10-2", 64, "new"),
+    }
+
+
+def test_nodes_that_slurm_cannot_be_asked_for_apart_are_one_group_of_the_least() -> None:
+    small = GPU2.replace("|64|256000|", "|32|128000|").replace("gpu2-", "old-")
+    (group,) = found(lines(GPU2, small))
+    assert (len(group.nodes), group.cpus, group.memory_mb, group.constraint) == (6, 32, 128000, None)
+
+
+def test_types_of_gpu_in_a_partition_are_groups_with_names_of_their_own() -> None:
+    other = GPU2.replace("a10", "l40s").replace("gpu2-", "l-")
+    assert sorted(group.name for group in found(lines(GPU2, other))) == ["gpu2-a10", "gpu2-l40s"]
+
+
+def test_memory_that_hardly_differs_makes_no_groups() -> None:
+    text = lines(GPU2.replace("256000", "25{n}000"))
+    assert [(group.memory_mb, len(group.nodes)) for group in found(text)] == [(251000, 3)]
+
+
+def test_a_name_that_no_group_may_have_is_changed() -> None:
+    assert [group.name for group in found(lines(GPU2.replace("|gpu2|", "|gpu 2+|")))] == ["gpu_2_"]
+
+
+def test_a_line_that_is_not_understood_is_shown() -> None:
+    with pytest.raises(LaunchError, match="not understood: a\\|b"):
+        parse("a|b\n")
