@@ -122,6 +122,13 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def port(text: str) -> int:
+    """0 stands for any free one."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and int(text) < 65536):
+        raise NoValue("must be a port, from 0 to 65535")
+    return int(text)
+
+
 def path(text: str) -> Path:
     if not text:
         raise NoValue("names no file; give the path of one")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import socket
+import sys
+import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf.reading.values import Parser, option, whole
+from conf.reading.values import Parser, option, port, whole
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.schema.trackers import Tracker
+from launch.commands.arguments import runs_folder
 from launch.errors import LaunchError
 from launch.judge.findings import all_findings
 from launch.tracking.ready import require_ready
@@ -25,6 +30,11 @@ TRACKERS = {
 }
 
 
+EXPORTS = ("trace", "csv", "png")
+SIZES = ("tensor", "data", "pipeline")
+"""Parallel sizes, of a log that does not say them."""
+
+
 def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
     """Writes `report/index.html` and `report/timeline.html` of each run, of several a comparison; prints their paths.
 
@@ -33,6 +43,8 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
             that are neither are left out, and named on stderr, unless all are.
     """
     arguments = _parser().parse_args(argv)
+    if arguments.serve or arguments.port is not None:
+        return _serve(arguments)
     # What draws pages takes a while to import, which help does not wait for.
     from reports.exports.write import Export, write_exports
     from reports.figures import picture
@@ -60,10 +72,45 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
             print(path)
         for place in _tracked(trackers, written):
             print(place)
-    for path in compared(rounds, arguments.output):
+    compared_pages = compared(rounds, arguments.output)
+    for path in compared_pages:
         if not arguments.watch:
             print(path)
+    if arguments.open:
+        show([*(written.pages[0] for written in rounds), *compared_pages][-1])
     return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    """Serves the pages until Ctrl-C.
+
+    Raises:
+        TdppError: there is no such folder or run, the port cannot be had, or an option is for pages that are written.
+    """
+    if not arguments.serve:
+        raise LaunchError(f"--port {arguments.port} is for a server: add --serve, or leave it out")
+    writing = ("watch", "output", "open", *EXPORTS, *TRACKERS, *SIZES)
+    if given := [f"--{name}" for name in writing if getattr(arguments, name)]:
+        raise LaunchError(f"{given[0]} does not go with --serve, which writes no pages; leave one of them out")
+    folder = runs_folder(arguments)
+    from launch.commands.serving.library import Library
+    from launch.commands.serving.server import HOST, PORT, Server
+
+    library = Library(folder, arguments.runs)
+    library.check()
+    with Server(library, PORT if arguments.port is None else arguments.port) as server:
+        print(server.address, flush=True)
+        forward = f"ssh -L {server.server_port}:{HOST}:{server.server_port} {socket.gethostname()}"
+        print(f"(from another machine: {forward}; Ctrl-C ends the server)", file=sys.stderr, flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+    return 0
+
+
+def show(page: Path) -> None:
+    """Shows a page in this user's browser; where there is none, says where the page is."""
+    if not webbrowser.open(page.absolute().as_uri()):
+        print(f"no browser was found here; open {page.absolute()}", file=sys.stderr)
 
 
 def _tracked(trackers: Sequence[Tracker], written: Written) -> Iterator[str]:
@@ -97,6 +144,15 @@ def _parser() -> argparse.ArgumentParser:
         help="write the pages again and again until the run is over; open ones load themselves anew",
     )
     parser.add_argument(
+        "--serve",
+        action="store_true",
+        help="write nothing, and show the runs of --runs-dir, or only RUNs, to a browser on this machine until Ctrl-C",
+    )
+    parser.add_argument("--port", type=option(port), metavar="N", help="of --serve (8000); 0 for a free one")
+    parser.add_argument(
+        "--open", action="store_true", help="also open the page, of several the comparison, in a browser"
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         metavar="FOLDER",
@@ -108,6 +164,6 @@ def _parser() -> argparse.ArgumentParser:
     for tracker, where in TRACKERS.items():
         parser.add_argument(f"--{tracker}", action="store_true", help=f"also {where} (docs/trackers.md)")
     sizes = parser.add_argument_group("parallel sizes of a log that does not say them")
-    for name in ("tensor", "data", "pipeline"):
+    for name in SIZES:
         sizes.add_argument(f"--{name}", type=option(whole), metavar="N")
     return parser

@@ -111,13 +111,20 @@ def _write_page(path: Path, content: str, refresh_s: int | None) -> None:
     write_atomic(path, content if refresh_s is None else refreshing(content, refresh_s))
 
 
-def write(source: Source, judge: Judge | None, printed: set[str], refresh_s: int | None = None) -> Written:
-    """Writes both pages; says on stderr what they lack.
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """The pages of a run or a log, as HTML."""
 
-    Args:
-        printed: what was said before, and is not said again.
-        refresh_s: after how many seconds the pages load themselves anew.
-    """
+    found: Found
+    index: str
+    timeline: str
+    findings: Findings | None
+    over: bool
+    """Whether nothing more will come."""
+
+
+def rendered(source: Source, judge: Judge | None) -> Rendered:
+    """Both pages, as far as there is something to show. Raises as `Source.read`."""
     found = source.read()
     known, timeline = found.record, found.timeline
     figures = statistics.statistics(timeline, known.plan.ranks)
@@ -127,22 +134,35 @@ def write(source: Source, judge: Judge | None, printed: set[str], refresh_s: int
             findings = judge(source.run)
         except RunFolderError as error:
             known = replace(known, notes=(*known.notes, f"no verdict: {error}"))
-    for note in (f"{known.name}: {note}" for note in (*known.notes, *timeline.notes)):
+    why = None if known.log else explain(timeline, known.plan, figures)
+    return Rendered(
+        found=replace(found, record=known),
+        index=run_page.render(known, timeline, figures, findings, found.prediction, found.gpus, why),
+        timeline=timeline_page.render(known, timeline, figures, found.prediction),
+        findings=findings,
+        over=found.over if source.run is None else findings is None or findings.over,
+    )
+
+
+def write(source: Source, judge: Judge | None, printed: set[str], refresh_s: int | None = None) -> Written:
+    """Writes both pages; says on stderr what they lack.
+
+    Args:
+        printed: what was said before, and is not said again.
+        refresh_s: after how many seconds the pages load themselves anew.
+    """
+    made = rendered(source, judge)
+    known = made.found.record
+    for note in (f"{known.name}: {note}" for note in (*known.notes, *made.found.timeline.notes)):
         if note not in printed:
             print(visible(note), file=sys.stderr)
             printed.add(note)
     index, all_ranks = source.report / "index.html", source.report / "timeline.html"
-    over = found.over if source.run is None else findings is None or findings.over
-    why = None if known.log else explain(timeline, known.plan, figures)
-    contents = (
-        (index, run_page.render(known, timeline, figures, findings, found.prediction, found.gpus, why)),
-        (all_ranks, timeline_page.render(known, timeline, figures, found.prediction)),
-    )
     try:
         source.make_folder()
-        for path, content in contents:
+        for path, content in ((index, made.index), (all_ranks, made.timeline)):
             _write_page(path, content, refresh_s)
     except OSError as error:
         raise unwritable(source.report, error) from error
-    verdict = findings.verdict if findings else None
-    return Written(run=source.run, found=found, pages=(index, all_ranks), verdict=verdict, over=over)
+    verdict = made.findings.verdict if made.findings else None
+    return Written(run=source.run, found=made.found, pages=(index, all_ranks), verdict=verdict, over=made.over)

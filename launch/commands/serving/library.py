@@ -1,0 +1,146 @@
+"""What the server shows: the list of the runs, the pages of each, and comparisons. Everything is made on demand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from conf.errors import TdppError
+from conf.run_folder.rundir import RunDir
+from launch.commands.runs import Listed, listed
+from launch.commands.runs_filter import Filter
+from launch.commands.serving.kept import FRESH_S, SHARE, Kept
+from launch.judge.findings import all_findings
+from launch.judge.outlook import outlook
+from launch.judge.runs_table import more_cells, run_row
+from launch.judge.state import EXIT_CODES, State
+from launch.screen.watch import SLURM_S
+from reports.figures.page import refreshing
+from reports.pages import runs_page, sweep_page
+from reports.pages.comparison import Outcome, outcome
+from reports.pages.runs_page import RunLine
+from reports.pages.writing import Rendered, rendered
+from reports.readers.megatron_log import Sizes
+from reports.sources import Source
+
+PAGES = 16
+"""Runs whose pages are kept; with their figures they take megabytes."""
+OUTCOMES = 256
+"""Runs of which is kept what a comparison shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pages:
+    index: str
+    timeline: str
+    over: bool
+
+
+class Library:
+    """The runs of a folder, as pages. Threads may ask at the same time."""
+
+    def __init__(self, runs: Path, wanted: Sequence[str] = ()) -> None:
+        self._runs = runs
+        self._filter = Filter(words=tuple(wanted))
+        self._pages = Kept[_Pages](_pages, lambda pages: pages.over, PAGES)
+        self._outcomes = Kept[tuple[Outcome, bool]](_outcome, lambda made: made[1], OUTCOMES)
+        self._lock = threading.Lock()
+        self._list: tuple[float, float, list[Listed]] | None = None
+
+    def check(self) -> None:
+        """Raises RunFolderError if one of the runs that are wanted is none."""
+        self._filter.chosen(self._runs, RunDir.everything(self._runs))
+
+    def named(self, name: str) -> RunDir | None:
+        """A run of the list, by its name; nothing else leads to a folder."""
+        found = self._filter.chosen(self._runs, list(RunDir.all(self._runs)))
+        return next((run for run in found if run.name == name and RunDir.is_one(run.path)), None)
+
+    def overview(self) -> str:
+        """The list of the runs, the latest first."""
+        runs, seconds = self._listed()
+        lines = [_line(run) for run in reversed(runs) if not run.closed]
+        return refreshing(runs_page.render(lines, str(self._runs.absolute())), round(seconds))
+
+    def index(self, run: RunDir) -> str:
+        """Raises TdppError where no page can be made."""
+        pages, seconds = self._pages.of(run)
+        return pages.index if pages.over else refreshing(pages.index, round(seconds))
+
+    def timeline(self, run: RunDir) -> str:
+        """Raises as `index`."""
+        pages, seconds = self._pages.of(run)
+        return pages.timeline if pages.over else refreshing(pages.timeline, round(seconds))
+
+    def comparison(self, runs: Sequence[RunDir]) -> str:
+        """Raises as `index`."""
+        made = [self._outcomes.of(run) for run in runs]
+        page = sweep_page.render([found for (found, _), _ in made])
+        going = [seconds for (_, over), seconds in made if not over]
+        return refreshing(page, round(max(going))) if going else page
+
+    def _listed(self) -> tuple[list[Listed], float]:
+        """The runs, and for how many seconds they are not looked at again."""
+        with self._lock:
+            if self._list is None or time.monotonic() > self._list[0]:
+                began = time.monotonic()
+                found = listed(self._runs, self._filter)
+                on_slurm = any(run.seen is not None and run.seen.jobs for run in found)
+                ended = time.monotonic()
+                waits = max(SLURM_S if on_slurm else FRESH_S, SHARE * (ended - began))
+                self._list = ended + waits, waits, found
+            return self._list[2], self._list[1]
+
+
+def link(run: RunDir) -> str:
+    """To a run's page, from that of the list."""
+    return f"runs/{quote(run.name)}/"
+
+
+def _rendered(run: RunDir) -> Rendered:
+    return rendered(Source.find(run.runs, str(run.path), Sizes()), all_findings)
+
+
+def _pages(run: RunDir) -> _Pages:
+    made = _rendered(run)
+    return _Pages(index=made.index, timeline=made.timeline, over=made.over)
+
+
+def _outcome(run: RunDir) -> tuple[Outcome, bool]:
+    found, findings = Source.find(run.runs, str(run.path), Sizes()).read(), None
+    try:
+        findings = all_findings(run)
+    except TdppError:  # its own page says why
+        return outcome(found.record, None, link(run), found.prediction), True
+    return outcome(found.record, findings.verdict, link(run), found.prediction), findings.over
+
+
+def _line(run: Listed) -> RunLine:
+    state = run.state
+    tone = "good" if state is State.succeeded else "bad" if EXIT_CODES[state] else "open"
+    if run.seen is None:
+        page = link(run.run) if RunDir.is_one(run.run.path) else None
+        return RunLine(name=run.run.name, link=page, state=str(state), tone=tone, note=run.note)
+    _, _, iteration, loss, ms = run_row(run.run.name, run.seen)
+    kind, age, took, _, plan = more_cells(run.seen)
+    last = run.seen.log[-1].iteration if run.seen.log else 0
+    return RunLine(
+        name=run.run.name,
+        link=link(run.run),
+        state=str(state),
+        tone=tone,
+        iteration=iteration,
+        progress=last / max(1, run.seen.iterations),
+        loss=loss,
+        ms=ms,
+        outlook=outlook(run.seen, state).text,
+        kind=kind,
+        age=age,
+        took=took,
+        plan=plan,
+        note=run.note,
+    )
