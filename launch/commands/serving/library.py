@@ -1,4 +1,7 @@
-"""What the server shows: the list of the runs, the pages of each, and comparisons. Everything is made on demand."""
+"""What the server shows: the list of the runs, the pages of each, and comparisons. Everything is made on demand.
+
+What draws pages is imported when the first one is made: importing it takes a while.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from conf.errors import TdppError
@@ -19,13 +23,10 @@ from launch.judge.outlook import outlook
 from launch.judge.runs_table import more_cells, run_row
 from launch.judge.state import EXIT_CODES, State
 from launch.screen.watch import SLURM_S
-from reports.figures.page import refreshing
-from reports.pages import runs_page, sweep_page
-from reports.pages.comparison import Outcome, outcome
-from reports.pages.runs_page import RunLine
-from reports.pages.writing import Rendered, rendered
-from reports.readers.megatron_log import Sizes
-from reports.sources import Source
+
+if TYPE_CHECKING:
+    from reports.pages.comparison import Outcome
+    from reports.pages.runs_page import RunLine
 
 PAGES = 16
 """Runs whose pages are kept; with their figures they take megabytes."""
@@ -62,6 +63,9 @@ class Library:
 
     def overview(self) -> str:
         """The list of the runs, the latest first."""
+        from reports.figures.page import refreshing
+        from reports.pages import runs_page
+
         runs, seconds = self._listed()
         lines = [_line(run) for run in reversed(runs) if not run.closed]
         return refreshing(runs_page.render(lines, str(self._runs.absolute())), round(seconds))
@@ -69,19 +73,20 @@ class Library:
     def index(self, run: RunDir) -> str:
         """Raises TdppError where no page can be made."""
         pages, seconds = self._pages.of(run)
-        return pages.index if pages.over else refreshing(pages.index, round(seconds))
+        return _following(pages.index, pages.over, seconds)
 
     def timeline(self, run: RunDir) -> str:
         """Raises as `index`."""
         pages, seconds = self._pages.of(run)
-        return pages.timeline if pages.over else refreshing(pages.timeline, round(seconds))
+        return _following(pages.timeline, pages.over, seconds)
 
     def comparison(self, runs: Sequence[RunDir]) -> str:
         """Raises as `index`."""
+        from reports.pages import sweep_page
+
         made = [self._outcomes.of(run) for run in runs]
         page = sweep_page.render([found for (found, _), _ in made])
-        going = [seconds for (_, over), seconds in made if not over]
-        return refreshing(page, round(max(going))) if going else page
+        return _following(page, all(over for (_, over), _ in made), max(seconds for _, seconds in made))
 
     def _listed(self) -> tuple[list[Listed], float]:
         """The runs, and for how many seconds they are not looked at again."""
@@ -101,16 +106,27 @@ def link(run: RunDir) -> str:
     return f"runs/{quote(run.name)}/"
 
 
-def _rendered(run: RunDir) -> Rendered:
-    return rendered(Source.find(run.runs, str(run.path), Sizes()), all_findings)
+def _following(page: str, over: bool, seconds: float) -> str:
+    """The page, which loads itself anew unless nothing more will come."""
+    from reports.figures.page import refreshing
+
+    return page if over else refreshing(page, round(seconds))
 
 
 def _pages(run: RunDir) -> _Pages:
-    made = _rendered(run)
+    from reports.pages.writing import rendered
+    from reports.readers.megatron_log import Sizes
+    from reports.sources import Source
+
+    made = rendered(Source.find(run.runs, str(run.path), Sizes()), all_findings)
     return _Pages(index=made.index, timeline=made.timeline, over=made.over)
 
 
 def _outcome(run: RunDir) -> tuple[Outcome, bool]:
+    from reports.pages.comparison import outcome
+    from reports.readers.megatron_log import Sizes
+    from reports.sources import Source
+
     found, findings = Source.find(run.runs, str(run.path), Sizes()).read(), None
     try:
         findings = all_findings(run)
@@ -120,6 +136,8 @@ def _outcome(run: RunDir) -> tuple[Outcome, bool]:
 
 
 def _line(run: Listed) -> RunLine:
+    from reports.pages.runs_page import RunLine
+
     state = run.state
     tone = "good" if state is State.succeeded else "bad" if EXIT_CODES[state] else "open"
     if run.seen is None:
