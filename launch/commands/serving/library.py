@@ -48,7 +48,7 @@ class Library:
         self._runs = runs
         self._filter = Filter(words=tuple(wanted))
         self._pages = Kept[_Pages](_pages, lambda pages: pages.over, PAGES)
-        self._outcomes = Kept[tuple[Outcome, bool]](_outcome, lambda made: made[1], OUTCOMES)
+        self._outcomes: Kept[tuple[Outcome, bool]] = Kept(_outcome, lambda made: made[1], OUTCOMES)
         self._lock = threading.Lock()
         self._list: tuple[float, float, list[Listed]] | None = None
 
