@@ -25,7 +25,7 @@ def main() -> None:
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     fastest, cheapest = found.plans[0], found.plans[-1]
-    print(found.summary)
+    print(*found.summary, sep="\n")
     print(f"{cpu:.1f} CPU s on one core, {wall:.1f} s, {mib:.0f} MiB")
     for name, plan in (("fastest", fastest), ("cheapest", cheapest)):
         cost = 1000 * step_cost(plan)

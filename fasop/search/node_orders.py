@@ -109,7 +109,7 @@ def described(nodes: Sequence[int], layers: int) -> str:
     if few(nodes, layers):
         return f"all {count(nodes)} node orders" if count(nodes) > 1 else "the one node order"
     about = f"{count(nodes):,}" if magnitude(nodes) < 6 else f"about 10^{int(magnitude(nodes))}"
-    return f"of {about} node orders those to which moving nodes from {len(starts(nodes))} of them leads"
+    return f"some of {about} node orders, found by moving nodes from {len(starts(nodes))} of them"
 
 
 def _sequences(kinds: Sequence[int]) -> list[tuple[int, ...]]:

@@ -43,7 +43,7 @@ def described(kinds: Sequence[NodeKind]) -> str:
     """In words, which clusters `clusters` gives."""
     by, number = step([kind.group.count for kind in kinds]), len(clusters(kinds))
     if by is None:
-        return f"{number} sets of nodes, in which at most one group is there in part, and only worse ones are left out"
+        return f"{number} sets of nodes, each with at most one group in part and without better nodes left out"
     return f"{number} sets of nodes" + (f", whose numbers differ by {by}" if by > 1 else "")
 
 

@@ -44,8 +44,8 @@ class Plan(PlacedTraining):
 
     @property
     def gap(self) -> float:
-        """How much less than `total` another partition could take at most, as a part of it."""
-        return 1 - self.bound / self.total
+        """How much less than `total` another partition could take at most, as a part of it: 0 of a single stage."""
+        return 1 - self.bound / self.total if len(self.partition.layers) > 1 else 0.0
 
 
 def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:

@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from conf.schema.parallel import Parallel
 from conf.schema.partition import Partition
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.partition.exact import proved
-from fasop.search import node_orders, node_sets
+from fasop.search import node_sets, words
 from fasop.search.arguments import Arguments, First
 from fasop.search.by_replica import exact
 from fasop.search.by_stage.look import QUICK, WHOLE, Looked, explore_stages, why_not
-from fasop.search.candidates import MOST_MICRO_BATCHES, Space
+from fasop.search.candidates import Space
 from fasop.search.idle_gpus import idle, left, notes, within
 from fasop.search.inputs import Inputs
 from fasop.search.lower_bound import LowerBounds
@@ -29,6 +28,7 @@ from fasop.search.pareto import Front, Limits, nothing_within
 from fasop.search.plan import Plan, by_time, check_prices
 from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
 from fasop.search.unequal_shares import explore_shares
+from fasop.search.words import OPTIMAL
 from fasop.simulation.pipelines import Pipelines
 
 LIMIT_S = 45.0
@@ -39,8 +39,6 @@ SHARES_S = 5.0
 """Of a front, at least those for plans with unequal shares."""
 WORTH = 0.999
 """Of the time of the best plan: one with other shares that gains less is not worth it."""
-OPTIMAL = 1e-5
-"""A part of an iteration that nobody could measure."""
 BOXES = (200, 0)
 """Boxes that a proof halves, at most: for the first plan, and for every other one."""
 PASSES = 2**13
@@ -50,8 +48,8 @@ PASSES = 2**13
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     plans: Sequence[Plan]
-    summary: str
-    """In words, what was searched."""
+    summary: Sequence[str]
+    """Lines: what the first plan gains, what was looked at, what is proved."""
     notes: Sequence[str]
     """What a reader must know of single plans."""
     even: Plan | None = None
@@ -78,7 +76,6 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
         seen += _explore_sets(_spaces(inputs, sets, bounds, uneven=True), best, progress, begun)
     if not best.plans:
         raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
-    where = _looked_at(inputs, seen, node_sets.described(inputs.kinds) if args.leave_out else "all nodes")
     others = _without_idle_nodes(inputs, best.plans, begun + LIMIT_S)
     plans = best.plans
     if args.leave_out:
@@ -94,18 +91,21 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     if args.prove:
         with bar("proving") as progress:
             plans = prove(plans, progress)
-    not_shown = (
-        "All other plans were slower in the search, which improves the layers per stage of each step by step, or are "
-        "proved to be slower."
-    )
+    where = node_sets.described(inputs.kinds) if args.leave_out else "all nodes"
     can = plans[0].pipelines is not None and not args.prove and plans[0].gap >= OPTIMAL
-    closer = " prove=true looks closer." if can else ""
     summary = (
-        f"{where}. {gained_by_stage(plans[0], alike)}{gained(alike, even)}{_nodes_used(inputs, plans[0])}{not_shown} "
-        f"{proved_of_even(least, plans[0])}{proved_by_stage(plans[0], looked)}{best_layers(plans[0].gap)}{closer}"
+        words.gained_by_stage(plans[0], alike),
+        words.gained(alike, even),
+        words.nodes_used(inputs, plans[0]),
+        words.looked_at(inputs, seen, where, looked),
+        words.proved(least, plans[0], looked, can),
     )
     return Outcome(
-        plans=plans, summary=summary, notes=notes(plans, others), even=even[0] if even else None, looked=looked
+        plans=plans,
+        summary=[*filter(None, summary)],
+        notes=notes(plans, others),
+        even=even[0] if even else None,
+        looked=looked,
     )
 
 
@@ -161,94 +161,6 @@ def _without_idle_nodes(inputs: Inputs, plans: Sequence[Plan], until: float) -> 
     return found
 
 
-def _nodes_used(inputs: Inputs, plan: Plan) -> str:
-    """In words, that the best plan leaves nodes out."""
-    every = sum(kind.group.count for kind in inputs.kinds)
-    if len(plan.nodes) == every:
-        return ""
-    return f"The first plan uses {len(plan.nodes)} of {every} nodes; leave_out=false asks for plans on all of them. "
-
-
-def gained_by_stage(first: Plan, alike: Plan) -> str:
-    """In words, what replicas or tensor sizes by stage gain over the best plan without, if they do."""
-    if first is alike:
-        return ""
-    p = first.parallel
-    sizes = [f"tensor sizes {p.tensor}"] if not isinstance(p.tensor, int) else []
-    sizes += [f"replicas {p.replicas}"] if p.replicas else []
-    return (
-        f"{' and '.join(sizes).capitalize()} gain {alike.total / first.total - 1:.1%}: the best plan whose stages are "
-        f"all alike takes {alike.total * 1e3:.1f} ms ({_in_short(alike.parallel)}). "
-    )
-
-
-def proved_by_stage(first: Plan, looked: Looked | None) -> str:
-    """Which plans whose stages differ were looked at, and what is proved of all of them."""
-    if looked is None:
-        return ""
-    gap = 1 - looked.least / first.total
-    faster = f"more than {max(gap, 1e-3):.1%} faster than" if gap > OPTIMAL else "faster than"
-    return (
-        f"Of layouts whose stages differ in replicas or tensor sizes {looked.said} were looked at, {looked.layouts} on "
-        f"{looked.nodes}, and none is {faster} the first plan: this is proved. "
-    )
-
-
-def gained(first: Plan, even: Sequence[Plan]) -> str:
-    """In words, what unequal shares gain over the best plan without, if there is one."""
-    if first.parallel.shares is None:
-        return ""
-    if not even:
-        return f"All plans have unequal shares, such as {first.parallel.shares}: nothing divides the batch evenly. "
-    best = even[0]
-    return (
-        f"Shares {first.parallel.shares} gain {best.total / first.total - 1:.1%}: the best plan with equal shares "
-        f"takes {best.total * 1e3:.1f} ms ({_in_short(best.parallel)}). "
-    )
-
-
-def _in_short(parallel: Parallel) -> str:
-    return (
-        f"tensor {parallel.tensor_size} x data {parallel.data} x pipeline {parallel.pipeline}, {parallel.partition}, "
-        f"{parallel.node_order}"
-    )
-
-
-def _looked_at(inputs: Inputs, seen: Coverage, sets: str) -> str:
-    """In words, what a search has gone through."""
-    orders = node_orders.described([kind.group.count for kind in inputs.kinds], inputs.training.blocks.layers)
-    limited = (
-        f"; none with more than {MOST_MICRO_BATCHES} micro-batches for each replica"
-        if inputs.training.parallel.global_batch_size > MOST_MICRO_BATCHES
-        else ""
-    )
-    left = f"; for lack of time, {seen.left} of these were left out that may be better" if seen.left else ""
-    return f"{seen.sizes} sizes with a schedule were looked at, on {sets}, {orders}{limited}{left}"
-
-
-def proved_of_even(least: float, first: Plan) -> str:
-    """What is proved of all plans with equal shares, if none takes less than `least`; of others not all are looked
-    at."""
-    if first.parallel.shares is None and first.pipelines is not None:
-        least = min(least, first.bound)
-    if least > first.total:
-        return "Every plan with equal shares and stages all alike is slower than the first: this is proved. "
-    gap = max(1 - least / first.total, 1e-3)
-    return (
-        f"No plan with equal shares and stages all alike is more than {gap:.1%} faster than the first: this is proved. "
-    )
-
-
-def best_layers(gap: float) -> str:
-    """What is proved of the first plan's layers per stage."""
-    if gap < OPTIMAL:
-        return "With its sizes and node order, the first plan has the best layers per stage: this is proved."
-    return (
-        f"With its sizes and node order, other layers per stage would make the first plan at most {max(gap, 1e-3):.1%} "
-        "faster."
-    )
-
-
 def front(inputs: Inputs, args: Arguments) -> Outcome:
     """The plans that no other one beats in both time and cost, in the order that is asked for.
 
@@ -261,12 +173,13 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     if not plans:
         raise nothing_within(_front(inputs, Limits())[0], inputs.run, limits)
     shown = plans if args.pareto is First.time else plans[::-1]
-    where = _looked_at(inputs, seen, node_sets.described(inputs.kinds))
     whole = f"the whole training has {inputs.run.iterations} iterations"
     known = whole if inputs.run.known else "tokens=N adds what a whole training takes"
     summary = (
-        f"{len(plans)} plans that no other one beats in time and cost. {where}. Prices are those of the nodes that "
-        f"a plan uses; {known}. {best_layers(shown[0].gap)}"
+        f"No other plan beats one of these {len(plans)} in both time and cost.",
+        f"Prices are those of the nodes that a plan uses; {known}.",
+        words.looked_at(inputs, seen, node_sets.described(inputs.kinds)),
+        f"Proved: {words.best_layers(shown[0].gap)}",
     )
     return Outcome(plans=shown, summary=summary, notes=notes(shown))
 

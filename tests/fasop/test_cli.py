@@ -37,7 +37,7 @@ def test_a_proof_is_made_when_it_is_asked_for(capsys: pytest.CaptureFixture[str]
     proved = capsys.readouterr()
     assert "% faster. prove=true looks closer." in told.err
     assert "prove=true" not in proved.err
-    assert "has the best layers per stage: this is proved." in proved.err
+    assert "has the best layers per stage." in proved.err
     assert proved.out == told.out
 
 
@@ -45,7 +45,7 @@ def test_plans_are_ranked_on_stdout_and_in_a_file(tmp_path: Path, capsys: pytest
     assert main(["search", *SMALL, "top=3", f"csv={tmp_path / 'plans.csv'}"]) == 0
     told = capsys.readouterr()
     assert [line.split()[0] for line in told.out.splitlines()[1:]] == ["1", "2", "3"]
-    assert "the one node order. All other plans were slower in the search, which improves" in told.err
+    assert re.search(r"(?m)in the one node order\..*\nProved: no plan with equal shares", told.err)
     with (tmp_path / "plans.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [*rows[0]] == [

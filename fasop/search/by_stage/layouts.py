@@ -36,25 +36,25 @@ def layouts(gpus: int, node: int, tensors: Sequence[int], stages: int, most: int
     whole = [cut for cut in range(gpus + 1) if cut % node == 0 or min(cut, gpus - cut) in _small(node)]
     anywhere = range(gpus + 1)
     quarters = sorted({0, gpus, *(gpus * part // 4 // node * node for part in (1, 2, 3))})
-    at_nodes = "which change where a node ends, or few GPUs from either end"
+    at_nodes = "with changes where a node ends, or few GPUs from either end"
     ways: list[tuple[Callable[[], Iterator[Layout]], str]] = [
         *([(partial(_all, gpus, tensors, stages), "all")] if gpus <= ALL else []),
         (
             partial(_in_runs, gpus, anywhere, tensors, stages, 3),
-            "those of at most three kinds of stages in a row",
+            "at most three kinds of stages in a row",
         ),
         (
             partial(_in_runs, gpus, whole, tensors, stages, 3),
-            f"those of at most three kinds of stages in a row {at_nodes}",
+            f"at most three kinds of stages in a row, {at_nodes}",
         ),
-        (partial(_in_runs, gpus, anywhere, tensors, stages, 2), "those of two kinds of stages in a row"),
+        (partial(_in_runs, gpus, anywhere, tensors, stages, 2), "two kinds of stages in a row"),
         (
             partial(_in_runs, gpus, whole, tensors, stages, 2),
-            f"those of two kinds of stages in a row {at_nodes}",
+            f"two kinds of stages in a row, {at_nodes}",
         ),
         (
             partial(_in_runs, gpus, quarters, tensors, stages, 2),
-            "those of two kinds of stages for quarters of the GPUs",
+            "two kinds of stages for quarters of the GPUs",
         ),
     ]
     for way, said in ways:

@@ -54,7 +54,7 @@ def rank(args: Arguments, command: str) -> int:
         print(f"({doubt})", file=sys.stderr)
     for note in outcome.notes:
         print(f"({note})", file=sys.stderr)
-    print(outcome.summary, file=sys.stderr)
+    print(*outcome.summary, sep="\n", file=sys.stderr)
     if args.explain is not None:
         explain(args.explain, plans[args.explain - 1])
     if args.csv is not None:
@@ -62,7 +62,7 @@ def rank(args: Arguments, command: str) -> int:
     if args.page is not None:
         from reports.pages.search_page import render  # few ask for a page, and it is slow to import
 
-        write(args.page, render(command, plans, inputs.run, [*outcome.notes, outcome.summary]))
+        write(args.page, render(command, plans, inputs.run, [*outcome.notes, *outcome.summary]))
         print(args.page)
     if args.plan is not None:
         path = plan_path(args.plan)

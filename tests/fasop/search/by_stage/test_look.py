@@ -181,7 +181,8 @@ def test_a_search_finds_replicas_by_stage_and_launch_takes_them(
     )
     assert said is not None
     gain, alike = said.groups()
-    assert "all were looked at, 455 on hgx+gpu2, and none is more than" in told.err
+    assert "455 layouts whose stages differ in replicas or tensor sizes (all) on hgx+gpu2." in told.err
+    assert "Of the layouts with unlike stages none is more than" in told.err
     experiment = compose([*NEAR_AND_FAR, f"parallel={found}", "executor=local", "container=none"])
     seconds = predict(experiment).iteration_s
     assert float(alike) / (seconds * 1e3) - 1 == pytest.approx(float(gain) / 100, abs=1e-3)

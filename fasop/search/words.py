@@ -1,0 +1,108 @@
+"""What a search says of itself, line by line: what it looked at, what the best plan gains, and what is proved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conf.schema.parallel import Parallel
+from fasop.search import node_orders
+from fasop.search.by_stage.look import Looked
+from fasop.search.candidates import MOST_MICRO_BATCHES
+from fasop.search.inputs import Inputs
+from fasop.search.plan import Plan
+from fasop.search.search import Coverage
+
+OPTIMAL = 1e-5
+"""A part of an iteration that nobody could measure."""
+
+
+def nodes_used(inputs: Inputs, plan: Plan) -> str:
+    """That the best plan leaves nodes out, if it does."""
+    every = sum(kind.group.count for kind in inputs.kinds)
+    if len(plan.nodes) == every:
+        return ""
+    return f"The first plan uses {len(plan.nodes)} of {every} nodes; leave_out=false asks for plans on all of them."
+
+
+def gained_by_stage(first: Plan, alike: Plan) -> str:
+    """What replicas or tensor sizes by stage gain over the best plan without, if they do."""
+    if first is alike:
+        return ""
+    p = first.parallel
+    sizes = [f"tensor sizes {p.tensor}"] if not isinstance(p.tensor, int) else []
+    sizes += [f"replicas {p.replicas}"] if p.replicas else []
+    return (
+        f"{' and '.join(sizes).capitalize()} gain {alike.total / first.total - 1:.1%}: the best plan whose stages are "
+        f"all alike takes {alike.total * 1e3:.1f} ms ({_in_short(alike.parallel)})."
+    )
+
+
+def gained(first: Plan, even: Sequence[Plan]) -> str:
+    """What unequal shares gain over the best plan without, if there is one."""
+    if first.parallel.shares is None:
+        return ""
+    if not even:
+        return f"All plans have unequal shares, such as {first.parallel.shares}: nothing divides the batch evenly."
+    best = even[0]
+    return (
+        f"Shares {first.parallel.shares} gain {best.total / first.total - 1:.1%}: the best plan with equal shares "
+        f"takes {best.total * 1e3:.1f} ms ({_in_short(best.parallel)})."
+    )
+
+
+def _in_short(parallel: Parallel) -> str:
+    return (
+        f"tensor {parallel.tensor_size} x data {parallel.data} x pipeline {parallel.pipeline}, {parallel.partition}, "
+        f"{parallel.node_order}"
+    )
+
+
+def looked_at(inputs: Inputs, seen: Coverage, sets: str, by_stage: Looked | None = None) -> str:
+    """What a search has gone through, on `sets` of nodes."""
+    orders = node_orders.described([kind.group.count for kind in inputs.kinds], inputs.training.blocks.layers)
+    limited = (
+        f", with at most {MOST_MICRO_BATCHES} micro-batches for each replica"
+        if inputs.training.parallel.global_batch_size > MOST_MICRO_BATCHES
+        else ""
+    )
+    left = f" For lack of time it left out {seen.left} of these that may be better." if seen.left else ""
+    unlike = (
+        f" It also looked at {by_stage.layouts} layouts whose stages differ in replicas or tensor sizes "
+        f"({by_stage.said}) on {by_stage.nodes}."
+        if by_stage is not None
+        else ""
+    )
+    return f"The search looked at {seen.sizes} sizes with a schedule on {sets}, in {orders}{limited}.{left}{unlike}"
+
+
+def proved(least: float, first: Plan, by_stage: Looked | None, closer: bool) -> str:
+    """What is proved of even plans (none takes less than `least`), of plans that differ by stage, and of partitions."""
+    sentences = (_of_even(least, first), _of_stages(first, by_stage), best_layers(first.gap))
+    return f"Proved: {' '.join(filter(None, sentences))}" + (" prove=true looks closer." if closer else "")
+
+
+def _of_even(least: float, first: Plan) -> str:
+    if first.parallel.shares is None and first.pipelines is not None:
+        least = min(least, first.bound)
+    if least > first.total:
+        return "every plan with equal shares and stages all alike is slower than the first."
+    gap = max(1 - least / first.total, 1e-3)
+    return f"no plan with equal shares and stages all alike is more than {gap:.1%} faster than the first."
+
+
+def _of_stages(first: Plan, by_stage: Looked | None) -> str:
+    if by_stage is None:
+        return ""
+    gap = 1 - by_stage.least / first.total
+    faster = f"more than {max(gap, 1e-3):.1%} faster" if gap > OPTIMAL else "faster"
+    return f"Of the layouts with unlike stages none is {faster} than the first plan."
+
+
+def best_layers(gap: float) -> str:
+    """What is proved of the first plan's layers per stage."""
+    if gap < OPTIMAL:
+        return "With its sizes and node order, the first plan has the best layers per stage."
+    return (
+        f"With its sizes and node order, other layers per stage would make the first plan at most {max(gap, 1e-3):.1%} "
+        "faster."
+    )
