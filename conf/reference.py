@@ -98,7 +98,7 @@ def _parts(name: str, kind: Any) -> Iterator[Part]:
         keys.append(
             Key(
                 name=key,
-                values=_values(of),
+                values="true, false or auto" if default == "auto" else _values(of),
                 default=default,
                 rule=_rule(name, field.name),
                 meaning=documented.get(field.name, "") or _of_words(of),

@@ -11,7 +11,7 @@ from enum import StrEnum
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema import adapt, containers, megatron_lm, ranges, streams, tensor_groups
+from conf.schema import adapt, containers, megatron_lm, overlapping, ranges, streams, tensor_groups
 from conf.schema.adapt import Adapt
 from conf.schema.cluster import Cluster, Gpu, NodeGroup
 from conf.schema.config_class import config
@@ -139,6 +139,7 @@ class Experiment:
         _check_bucketing(self)
         tensor_groups.check(self.parallel, self.model, self.cluster, self.node_order.groups, self.ranks_per_node())
         _check_compile(self)
+        overlapping.check(self.parallel, self.train, self.engine)
         if self.parallel.stream is not None:
             streams.check(self.partition, self.model)
         _check_evaluation(self)
@@ -158,6 +159,11 @@ class Experiment:
         if self.parallel.partition is None:
             return Partition.even(self.model.counted, self.parallel.virtual_stages)
         return Partition.parse(self.parallel.partition)
+
+    @property
+    def overlaps_optimizer(self) -> bool:
+        """Whether weights are updated while later gradients are still summed."""
+        return overlapping.overlaps(self.parallel, self.train, self.engine)
 
     @property
     def node_order(self) -> NodeOrder:

@@ -130,6 +130,7 @@ def _devices(cluster: Cluster, groups: Iterable[str]) -> None:
 def _without_equal(train: Train, rehearse: Rehearse) -> None:
     """What tdpp's own engine alone can do."""
     for given, key, value, off in (
+        (train.overlap_optimizer is True, "train.overlap_optimizer", "true", "auto"),
         (train.compile, "train.compile", "true", "false"),
         (train.epochs is not None, "train.epochs", train.epochs, "null and train.iterations"),
         (train.samples is not None, "train.samples", train.samples, "null and train.iterations"),

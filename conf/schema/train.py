@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError
 from conf.schema import ranges
 from conf.schema.config_class import config
 from megatron_ext.contract.goal import METRICS, Best, Target
 from megatron_ext.contract.train_config import DECAYING, EVALUATING, KINDS, ONLY_WITH, OPTIONS
+
+if TYPE_CHECKING:
+    FlagOrAuto = bool | str
+else:
+    FlagOrAuto = Any  # omegaconf 2.3 has no unions of these
 
 LENGTHS = ("iterations", "epochs", "samples")
 """Keys that say how long a training is; a user gives one of them."""
@@ -97,6 +103,9 @@ class Train:
     """Added to the root that an update is divided by."""
     clip_grad: float = 1.0
     """Largest norm of the gradient over all ranks; 0 does not clip."""
+    overlap_optimizer: FlagOrAuto = "auto"
+    """Update weights bucket by bucket, while later gradients are still summed: true, false, or auto, which does so
+    wherever it changes no result and can gain (docs/training.md)."""
     precision: Precision = Precision.fp32
     compile: bool = False
     """Compile the transformer layers with torch.compile."""
@@ -141,6 +150,8 @@ class Train:
         _check_learning_rate(self)
         _check_options(self)
         _check_goal(self)
+        if not isinstance(self.overlap_optimizer, bool) and self.overlap_optimizer != "auto":
+            raise ConfigError(f"train.overlap_optimizer={self.overlap_optimizer} must be true, false or auto")
 
     @property
     def length(self) -> str:

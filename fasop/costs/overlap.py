@@ -4,6 +4,9 @@ Gradients are summed in buckets, the last layer's first, each as soon as it is c
 left of the all-reduce after the backward pass is at least the last bucket, and what does not fit between the moment at
 which the first bucket is complete and the end of the pass; and never more than all of it:
 `min(whole, max(whole - hidden, last))`.
+
+Where weights are updated bucket by bucket (train.overlap_optimizer), the steps of all buckets but the last one hide as
+much of what is left as they take, for they are there to be made while other buckets are summed.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ class Training:
     engine: Engine
     kept_values: int = 2
     """`Train.kept_values`."""
+    overlaps_optimizer: bool = False
+    """`Experiment.overlaps_optimizer`; a search compares plans without it."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> Training:
@@ -33,6 +35,7 @@ class Training:
             precision=experiment.train.precision,
             engine=experiment.engine,
             kept_values=experiment.train.kept_values,
+            overlaps_optimizer=experiment.overlaps_optimizer,
         )
 
     @property

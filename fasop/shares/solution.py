@@ -61,7 +61,7 @@ class Solution:
         )
 
     def words(self) -> list[str]:
-        """`parallel`'s of a run whose replicas take these shares."""
+        """Of a run whose replicas take these shares, and update their weights in this way."""
         groups = list[tuple[int, int]]()
         for share in self.shares:
             if groups and groups[-1][0] == share.micro_batches:
@@ -74,6 +74,11 @@ class Solution:
             f"parallel.micro_batch_size={self.local_batch_size}",
             f"parallel.global_batch_size={self.global_batch_size}",
             *([f"parallel.shares={shares}"] if len(groups) > 1 else []),
+            *(
+                ["train.overlap_optimizer=true", "train.clip_grad=0"]
+                if self.sync is WeightSync.overlap
+                else ["train.overlap_optimizer=false"]
+            ),
         ]
 
 

@@ -48,6 +48,8 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     if exchanged.last is not None:
         time = _after_first_bucket(training, backward.layer[..., : parallel.pipeline, :])
         hidden = Hidden(time=time, last=exchanged.last)
+        if training.overlaps_optimizer:
+            hidden = _beside_steps(hidden, training, stepping)
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
@@ -293,6 +295,17 @@ def _last_bucket(training: Training, summing: Link[Floats]) -> Floats:
     model, tensor, stages = training.model, training.parallel.tensor_size, range(training.parallel.pipeline)
     parameters = [[overlap.last_bucket_parameters(model, tensor, first=stage == 0)] for stage in stages]
     return summing.takes(np.array(parameters))
+
+
+def _beside_steps(hidden: Hidden, training: Training, stepping: Floats) -> Hidden:
+    """Of a data parallel plan whose weights are updated bucket by bucket, `stepping` seconds for a parameter."""
+    parameters = training.blocks.counts[:, -1] @ np.array(sizes.kind_parameters(training.model, 1, own_word=False))
+    parameters += sizes.embedding_parameters(training.model, 1)
+    parameters += sizes.head_parameters(training.model, 1, own_word=False)
+    before_last = max(0.0, parameters - overlap.last_bucket_parameters(training.model, 1, first=True))
+    steps = stepping * before_last
+    time = replace(hidden.time, fixed=hidden.time.fixed + steps)
+    return Hidden(time=time, last=np.maximum(hidden.last - steps, 0.0))
 
 
 def _embedding(link: Link[Floats], training: Training) -> Floats:

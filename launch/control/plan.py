@@ -83,6 +83,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
                 "optimizer": str(train.optimizer),
                 "lr_policy": str(train.lr_policy),
                 "loss_scaler": str(train.loss_scaler),
+                "overlap_optimizer": experiment.overlaps_optimizer,
                 "lr_decay_iterations": decay,
                 "price_per_hour": None if train.max_cost is None else experiment.price_per_hour(),
                 "load": train.load and os.path.abspath(train.load),  # noqa: PTH100

@@ -75,6 +75,8 @@ class TrainConfig:
     """Of all nodes together, in dollars; given with `max_cost`."""
     epochs: Optional[int] = None
     """How often all training samples are gone through, where that was asked for."""
+    overlap_optimizer: bool = False
+    """Whether weights are updated bucket by bucket, while later buckets of gradients are summed."""
     samples: Optional[int] = None
     """Of the whole training, where these or epochs were asked for: the iterations take as many as their global batches
     allow, and the order of the samples follows from this number."""

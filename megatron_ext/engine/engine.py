@@ -153,6 +153,7 @@ class Engine:
             groups.tensor,
             {name for name, _ in named if task.shard(name) is not None},
             copies=1 if layout.even or streams else replicas,
+            cuts=self._reducer.ends if plan.train.overlap_optimizer else (),
         )
         self._actions: Sequence[Action] = [] if streams else actions_of(plan, place.stage, place.dp)
         later = WeightGradients(self.flat.add, self.flat.add_rows)
@@ -285,7 +286,9 @@ class Engine:
             own = 0.0 if loss is None else loss.item()
         if not math.isfinite(own):
             raise not_finite(iteration, "loss", own / scale)
-        self._reduce_gradients()
+        lr = self._learning_rate(self.consumed(iteration - 1))
+        early = self._plan.train.overlap_optimizer and not halves  # which are compared before the update
+        self._reduce_gradients(partial(self.optimizer.step_early, self._recorder, lr=lr) if early else None)
         mean, metrics = math.nan, {}
         if loss is not None:
             names = list(self._metrics[0]) if self._metrics else []
@@ -296,7 +299,6 @@ class Engine:
                 mean, *others = [value / scale for value in logged.tolist()]
             metrics = dict(zip(names, others))
         found = self._compared(micros, scale) if halves else None
-        lr = self._learning_rate(self.consumed(iteration - 1))
         norm = self.optimizer.step(self._recorder, lr)
         skipped = not math.isfinite(norm)
         if skipped and not self.optimizer.scaler.dynamic:
@@ -431,9 +433,9 @@ class Engine:
         """The numbers that actions give this replica's first micro-batches of an iteration."""
         return range(count) if self._plan.layout.even else self._taken[:count].tolist()
 
-    def _reduce_gradients(self) -> None:
+    def _reduce_gradients(self, summed: Optional[Callable[[int], None]] = None) -> None:
         """Over the replicas; then what the ranks of a tensor group, or first and last stage, have in common."""
-        self._reducer.finish()
+        self._reducer.finish(summed)
         if self._plan.sequence_parallel and self._common:
             with self._recorder.span("layernorm-grads-all-reduce"):
                 together = torch.cat([gradient.flatten() for gradient in self._common])

@@ -15,7 +15,7 @@ from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.flat import FlatWeights
 from megatron_ext.engine.learning_rate import learning_rate
 from megatron_ext.engine.precision import LogMaxScaler, scaler_of
-from megatron_ext.engine.update_rules import Piece, square_norm, update_rule
+from megatron_ext.engine.update_rules import NORM_ROW, Piece, row_norms, square_norm, update_rule
 from megatron_ext.parallel.comm import all_gather, all_reduce, told
 from megatron_ext.timeline.progress import Wait
 from megatron_ext.timeline.recorder import Recorder
@@ -47,13 +47,21 @@ class Optimizer:
         tensor: Optional[dist.ProcessGroup] = None,
         cut: AbstractSet[str] = frozenset(),
         copies: int = 1,
+        cuts: Sequence[int] = (),
     ) -> None:
         """`model` is a group of ranks in which each weight is held by as many as the holder says: its `copies`.
 
         `counted_elsewhere` are gradients, part of the flat one, of weights of which another rank of that group has
-        a copy, and counts it in the norm. `cut` names the parameters that the `tensor` group shares.
+        a copy, and counts it in the norm. `cut` names the parameters that the `tensor` group shares. `cuts` are ends
+        of buckets, up to which `step_early` is to update the weights; nothing may clip or change their gradients.
         """
         self._copies = copies
+        # At ends of the norm's rows, so that the norm is the same to the last bit.
+        self._cuts = sorted({cut // NORM_ROW * NORM_ROW for cut in cuts} - {0})
+        self._stepped = 0
+        """How many weights this iteration has updated already."""
+        self._norms_of_stepped: List[Tensor] = []
+        """Of the rows of their gradients."""
         self._flat = flat
         self._train = train
         self._model = model
@@ -71,7 +79,7 @@ class Optimizer:
             Piece(_within(here, self._own), flat.parameters[name].dim() > 1, name in cut)
             for name, here in flat.slices.items()
         ]
-        self._rule = update_rule(self._master, pieces, train, self._data.group, tensor)
+        self._rule = update_rule(self._master, pieces, train, self._data.group, tensor, self._cuts)
         self._average = None if train.ema is None else self._master.data.clone()
         """Of the weights, exponentially (`train.ema`), from the initial ones on."""
         self.kinds = (WEIGHTS, *self._rule.kinds, *((EMA,) if train.ema is not None else ()))
@@ -80,12 +88,24 @@ class Optimizer:
         self.updates = 0
         """Updates made so far; skipped iterations make none."""
 
+    def step_early(self, recorder: Recorder, stop: int, lr: float) -> None:
+        """Updates weights before `stop` of the flat ones, whose gradients are summed, so that `step` need not."""
+        ready = [cut for cut in self._cuts if self._stepped < cut <= stop]
+        if not ready:
+            return
+        here = slice(self._stepped, ready[-1])
+        with recorder.span("optimizer"):
+            self._norms_of_stepped.append(row_norms(self._flat.grad[here]))
+            self._update(recorder, lr, here)
+        self._stepped = here.stop
+
     def step(
         self, recorder: Recorder, lr: Optional[float] = None, is_own_fault: Callable[[], bool] = lambda: True
     ) -> float:
         """Clips, updates and zeroes the gradients, which carry the loss scale.
 
-        `lr` is the learning rate; None: what the policy has after so many updates. Returns the norm of the whole
+        `lr` is the learning rate; None: what the policy has after so many updates. Of weights that `step_early` has
+        updated in this iteration it updates none again. Returns the norm of the whole
         model's gradient before clipping. If it is not finite nothing is updated; the loss scale then gets smaller, if
         `is_own_fault`.
         """
@@ -99,11 +119,14 @@ class Optimizer:
                 if factor != scale and math.isfinite(norm):
                     self._flat.grad[self._own].mul_(factor / scale)
             if math.isfinite(norm):
-                self._update(recorder, learning_rate(self.updates, self._train) if lr is None else lr)
+                rest = slice(self._stepped, len(self._master))
+                self._update(recorder, learning_rate(self.updates, self._train) if lr is None else lr, rest)
                 self.updates += 1
             if math.isfinite(norm) or is_own_fault():
                 self.scaler.update(math.isfinite(norm), largest)
             self._flat.grad.zero_()
+            self._stepped = 0
+            self._norms_of_stepped.clear()
         return norm
 
     def state(self, kinds: Optional[Sequence[str]] = None) -> Dict[str, Tensor]:
@@ -137,7 +160,7 @@ class Optimizer:
         if self._average is not None:
             self._average.copy_(state[EMA][self._own])
         self.updates = updates
-        self._hand_out(Recorder(None))
+        self._hand_out(Recorder(None), slice(0, len(self._master)))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -155,20 +178,20 @@ class Optimizer:
         finally:
             self._flat.weight.copy_(kept)
 
-    def _update(self, recorder: Recorder, lr: float) -> None:
+    def _update(self, recorder: Recorder, lr: float, here: slice) -> None:
         if self._master.numel():
-            self._rule.step(lr, self.updates)
+            self._rule.step(lr, self.updates, here)
             if self._average is not None:
                 assert self._train.ema is not None
-                self._average.lerp_(self._master.data, 1.0 - self._train.ema)
-        self._hand_out(recorder)
+                self._average[here].lerp_(self._master.data[here], 1.0 - self._train.ema)
+        self._hand_out(recorder, here)
 
-    def _hand_out(self, recorder: Recorder) -> None:
-        """Gives the model the updated weights: this rank's own, and from the others theirs."""
+    def _hand_out(self, recorder: Recorder, here: slice) -> None:
+        """Gives the model the updated weights: those `here` of this rank's own, and from the others theirs."""
         if self._is_weight:
             return
         own = self._flat.weight[self._own]
-        own.copy_(self._master.data)
+        own[here].copy_(self._master.data[here])
         if self._data.size > 1:
             with recorder.span("params-all-gather"):
                 self._gather(own, self._flat.weight)
@@ -187,7 +210,7 @@ class Optimizer:
 
     def _norm(self, recorder: Recorder) -> float:
         """Norm over the whole model; replicas hold equal gradients, and each weight counts once."""
-        square = square_norm(self._flat.grad)
+        square = square_norm(self._flat.grad[self._stepped :], self._norms_of_stepped)
         for gradient in self._counted_elsewhere:
             square -= square_norm(gradient.flatten())
         square /= self._copies

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch.distributed as dist
 
@@ -34,12 +34,18 @@ class GradientReducer:
         self._bucket_of = {name: number for number, (_, names) in enumerate(self._buckets) for name in names}
         self._left: Dict[str, int] = {}
         self._missing: List[int] = []
-        self._begun: List[Tuple[dist.Work, UnderWay]] = []
+        self._begun: List[Tuple[int, dist.Work, UnderWay]] = []
+        """By bucket."""
         self._early = group is not None and len(self._buckets) > 1
         """Whether there is something to overlap; to be told of every gradient costs a small model some percent."""
         self._at_once = not self._early
         if self._early:
             flat.tell(self._arrived)
+
+    @property
+    def ends(self) -> List[int]:
+        """Of the buckets that are summed by themselves, but the last one, in the flat weights."""
+        return [here.stop for here, _ in self._buckets[:-1]] if self._early else []
 
     def begin(self, micro_batches: int, at_once: bool = False) -> None:
         """Starts an iteration of this many micro-batches, whose gradients are summed in `finish` if `at_once`."""
@@ -47,20 +53,35 @@ class GradientReducer:
         self._left = {name: micro_batches * self._uses[name] for name in self._flat.slices}
         self._missing = [len(names) for _, names in self._buckets]
 
-    def finish(self) -> None:
-        """Waits until all gradients are summed; a mean needs its factor in the loss."""
+    def finish(self, summed: Optional[Callable[[int], None]] = None) -> None:
+        """Waits until all gradients are summed; a mean needs its factor in the loss.
+
+        Before it waits for another bucket, `summed` is given up to where all of the flat gradients are.
+        """
         if self._group is None:
             return
-        with self._recorder.span("grads-all-reduce"), told("all-reduce of the gradients"):
-            if self._at_once:
+        if self._at_once:
+            with self._recorder.span("grads-all-reduce"), told("all-reduce of the gradients"):
                 dist.all_reduce(self._flat.grad, group=self._group)
                 self._recorder.traffic.all_reduced(self._flat.grad, self._group)
-                return
-            assert not any(self._missing), "a parameter got too few gradients"
-            for work, event in self._begun:
-                work.wait()
-                event.end()
+            return
+        assert not any(self._missing), "a parameter got too few gradients"
+        if summed is None:
+            with self._recorder.span("grads-all-reduce"):
+                for _, work, event in self._begun:
+                    _wait(work, event)
+        else:
+            self._finish_one_by_one(summed)
         self._begun.clear()
+
+    def _finish_one_by_one(self, summed: Callable[[int], None]) -> None:
+        under_way = {bucket for bucket, _, _ in self._begun}
+        for bucket, work, event in self._begun:
+            with self._recorder.span("grads-all-reduce"):
+                _wait(work, event)
+            under_way.discard(bucket)
+            if under_way:
+                summed(self._buckets[min(under_way)][0].start)
 
     def _arrived(self, name: str) -> None:
         if self._at_once:
@@ -78,7 +99,13 @@ class GradientReducer:
             assert work is not None
             self._recorder.traffic.all_reduced(self._flat.grad[here], self._group)
             event.follow(work)
-            self._begun.append((work, event))
+            self._begun.append((bucket, work, event))
+
+
+def _wait(work: dist.Work, event: UnderWay) -> None:
+    with told("all-reduce of the gradients"):
+        work.wait()
+    event.end()
 
 
 def buckets(flat: FlatWeights, least_bytes: float) -> List[Tuple[slice, List[str]]]:

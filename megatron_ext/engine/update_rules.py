@@ -6,7 +6,7 @@ The formulas and their sources are in docs/training.md. Biases and norms do not 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -47,8 +47,8 @@ class UpdateRule(ABC):
         self._decaying = [piece.here for piece in pieces if piece.decays and piece.here.start < piece.here.stop]
 
     @abstractmethod
-    def step(self, lr: float, updates: int) -> None:
-        """One update, after so many before it."""
+    def step(self, lr: float, updates: int, here: slice) -> None:
+        """One update, after so many before it, of the weights `here`, which are all or whole parts of them."""
 
     @abstractmethod
     def state(self) -> Dict[str, Tensor]:
@@ -60,47 +60,66 @@ class UpdateRule(ABC):
 
 
 class TorchRule(UpdateRule):
-    """An optimizer of torch's; it gets no weight decay, so that its state stays one flat tensor for each kind."""
+    """An optimizer of torch's; it gets no weight decay, so that its state stays one flat tensor for each kind and part.
+
+    Parts that are stepped one by one are parameters of their own, which share the memory of the master weights.
+    """
 
     def __init__(
         self,
         master: nn.Parameter,
         pieces: Sequence[Piece],
         train: TrainConfig,
+        parts: Sequence[Tuple[slice, nn.Parameter]],
         optimizer: torch.optim.Optimizer,
         names: Sequence[str],
     ) -> None:
-        """`names` are torch's, of the state of each kind."""
+        """`optimizer` has the `parts`; `names` are torch's, of the state of each kind."""
         super().__init__(master, pieces, train)
+        self._parts = parts
         self._optimizer = optimizer
         self._names = dict(zip(self.kinds, names))
 
-    def step(self, lr: float, updates: int) -> None:
-        decay = self._train.weight_decay
-        for here in self._decaying:
-            weight = self._master.data[here]
+    def step(self, lr: float, updates: int, here: slice) -> None:
+        decay, gradient = self._train.weight_decay, self._master.grad
+        assert gradient is not None
+        for piece in self._decaying:
+            both = slice(max(piece.start, here.start), min(piece.stop, here.stop))
+            if both.start >= both.stop:
+                continue
+            weight = self._master.data[both]
             if self._train.optimizer == ADAMW:
                 weight.mul_(1.0 - lr * decay)
             elif decay:
-                assert self._master.grad is not None
-                self._master.grad[here].add_(weight, alpha=decay)
+                gradient[both].add_(weight, alpha=decay)
+        if len(self._parts) > 1:
+            for part, parameter in self._parts:  # torch steps those that have a gradient
+                inside = here.start <= part.start and part.stop <= here.stop
+                parameter.grad = gradient[part] if inside else None
         self._optimizer.param_groups[0]["lr"] = lr
         self._optimizer.step()
 
     def state(self) -> Dict[str, Tensor]:
-        found = self._optimizer.state.get(self._master, {})
-        nothing = torch.zeros_like(self._master.data)
-        return {kind: nothing if found.get(name) is None else found[name] for kind, name in self._names.items()}
+        return {kind: self._whole(name) for kind, name in self._names.items()}
 
     def load(self, state: Mapping[str, Tensor], updates: int) -> None:
-        found: Dict[str, Any] = {
-            # Copies on a CPU, too: a view would keep what the other replicas have of them in memory.
-            name: state[kind].to(self._master, copy=True)
-            for kind, name in self._names.items()
-        }
-        if self._train.optimizer in (ADAM, ADAMW):
-            found["step"] = torch.tensor(float(updates), device=self._master.device if self._master.is_cuda else "cpu")
-        self._optimizer.state[self._master] = found
+        for part, parameter in self._parts:
+            found: Dict[str, Any] = {
+                # Copies on a CPU, too: a view would keep what the other replicas have of them in memory.
+                name: state[kind][part].to(parameter, copy=True)
+                for kind, name in self._names.items()
+            }
+            if self._train.optimizer in (ADAM, ADAMW):
+                found["step"] = torch.tensor(float(updates), device=parameter.device if parameter.is_cuda else "cpu")
+            self._optimizer.state[parameter] = found
+
+    def _whole(self, name: str) -> Tensor:
+        """What torch keeps by this name, of all parts."""
+        kept = [self._optimizer.state.get(parameter, {}).get(name) for _, parameter in self._parts]
+        found = [
+            torch.zeros_like(parameter.data) if one is None else one for one, (_, parameter) in zip(kept, self._parts)
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
 
 class Lamb(UpdateRule):
@@ -126,17 +145,18 @@ class Lamb(UpdateRule):
         self._tensor = tensor
         self._m, self._v = torch.zeros_like(master.data), torch.zeros_like(master.data)
 
-    def step(self, lr: float, updates: int) -> None:
+    def step(self, lr: float, updates: int, here: slice) -> None:
         train, weights, gradient = self._train, self._master.data, self._master.grad
         assert gradient is not None
+        assert here == slice(0, len(weights)), "the norms are those of whole matrices"
         self._m.mul_(train.adam_beta1).add_(gradient, alpha=1.0 - train.adam_beta1)
         self._v.mul_(train.adam_beta2).addcmul_(gradient, gradient, value=1.0 - train.adam_beta2)
         denominator = (self._v / (1.0 - train.adam_beta2 ** (updates + 1))).sqrt_().add_(train.adam_eps)
         update = (self._m / (1.0 - train.adam_beta1 ** (updates + 1))).div_(denominator)
-        for here in self._decaying:
-            update[here].add_(weights[here], alpha=train.weight_decay)
-        for piece, ratio in zip(self._scaled, self._ratios(update)):
-            update[piece.here].mul_(ratio)
+        for piece in self._decaying:
+            update[piece].add_(weights[piece], alpha=train.weight_decay)
+        for scaled, ratio in zip(self._scaled, self._ratios(update)):
+            update[scaled.here].mul_(ratio)
         weights.add_(update, alpha=-lr)
 
     def state(self) -> Dict[str, Tensor]:
@@ -170,29 +190,46 @@ def update_rule(
     train: TrainConfig,
     replicas: Optional[dist.ProcessGroup] = None,
     tensor: Optional[dist.ProcessGroup] = None,
+    cuts: Sequence[int] = (),
 ) -> UpdateRule:
-    """The rule of `train.optimizer`; the groups are as `Lamb` takes them."""
+    """The rule of `train.optimizer`; the groups are as `Lamb` takes them, and `cuts` are where parts begin that are
+    stepped one by one.
+    """
     if train.optimizer == LAMB:
         return Lamb(master, pieces, train, replicas, tensor)
+    parts = [(slice(0, len(master)), master)]
+    if cuts:
+        slices = [slice(start, stop) for start, stop in zip([0, *cuts], [*cuts, len(master)])]
+        parts = [(here, nn.Parameter(master.data[here])) for here in slices]
+    stepped = [parameter for _, parameter in parts]
     if train.optimizer == SGD:
-        sgd = torch.optim.SGD([master], lr=0.0, momentum=train.momentum, nesterov=train.nesterov)
-        return TorchRule(master, pieces, train, sgd, ["momentum_buffer"])
+        sgd = torch.optim.SGD(stepped, lr=0.0, momentum=train.momentum, nesterov=train.nesterov)
+        return TorchRule(master, pieces, train, parts, sgd, ["momentum_buffer"])
     adam = torch.optim.Adam(
-        [master],
+        stepped,
         lr=0.0,
         betas=(train.adam_beta1, train.adam_beta2),
         eps=train.adam_eps,
         fused=master.is_cuda or torch.__version__ >= "2.4",  # before, it knew no CPU
     )
-    return TorchRule(master, pieces, train, adam, ["exp_avg", "exp_avg_sq"])
+    return TorchRule(master, pieces, train, parts, adam, ["exp_avg", "exp_avg_sq"])
 
 
-def square_norm(flat: Tensor) -> Tensor:
+def row_norms(flat: Tensor) -> Tensor:
+    """Of as many whole rows as there are."""
+    whole = len(flat) // NORM_ROW * NORM_ROW
+    norms: Tensor = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1)
+    return norms
+
+
+def square_norm(flat: Tensor, before: Sequence[Tensor] = ()) -> Tensor:
     """The sum of a vector's squares, fp64, from the norms of short rows: torch copies into fp64 all that it is to sum
     in fp64, and so would take twice the gradients' memory, and 30 times as long.
+
+    `before` are the norms of the rows before it, where they were taken already.
     """
-    whole = len(flat) // NORM_ROW * NORM_ROW
-    rows = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1)
-    rest = torch.linalg.vector_norm(flat[whole:])
+    rows = row_norms(flat)
+    rest = torch.linalg.vector_norm(flat[len(rows) * NORM_ROW :])
+    rows = torch.cat([*before, rows]) if before else rows
     square: Tensor = rows.double().square().sum() + rest.double().square()
     return square

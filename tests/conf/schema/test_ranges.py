@@ -37,7 +37,8 @@ def numbers(kind: type) -> set[str]:
     return {
         field.name
         for field in fields(kind)
-        if hints[field.name] is typing.Any or {int, float} & {hints[field.name], *typing.get_args(hints[field.name])}
+        if (hints[field.name] is typing.Any and field.default != "auto")
+        or {int, float} & {hints[field.name], *typing.get_args(hints[field.name])}
     }
 
 

@@ -15,11 +15,25 @@ from conf.schema.experiment import Cluster, Experiment, Gpu, NodeGroup, Parallel
 
 SEED = "experiment=seed_a10x8"
 HET = "experiment=seed_a100x1_a10x7"
+REPLICAS = ["parallel.data=2", "parallel.pipeline=1", "parallel.partition=null", "parallel.global_batch_size=4"]
 
 BROKEN = {
     "a loss scale that nothing needs": (
         ["train.loss_scaler=logmax"],
         "train.loss_scaler=logmax does nothing with train.precision=fp32; use train.precision=fp16, or leave it out",
+    ),
+    "updates beside the sums where gradients are clipped": (
+        [*REPLICAS, "train.overlap_optimizer=true"],
+        "train.overlap_optimizer=true does not go with train.clip_grad=1: clipping needs the norm of all gradients "
+        "before any weight is updated; use train.clip_grad=0, or train.overlap_optimizer=auto",
+    ),
+    "updates beside sums in a pipeline": (
+        ["train.overlap_optimizer=true", "train.clip_grad=0"],
+        "train.overlap_optimizer=true does not go with parallel.pipeline=2: it is for data parallel plans; use",
+    ),
+    "updates beside sums, or not": (
+        ["train.overlap_optimizer=sometimes"],
+        "train.overlap_optimizer=sometimes must be true, false or auto",
     ),
     "a goal that nothing looks for": (
         ["train.until=loss<=2"],

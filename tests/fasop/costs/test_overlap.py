@@ -16,6 +16,7 @@ from fasop.costs.network.links import Link
 from fasop.costs.overlap import SUM_BYTES
 from fasop.costs.profile import Cost, LayerProfile, ModelCosts, Shape
 from fasop.costs.sizes import layer_parameters
+from fasop.simulation.iteration import Durations
 from fasop.simulation.predict import planned
 from fasop.simulation.ranks.replicas import Replicas
 from launch.control.plan import make_plan
@@ -34,8 +35,10 @@ def three_stages(hidden: int) -> Experiment:
     return compose(["model=tiny", *sizes, "parallel.data=2", "parallel.global_batch_size=4"])
 
 
-def replayed(plan: Plan, stage: int, link: Link[float]) -> float:
-    """Seconds after the backward pass: every bucket waits for its gradients, and for the one before it.
+def replayed(plan: Plan, stage: int, link: Link[float], s_per_update: float = 0.0) -> float:
+    """Seconds after the backward pass until all weights are updated, bucket by bucket.
+
+    Every bucket waits for its gradients, and for the one before it.
 
     A layer's gradients are complete one after another, in proportion to their size.
     """
@@ -46,14 +49,15 @@ def replayed(plan: Plan, stage: int, link: Link[float]) -> float:
     in_layers = [size if ".layers." in f".{name}" else 0 for size, name in zip(sizes, flat.slices, strict=True)]
     seconds = BACKWARD_S / layer_parameters_of(plan)
     ready = dict(zip(flat.slices, (done * seconds for done in accumulate(in_layers)), strict=True))
-    free = 0.0
+    free, updated = 0.0, max(ready.values())
     for here, names in buckets(flat, BUCKET_BYTES):
         free = max(free, ready[names[-1]]) + link.takes(float(SUM_BYTES * (here.stop - here.start)))
-    return free - max(ready.values())
+        updated = max(updated, free) + s_per_update * (here.stop - here.start)
+    return updated - max(ready.values())
 
 
-def _exposed(one: Experiment, ring: Link[float]) -> list[float]:
-    """By stage, as predicted where a layer goes backward in BACKWARD_S, and a whole all-reduce takes `ring`."""
+def predicted(one: Experiment, ring: Link[float], s_per_update: float = 1e-9) -> Durations:
+    """Where a layer goes backward in BACKWARD_S, and a whole all-reduce takes `ring`."""
     plan = planned(one)
     training, (kind,) = plan.training, plan.kinds
     unit = Cost(forward=1, backward=1)
@@ -67,11 +71,12 @@ def _exposed(one: Experiment, ring: Link[float]) -> list[float]:
         head=unit,
     )
     profile = LayerProfile(gpu="G", source="test", models={"m": Shape.of(one.model)}, costs=[costs])
+    profile = replace(profile, optimizer_ns_per_parameter={training.precision: s_per_update * 1e9})
     latency_us, gbit_per_s = ring.latency_s / 2 * 1e6, 8e-9 / ring.s_per_byte  # of two ranks
     group = replace(kind.group, intra_latency_us=latency_us, intra_gbit_per_s=gbit_per_s)
     node = replace(kind, profile=profile, group=group)
     placed = replace(plan, nodes=[node] * len(plan.nodes))
-    return [*Replicas(placed).whole(placed.partition.layers).gradients]
+    return Replicas(placed).whole(placed.partition.layers)
 
 
 def layer_parameters_of(plan: Plan) -> int:
@@ -90,8 +95,26 @@ def test_what_is_left_is_what_a_replay_of_the_buckets_leaves(
     plan = Plan.read(tmp_path / "plan.json")
     layer = layer_parameters(one.model, 1)
     link = Link(latency_s=0.01 * share, s_per_byte=0.99 * share * BACKWARD_S / (SUM_BYTES * layer))
-    mine = _exposed(one, link)[stage]
+    mine = predicted(one, link).gradients[stage]
     assert mine == pytest.approx(replayed(plan, stage, link), abs=0.25 * max(share, BACKWARD_S))
+
+
+@pytest.mark.parametrize("update", [0.1, 0.9, 3.0])
+@pytest.mark.parametrize("share", [0.9, 1.1, 4.0])
+def test_updates_of_buckets_hide_what_a_replay_of_them_hides(tmp_path: Path, share: float, update: float) -> None:
+    """`update` is how long updating a layer takes, of its backward pass."""
+    sizes = ("model.hidden=1024", "model.layers=7", "parallel.data=2", "parallel.global_batch_size=4")
+    one = compose(["model=tiny", *sizes, "parallel.pipeline=1", "parallel.partition=null", "train.clip_grad=0"])
+    (tmp_path / "plan.json").write_text(json.dumps(make_plan(one, "a/b").as_json()))
+    plan = Plan.read(tmp_path / "plan.json")
+    layer = layer_parameters(one.model, 1)
+    link = Link(latency_s=0.01 * share, s_per_byte=0.99 * share * BACKWARD_S / (SUM_BYTES * layer))
+    apart = replace(one, train=replace(one.train, overlap_optimizer=False))
+    expected = replayed(plan, 0, link, update * BACKWARD_S / layer)
+    mine, without = (predicted(way, link, update * BACKWARD_S / layer) for way in (one, apart))
+    assert mine.gradients[0] + mine.optimizer[0] == pytest.approx(expected, abs=0.4 * max(share, update, BACKWARD_S))
+    assert mine.optimizer == without.optimizer
+    assert mine.gradients[0] < without.gradients[0]
 
 
 def test_megatron_lm_overlaps_only_when_told() -> None:

@@ -58,7 +58,8 @@ def test_the_line_of_the_public_solver(
         "Solution - GBS: 512 | LBS: 32 | weight sync method: overlap | "
         "config: ['node0:4GPU,VSW:3,GA:0', 'node1:4GPU,VSW:1,GA:0']\n"
     )
-    assert "parallel.micro_batch_size=32 parallel.global_batch_size=512 parallel.shares=3*4-1*4" in out.err
+    assert "parallel.micro_batch_size=32 parallel.global_batch_size=512 parallel.shares=3*4-1*4 " in out.err
+    assert "train.overlap_optimizer=true train.clip_grad=0)" in out.err
 
 
 def test_a_configuration_of_jabas_with_numbers_as_text(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""`train.overlap_optimizer`: whether weights are updated bucket by bucket, while later gradients are still summed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conf.errors import ConfigError
+from conf.schema.megatron_lm import Engine, EngineKind
+from conf.schema.parallel import AUTO, Parallel
+from conf.schema.train import Optimizer, Precision, Train
+
+
+def overlaps(parallel: Parallel, train: Train, engine: Engine) -> bool:
+    """Whether a run does so: where it was asked for or, with `auto`, wherever it changes no result and can gain."""
+    if train.overlap_optimizer == AUTO:
+        return next(_reasons(parallel, train, engine), None) is None
+    return bool(train.overlap_optimizer)
+
+
+def check(parallel: Parallel, train: Train, engine: Engine) -> None:
+    """Raises ConfigError where it was asked for and cannot be."""
+    if train.overlap_optimizer is not True:
+        return
+    for given, why, instead in _reasons(parallel, train, engine):
+        raise ConfigError(
+            f"train.overlap_optimizer=true does not go with {given}: {why}; use {instead}, or "
+            "train.overlap_optimizer=auto"
+        )
+
+
+def _reasons(parallel: Parallel, train: Train, engine: Engine) -> Iterator[tuple[str, str, str]]:
+    """Why not: the key and its value, the rule, and the way out."""
+    if engine.kind is not EngineKind.tdpp:
+        yield f"engine.kind={engine.kind}", "it is for tdpp's own engine", "engine=tdpp"
+    for key, value in (("tensor", parallel.tensor), ("pipeline", parallel.pipeline)):
+        if value != 1:
+            yield f"parallel.{key}={value}", "it is for data parallel plans", f"parallel.{key}=1"
+    if parallel.data == 1:
+        yield "parallel.data=1", "a single replica sums no gradients", "parallel.data=2 or more"
+    if parallel.stream is not None:
+        yield "parallel.schedule=pipedream", "its stages update by themselves", "parallel.schedule=one_f_one_b"
+    if parallel.sharded_optimizer:
+        yield (
+            "parallel.sharded_optimizer=true",
+            "the last replica's share has its gradients only at the end",
+            "parallel.sharded_optimizer=false",
+        )
+    if train.clip_grad:
+        yield (
+            f"train.clip_grad={train.clip_grad:g}",
+            "clipping needs the norm of all gradients before any weight is updated",
+            "train.clip_grad=0",
+        )
+    if train.optimizer is Optimizer.lamb:
+        yield "train.optimizer=lamb", "its updates need the norms of whole matrices", "another optimizer"
+    if train.precision is Precision.fp16:
+        yield (
+            "train.precision=fp16",
+            "whether an iteration is skipped is known only from all gradients",
+            "train.precision=bf16",
+        )
