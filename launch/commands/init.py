@@ -1,4 +1,4 @@
-"""`tdpp init`: a new user's first files, a cluster and an experiment on it."""
+"""`tdpp init`: a new user's first files, a cluster and an experiment on it; or, after the word `model`, a model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from conf.reading.values import NoValue, Parser, above_0, option
+from launch.commands.initial import model
 from launch.commands.initial.files import check_composes, checked_name, free_path, write_all
 from launch.errors import LaunchError
 from launch.first_day import asking, prices
@@ -21,10 +22,12 @@ from launch.screen.table import print_table
 
 NAME = "mine"
 WAIT_S = 60
+MODEL = "model"
 EPILOG = """examples:
   tdpp init                                what Slurm and its nodes say, as cluster=mine and experiment=mine
   tdpp init lab --price a100=12.24         cluster=lab; a node with A100 costs $12.24 an hour
-  tdpp init --hosts a:2,b:2                machines that ssh reaches, two ranks on each"""
+  tdpp init --hosts a:2,b:2                machines that ssh reaches, two ranks on each
+  tdpp init model config.json mine-7b      a model from Hugging Face's config.json, as model=mine-7b"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,6 +36,8 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         TdppError: the machines cannot be found out, or a file cannot be written.
     """
+    if argv[:1] == [MODEL]:
+        return model.main(argv[1:])
     arguments = _parser().parse_args(argv)
     name = checked_name(arguments.name)
     paths = {group: free_path(name, group, arguments.force) for group in ("cluster", "experiment")}

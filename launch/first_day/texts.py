@@ -102,7 +102,7 @@ def experiment_text(name: str, found: Found, plan: FirstPlan) -> str:
             f"# overridden: tdpp launch experiment={name} train.iterations=200",
             "defaults:",
             f"  - override /cluster: {name}",
-            "  - override /model: tiny # 'tdpp launch --help' lists others",
+            "  - override /model: tiny # 'tdpp launch --help' lists others; 'tdpp init model config.json' writes one",
             "  - override /parallel: single",
             "  - override /container: none # this Python; or enroot, pyxis, apptainer, docker (docs/containers.md)",
             f"  - override /executor: {found.executor}",

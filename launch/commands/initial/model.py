@@ -1,0 +1,72 @@
+"""`tdpp init model`: a model's configuration from Hugging Face's config.json."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from conf.compose import compose_unchecked, to_object
+from conf.reading.own_folders import SUFFIX
+from conf.reading.values import Parser, option, whole
+from conf.schema.experiment import Model
+from launch.commands.initial.files import checked_name, free_path, write_all
+from launch.errors import LaunchError
+from launch.first_day.hf_models import from_hf
+from launch.first_day.texts import model_text
+
+CONFIG = "config.json"
+MOST_BYTES = 2**24
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `tdpp init model <argv>`; returns 0 once the model is written.
+
+    Raises:
+        TdppError: the file describes no model that could be trained here, or cannot be read, or the model written.
+    """
+    parser = Parser(
+        prog="tdpp init model",
+        description="Writes a model into your folder of configurations, from a config.json of Hugging Face's: GPT-2, "
+        "Llama, Mistral, BERT, T5, ViT, ResNet. What would be another model here is refused.",
+    )
+    parser.add_argument("source", metavar="FILE_OR_DIR", type=Path, help="config.json, or the folder that has it")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="of the model (default: the folder's)")
+    parser.add_argument(
+        "--sequence-length", metavar="N", type=option(whole), help="tokens of a sample (default: the longest)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    arguments = parser.parse_args(argv)
+    file = arguments.source / CONFIG if arguments.source.is_dir() else arguments.source
+    named = file.resolve().parent.name if file.name == CONFIG else file.stem
+    name = checked_name(arguments.name or named)
+    paths = {"model": free_path(name, "model", arguments.force)}
+    found = from_hf(str(file), _content(file), arguments.sequence_length)
+    text = model_text(name, found.values, str(file), found.notes)
+    model = _checked(name, text)
+    write_all(paths, {"model": text})
+    for note in found.notes:
+        print(f"# {note}")
+    print(f"written: {paths['model']}: {model.family}, {model.parameters():,} parameters")
+    print(f"\nnext:\n  tdpp search experiment=mine model={name}")
+    return 0
+
+
+def _content(file: Path) -> object:
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise LaunchError(f"{file}: has more than {MOST_BYTES >> 20} MiB, and is no config.json")
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LaunchError(f"{file}: {error.strerror}; give a config.json, or the folder that has it") from error
+    except (ValueError, RecursionError) as error:
+        raise LaunchError(f"{file}: not JSON: {error}") from error
+
+
+def _checked(name: str, text: str) -> Model:
+    """The model, as every command will read it; raises ConfigError where it breaks a rule."""
+    with tempfile.TemporaryDirectory(prefix="tdpp-init-") as folder:
+        file = Path(folder) / f"{name}{SUFFIX}"
+        file.write_text(text, encoding="utf-8")
+        return to_object(compose_unchecked([f"model={file}"]), Model, "model")

@@ -1,0 +1,137 @@
+"""A model from Hugging Face's config.json has the parameters of transformers' own; what is another model is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf import compose as composing_module
+from conf.compose import compose_unchecked, to_object
+from conf.schema.experiment import Model
+from launch import cli
+from launch.errors import LaunchError
+from launch.first_day.hf_models import from_hf
+from tests.support.composing import COMPOSED
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3_ROPE |= {"original_max_position_embeddings": 8192}
+GROUPED = {"hidden_size": 4096, "num_key_value_heads": 8, "intermediate_size": 14336}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "GPT-2": ("GPT2Config", "GPT2LMHeadModel", {}),
+    "GPT-2 of other widths": ("GPT2Config", "GPT2LMHeadModel", {"n_inner": 1000, "tie_word_embeddings": False}),
+    "Llama 2": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "Llama 3.1": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        GROUPED | {"vocab_size": 128256, "rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE},
+    ),
+    "Llama 3.2": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        GROUPED | {"tie_word_embeddings": True, "head_dim": 64, "attention_bias": True, "mlp_bias": True},
+    ),
+    "Mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": None}),
+    "BERT": ("BertConfig", "BertForPreTraining", {}),
+    "ViT": ("ViTConfig", "ViTForImageClassification", {"num_labels": 1000}),
+    "ResNet": ("ResNetConfig", "ResNetForImageClassification", {"num_labels": 1000, "depths": [3, 4, 23, 3]}),
+    "T5": ("T5Config", "T5ForConditionalGeneration", {"num_decoder_layers": 4}),
+    "T5 1.1": (
+        "T5Config",
+        "T5ForConditionalGeneration",
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "d_kv": 128},
+    ),
+}
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+LLAMA |= {"intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 128}
+
+
+@pytest.fixture(autouse=True)
+def empty_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("TDPP_CONFIG", raising=False)
+    monkeypatch.setattr(composing_module, "_composed", COMPOSED)  # what is read changes from test to test
+
+
+def written(content: dict[str, Any], *options: str) -> Model:
+    """The model that the command writes of it."""
+    Path("their").mkdir()
+    Path("their/config.json").write_text(json.dumps(content))
+    assert cli.main(["init", "model", "their", "ours", *options]) == 0
+    return to_object(compose_unchecked(["model=ours"]), Model, "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_the_parameters_of_transformers_own(name: str) -> None:
+    config_class, model_class, given = MODELS[name]
+    config = getattr(transformers, config_class)(**given)
+    with torch.device("meta"):
+        theirs = sum(parameter.numel() for parameter in getattr(transformers, model_class)(config).parameters())
+    ours = written(json.loads(config.to_json_string())).parameters()
+    if name.startswith("T5"):  # positions are rotary here, and tied logits have a bias, as in Megatron-LM
+        theirs -= 2 * config.relative_attention_num_buckets * config.num_heads
+        theirs += config.vocab_size * config.tie_word_embeddings
+    assert ours == theirs
+
+
+def test_a_llama_keeps_its_positions_and_norms() -> None:
+    model = written(
+        LLAMA | {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE}, "--sequence-length=32"
+    )
+    assert (model.norm_epsilon, model.rotary_base, model.rope_scaling_factor) == (1e-5, 5e5, 8)
+    assert (model.normalization, model.sequence_length, model.swiglu) == ("RMSNorm", 32, True)
+    assert (model.untie_embeddings_and_output_weights, model.add_bias_linear) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ({"model_type": "qwen2_moe"}, 'model_type="qwen2_moe": no family of models here is like it; there are: gpt2'),
+        (LLAMA | {"hidden_act": "relu"}, 'hidden_act="relu": a gated MLP here has SiLU; only "silu" maps'),
+        (LLAMA | {"attention_bias": True}, "mlp_bias"),
+        (LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}}, 'rope_scaling.rope_type="linear": scaled rotary'),
+        (LLAMA | {"rope_scaling": LLAMA3_ROPE | {"high_freq_factor": 8.0}}, "rope_scaling.high_freq_factor=8.0"),
+        (LLAMA | {"hidden_size": "64"}, 'hidden_size="64": must be a whole number'),
+        ({k: v for k, v in LLAMA.items() if k != "vocab_size"}, "vocab_size is missing, which a llama has; add it"),
+        (
+            LLAMA | {"model_type": "mistral", "sliding_window": 16},
+            "sliding_window=16: attention here has no window, and sequences of 128 tokens need one",
+        ),
+        ({"model_type": "bert", "vocab_size": 9, "type_vocab_size": 1}, "type_vocab_size=1: a BERT here tells two"),
+        ({"model_type": "resnet", "layer_type": "basic"}, 'layer_type="basic": a ResNet here has bottlenecks'),
+        ({"model_type": "resnet", "hidden_sizes": [1, 2, 3, 4]}, "hidden_sizes=[1, 2, 3, 4]: here they follow from"),
+        ({"model_type": "vit", "qkv_bias": False}, "qkv_bias=false: the attention of a ViT here has biases"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, 'activation_function="relu"'),
+        ([], "must be a JSON object"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_another_model_is_refused_with_the_key_the_value_and_why(content: object, told: str) -> None:
+    if isinstance(content, dict) and "attention_bias" in content:
+        content = {**content, "mlp_bias": False}
+    with pytest.raises(LaunchError) as error:
+        from_hf("config.json", content)
+    assert str(error.value).startswith("config.json: ")
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "not JSON"),
+        ('{"model_type": "gpt2", "n_embd": 10, "n_layer": 1, "n_head": 3, "vocab_size": 9}', "model.heads"),
+    ],
+    ids=["no JSON", "a rule is broken"],
+)
+def test_nothing_is_written_of_what_is_no_model(text: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.json").write_text(text)
+    assert cli.main(["init", "model", "config.json", "ours"]) == 1
+    assert told in capsys.readouterr().err
+    assert not Path("config/tdpp/model/ours.yaml").exists()
