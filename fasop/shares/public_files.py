@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from fasop.errors import SearchError
+from fasop.shares.adaptive_keys import INTERVAL, LOWER, OF_JABAS, RATE
 from fasop.shares.json_files import number_in, object_in, shown, there, whole_in
 from fasop.shares.public_folders import MEMORY_FILE, read_all_reduces, read_buckets, read_limit, read_step, size_of
 
 FILES = ("memory_profile_dir", "comp_profile_dir", "comm_profile_dir", "bucket_profile_dir", "gpu_cluster_info")
 NEEDED = (*FILES, "available_servers")
-OF_JABAS = ("batch_size_lower_bound", "batch_size_upper_bound", "similarity_target")
-OPTIONAL = (
-    *("batch_size_adjust_rate", "batch_size_adjust_interval", "resource_alloc_unit", "homo_servers"),
-    *("enable_adjust", "metric"),
-)
+OPTIONAL = (RATE, INTERVAL, "resource_alloc_unit", "homo_servers", "enable_adjust", "metric")
 
 
 @dataclass(frozen=True)
@@ -106,11 +103,7 @@ def read_cluster(file: Path) -> Cluster:
         all_reduces_within=within,
         all_reduces_between=between,
         unit=unit,
-        smallest_batch=(
-            whole_in(file, "batch_size_lower_bound", content["batch_size_lower_bound"])
-            if "batch_size_lower_bound" in content
-            else None
-        ),
+        smallest_batch=(whole_in(file, LOWER, content[LOWER]) if LOWER in content else None),
     )
 
 

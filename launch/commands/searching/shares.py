@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         SearchError: a word or a file cannot be read, or the batch cannot be shared out.
     """
+    from fasop.shares.adaptive_keys import adaptive_words
     from fasop.shares.performance import WeightSync, recommended
     from fasop.shares.public_files import read_cluster
     from fasop.shares.solution import best
@@ -54,6 +55,7 @@ def main(argv: Sequence[str]) -> int:
     batch = given.get("parallel.global_batch_size", cluster.smallest_batch)
     if batch is None:
         raise SearchError(f"{KEY}={file} needs the global batch: add parallel.global_batch_size=512, for example")
+    adapting = adaptive_words(file, batch)
     sync = {
         Overlap.auto: recommended(cluster.buckets_mib),
         Overlap.true: WeightSync.overlap,
@@ -83,4 +85,9 @@ def main(argv: Sequence[str]) -> int:
         file=sys.stderr,
     )
     print(f"(the same shares in a run: {' '.join(solution.words())})", file=sys.stderr)
+    if adapting:
+        print(
+            f"(a batch that adapts as there, beside train.epochs or train.samples: {' '.join(adapting)})",
+            file=sys.stderr,
+        )
     return 0

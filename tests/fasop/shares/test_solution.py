@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conf.compose import compose
 from fasop.errors import SearchError
+from fasop.shares.adaptive_keys import adaptive_words
 from fasop.shares.performance import WeightSync, recommended
 from fasop.shares.public_files import read_cluster
 from fasop.shares.solution import Solution, best
@@ -69,6 +72,52 @@ def test_a_configuration_of_jabas_with_numbers_as_text(tmp_path: Path) -> None:
     of_pairs = best(cluster, 512, WeightSync.overlap)
     assert [share.gpus for share in of_pairs.shares] == [2, 2, 2, 2]
     assert of_pairs.seconds <= best(cluster, 512, WeightSync.overlap, unit=4).seconds
+
+
+BOUNDS = {"batch_size_lower_bound": "512", "batch_size_upper_bound": "32768", "similarity_target": "0.3"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "batch", "words"),
+    [
+        ({}, 512, "adapt.rule=similarity adapt.target=0.3 adapt.upper=32768"),
+        ({}, 1024, "adapt.rule=similarity adapt.target=0.3 adapt.lower=512 adapt.upper=32768"),
+        (
+            {"batch_size_adjust_rate": "0.2", "batch_size_adjust_interval": 50, "metric": "similarity"},
+            512, "adapt.rule=similarity adapt.target=0.3 adapt.upper=32768 adapt.rate=0.2 adapt.every=50",
+        ),
+        ({"enable_adjust": "False"}, 512, ""),
+    ],
+)  # fmt: skip
+def test_a_configuration_of_jabas_is_launched_with_the_words_that_its_search_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: dict[str, object], batch: int, words: str
+) -> None:
+    file = quickstart.write(tmp_path, **BOUNDS, **keys)
+    assert adaptive_words(file, batch) == words.split()
+    assert main(["search", f"iidp={file}", f"parallel.global_batch_size={batch}"]) == 0
+    printed = capsys.readouterr().err
+    assert ("adapt." in printed) == bool(words)
+    assert words in printed
+    shares = printed.partition("in a run: ")[2].partition(")")[0]
+    model = "cluster=local model=resnet-tiny data=digits executor=local container=none parallel=single train=demo"
+    run = compose([*model.split(), *shares.split(), *words.split(), "train.iterations=null", "train.samples=99999"])
+    assert run.adapt.bounds(batch) == ((512, 32768) if words else (batch, batch))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"metric": "gns"}, "metric=gns must be similarity"),
+        ({"enable_adjust": 2}, "enable_adjust=2 must be true or false"),
+        ({"similarity_target": 1}, "config.json: adapt.target=1.0 must be"),
+        ({"batch_size_lower_bound": 1024}, "parallel.global_batch_size=512, with which a run would start, must lie be"),
+    ],
+)
+def test_what_is_wrong_with_a_configuration_of_jabas_is_named(
+    tmp_path: Path, keys: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SearchError, match=re.escape(message)):
+        adaptive_words(quickstart.write(tmp_path, **(BOUNDS | keys)), 512)
 
 
 def test_a_server_without_a_profile_of_its_own_takes_that_of_its_gpu(tmp_path: Path) -> None:
