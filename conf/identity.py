@@ -18,6 +18,7 @@ NOT_OF_THE_RUN = (
     "confirm_gpu_hours",
     "yes",
     "log",
+    "notify",
     "cluster.groups.*.account",
     "cluster.groups.*.qos",
     "cluster.groups.*.time_min",

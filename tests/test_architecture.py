@@ -77,7 +77,7 @@ FLOORS = {
     ],
     "launch": [
         *("errors", "machine start_agent", "screen", "files", "tracking", "node", "observe", "judge", "control"),
-        *("doctor profile sweep learning first_day", "commands", "cli agent on_host"),
+        *("doctor profile sweep learning first_day", "commands", "cli agent on_host on_end"),
     ],
     "reports": ["errors", "readers", "sources", "facts", "path", "figures", "sections", "pages", "exports", "notebook"],
 }

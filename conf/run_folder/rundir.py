@@ -191,6 +191,15 @@ class RunDir(RunFiles):
         """What submitit itself writes: pickles, its own log."""
         return self.path / "submitit"
 
+    @property
+    def notify(self) -> Path:
+        """Who is told of the run's end, where somebody is; with what nobody but its owner may write."""
+        return self.submitit / "notify.json"
+
+    def notified(self, start: str) -> Path:
+        """There once the end of a start is being told."""
+        return self.path / f"notified-{start}.json"
+
     def submitit_of(self, node: str) -> Path:
         """The same of one host among several, where process ids may be those of another one too."""
         return self.submitit / node

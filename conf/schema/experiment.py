@@ -20,6 +20,7 @@ from conf.schema.data import Augment, Corpus, Data
 from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.megatron_lm import Engine, EngineKind
 from conf.schema.model import Model
+from conf.schema.notify import Notify
 from conf.schema.parallel import Parallel, Recompute, Schedule
 from conf.schema.partition import NodeOrder, Partition
 from conf.schema.trackers import Tracker
@@ -44,6 +45,7 @@ __all__ = [
     "Het",
     "Model",
     "NodeGroup",
+    "Notify",
     "Parallel",
     "Precision",
     "Profile",
@@ -123,6 +125,7 @@ class Experiment:
     engine: Engine = field(default_factory=Engine)
     profile: Profile = field(default_factory=Profile)
     adapt: Adapt = field(default_factory=Adapt)
+    notify: Notify = field(default_factory=Notify)
 
     def __post_init__(self) -> None:
         ranges.check("", self)
@@ -152,6 +155,7 @@ class Experiment:
         _check_rehearsal(self)
         _check_time(self)
         _check_adapt(self)
+        _check_notify(self)
 
     @property
     def partition(self) -> Partition:
@@ -451,6 +455,14 @@ def _check_adapt(experiment: Experiment) -> None:
         if experiment.adapt.on and value != allowed:
             changes = "adapt.rebalance=true" if experiment.adapt.rebalance else f"adapt.rule={experiment.adapt.rule}"
             raise ConfigError(f"{key}={value} does not go with {changes}; use {key}={allowed}, or leave adapt out")
+
+
+def _check_notify(experiment: Experiment) -> None:
+    if experiment.notify.mail is not None and experiment.executor.kind != "slurm":
+        raise ConfigError(
+            f"notify.mail={experiment.notify.mail} is mail of Slurm, but executor.kind={experiment.executor.kind}; use "
+            "notify.command or notify.webhook"
+        )
 
 
 def _check_rehearsal(experiment: Experiment) -> None:

@@ -9,6 +9,7 @@ from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
 from launch.commands.arguments import add_run, chosen_run
+from launch.control.notify import tell_end_if_possible
 from launch.control.stop import is_at_work, is_over, stop
 from launch.errors import LaunchError
 from launch.files.launch_lock import is_launching, launcher
@@ -42,12 +43,14 @@ def main(argv: Sequence[str]) -> int:
         print(visible(f"{run.name}: {stop(run)}; {damage}"))
         return 0
     if over:
+        tell_end_if_possible(run)
         verdict = verdict_on(run)
         print(visible(f"{run.name} has ended already: {verdict.state}, {verdict.reason}; nothing to stop"))
         return 0
     if arguments.run is None and not arguments.yes:
         confirm(run)
     ended = stop(run)
+    tell_end_if_possible(run)
     verdict = verdict_on(run)
     print(visible(f"{run.name}: {verdict.state}, {verdict.reason}; {ended}"))
     if not is_over(run):

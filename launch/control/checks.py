@@ -76,6 +76,10 @@ def _check_local(experiment: Experiment) -> None:
 
 def require_exported(experiment: Experiment, shell: Mapping[str, str]) -> None:
     """Raises LaunchError where this shell lacks a variable that the ranks are to have of it."""
+    if (name := experiment.notify.webhook) is not None and not shell.get(name):
+        raise LaunchError(
+            f"notify.webhook: this shell has no variable {name}; export it before the launch, or leave it out"
+        )
     if lacking := [name for name in experiment.cluster.environment_from if name not in shell]:
         names = ", ".join(lacking)
         raise LaunchError(

@@ -16,6 +16,7 @@ from conf.run_folder.log_lines import is_evaluation_line, is_iteration_line
 from conf.run_folder.run_files import opened
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
+from launch.control.notify import tell_end_if_possible
 from launch.control.stop import stop
 from launch.files.records import Submitted
 from launch.files.run_files import read_run_files
@@ -82,6 +83,7 @@ def follow(run: RunDir) -> None:
     with stopped_if_interrupted(run):
         _watch(run)
         tidy(run)
+    tell_end_if_possible(run)
 
 
 @contextmanager
@@ -100,6 +102,7 @@ def give_up(run: RunDir) -> None:
         signal.signal(signum, signal.SIG_IGN)
     _say(f"stopping {run.name} …")
     stop(run)
+    tell_end_if_possible(run)
     _say(f"stopped {run.name}; nothing of it runs any more")
 
 

@@ -105,7 +105,8 @@ def start(experiment: Experiment, run: RunDir, token: str, agent: Callable[[int]
 
     write()  # first: if this process is killed now, whoever stops the run knows where something of it may be
     look(experiment, run, token)
-    given = {name: os.environ[name] for name in experiment.cluster.environment_from if name in os.environ}
+    names = [*experiment.cluster.environment_from, *filter(None, [experiment.notify.webhook])]
+    given = {name: os.environ[name] for name in names if name in os.environ}
     agents = [agent(rank) for rank in range(len(hosts))]
 
     def begin(rank: int) -> None:

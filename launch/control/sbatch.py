@@ -28,6 +28,8 @@ class Submission:
     """Whether Slurm may start a job again after a failure of a node."""
     group: bool = False
     """Whether the run's folder may be one that its group can write."""
+    mail: str | None = None
+    """Who gets Slurm's mail about the first job."""
     behind: tuple[str, ...] = ()
     """Ids of jobs that must have ended, however, before the run's first job starts."""
 
@@ -68,8 +70,10 @@ def _whole_job(submission: Submission, after: str | None) -> dict[str, str | Non
     log = f"{submission.folder}/".replace("%", "%%") + "%j_batch.out"
     options: dict[str, str | None] = {"open-mode": "append", "output": log, "error": log}
     if after is not None:
-        options |= {"dependency": f"after:{after}", "kill-on-invalid-dep": "yes"}
-    elif submission.behind:
+        return options | {"dependency": f"after:{after}", "kill-on-invalid-dep": "yes"}
+    if submission.mail is not None:
+        options |= {"mail-user": submission.mail, "mail-type": "END,FAIL"}
+    if submission.behind:
         options |= {"dependency": f"afterany:{':'.join(submission.behind)}"}
     return options
 

@@ -60,6 +60,7 @@ def submission_of(
         save_s=experiment.executor.save_s,
         requeue=resumable,
         group=experiment.runs_mode is RunsMode.group,
+        mail=experiment.notify.mail,
         behind=tuple(behind),
     )
 

@@ -19,6 +19,7 @@ from conf.run_folder.rundir import RunDir, is_full
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
 from launch.control import hosts, local, megatron_lm, profilers, slurm
 from launch.control.checks import check, check_supported, require_exported
+from launch.control.notify import settings_of
 from launch.control.plan import make_plan
 from launch.errors import LaunchError
 from launch.files.launch_lock import launching
@@ -229,6 +230,8 @@ def _start(
 ) -> None:
     with _unwritable_told(run):
         run.keep_secret()
+        if (settings := settings_of(experiment)) is not None and not for_itself:
+            run.write_json(run.notify, settings)
     jobs = run.read_json(run.jobs)
     token, executor = jobs["token"], experiment.executor
     on_slurm = executor.kind is ExecutorKind.slurm

@@ -26,6 +26,7 @@ from launch.files.node_state import BEAT_S, NodeState
 from launch.files.records import Submitted
 from launch.machine.container_commands import Command, RunContainer
 from launch.machine.gpu_sampler import gpu_sampling
+from launch.node.last_node import tell_if_last
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.slurm_job import SlurmJob
 from launch.node.stalled_rank import holding_up, read_doings
@@ -164,6 +165,7 @@ class _Node:
         )
         if self._slurm is not None and for_good:
             self._slurm.cancel_waiting()
+        tell_if_last(self._run, self._name, self._start, code)
         return code
 
     def _work(self) -> int:

@@ -21,6 +21,7 @@ from tests.support.slurm.seed import (
     HET,
     NODES,
     SMALL,
+    at_work,
     endless,
     ids,
     iterations,
@@ -45,6 +46,20 @@ def test_stop_finds_jobs_of_a_submission_that_was_cut_off(slurm: Cluster, tmp_pa
     run.write_json(run.jobs, {**run.read_json(run.jobs), "jobs": []})
     assert stop_command.main([str(run.path)]) == 0
     assert not slurm.jobs()
+
+
+def test_the_end_of_a_run_is_told_by_its_nodes_and_by_slurms_mail(slurm: Cluster, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    command = f"notify.command=\"sh -c 'echo $TDPP_STATE >> {told}'\""
+    run = submitted(tmp_path / "runs", "notify.mail=me@example.org", command, *FOREVER)
+    first, second = (slurm.run("scontrol", "show", "job", job).stdout for job in ids(run))
+    assert "MailUser=me@example.org" in first
+    assert "END,FAIL" in first
+    assert "me@example.org" not in second
+    wait_for(lambda: at_work(run))
+    assert stop_command.main([str(run.path)]) == 0
+    wait_for(lambda: told.exists() and told.read_text())
+    assert told.read_text() == "stopped\n"
 
 
 @pytest.mark.parametrize(

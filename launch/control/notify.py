@@ -1,0 +1,153 @@
+"""Telling somebody that a run has ended: by a command, and by a POST to an address. Once for every end.
+
+Whoever sees the end first tells it: the agent of the last node (`launch.on_end`), which lives on when the login session
+is gone; or whoever follows or stops the run, where agents were killed. A file that only one of them can make decides.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+from conf.errors import TdppError
+from conf.run_folder.rundir import RunDir
+from conf.schema.experiment import Experiment
+from conf.visible import visible
+from launch.files.owner import owner_of
+from launch.judge.state import State
+from launch.judge.verdict import Verdict, decide
+from launch.observe.look import observe
+from launch.start_agent import require_own
+from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
+
+POST_S = 10.0
+COMMAND_S = 30.0
+"""So long a command may take. Of a Slurm job nothing outlives the node's agent, which waits for it."""
+OF_A_RUN = (TOKEN, NODE_RANK, START)
+"""Variables by which the processes of a run are found, and ended."""
+_UNDECIDED = (State.starting, State.running, State.failing, State.unknown)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """notify.json."""
+
+    command: tuple[str, ...]
+    webhook: str | None
+    """Name of the variable that holds the address."""
+
+
+def settings_of(experiment: Experiment) -> dict[str, Any] | None:
+    """What a run keeps for its end; None where nobody is to be told."""
+    notify = experiment.notify
+    if notify.command is None and notify.webhook is None:
+        return None
+    return {"command": list(notify.words), "webhook": notify.webhook}
+
+
+def tell_end(run: RunDir, environment: Mapping[str, str] = os.environ) -> None:
+    """Tells that a run has ended, if it has, somebody is to be told, and nobody has done so. What goes wrong is said on
+    stderr, and in the file `notified-<start>.json`; it changes no verdict.
+
+    Raises:
+        TdppError: the run's files are damaged, or others could have written what is to be run.
+    """
+    if not run.notify.is_file() or owner_of(run) != os.geteuid():
+        return
+    require_own(run.submitit)
+    settings = run.read(run.notify, Settings)
+    seen = observe(run)
+    verdict = decide(seen)
+    if settings is None or not seen.over or verdict.state in _UNDECIDED:
+        return
+    told = run.notified(str(seen.start))
+    try:
+        os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return
+    failures = [*_commanded(settings, run, verdict, environment), *_posted(settings, run, verdict, environment)]
+    run.write_json(told, {"unix": time.time(), "state": verdict.state, "failures": failures})
+    for failure in failures:
+        print(visible(f"{run.name}: {failure}"), file=sys.stderr, flush=True)
+
+
+def _commanded(settings: Settings, run: RunDir, verdict: Verdict, environment: Mapping[str, str]) -> list[str]:
+    """Runs the command; returns what went wrong."""
+    if not settings.command:
+        return []
+    about = {
+        "TDPP_RUN": run.name,
+        "TDPP_RUN_PATH": str(run.path),
+        "TDPP_STATE": str(verdict.state),
+        "TDPP_REASON": verdict.reason.replace("\0", " "),
+        "TDPP_EXIT_CODE": str(verdict.exit_code),
+    }
+    inherited = {name: value for name, value in environment.items() if name not in OF_A_RUN}
+    what = f"notify.command ({settings.command[0]})"
+    try:
+        done = subprocess.run(
+            settings.command,
+            env=inherited | about,
+            cwd=run.path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=COMMAND_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [f"{what} took more than {COMMAND_S:g} s, and was ended"]
+    except OSError as error:
+        return [f"{what} could not be started: {error.strerror}"]
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return [f"{what} ended with {done.returncode}: {said[-1] if said else 'no message'}"] if done.returncode else []
+
+
+def _posted(settings: Settings, run: RunDir, verdict: Verdict, environment: Mapping[str, str]) -> list[str]:
+    """Sends the verdict; returns what went wrong, in words without the address, which is a secret."""
+    if settings.webhook is None:
+        return []
+    what = f"notify.webhook={settings.webhook}"
+    address = environment.get(settings.webhook, "")
+    if not address.startswith(("https://", "http://")):
+        return [f"{what}: the variable holds no address that begins with https:// or http://"]
+    text = f"{run.name}: {verdict.state}, {verdict.reason}"
+    content = {
+        "text": text,  # Slack and Mattermost show this, Discord the other one
+        "content": text,
+        "run": run.name,
+        "path": str(run.path),
+        "state": verdict.state,
+        "rule": verdict.rule,
+        "reason": verdict.reason,
+        "exit_code": verdict.exit_code,
+    }
+    try:
+        request = urllib.request.Request(
+            address, json.dumps(content).encode(), {"Content-Type": "application/json", "User-Agent": "tdpp"}
+        )
+        with urllib.request.urlopen(request, timeout=POST_S):
+            return []
+    except HTTPError as error:
+        return [f"{what}: the server answered {error.code}"]
+    except URLError as error:
+        return [f"{what}: the server could not be reached: {getattr(error.reason, 'strerror', None) or 'no answer'}"]
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return [f"{what}: {type(error).__name__}"]
+
+
+def tell_end_if_possible(run: RunDir) -> None:
+    """The same at the end of a command, whose own answer does not depend on it."""
+    try:
+        tell_end(run)
+    except (TdppError, OSError) as error:
+        print(visible(f"{run.name}: its end was not told: {error}"), file=sys.stderr, flush=True)

@@ -1,0 +1,169 @@
+"""A run's end is told once, by real commands and to a real server, whether or not anybody is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from conf.run_folder.rundir import RunDir
+from launch.commands import stop as stop_command
+from launch.control.checks import require_exported
+from launch.control.notify import tell_end
+from launch.errors import LaunchError
+from launch.judge.state import State
+from launch.judge.verdict import judge
+from launch.machine import processes
+from tests.support.launch.live import FOREVER, TWO_NODES, agents, start, token, wait_for, wait_until_running
+
+SECRET = "T000secretB000"
+
+
+class Hook:
+    """A server on this machine, and what it was sent."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, object]] = []
+        self.answer = 200
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                hook.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(hook.answer)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/{SECRET}"
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
+    found = Hook()
+    monkeypatch.setenv("TDPP_WEBHOOK", found.address)
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+def told(run: RunDir) -> dict[str, object]:
+    """What stands in the run's folder once its end was told; no process of it is left then."""
+    path = run.notified("0.0")
+    wait_for(lambda: path.exists() and path.read_text())
+    wait_for(lambda: not processes.find(token(run)))
+    return json.loads(path.read_text())
+
+
+def command(folder: Path) -> str:
+    """Appends a line of what it was told; its argument holds what a shell would run."""
+    script = folder / "tell.py"
+    script.write_text(
+        "import os, sys\n"
+        f"line = [*sys.argv[1:], *(os.environ[n] for n in ('TDPP_RUN', 'TDPP_STATE', 'TDPP_EXIT_CODE'))]\n"
+        f"open({str(folder / 'told')!r}, 'a').write('|'.join(line) + '\\n')\n"
+    )
+    return f"notify.command=\"{sys.executable} {script} '$(touch x); a b'\""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "state"),
+    [
+        ((), State.succeeded),
+        (("+cluster.environment.FAIL_RANK='3'",), State.failed),
+        (("stop",), State.stopped),
+    ],
+    ids=["success", "failure", "stopped"],
+)
+def test_every_end_is_told_once_although_nobody_follows(
+    runs: Path, tmp_path: Path, hook: Hook, overrides: tuple[str, ...], state: State
+) -> None:
+    stops = overrides == ("stop",)
+    more = FOREVER if stops else overrides
+    run = start(runs, *TWO_NODES, "notify.webhook=TDPP_WEBHOOK", command(tmp_path), *more)
+    if stops:
+        wait_until_running(run)
+        assert stop_command.main([str(run.path)]) == 0
+    assert told(run) | {"unix": 0} == {"unix": 0, "state": state, "failures": []}
+    tell_end(run)
+    verdict = judge(run)
+    assert verdict.state is state
+    (sent,) = hook.got
+    assert (sent["run"], sent["state"], sent["reason"]) == (run.name, state, verdict.reason)
+    assert (sent["path"], sent["exit_code"]) == (str(run.path), verdict.exit_code)
+    assert (tmp_path / "told").read_text() == f"$(touch x); a b|{run.name}|{state}|{verdict.exit_code}\n"
+
+
+@pytest.mark.slow
+def test_what_cannot_be_told_changes_no_verdict_and_shows_no_address(runs: Path, hook: Hook) -> None:
+    hook.answer = 500
+    run = start(runs, "notify.webhook=TDPP_WEBHOOK", "notify.command=\"sh -c 'echo no mail here >&2; exit 3'\"")
+    failures = [
+        "notify.command (sh) ended with 3: no mail here",
+        "notify.webhook=TDPP_WEBHOOK: the server answered 500",
+    ]
+    assert told(run)["failures"] == failures
+    assert judge(run).state is State.succeeded
+    assert all(line in run.node_err("local-0").read_text() for line in failures)
+    for path in (path for path in run.path.rglob("*") if path.is_file()):
+        assert SECRET.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.slow
+def test_who_looks_after_a_run_tells_of_it_where_its_agents_were_killed(runs: Path, hook: Hook) -> None:
+    run = start(runs, *FOREVER, "notify.webhook=TDPP_WEBHOOK")
+    wait_until_running(run)
+    for pid in agents(run):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not processes.find(token(run)))
+    assert hook.got == []
+    assert stop_command.main([str(run.path)]) == 0
+    assert stop_command.main([str(run.path)]) == 0
+    assert [sent["state"] for sent in hook.got] == [judge(run).state] == [State.lost]
+
+
+def test_nobody_else_than_its_owner_runs_a_command(tmp_path: Path, runs: Path, hook: Hook) -> None:
+    run = RunDir(runs / "a" / "b")
+    run.submitit.mkdir(parents=True)
+    run.submitit.chmod(0o777)
+    run.write_json(run.notify, {"command": ["touch", str(tmp_path / "ran")], "webhook": None})
+    with pytest.raises(LaunchError, match="others"):
+        tell_end(run)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (f"notify.webhook=https://x.example/{SECRET}", "notify.webhook takes the name of a variable"),
+        ('notify.command="a \'b"', 'notify.command="a \'b" cannot be read'),
+        ("notify.command=''", "names no program"),
+        ("notify.mail=me", "notify.mail='me' must be an address"),
+        ("notify.mail=me@example.org", "notify.mail=me@example.org is mail of Slurm, but executor.kind=local"),
+    ],
+)
+def test_what_can_tell_nobody_is_refused(word: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose([word])
+    assert message in str(error.value)
+    assert SECRET not in str(error.value)
+
+
+def test_a_variable_that_is_not_exported_is_named() -> None:
+    with pytest.raises(LaunchError, match="this shell has no variable HOOK"):
+        require_exported(compose(["notify.webhook=HOOK"]), {})
