@@ -66,7 +66,7 @@ FLOORS = {
         "videos",
         "training",
     ],
-    "fasop": ["errors bits", "costs", "simulation", "partition", "search shares", "graphs", "tables"],
+    "fasop": ["errors bits", "costs", "simulation", "partition", "search shares", "graphs trainings", "tables"],
     "fasop/graphs": [
         "graph options",
         "graph_text doubts operators",

@@ -107,6 +107,27 @@ def read_cluster(file: Path) -> Cluster:
     )
 
 
+def read_adaptation(file: Path) -> dict[str, str | float | int]:
+    """What a configuration of JABAS says of the batch, by key of `adapt`; nothing, of one of IIDP.
+
+    Raises:
+        SearchError: it cannot be read, or a value breaks a rule.
+    """
+    content = object_in(file)
+    _check_keys(file, content)
+    if OF_JABAS[0] not in content or str(content.get("enable_adjust", "true")).lower() == "false":
+        return {}
+    lower, upper = (whole_in(file, key, content[key]) for key in OF_JABAS[:2])
+    return {
+        "rule": "similarity",
+        "lower": lower,
+        "upper": upper,
+        "target": number_in(file, OF_JABAS[2], content[OF_JABAS[2]], above=0),
+        "rate": number_in(file, OPTIONAL[0], content.get(OPTIONAL[0], 0.1), above=0),
+        "every": whole_in(file, OPTIONAL[1], content.get(OPTIONAL[1], 100)),
+    }
+
+
 def _check_keys(file: Path, content: Mapping[str, Any]) -> None:
     known = (*NEEDED, *OF_JABAS, *OPTIONAL)
     if missing := [key for key in NEEDED if key not in content]:

@@ -99,8 +99,8 @@ def best(
         SearchError: no local batch size divides the batch into what all units can take, or a unit does not fit.
     """
     unit = unit or cluster.unit or gcd(*(server.gpus for server in cluster.servers))
-    _check_unit(cluster.servers, unit)
-    sizes = _sizes(cluster, local_batch_size)
+    check_unit(cluster.servers, unit)
+    sizes = sizes_of(cluster, local_batch_size)
     found = [
         solution
         for size in sizes
@@ -129,7 +129,9 @@ def _of_size(
         else:
             alike.append(number)
     units = [
-        Units(sum(cluster.servers[number].gpus // unit for number in kind), _seconds(by_server[kind[0]], total))
+        Units(
+            sum(cluster.servers[number].gpus // unit for number in kind), seconds_by_number(by_server[kind[0]], total)
+        )
         for kind in kinds
     ]
     found = least_time(units, total)
@@ -150,7 +152,7 @@ def _of_size(
     )
 
 
-def _seconds(by_workers: Sequence[Pace], total: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def seconds_by_number(by_workers: Sequence[Pace], total: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """The least time in which a GPU takes 0, 1, … micro-batches."""
     seconds = np.full(total + 1, np.inf)
     for workers, pace in enumerate(by_workers, 1):
@@ -171,7 +173,7 @@ def _share(server: Server, unit: int, by_workers: Sequence[Pace], number: int) -
     return UnitShare(server, unit, workers, number // workers - 1, seconds)
 
 
-def _check_unit(servers: Sequence[Server], unit: int) -> None:
+def check_unit(servers: Sequence[Server], unit: int) -> None:
     for server in servers:
         if server.gpus % unit:
             fits = [str(size) for size in range(1, server.gpus + 1) if server.gpus % size == 0]
@@ -181,7 +183,7 @@ def _check_unit(servers: Sequence[Server], unit: int) -> None:
             )
 
 
-def _sizes(cluster: Cluster, given: int | None) -> list[int]:
+def sizes_of(cluster: Cluster, given: int | None) -> list[int]:
     if given is not None and given not in cluster.measured:
         raise SearchError(
             f"parallel.micro_batch_size={given} was not measured on all GPUs; "

@@ -9,6 +9,7 @@ COMMANDS = {
     "runs": "list the runs with their verdicts",
     "clean": "remove what runs have left behind: unfinished launches, images, containers, locks",
     "search": "find the best plan for a cluster and a model",
+    "simulate": "play a whole training whose batch adapts on many sets of nodes: time and dollars of each",
     "rehearse": "train a small model under the delays of plans, and rank them by time to quality",
     "profile": "measure what models and messages take on a cluster's GPUs",
     "evaluate": "measure a run's loss, metrics and BLEU on held-out data",

@@ -1,0 +1,128 @@
+"""Nodes of a cluster with the plan of an experiment, by the same predictions as a search's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from conf.errors import ConfigError
+from conf.schema.experiment import Experiment
+from conf.schema.parallel import Parallel
+from conf.schema.partition import NodeOrder, Shares
+from fasop.costs.hardware import NodeKind
+from fasop.costs.training import PlacedTraining
+from fasop.errors import SearchError
+from fasop.simulation.predict import planned
+from fasop.simulation.ranks.replicas import Replicas
+from fasop.simulation.ranks.shares import Replica, best_shares
+from fasop.trainings.node_set import NodeSet, total
+from megatron_ext.contract.adaptive.shares import Times
+
+
+class PlacedNodes:
+    """Replicas on their nodes."""
+
+    def __init__(self, placed: PlacedTraining, weights: Sequence[int] | None = None) -> None:
+        """`weights` are the micro-batches of each replica in its first batch; None: those that take least.
+
+        Raises:
+            SearchError: a profile has no costs for the tensor size.
+        """
+        parallel = placed.training.parallel
+        kinds: dict[int, Replica] = {}
+        self._replicas = [
+            kinds.setdefault(id(of), Replica(str(parallel.schedule), parallel.chunks, of))
+            for of in Replicas(placed).of(placed.partition.layers)
+        ]
+        self._one_stage = parallel.pipeline == 1
+        self._known: dict[tuple[int, ...], float] = {}
+        count = parallel.global_batch_size // parallel.micro_batch_size
+        self.weights = tuple(weights or best_shares(self._replicas, count).counts)
+
+    def seconds(self, shares: tuple[int, ...]) -> float:
+        if shares not in self._known:
+            most: dict[Replica, int] = {}
+            for replica, count in zip(self._replicas, shares, strict=True):
+                most[replica] = max(most.get(replica, 0), count)
+            self._known[shares] = max(replica.seconds(count) for replica, count in most.items())
+        return self._known[shares]
+
+    def times(self, shares: tuple[int, ...]) -> Times | None:
+        """As a run measures them, which does so only where no stage waits for another."""
+        if not self._one_stage:
+            return None
+        return Times([replica.seconds(2) - replica.seconds(1) for replica in self._replicas], self.seconds(shares))
+
+
+def node_sets(experiment: Experiment, orders: Sequence[NodeOrder]) -> tuple[list[NodeSet], dict[str, str]]:
+    """Those of the orders that can train the experiment, and of each other one why not.
+
+    On the experiment's own nodes its plan is as it is. On others the tensor and pipeline sizes, the micro-batch and
+    the global batch stay; as many replicas are there as find room, with the shares that take least.
+
+    Raises:
+        ConfigError: a profile cannot be read.
+        SearchError: a profile has no costs for the tensor size, or the plan is of no kind that can be played.
+    """
+    _check(experiment)
+    placed, own = planned(experiment), experiment.node_order
+    kinds = {kind.name: kind for kind in placed.kinds}
+    found, refused = list[NodeSet](), dict[str, str]()
+    for order in orders:
+        nodes = [kinds[name] for name in order.groups]
+        weights: Sequence[int] | None = None
+        if order == own:
+            parallel, weights = placed.training.parallel, experiment.parallel.micro_batches_of
+        else:
+            try:
+                parallel = _on(experiment.parallel, order, nodes)
+                replace(experiment, parallel=parallel)  # keeps all rules
+            except ConfigError as error:
+                refused[str(order)] = str(error)
+                continue
+        training = replace(placed.training, parallel=parallel)
+        found.append(
+            NodeSet(
+                name=str(order),
+                gpus=sum(node.gpus for node in nodes),
+                price_per_hour=total([node.group.price_per_hour for node in nodes]),
+                nodes=PlacedNodes(replace(placed, training=training, nodes=nodes), weights),
+            )
+        )
+    return found, refused
+
+
+def _on(parallel: Parallel, order: NodeOrder, nodes: Sequence[NodeKind]) -> Parallel:
+    """The plan on other nodes.
+
+    Raises:
+        ConfigError: it does not fit them.
+    """
+    gpus, of_replica = sum(node.gpus for node in nodes), parallel.tensor_size * parallel.pipeline
+    count = parallel.global_batch_size // parallel.micro_batch_size
+    data = gpus // of_replica
+    if gpus % of_replica:
+        raise ConfigError(f"{gpus} GPUs are no whole number of replicas of {of_replica}")
+    if count < data:
+        raise ConfigError(
+            f"parallel.global_batch_size={parallel.global_batch_size} has {count} micro-batches, too few for {data} "
+            "replicas"
+        )
+    shares = None if count % data == 0 else str(Shares.even(count, data))
+    sizes = {"tensor": parallel.tensor_size, "data": data, "replicas": None, "shares": shares, "node_order": str(order)}
+    return replace(parallel, **sizes)  # type: ignore[arg-type]
+
+
+def _check(experiment: Experiment) -> None:
+    parallel = experiment.parallel
+    if parallel.schedule_file is not None:
+        raise SearchError(
+            f"parallel.schedule_file={parallel.schedule_file} is for one number of micro-batches; use "
+            "parallel.schedule_file=null"
+        )
+    if parallel.stream is not None or not parallel.alike:
+        what = f"parallel.schedule={parallel.schedule}" if parallel.stream is not None else f"{parallel.sizes}"
+        raise SearchError(
+            f"{what}: a simulation plays plans that flush, with replicas and tensor groups of one size on each stage; "
+            "'tdpp search' predicts an iteration of others"
+        )

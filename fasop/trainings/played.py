@@ -1,0 +1,155 @@
+"""What a training takes on a set of nodes, or on one after the other; and which of them nothing beats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fasop.costs.arrays import Floats
+from fasop.trainings.node_set import NodeSet
+from fasop.trainings.play import Stretch
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """What is trained on the same nodes without a restart."""
+
+    node_set: NodeSet
+    restart_s: float
+    """Before it."""
+    stretches: Sequence[Stretch]
+
+    @property
+    def seconds(self) -> float:
+        return self.restart_s + sum(one.iterations * one.seconds for one in self.stretches)
+
+    @property
+    def dollars(self) -> float | None:
+        price = self.node_set.price_per_hour
+        return None if price is None else self.seconds / HOUR * price
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """A part of a training."""
+
+    number: int
+    """From 1 on."""
+    nodes: str
+    """At its end."""
+    batch: float
+    """Samples of an iteration, on average."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """A whole training."""
+
+    name: str
+    legs: Sequence[Leg]
+    micro_batch_size: int
+
+    @cached_property
+    def seconds(self) -> float:
+        return sum(leg.seconds for leg in self.legs)
+
+    @cached_property
+    def dollars(self) -> float | None:
+        costs = [leg.dollars for leg in self.legs]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) if len(known) == len(costs) else None
+
+    @property
+    def iterations(self) -> int:
+        return sum(one.iterations for leg in self.legs for one in leg.stretches)
+
+    @property
+    def consumed(self) -> float:
+        """Samples at the end."""
+        return float(self._cumulated[0][-1])
+
+    @property
+    def first_batch(self) -> int:
+        return self._batch(self.legs[0].stretches[0])
+
+    @property
+    def largest_batch(self) -> int:
+        return max(self._batch(one) for leg in self.legs for one in leg.stretches)
+
+    def steps(self) -> list[tuple[float, int]]:
+        """Consumed samples and the global batch from there on, wherever it changes, and the last one at the end."""
+        found = list[tuple[float, int]]()
+        for leg in self.legs:
+            for one in leg.stretches:
+                if not found or found[-1][1] != self._batch(one):
+                    found.append((one.consumed, self._batch(one)))
+        return [*found, (self.consumed, found[-1][1])]
+
+    def course(self) -> tuple[list[float], list[float]]:
+        """Samples, and the seconds until they were trained, wherever the pace changes."""
+        samples, seconds, _ = self._cumulated
+        return samples.tolist(), seconds.tolist()
+
+    def epochs(self, samples: float) -> list[Epoch]:
+        """Spans of so many samples; the last one may be shorter."""
+        consumed, seconds, iterations = self._cumulated
+        count = max(1, math.ceil(self.consumed / samples - 1e-9))
+        ends = np.minimum(np.arange(count + 1) * samples, self.consumed)
+        took, updates = np.diff(np.interp(ends, consumed, seconds)), np.diff(np.interp(ends, consumed, iterations))
+        begun = np.array([leg.stretches[0].consumed for leg in self.legs if leg.stretches])
+        names = [leg.node_set.name for leg in self.legs if leg.stretches]
+        at = np.searchsorted(begun, ends[1:], side="left") - 1
+        return [
+            Epoch(
+                number=number + 1,
+                nodes=names[max(0, at[number])],
+                batch=float((ends[number + 1] - ends[number]) / updates[number]),
+                seconds=float(took[number]),
+            )
+            for number in range(count)
+        ]
+
+    def _batch(self, stretch: Stretch) -> int:
+        return sum(stretch.shares) * self.micro_batch_size
+
+    @cached_property
+    def _cumulated(self) -> tuple[Floats, Floats, Floats]:
+        """Samples, seconds and iterations, at the beginning and behind each stretch. A restart counts with the stretch
+        behind it."""
+        samples, seconds, iterations = [0.0], [0.0], [0.0]
+        for leg in self.legs:
+            waited = leg.restart_s
+            for one in leg.stretches:
+                samples.append(one.consumed + one.iterations * self._batch(one))
+                seconds.append(seconds[-1] + waited + one.iterations * one.seconds)
+                iterations.append(iterations[-1] + one.iterations)
+                waited = 0.0
+        return np.array(samples), np.array(seconds), np.array(iterations)
+
+
+def quickest(trainings: Sequence[Played]) -> Played:
+    """Of those that take equally long the cheapest."""
+    return min(trainings, key=lambda one: (one.seconds, math.inf if one.dollars is None else one.dollars))
+
+
+def cheapest(trainings: Sequence[Played]) -> Played | None:
+    """Of those that cost the same the quickest; None where no price is known."""
+    priced = [(one.dollars, one.seconds, number) for number, one in enumerate(trainings) if one.dollars is not None]
+    return trainings[min(priced)[2]] if priced else None
+
+
+def front(trainings: Sequence[Played]) -> list[Played]:
+    """Those that no other one beats in time and dollars, the quickest first; of equal ones the first. Without prices
+    the quickest alone."""
+    kept = list[Played]()
+    for one in sorted(trainings, key=lambda one: (one.seconds, math.inf if one.dollars is None else one.dollars)):
+        if not kept or (one.dollars is not None and one.dollars < (kept[-1].dollars or math.inf)):
+            kept.append(one)
+    return kept

@@ -1,0 +1,104 @@
+"""Plays a training on each of many sets of nodes, and one that changes its nodes at the end of epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fasop.errors import SearchError
+from fasop.trainings.node_set import NodeSet
+from fasop.trainings.play import Nodes, Player, State, Training
+from fasop.trainings.played import Leg, Played
+from megatron_ext.contract.adaptive.config import NONE
+from megatron_ext.contract.adaptive.forecast import GOALS, TIME, Candidate, choose, forecast
+from megatron_ext.contract.adaptive.shares import fastest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """How a training chooses other nodes at the end of each epoch."""
+
+    epoch: float
+    """Samples."""
+    goal: str = TIME
+    """What is to be least, of the next epoch."""
+    restart_s: float = 0.0
+    """Seconds in which nothing is trained while nodes change."""
+
+    def __post_init__(self) -> None:
+        assert self.goal in GOALS
+
+
+def simulate(training: Training, node_sets: Sequence[NodeSet]) -> tuple[list[Played], dict[str, str]]:
+    """The training on each set of nodes alone, and of those that cannot train it why not."""
+    found, refused = list[Played](), dict[str, str]()
+    for one in node_sets:
+        try:
+            player = Player(training, one.nodes, State(0, 0.0, training.global_batch_size))
+        except ValueError as error:
+            refused[one.name] = str(error)
+            continue
+        leg = Leg(node_set=one, restart_s=0.0, stretches=[*player.play()])
+        if leg.stretches:
+            found.append(Played(name=one.name, legs=[leg], micro_batch_size=training.micro_batch_size))
+        else:
+            refused[one.name] = f"{training.samples:,.0f} samples are less than a batch"
+    return found, refused
+
+
+def simulate_elastic(training: Training, node_sets: Sequence[NodeSet], how: Elastic) -> Played:
+    """The training on those nodes that take least for the next epoch, by a forecast of its batch, chosen anew at the
+    end of each epoch (`forecast.choose`). It begins on those that take least for the first one.
+
+    Raises:
+        SearchError: no set of nodes can train it.
+    """
+    adapt = training.adapt
+    bounds = (training.global_batch_size,) * 2 if adapt is None or adapt.rule == NONE else (adapt.lower, adapt.upper)
+    candidates = [Candidate(_Seconds(training, one.nodes).of_batch, one.price_per_hour) for one in node_sets]
+    state, history = State(0, 0.0, training.global_batch_size), [(0.0, float(training.global_batch_size))]
+    legs, now = list[Leg](), None
+    player: Player | None = None
+    while player is None or not player.over:
+        end = (math.floor(state.consumed / how.epoch) + 1) * how.epoch
+        span = min(how.epoch, training.samples - state.consumed)
+        ahead = forecast(history, span, *bounds)
+        try:
+            choice = choose(candidates, now or 0, ahead, 0.0 if now is None else how.restart_s, how.goal)
+        except ValueError as error:
+            raise SearchError(f"no set of nodes can take the batches of a training up to {bounds[1]}") from error
+        if player is None or choice.number != now:
+            player = Player(training, node_sets[choice.number].nodes, state)
+            restart_s = 0.0 if now is None else how.restart_s
+            legs.append(Leg(node_set=node_sets[choice.number], restart_s=restart_s, stretches=[]))
+            now = choice.number
+        played = [*player.play(end)]
+        legs[-1] = Leg(
+            node_set=legs[-1].node_set, restart_s=legs[-1].restart_s, stretches=[*legs[-1].stretches, *played]
+        )
+        history += [(one.consumed, float(sum(one.shares) * training.micro_batch_size)) for one in played]
+        state = player.state
+        history.append((state.consumed, float(state.batch)))
+    kept = [leg for leg in legs if leg.stretches]
+    return Played(name="elastic", legs=kept, micro_batch_size=training.micro_batch_size)
+
+
+class _Seconds:
+    """Of an iteration on a set of nodes, by its batch in samples."""
+
+    def __init__(self, training: Training, nodes: Nodes) -> None:
+        self._size, self._nodes = training.micro_batch_size, nodes
+        times = nodes.times(tuple(nodes.weights))
+        rebalances = training.adapt is not None and training.adapt.rebalance
+        self._split = times.micro_batch_s if rebalances and times else [1.0 / weight for weight in nodes.weights]
+        self._known: dict[int, float] = {}
+
+    def of_batch(self, batch: float) -> float:
+        """Infinite where there are more replicas than micro-batches."""
+        count = round(batch / self._size)
+        if count < len(self._split):
+            return math.inf
+        if count not in self._known:
+            self._known[count] = self._nodes.seconds(fastest(self._split, count))
+        return self._known[count]

@@ -1,0 +1,128 @@
+"""`tdpp simulate`: a whole training whose batch adapts, on many sets of nodes, before a GPU is booked."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fasop.errors import SearchError
+from launch.commands.simulating.arguments import RESTART_S, Arguments, parse
+from launch.commands.writing import check_writable, write
+from launch.screen.table import print_table
+
+if TYPE_CHECKING:
+    from fasop.tables.trainings import Results
+
+USAGE = f"""usage: tdpp simulate [GROUP=CHOICE ...] [KEY=VALUE ...] [noise=…] [nodes=NODES,...] [epoch=N]
+                     [elastic=time|dollars] [restart_s=N] [profile=NAME] [csv=FILE] [page=FILE] [--json]
+       tdpp simulate iidp=FILE train.epochs=N epoch=N [adapt.KEY=VALUE ...] [parallel.global_batch_size=N]
+                     [parallel.micro_batch_size=N] [train.overlap_optimizer=auto|true|false] [unit=N]
+                     [prices=SERVER:DOLLARS,...] ...
+
+Plays a whole training with the controller that changes the batch of a run (adapt.…), on every number of nodes of the
+cluster: how long it takes, what it costs, which nodes are quickest, which cheapest. GROUP, KEY and --config-dir DIR are
+those of 'tdpp launch'.
+
+  tdpp simulate cluster=mine experiment=vit adapt.rule=noise adapt.upper=8192 noise=500,20000 train.epochs=90
+  tdpp simulate iidp=vit.json noise=vit train.epochs=90 epoch=1281167 page=vit.html
+
+  noise=N            the noise scale of the gradient, in samples, over the whole training
+  noise=N,N          that of the beginning, and that of the end, between which it grows by a constant factor
+  noise=FILE.csv     with the columns samples and noise_scale
+  noise=RUN          as an earlier run measured it
+  nodes=NODES,...    only these, as node orders, such as hgx+gpu2*7,gpu2*4; without, all numbers of nodes
+  epoch=N            samples of an epoch, where no data are here to be counted, or the length is in samples
+  elastic=time       also a training that goes on with other nodes after an epoch if that takes least; =dollars
+  restart_s=N        seconds that such a change takes ({RESTART_S:g})
+  profile=NAME       the GPUs take as long as 'tdpp profile' measured under this name
+  csv=FILE           a line for each set of nodes and epoch
+  page=FILE          a page: time against dollars, batch over samples, all sets of nodes
+  --json             all of it for programs, in the place of the table
+  iidp=FILE          servers and times from a configuration of IIDP or JABAS and the folders that it names
+  unit=N             of these, GPUs of a server that work alike
+  prices=…           of these, US dollars an hour of a server of each kind, such as node0:12.24,node4:3.06"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `tdpp simulate <argv>`.
+
+    Raises:
+        TdppError: what is asked for cannot be read, played or written.
+    """
+    if not argv or any(word in ("-h", "--help") for word in argv):
+        print(USAGE)
+        return 0
+    args = parse(argv)
+    for file in (args.csv, args.page):
+        if file is not None:
+            check_writable(file)
+    from fasop.tables.trainings import HEAD, as_json, csv_text, summary, table
+
+    results, notes = played(args)
+    if args.json:
+        print(json.dumps(as_json(results, [*notes, *summary(results)])))
+    else:
+        print_table(HEAD, table(results))
+        for note in [*summary(results), *notes]:
+            print(f"({note})", file=sys.stderr)
+    if args.csv is not None:
+        write(args.csv, csv_text(results))
+    if args.page is not None:
+        from reports.pages.simulation_page import render  # few ask for it, and plotly is slow to import
+
+        write(args.page, render(f"tdpp simulate {shlex.join(argv)}", results, notes))
+        print(args.page, file=sys.stderr if args.json else sys.stdout)
+    return 0
+
+
+def played(args: Arguments) -> tuple[Results, list[str]]:
+    """The training on all nodes, and what is to be known of it.
+
+    Raises:
+        TdppError: it cannot be read, or no nodes can train it.
+    """
+    from fasop.tables.trainings import Results
+    from fasop.trainings.simulate import Elastic, simulate, simulate_elastic
+    from launch.commands.simulating import own, public
+    from launch.commands.simulating.forecast import forecast
+
+    asked = own.simulated(args) if args.iidp is None else public.simulated(args, args.iidp)
+    training, notes = asked.training, [*asked.notes]
+    measures = training.adapt is not None and training.adapt.measures
+    if training.adapt is not None and measures and args.noise is None:
+        raise SearchError(
+            f"adapt.rule={training.adapt.rule} follows the noise of the gradient; forecast it: noise=RUN of an earlier "
+            "run, noise=FILE.csv, or the noise scale at the beginning and at the end, such as noise=500,20000"
+        )
+    if not measures and args.noise is not None:
+        raise SearchError(
+            f"noise={args.noise} does nothing without a rule for the batch; use adapt.rule=noise adapt.upper=8192, for "
+            "example, or leave it out"
+        )
+    if args.noise is not None:
+        noise, note = forecast(args.noise, training.samples, asked.runs_dir)
+        training, notes = replace(training, noise=noise), notes + ([note] if note else [])
+    trainings, refused = simulate(training, asked.node_sets)
+    refused = asked.refused | refused
+    if not trainings:
+        name, why = next(iter(refused.items()))
+        raise SearchError(f"no set of nodes can train this; {name}: {why}")
+    if refused:
+        name, why = next(iter(refused.items()))
+        notes.append(f"{len(refused)} sets of nodes cannot train this, such as {name}: {why}")
+    elastic = None
+    if args.elastic is not None:
+        if asked.epoch is None:
+            raise SearchError(f"elastic={args.elastic} changes nodes at the end of an epoch; add epoch=N, its samples")
+        able = {one.name for one in trainings}
+        how = Elastic(
+            epoch=asked.epoch, goal=args.elastic, restart_s=RESTART_S if args.restart_s is None else args.restart_s
+        )
+        if how.goal == "dollars" and all(one.dollars is None for one in trainings):
+            raise SearchError("elastic=dollars: no nodes have a price; give cluster.groups.<group>.price_per_hour")
+        elastic = simulate_elastic(training, [one for one in asked.node_sets if one.name in able], how)
+    return Results(trainings=trainings, own=asked.own, epoch=asked.epoch, elastic=elastic), notes

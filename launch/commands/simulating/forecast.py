@@ -1,0 +1,64 @@
+"""`noise=…`: the forecast of the gradient's noise, from numbers, a CSV file or a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conf.errors import RunFolderError
+from conf.reading.values import NoValue, above_0
+from conf.run_folder.rundir import RunDir
+from fasop.errors import SearchError
+from fasop.trainings.noise import Noise, growing, measured, read_csv
+from launch.commands.simulating.arguments import NUMBERS
+from reports.readers.decisions import decisions
+
+
+def forecast(text: str, samples: float, runs_dir: Path) -> tuple[Noise, str | None]:
+    """Of a training of so many samples, and in words what of it is not known.
+
+    Raises:
+        SearchError: there is none.
+        RunFolderError: there is no such run.
+    """
+    if NUMBERS.fullmatch(text):
+        return _of_numbers(text, samples), None
+    file = Path(text)
+    noise = read_csv(file) if file.suffix == ".csv" else _of_run(text, runs_dir)
+    last = noise.samples[-1]
+    note = None
+    if last < 0.99 * samples:
+        note = (
+            f"noise={text} ends after {last:,.0f} of {samples:,.0f} samples; from there on the noise scale is taken to "
+            f"stay at {noise.scales[-1]:.4g}"
+        )
+    return noise, note
+
+
+def _of_numbers(text: str, samples: float) -> Noise:
+    try:
+        numbers = [above_0(part) for part in text.split(",")]
+    except NoValue as rule:
+        raise SearchError(
+            f"noise={text} {rule}: the noise scale in samples, or two joined by a comma, of the beginning and the end"
+        ) from rule
+    if len(numbers) > 2:
+        raise SearchError(
+            f"noise={text} has {len(numbers)} numbers; give one or two, or a CSV file with the columns samples and "
+            "noise_scale"
+        )
+    return growing(numbers[0], numbers[-1], samples)
+
+
+def _of_run(name: str, runs_dir: Path) -> Noise:
+    run = RunDir.find(runs_dir, name)
+    try:
+        lines = run.decisions.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise SearchError(
+            f"noise={name}: {run.path} has no decisions.jsonl: its batch did not adapt; name a run with "
+            "adapt.rule=noise, similarity or goodput"
+        ) from error
+    except OSError as error:
+        raise RunFolderError(f"{run.decisions}: {error.strerror}") from error
+    points = {float(one.consumed_samples): one.noise_scale for one in reversed(decisions(lines, []))}
+    return measured(sorted(points.items()), name)

@@ -1,0 +1,106 @@
+"""An experiment on numbers of nodes of its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from conf.compose import compose_unchecked
+from conf.schema.adapt import Rule
+from conf.schema.experiment import Experiment
+from conf.schema.partition import NodeOrder
+from fasop.costs.doubts import doubts
+from fasop.errors import SearchError
+from fasop.simulation.predict import planned
+from fasop.simulation.ranks.rank_durations import basis
+from fasop.trainings.node_set import NodeSet, orders
+from fasop.trainings.placed_nodes import node_sets
+from fasop.trainings.play import Training
+from launch.commands.decided import decided
+from launch.commands.length import with_length
+from launch.commands.simulating.arguments import Arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What is to be played."""
+
+    training: Training
+    """Without noise."""
+    own: str
+    """The name of the nodes that it is configured for."""
+    epoch: float | None
+    """Samples; None: not known."""
+    node_sets: Sequence[NodeSet]
+    refused: dict[str, str]
+    """By set of nodes, why it cannot train."""
+    notes: Sequence[str]
+    runs_dir: Path
+
+
+def simulated(args: Arguments) -> Simulated:
+    """What `tdpp launch` would train, and on which nodes it could.
+
+    Raises:
+        TdppError: it cannot be composed, or its times are not known.
+    """
+    from fasop.search.inputs import profiled
+
+    experiment, chosen = decided(compose_unchecked(args.overrides), args.overrides)
+    if args.profile is not None:
+        experiment = replace(experiment, cluster=profiled(experiment.cluster, args.profile))
+    samples, epoch = _length(experiment, args.epoch)
+    wanted = _orders(experiment, args.nodes)
+    sets, refused = node_sets(experiment, wanted)
+    parallel, adapt = experiment.parallel, experiment.adapt
+    placed = planned(experiment)
+    notes = [chosen] if chosen is not None else []
+    notes += doubts(placed.training, sorted(placed.kinds, key=lambda kind: kind.name), {basis(placed)})
+    return Simulated(
+        training=Training(
+            adapt=adapt.planned(parallel.global_batch_size),
+            micro_batch_size=parallel.micro_batch_size,
+            global_batch_size=parallel.global_batch_size,
+            samples=samples,
+            noise=None,
+        ),
+        own=str(experiment.node_order),
+        epoch=epoch,
+        node_sets=sets,
+        refused=refused,
+        notes=notes,
+        runs_dir=Path(experiment.runs_dir),
+    )
+
+
+def _length(experiment: Experiment, epoch: int | None) -> tuple[float, float | None]:
+    """Samples of the training and of an epoch."""
+    train = experiment.train
+    if train.load is not None:
+        raise SearchError(f"train.load={train.load}: a simulation plays whole trainings; leave it out")
+    if train.epochs is not None and epoch is not None:
+        return float(train.epochs * epoch), float(epoch)
+    if train.epochs is not None:
+        counted = with_length(experiment).train.samples
+        assert counted is not None, "with_length finds it"
+        return float(counted), counted / train.epochs
+    if train.samples is not None:
+        return float(train.samples), epoch
+    assert experiment.adapt.rule is Rule.none, "checked by conf.schema.adapt"
+    return float(train.last_iteration * experiment.parallel.global_batch_size), epoch
+
+
+def _orders(experiment: Experiment, given: Sequence[NodeOrder]) -> Sequence[NodeOrder]:
+    """Those given, or all numbers of nodes; of machines that are named one by one, no others than all."""
+    own = experiment.node_order
+    if experiment.executor.reached:
+        return [own]
+    for order in given:
+        for name in order.groups:
+            if order.groups.count(name) > own.groups.count(name):
+                raise SearchError(
+                    f"nodes={order}: the plan has {own.groups.count(name)} nodes of group {name!r} ({own}); give no "
+                    "more of each"
+                )
+    return given or orders(own)

@@ -1,0 +1,97 @@
+"""`iidp=FILE`: a training on servers that IIDP or JABAS profiled, as JABAS would adapt it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conf.compose import compose_unchecked, to_object
+from conf.reading.values import own_words
+from conf.run_folder.run_folders import usual_runs_dir
+from conf.schema.adapt import Adapt, Rule
+from fasop.errors import SearchError
+from fasop.shares.performance import WeightSync, recommended
+from fasop.shares.public_files import read_adaptation, read_cluster
+from fasop.shares.solution import sizes_of
+from fasop.trainings.node_set import orders
+from fasop.trainings.play import Training
+from fasop.trainings.public_nodes import kinds_of, node_sets, step, unit_of, whole_order
+from launch.commands.searching.shares import Overlap
+from launch.commands.simulating.arguments import OF_PUBLIC, Arguments
+from launch.commands.simulating.own import Simulated
+
+
+def simulated(args: Arguments, file: Path) -> Simulated:
+    """What the configuration describes, with the keys of the command line in the place of its own.
+
+    Raises:
+        TdppError: a word or a file cannot be read, or the batch cannot be shared out.
+    """
+    given, others = own_words(args.overrides, OF_PUBLIC, SearchError)
+    if strange := [word for word in others if not word.startswith("adapt.")]:
+        raise SearchError(f"iidp={file} does not take {strange[0]}, only {', '.join(OF_PUBLIC)} and adapt.KEY")
+    cluster = read_cluster(file)
+    batch = given.get("parallel.global_batch_size", cluster.smallest_batch)
+    if batch is None:
+        raise SearchError(f"iidp={file} needs the global batch: add parallel.global_batch_size=512, for example")
+    own = [f"adapt.{key}={value}" for key, value in read_adaptation(file).items()]
+    adapt = to_object(compose_unchecked([*own, *others]), Adapt, "adapt")
+    if adapt.rule is Rule.goodput or adapt.rebalance:
+        what = "adapt.rebalance=true" if adapt.rebalance else f"adapt.rule={adapt.rule}"
+        raise SearchError(
+            f"{what} goes by times that a run measures; with iidp={file} every batch is divided anew in any case: use "
+            "adapt.rule=similarity or noise"
+        )
+    size = given.get("parallel.micro_batch_size")
+    unit, sizes = unit_of(cluster, args.unit), sizes_of(cluster, size)
+    step_size = step(sizes, unit)
+    if batch % (2 * step_size):
+        near = batch // (2 * step_size) * 2 * step_size
+        raise SearchError(
+            f"parallel.global_batch_size={batch} must be a multiple of {2 * step_size}, for micro-batches of "
+            f"{min(sizes)} and units of {unit} GPUs; {near or 2 * step_size} or {near + 2 * step_size} would be"
+        )
+    lower, upper = adapt.bounds(batch)
+    if not lower <= batch <= upper:
+        raise SearchError(
+            f"parallel.global_batch_size={batch}, with which the training starts, must lie between adapt.lower={lower} "
+            f"and adapt.upper={upper}"
+        )
+    whole = whole_order(cluster)
+    for order in args.nodes:
+        for name in order.groups:
+            if order.groups.count(name) > whole.groups.count(name):
+                raise SearchError(f"nodes={order}: {file} has {whole}; give no more of each")
+    prices = args.prices or {}
+    if unknown := [name for name in prices if name not in kinds_of(cluster)]:
+        raise SearchError(f"prices={unknown[0]}:…: the kinds of servers are {', '.join(kinds_of(cluster))}")
+    sync = {
+        Overlap.auto: recommended(cluster.buckets_mib),
+        Overlap.true: WeightSync.overlap,
+        Overlap.false: WeightSync.sequential,
+    }[given.get("train.overlap_optimizer", Overlap.auto)]
+    return Simulated(
+        training=Training(
+            adapt=adapt.planned(batch),
+            micro_batch_size=step_size,
+            global_batch_size=batch,
+            samples=_samples(file, given.get("train.samples"), given.get("train.epochs"), args.epoch),
+            noise=None,
+        ),
+        own=str(whole),
+        epoch=args.epoch,
+        node_sets=node_sets(cluster, sync, args.nodes or orders(whole), size, args.unit, prices),
+        refused={},
+        notes=[],
+        runs_dir=given.get("runs_dir", usual_runs_dir()),
+    )
+
+
+def _samples(file: Path, samples: int | None, epochs: int | None, epoch: int | None) -> float:
+    if samples is not None and epochs is None:
+        return float(samples)
+    if samples is None and epochs is not None and epoch is not None:
+        return float(epochs * epoch)
+    raise SearchError(
+        f"iidp={file} needs the length of the training: add train.epochs=90 epoch=1281167, the samples of an epoch, or "
+        "train.samples=N alone"
+    )

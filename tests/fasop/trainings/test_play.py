@@ -1,0 +1,149 @@
+"""A training that is played in jumps is that of a loop over every iteration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from fasop.trainings.noise import Noise, growing, halves
+from fasop.trainings.play import Player, State, Stretch, Training
+from megatron_ext.contract.adaptive.config import AdaptConfig
+from megatron_ext.contract.adaptive.controller import Controller
+from megatron_ext.contract.adaptive.noise import measurement, noise_scale, similarity
+from megatron_ext.contract.adaptive.shares import Times, longest
+
+
+@dataclass
+class Linear:
+    """Replicas that take the same for each of their micro-batches, and a rest."""
+
+    weights: Sequence[int]
+    micro_batch_s: Sequence[float]
+    rest_s: float
+
+    def seconds(self, shares: tuple[int, ...]) -> float:
+        return longest(self.micro_batch_s, shares) + self.rest_s
+
+    def times(self, shares: tuple[int, ...]) -> Times | None:
+        return Times(self.micro_batch_s, self.seconds(shares))
+
+
+def adapted(random: Random, rule: str, lower: int, upper: int) -> AdaptConfig:
+    return AdaptConfig(
+        rule=rule,
+        target=random.choice([0.2, 0.3, 0.5]),
+        lower=lower,
+        upper=upper,
+        every=random.choice([1, 3, 10, 40]),
+        rate=random.choice([0.1, 0.3]),
+        smoothing=random.choice([1, 4]),
+        lr_scaling="sqrt",
+        rebalance=random.random() < 0.4,
+    )
+
+
+def drawn(seed: int) -> tuple[Training, Linear]:
+    random = Random(seed)
+    size, replicas = random.choice([1, 4, 24]), random.randint(1, 4)
+    weights = [random.randint(1, 3) for _ in range(replicas)]
+    batch = sum(weights) * size * 2
+    samples = float(random.randint(100, 900) * batch + random.randint(0, batch))
+    points = sorted(random.sample(range(int(samples)), random.choice([1, 2, 3, 12])))
+    rule = random.choice(["noise", "similarity", "goodput", "none"])
+    training = Training(
+        adapt=adapted(random, rule, random.choice([batch, size * max(2, replicas)]), batch * random.choice([2, 9, 40])),
+        micro_batch_size=size,
+        global_batch_size=batch,
+        samples=samples,
+        noise=Noise(tuple(map(float, points)), tuple(batch * math.exp(random.uniform(-2, 4)) for _ in points)),
+    )
+    return training, Linear(
+        [2 * weight for weight in weights], [random.uniform(0.01, 0.1) for _ in weights], random.uniform(0, 0.2)
+    )
+
+
+def one_by_one(training: Training, nodes: Linear) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Consumed samples before each iteration and its shares, as a run's ranks go through them."""
+    config, size = training.adapt, training.micro_batch_size
+    assert config is not None and training.noise is not None
+    controller = Controller(config, size, training.global_batch_size, nodes.weights)
+    shares, iteration, consumed = tuple(nodes.weights), 0, 0.0
+    last = training.samples // training.global_batch_size
+
+    def fitted() -> tuple[int, ...]:
+        left = training.samples - consumed
+        if config.measures and controller.least_samples <= left < sum(shares) * size:
+            return controller.fitted(int(left) // size * size)
+        return shares
+
+    shares = fitted()
+    while iteration < last if not config.measures else training.samples - consumed >= controller.least_samples:
+        yield consumed, shares
+        iteration, consumed = iteration + 1, consumed + sum(shares) * size
+        if config.due(iteration):
+            found = halves(training.noise.at(consumed), shares, size) if config.measures else None
+            shares = controller.decide(shares, found, nodes.times(shares)).shares
+        shares = fitted()
+
+
+def flat(stretches: Sequence[Stretch], size: int) -> list[tuple[float, tuple[int, ...]]]:
+    return [
+        (one.consumed + number * sum(one.shares) * size, one.shares)
+        for one in stretches
+        for number in range(one.iterations)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_jumps_are_the_loop_over_every_iteration(seed: int) -> None:
+    training, nodes = drawn(seed)
+    wanted = [*one_by_one(training, nodes)]
+    player = Player(training, nodes, State(0, 0.0, training.global_batch_size))
+    played = [*player.play()]
+    assert flat(played, training.micro_batch_size) == wanted, training
+    assert all(one.seconds == nodes.seconds(one.shares) for one in played)
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 4))
+def test_a_training_that_is_played_in_parts_is_the_same(seed: int) -> None:
+    """As one that changes its nodes does, and here goes on with the same."""
+    training, nodes = drawn(seed)
+    whole = flat([*Player(training, nodes, State(0, 0.0, training.global_batch_size)).play()], training.micro_batch_size)
+    player = Player(training, nodes, State(0, 0.0, training.global_batch_size))
+    parts = [one for end in (0.25, 0.5, 0.9, 2.0) for one in player.play(end * training.samples)]
+    assert flat(parts, training.micro_batch_size) == whole
+
+
+def test_halves_say_on_average_what_the_noise_scale_is() -> None:
+    for scale, count in ((50.0, 2), (1.0, 8), (3000.0, 64), (7.0, 5)):
+        found = measurement(halves(scale, (count,), 12))
+        assert found is not None
+        assert noise_scale([found]) == pytest.approx(scale, rel=1e-9)
+        if count % 2 == 0:
+            assert similarity([found]) == pytest.approx(1.0 / (1.0 + 2.0 * scale / (12 * count)), rel=1e-9)
+
+
+def test_a_training_of_very_many_iterations_is_played_at_once() -> None:
+    """Ten million iterations and a hundred thousand decisions: only those that change something are looked at."""
+    config = AdaptConfig("noise", 0.3, 64, 65536, 100, 0.1, 4, "sqrt", rebalance=False)
+    training = Training(
+        adapt=config, micro_batch_size=8, global_batch_size=64, samples=1e10, noise=growing(100.0, 20000.0, 1e10)
+    )
+    asked = []
+
+    class Counted(Linear):
+        def times(self, shares: tuple[int, ...]) -> Times | None:
+            asked.append(shares)
+            return super().times(shares)
+
+    nodes = Counted([2, 2, 2, 2], [0.1] * 4, 0.1)
+    played = [*Player(training, nodes, State(0, 0.0, 64)).play()]
+    batches = [sum(one.shares) * 8 for one in played]
+    assert sum(one.iterations for one in played) > 1e6
+    assert len(asked) < 3000
+    assert all(b > a for a, b in pairwise(batches[:-1]))
