@@ -32,8 +32,10 @@ class PublicNodes:
         self.weights = (1,) * max(1, gpus * min(sizes) // self._step)
 
     def seconds(self, shares: tuple[int, ...]) -> float:
-        """Raises SearchError where no local batch size divides the batch."""
-        batch = sum(shares) * self._step
+        """Of the best local batch size. A batch that cannot be divided, as the last one of a training may be, takes
+        what the next larger one does."""
+        of_unit = min(self._sizes) * self._unit
+        batch = -(-sum(shares) * self._step // of_unit) * of_unit
         if batch not in self._known:
             self._known[batch] = min(self._of_size(batch, size) for size in self._sizes)
         return self._known[batch]

@@ -95,8 +95,8 @@ class _Seconds:
         self._known: dict[int, float] = {}
 
     def of_batch(self, batch: float) -> float:
-        """Infinite where there are more replicas than micro-batches."""
-        count = round(batch / self._size)
+        """Infinite where there are more replicas than micro-batches, of which rules keep an even number."""
+        count = 2 * round(batch / self._size / 2.0)
         if count < len(self._split):
             return math.inf
         if count not in self._known:

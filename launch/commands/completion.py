@@ -17,7 +17,7 @@ from conf.run_folder.rundir import RunDir
 from launch.commands import COMMANDS
 from launch.errors import LaunchError
 
-CONFIGURED = ("launch", "doctor", "search", "profile", "rehearse")
+CONFIGURED = ("launch", "doctor", "search", "profile", "simulate", "rehearse")
 """Commands that take groups and keys."""
 OF_RUNS = ("status", "logs", "stop", "report", "evaluate", "translate")
 """Commands that take a RUN."""
@@ -146,6 +146,10 @@ def _own_words(command: str) -> tuple[str, ...]:
         from launch.profile.arguments import WORDS as OF_PROFILE
 
         return tuple(OF_PROFILE)
+    if command == "simulate":
+        from launch.commands.simulating.arguments import WORDS as OF_SIMULATION
+
+        return tuple(OF_SIMULATION)
     return ("resume",) if command == "launch" else ()
 
 

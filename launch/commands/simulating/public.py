@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conf.compose import compose_unchecked, to_object
@@ -33,8 +34,7 @@ def simulated(args: Arguments, file: Path) -> Simulated:
     batch = given.get("parallel.global_batch_size", cluster.smallest_batch)
     if batch is None:
         raise SearchError(f"iidp={file} needs the global batch: add parallel.global_batch_size=512, for example")
-    own = [f"adapt.{key}={value}" for key, value in read_adaptation(file).items()]
-    adapt = to_object(compose_unchecked([*own, *others]), Adapt, "adapt")
+    adapt = _adapt(read_adaptation(file), others)
     if adapt.rule is Rule.goodput or adapt.rebalance:
         what = "adapt.rebalance=true" if adapt.rebalance else f"adapt.rule={adapt.rule}"
         raise SearchError(
@@ -84,6 +84,14 @@ def simulated(args: Arguments, file: Path) -> Simulated:
         notes=[],
         runs_dir=given.get("runs_dir", usual_runs_dir()),
     )
+
+
+def _adapt(of_jabas: Mapping[str, str | float | int], words: Sequence[str]) -> Adapt:
+    """What a configuration says of the batch, as far as the rule of the command line looks at it, and the words."""
+    rule = next((Rule(word) for word in Rule if f"adapt.rule={word}" in words), Rule.similarity)
+    used = {Rule.similarity: of_jabas.keys(), Rule.none: ()}.get(rule, ("lower", "upper", "every", "target"))
+    own = [f"adapt.{key}={value}" for key, value in of_jabas.items() if key in used]
+    return to_object(compose_unchecked([*own, *words]), Adapt, "adapt")
 
 
 def _samples(file: Path, samples: int | None, epochs: int | None, epoch: int | None) -> float:

@@ -113,7 +113,9 @@ def test_jumps_are_the_loop_over_every_iteration(seed: int) -> None:
 def test_a_training_that_is_played_in_parts_is_the_same(seed: int) -> None:
     """As one that changes its nodes does, and here goes on with the same."""
     training, nodes = drawn(seed)
-    whole = flat([*Player(training, nodes, State(0, 0.0, training.global_batch_size)).play()], training.micro_batch_size)
+    whole = flat(
+        [*Player(training, nodes, State(0, 0.0, training.global_batch_size)).play()], training.micro_batch_size
+    )
     player = Player(training, nodes, State(0, 0.0, training.global_batch_size))
     parts = [one for end in (0.25, 0.5, 0.9, 2.0) for one in player.play(end * training.samples)]
     assert flat(parts, training.micro_batch_size) == whole
