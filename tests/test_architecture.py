@@ -26,6 +26,7 @@ ROOMS = {
     "fasop": ["conf", CONTRACT],
     "launch": ["conf", "fasop", CONTRACT],
     "reports": ["conf", "fasop", CONTRACT],
+    "tdpp": ["conf", "fasop", "launch", "reports", CONTRACT],
 }
 """What a room may import of the others: whole rooms, or sub-packages."""
 

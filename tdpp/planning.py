@@ -1,0 +1,28 @@
+"""Searching for plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fasop.errors import SearchError
+from fasop.search.arguments import Arguments, parse
+from fasop.search.inputs import read
+from fasop.search.plan import Plan
+from fasop.search.run import best_plans
+
+WORDS = ("top", "profile", "leave_out", "by_stage", "prove", "overrides")
+"""Of those of `tdpp search`, which say what is searched; the others are about tables and files."""
+
+
+def search(overrides: Sequence[str] = ()) -> list[Plan]:
+    """The plans that `tdpp search <overrides>` shows, the fastest first: `plan.parallel`, `plan.total` (seconds of an
+    iteration), `plan.nodes`, `plan.bound`.
+
+    Raises:
+        TdppError: what is asked for cannot be read or searched, or no plan fits.
+    """
+    arguments, usual = parse(overrides), Arguments()
+    others = [name for name in vars(usual) if name not in WORDS and getattr(arguments, name) != getattr(usual, name)]
+    if others:
+        raise SearchError(f"{others[0]}=… is for 'tdpp search' on the command line; leave it out here")
+    return list(best_plans(read(arguments.overrides, arguments.profile), arguments).plans)

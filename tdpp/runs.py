@@ -1,0 +1,118 @@
+"""Runs: started, loaded, waited for, stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from conf.compose import compose_unchecked
+from conf.run_folder.run_folders import usual_runs_dir
+from conf.run_folder.rundir import RunDir
+from launch.commands.decided import decided
+from launch.commands.launch import settle
+from launch.commands.preflight import Preflight, preflight
+from launch.control import stop as control
+from launch.control.follow import tidy
+from launch.control.notify import tell_end_if_possible
+from launch.control.submit import start
+from launch.errors import LaunchError
+from launch.judge.verdict import Verdict, judge
+from launch.machine.provenance import read_source
+from launch.node.worker_command import WORKER
+from launch.observe.look import observe
+from launch.screen.watch import LOCAL_S, SLURM_S
+from launch.sweep.combinations import Combination
+from launch.sweep.start import Outcomes, confirm
+from reports import notebook
+from reports.readers.megatron_log import Sizes
+from reports.sources import Source
+
+
+class Run(notebook.Run):
+    """A run: its tables and figures as they were when it was loaded, and what can be done with it now."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__(Source.find(run.runs, str(run.path), Sizes()).read())
+        self._run = run
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self._run.path
+
+    @property
+    def verdict(self) -> Verdict:
+        """What `tdpp status` says at this moment: `state`, `rule`, `reason`, `evidence`, `exit_code`."""
+        return judge(self._run)
+
+    def reload(self) -> Run:
+        """The same run with what it has logged by now."""
+        return Run(self._run)
+
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """Waits until the run is over, and loads it. An interrupt of the notebook ends the waiting, not the run.
+
+        Raises:
+            TimeoutError: it is not over after `timeout_s` seconds.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (seen := observe(self._run)).over:
+            if until is not None and time.monotonic() > until:
+                raise TimeoutError(f"{self.name} is not over after {timeout_s:g} s: {self.verdict.reason}")
+            time.sleep(SLURM_S if seen.jobs else LOCAL_S)
+        tidy(self._run)
+        tell_end_if_possible(self._run)
+        return self.reload()
+
+    def stop(self) -> Run:
+        """Ends all that belongs to the run, as `tdpp stop`, and loads it.
+
+        Raises:
+            TdppError: it is another user's, or something of it cannot be ended.
+        """
+        if not control.is_over(self._run):
+            control.stop(self._run)
+        tell_end_if_possible(self._run)
+        return self.reload()
+
+
+def load(run: str | Path | None = None, runs_dir: str | Path | None = None) -> Run:
+    """A run, by whatever names one on the command line: its folder, a name, a job's id; None is the latest.
+
+    Raises:
+        TdppError: there is no such run, or it cannot be read.
+    """
+    folder = usual_runs_dir() if runs_dir is None else Path(runs_dir)
+    return Run(RunDir.find(folder, None if run is None else str(run)))
+
+
+def launch(overrides: Sequence[str] = (), wait: bool = True) -> Run:
+    """Starts what `tdpp launch <overrides>` starts, and waits for its end unless `wait` is false.
+
+    A run that failed is returned as well: look at `run.verdict`.
+
+    Raises:
+        TdppError: the configuration breaks a rule, or the run cannot be started; with the message of the command line.
+    """
+    return launched(overrides, wait, preflight, WORKER)
+
+
+def launched(overrides: Sequence[str], wait: bool, preflight: Preflight, worker: str) -> Run:
+    """The same with another check of the data, and another worker."""
+    words = tuple(overrides)
+    for word in words:
+        if word.startswith(("-m", "--multirun", "resume=", "dry_run=")):
+            raise LaunchError(f"{word}: 'tdpp launch' alone takes this; here a loop is a sweep, and dry_run is compose")
+    experiment, chosen = decided(compose_unchecked(words), words)
+    outcomes: Outcomes = {}
+    wanted = settle([Combination(overrides=words, composed=experiment, chosen=chosen)], outcomes, preflight)
+    if wanted:
+        confirm(list(wanted.values()))
+        found = Run(start(wanted[0], words, worker, read_source()))
+    else:
+        if (error := outcomes[0].error) is not None:
+            raise error
+        assert outcomes[0].run is not None, "skip_existing"
+        found = Run(outcomes[0].run)
+    return found.wait() if wait else found
