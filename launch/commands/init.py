@@ -16,7 +16,7 @@ from launch.errors import LaunchError
 from launch.first_day import asking, prices
 from launch.first_day.first_plan import first_plan
 from launch.first_day.found import Found, usable
-from launch.first_day.texts import cluster_text, experiment_text
+from launch.first_day.texts import cluster_text, experiment_text, plan_text
 from launch.screen.consent import can_be_asked
 from launch.screen.table import print_table
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         return model.main(argv[1:])
     arguments = _parser().parse_args(argv)
     name = checked_name(arguments.name)
-    paths = {group: free_path(name, group, arguments.force) for group in ("cluster", "experiment")}
+    paths = {group: free_path(name, group, arguments.force) for group in ("cluster", "parallel", "experiment")}
     given = dict(arguments.price)
     found = prices.priced(usable(_found(arguments)), given)
     if arguments.network is not None:
@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
     plan = first_plan(found)
     texts = {
         "cluster": cluster_text(name, found, datetime.now().date().isoformat()),
-        "experiment": experiment_text(name, found, plan),
+        "parallel": plan_text(plan),
+        "experiment": experiment_text(name, found),
     }
     check_composes(name, texts, f"experiment={name}")
     write_all(paths, texts)
@@ -61,8 +62,8 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="tdpp init",
-        description="Writes your cluster and a first experiment into your folder of configurations, from what Slurm "
-        "and the nodes say; without Slurm, from this machine. Asks on a terminal for what no machine knows.",
+        description="Writes your cluster, a plan and a first experiment into your folder of configurations, from what "
+        "Slurm and the nodes say; without Slurm, from this machine. Asks on a terminal for what no machine knows.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -109,7 +110,8 @@ def _tell(name: str, found: Found, why: str, paths: Mapping[str, Path]) -> None:
     rows = [[group.name, str(group.count), _ranks(group.ranks), group.gpu.key] for group in found.groups]
     print_table(["group", "nodes", "ranks of a node", "device"], rows)
     print(f"\nwritten: {paths['cluster']}")
-    print(f"written: {paths['experiment']}: {why}")
+    print(f"written: {paths['parallel']}: {why}")
+    print(f"written: {paths['experiment']}")
     print(
         f"""
 next:

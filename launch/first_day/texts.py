@@ -92,18 +92,29 @@ def _slurm(group: FoundGroup) -> Iterator[str]:
     yield "    # account: and qos:, where Slurm wants them"
 
 
-def experiment_text(name: str, found: Found, plan: FirstPlan) -> str:
+def plan_text(plan: FirstPlan) -> str:
+    """The first plan's file."""
+    return "\n".join(
+        [
+            f"# Written by 'tdpp init': {plan.why}. 'tdpp search ... plan=NAME' writes better ones.",
+            *(f"{key}: {scalar(value)}" for key, value in plan.keys.items()),
+            "",
+        ]
+    )
+
+
+def experiment_text(name: str, found: Found) -> str:
     """The first experiment's file."""
     hosts = [] if not found.hosts else ["executor:", f"  hosts: {json.dumps(found.hosts)}"]
     return "\n".join(
         [
             "# @package _global_",
-            f"# Written by 'tdpp init': a small GPT, {plan.why}. Every line may be changed, and every key",
-            f"# overridden: tdpp launch experiment={name} train.iterations=200",
+            "# Written by 'tdpp init': a small GPT. Every line may be changed, and every key overridden:",
+            f"# tdpp launch experiment={name} train.iterations=200",
             "defaults:",
             f"  - override /cluster: {name}",
             "  - override /model: tiny # 'tdpp launch --help' lists others; 'tdpp init model config.json' writes one",
-            "  - override /parallel: single",
+            f"  - override /parallel: {name}",
             "  - override /container: none # this Python; or enroot, pyxis, apptainer, docker (docs/containers.md)",
             f"  - override /executor: {found.executor}",
             "  - override /train: demo",
@@ -112,8 +123,6 @@ def experiment_text(name: str, found: Found, plan: FirstPlan) -> str:
             "  - _self_",
             "",
             f"name: {scalar(name)}",
-            "parallel:",
-            *(f"  {key}: {scalar(value)}" for key, value in plan.keys.items()),
             *hosts,
             "",
         ]

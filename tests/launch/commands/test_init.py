@@ -15,7 +15,7 @@ from launch.first_day import asking, prices
 from launch.first_day.first_plan import first_plan
 from launch.first_day.found import Found, usable
 from launch.first_day.slurm_nodes import groups, parse
-from launch.first_day.texts import cluster_text, experiment_text, scalar
+from launch.first_day.texts import cluster_text, experiment_text, plan_text, scalar
 from launch.machine.gpus import GpuFigures
 from launch.machine.node_figures import NodeFigures, network_gbit_per_s
 from tests.support.composing import COMPOSED
@@ -55,7 +55,8 @@ def composed(found: Found) -> Experiment:
     """What the files say that are written of it."""
     for group, text in {
         "cluster": cluster_text("mine", found, "2026-01-31"),
-        "experiment": experiment_text("mine", found, first_plan(found)),
+        "parallel": plan_text(first_plan(found)),
+        "experiment": experiment_text("mine", found),
     }.items():
         file = Path("config/tdpp", group, "mine.yaml")
         file.parent.mkdir(parents=True)
