@@ -30,8 +30,9 @@ class Segment:
 def critical_path(graph: Graph) -> list[Segment]:
     """The segments of the path, first to last; together they are the iteration.
 
-    It is followed back from the end on the rank with which it begins: what another rank still has to do, while this one
-    is at the next iteration, keeps nobody waiting.
+    It is followed back from the latest end, or from the end on the rank with which that path begins, where this one is
+    what an iteration adds to the run: what another rank still has to do then, while this one is at the next iteration,
+    keeps nobody waiting.
     """
     times = graph.times(graph.ready_ns)
     comes: dict[int, list[Edge]] = {}
@@ -39,7 +40,8 @@ def critical_path(graph: Graph) -> list[Segment]:
         comes.setdefault(edge.target, []).append(edge)
     latest = max(graph.last, key=lambda rank: times[graph.last[rank]])
     path, origin = _back(graph, times, comes, latest)
-    return path if origin == latest else _back(graph, times, comes, origin)[0]
+    again, period = _back(graph, times, comes, origin)[0], graph.period_ns()
+    return min((path, again), key=lambda one: abs(sum(segment.lasts_ns for segment in one) - period))
 
 
 def _back(

@@ -1,0 +1,131 @@
+"""The critical path, a replay and idle times of iterations that are worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from megatron_ext.contract.plan_parts import Place
+from reports.errors import ReportError
+from reports.path.critical import critical_path
+from reports.path.graph import Graph, Kind
+from reports.path.making import make_graph
+from reports.path.pieces import GAP, Piece, Span, pieces
+from reports.readers.events import EVENT, Timeline, frame
+
+Row = tuple[int, str, int, int, int]
+"""Rank, name, start, end, peer."""
+TWO_STAGES: list[Row] = [
+    (0, "forward-compute", 0, 10, -1),
+    (0, "forward-send", 10, 10, 1),
+    (0, "backward-recv", 10, 42, 1),
+    (0, "backward-compute", 42, 60, -1),
+    (0, "embedding-grads-all-reduce", 60, 75, -1),
+    (0, "optimizer", 75, 80, -1),
+    (1, "batch-generator", 0, 3, -1),
+    (1, "forward-recv", 3, 14, 0),
+    (1, "forward-compute", 14, 24, -1),
+    (1, "backward-compute", 24, 40, -1),
+    (1, "backward-send", 40, 40, 0),
+    (1, "embedding-grads-all-reduce", 40, 75, -1),
+    (1, "optimizer", 75, 90, -1),
+]
+RANKS = [Place(rank, 0, rank, rank, 0, 0) for rank in range(2)]
+
+
+def made(rows: list[Row], ranks: list[Place] = RANKS) -> Graph:
+    names = tuple(dict.fromkeys(row[1] for row in rows))
+    records = np.zeros(len(rows), EVENT)
+    for record, (rank, name, start, end, peer) in zip(records, sorted(rows, key=lambda row: row[0]), strict=True):
+        record["rank"], record["name"], record["peer"] = rank, names.index(name), peer
+        record["start_ns"], record["end_ns"], record["iteration"], record["micro_batch"] = start, end, 2, -1
+    return make_graph(Timeline(frame(records, names), {}, 0, ()), ranks, 2)
+
+
+def test_the_path_goes_over_messages_and_collectives_and_ends_where_it_begins():
+    path = [(one.kind, one.rank, one.sender, one.start_ns, one.end_ns) for one in critical_path(made(TWO_STAGES))]
+    assert path == [
+        (Kind.COMPUTE, 0, -1, 0, 10),
+        (Kind.MESSAGE, 1, 0, 10, 14),
+        (Kind.COMPUTE, 1, -1, 14, 24),
+        (Kind.COMPUTE, 1, -1, 24, 40),
+        (Kind.MESSAGE, 0, 1, 40, 42),
+        (Kind.COMPUTE, 0, -1, 42, 60),
+        (Kind.EMBEDDING, 0, -1, 60, 75),
+        (Kind.OPTIMIZER, 0, -1, 75, 80),
+    ]
+
+
+def test_a_replay_gives_the_recorded_times_and_others_for_other_lengths():
+    graph = made(TWO_STAGES)
+    assert graph.ends(graph.ready_ns) == graph.ended_ns == {0: 80, 1: 90}
+    assert graph.period_ns() == 80, "rank 0 goes on at 80 while rank 1 is still at its optimizer"
+    free = np.where(graph.kind == Kind.EMBEDDING, 0, graph.lasts_ns)
+    assert graph.ends(graph.ready_ns, free) == {0: 65, 1: 75}
+    slower = np.where((graph.kind == Kind.OPTIMIZER) & (graph.on == 1), 40, graph.lasts_ns)
+    assert graph.period_ns(slower) == 104, "then rank 0 waits for rank 1 in every iteration"
+
+
+def test_a_receive_that_its_message_did_not_keep_waiting_stays_on_its_rank():
+    rows = [
+        (0, "forward-compute", 0, 10, -1),
+        (0, "forward-send", 10, 10, 1),
+        (0, "forward-compute", 10, 20, -1),
+        (0, "forward-send", 20, 20, 1),
+        (1, "forward-recv", 0, 12, 0),
+        (1, "forward-compute", 12, 50, -1),
+        (1, "forward-recv", 50, 51, 0),
+        (1, "forward-compute", 51, 90, -1),
+    ]
+    path = [(one.kind, one.rank, one.lasts_ns) for one in critical_path(made(rows))]
+    assert path == [
+        *((Kind.COMPUTE, 0, 10), (Kind.MESSAGE, 1, 2), (Kind.COMPUTE, 1, 38)),
+        *((Kind.MESSAGE, 1, 1), (Kind.COMPUTE, 1, 39)),
+    ]
+
+
+def test_sums_beside_the_backward_pass_end_before_the_rank_has_taken_them():
+    ranks = [Place(rank, 0, rank, 0, rank, 0) for rank in range(2)]
+    rows = [
+        (0, "backward-compute", 0, 20, -1),
+        (0, "overlapped-grads-all-reduce", 5, 16, -1),
+        (0, "overlapped-grads-all-reduce", 18, 34, -1),
+        (0, "grads-all-reduce", 20, 34, -1),
+        (1, "backward-compute", 0, 28, -1),
+        (1, "overlapped-grads-all-reduce", 10, 16, -1),
+        (1, "overlapped-grads-all-reduce", 26, 34, -1),
+        (1, "grads-all-reduce", 28, 34, -1),
+    ]
+    graph = made(rows, ranks)
+    assert graph.ends(graph.ready_ns) == graph.ended_ns
+    path = [(one.kind, one.rank, one.lasts_ns) for one in critical_path(graph)]
+    assert [one for one in path if one[0] is Kind.GRADIENTS][-1][2] == 8
+    assert sum(lasts for kind, _, lasts in path if kind is Kind.COMPUTE) == 26
+    assert {rank for kind, rank, _ in path if kind is Kind.COMPUTE} == {1}
+
+
+def test_messages_that_were_taken_before_they_were_sent_are_an_error():
+    rows = [
+        (0, "forward-recv", 0, 5, 1),
+        (0, "forward-send", 5, 6, 1),
+        (1, "forward-recv", 0, 5, 0),
+        (1, "forward-send", 5, 6, 0),
+    ]
+    with pytest.raises(ReportError, match="iteration 2 contradict each other"):
+        made(rows)
+
+
+def test_pieces_follow_each_other_and_the_inner_event_has_its_time():
+    spans = [Span(2, 20, 0), Span(5, 9, 1), Span(9, 9, 2), Span(15, 18, 3), Span(25, 30, 4), Span(28, 40, 5)]
+    assert pieces(0, spans) == [
+        Piece(0, 2, GAP),
+        Piece(2, 5, 0),
+        Piece(5, 9, 1),
+        Piece(9, 9, 2),
+        Piece(9, 15, 0),
+        Piece(15, 18, 3),
+        Piece(18, 20, 0),
+        Piece(20, 25, GAP),
+        Piece(25, 28, 4),
+        Piece(28, 40, 5),
+    ]
