@@ -18,6 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fasop.simulation.predict import Prediction
+from reports.path.critical import Segment
 
 EXACT = 1 << 52
 """Zigzag-coded values below 2**53 are exact in JavaScript, so that plain ones must be nearer to 0 than this."""
@@ -73,6 +74,27 @@ def event_columns(events: pd.DataFrame, ranks: int, waiting_ns: NDArray[np.int64
         "gap": (start - before).to_numpy(),
         "duration": (end - start).to_numpy(),
         "waiting": waiting_ns,
+    }
+
+
+def path_columns(path: Sequence[Segment], events: pd.DataFrame) -> dict[str, NDArray[Any]]:
+    """The parts of a critical path; times in ns from the first event of its iteration, the name -1 where nothing was
+    recorded. Neighbours in one event are one part."""
+    parts: list[list[int]] = []
+    for one in path:
+        if parts and one.event >= 0 and parts[-1][0] == one.event and parts[-1][1] == one.rank:
+            parts[-1][3] = one.end_ns
+        else:
+            parts.append([one.event, one.rank, one.start_ns, one.end_ns])
+    of_event, rank, start, end = np.array(parts, np.int64).reshape(-1, 4).T
+    iteration = events["iteration"].iloc[of_event.max()] if len(of_event) else 0
+    origin = events["start_ns"][events["iteration"] == iteration].min()
+    codes = events["name"].cat.codes.to_numpy(np.int64)
+    return {
+        "path_rank": rank,
+        "path_start": start - origin,
+        "path_duration": end - start,
+        "path_name": np.where(of_event >= 0, codes[of_event], -1),
     }
 
 

@@ -12,19 +12,26 @@ from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.facts.statistics import Statistics, slowest_first
 from reports.facts.terms import measured
 from reports.figures.embed import plotly_script, timeline_parts
-from reports.figures.pack import event_columns, pack, predicted_columns
+from reports.figures.pack import event_columns, pack, path_columns, predicted_columns
 from reports.figures.page import data, emulated, missing, page, static
+from reports.path.why import Why
 from reports.readers.events import Timeline, legend_order
 from reports.readers.record import Record, rank_label
 from reports.sections.plan_section import plural
 from reports.sections.stages_section import ideal
 
-SCRIPTS = ("theme.js", "unpack.js", "colours.js", "overview.js", "plot.js", "timeline.js")
+SCRIPTS = ("theme.js", "unpack.js", "colours.js", "overview.js", "plot.js", "path.js", "timeline.js")
 MOST_RANKS = 64
 """Of more, the page opens with one replica, the slowest."""
 
 
-def render(record: Record, timeline: Timeline, figures: Statistics, prediction: Prediction | None = None) -> str:
+def render(
+    record: Record,
+    timeline: Timeline,
+    figures: Statistics,
+    prediction: Prediction | None = None,
+    why: Why | None = None,
+) -> str:
     """The page `timeline.html` of a run, as HTML."""
     header = (
         f'{emulated(record.plan.rehearsal)}<header><p class="crumbs">{record.kind}</p>'
@@ -34,8 +41,8 @@ def render(record: Record, timeline: Timeline, figures: Statistics, prediction: 
     title = f"Timeline of {record.name} – tdpp"
     notes = missing([*record.notes, *timeline.notes])
     if not len(timeline.events):
-        why = _why_no_events(record)
-        return page(title, f'{header}<main>{notes}<p class="none">No events: {why}.</p></main>')
+        reason = _why_no_events(record)
+        return page(title, f'{header}<main>{notes}<p class="none">No events: {reason}.</p></main>')
     foreseen = prediction.events if prediction else ()
     names = (*timeline.names, *legend_order({one.kind for one in foreseen} - set(timeline.names)))
     packed = pack(
@@ -43,6 +50,7 @@ def render(record: Record, timeline: Timeline, figures: Statistics, prediction: 
             **event_columns(timeline.events, len(record.plan.ranks), figures.waiting_ns),
             **iteration_columns(figures),
             **predicted_columns([prediction] if prediction else [], names),
+            **(path_columns(why.path, timeline.events) if why else {}),
         }
     )
     facts = {"layout": packed.layout, "names": names, "predicted_ns": prediction.iteration_s * 1e9 if prediction else 0}
@@ -54,7 +62,7 @@ def render(record: Record, timeline: Timeline, figures: Statistics, prediction: 
             notes,
             "</main>",
             timeline_parts(),
-            data("run", facts | _facts(record, timeline, figures)),
+            data("run", facts | _facts(record, timeline, figures) | {"path": figures.middle if why else None}),
             f'<script type="text/plain" id="columns">{packed.text}</script>',
         ]
     )

@@ -20,7 +20,7 @@ from reports.facts import statistics
 from reports.figures.page import refreshing
 from reports.pages import run_page, sweep_page, timeline_page
 from reports.pages.comparison import outcome
-from reports.path.why import explain
+from reports.path.why import Why, explain
 from reports.readers.judgement import Findings, Verdict
 from reports.sources import Found, Source
 
@@ -138,7 +138,9 @@ def rendered(source: Source, judge: Judge | None) -> Rendered:
     return Rendered(
         found=replace(found, record=known),
         index=run_page.render(known, timeline, figures, findings, found.prediction, found.gpus, why),
-        timeline=timeline_page.render(known, timeline, figures, found.prediction),
+        timeline=timeline_page.render(
+            known, timeline, figures, found.prediction, why if isinstance(why, Why) else None
+        ),
         findings=findings,
         over=found.over if source.run is None else findings is None or findings.over,
     )

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conf.run_folder.rank_ranges import rank_ranges
 from megatron_ext.contract.plan import Plan
@@ -75,7 +74,8 @@ def gains(graph: Graph, plan: Plan) -> list[Gain]:
 
 def _changes(graph: Graph, plan: Plan) -> Iterator[_Change]:
     stages = {place.rank: place.stage for place in plan.ranks}
-    computing = {rank: _sum(graph, (graph.kind == Kind.COMPUTE) & (graph.on == rank)) for rank in graph.last}
+    sums = graph.by_rank(np.where(graph.kind == Kind.COMPUTE, graph.lasts_ns, 0))
+    computing = {rank: int(sums[rank]) for rank in graph.last}
     yield from _slow_ranks(graph, plan, stages, computing)
     yield from _layers(graph, plan, stages, computing)
     yield from _links(graph, plan, stages)
@@ -86,26 +86,17 @@ def _changes(graph: Graph, plan: Plan) -> Iterator[_Change]:
         (Kind.HOST, Cause.HOST, "no time between the recorded events", "What lies between the recorded events"),
     ):
         chosen = graph.kind == kind
-        if chosen.any() and (most := _most(graph, chosen)):
+        if most := int(graph.by_rank(np.where(chosen, graph.lasts_ns, 0)).max()):
             because = f"{what} takes {most / 1e6:,.1f} ms of an iteration."
             yield _Change(cause, change, because, np.where(chosen, 0, graph.lasts_ns))
 
 
-def _sum(graph: Graph, chosen: NDArray[np.bool_]) -> int:
-    return int(graph.lasts_ns[chosen].sum())
-
-
-def _most(graph: Graph, chosen: NDArray[np.bool_]) -> int:
-    """What it sums up to on the rank where that is most, ns."""
-    return max(_sum(graph, chosen & (graph.on == rank)) for rank in graph.last)
-
-
 def _scaled(graph: Graph, factors: Mapping[int, float]) -> Integers:
     """The lengths with the computing of each rank that has a factor times it."""
-    lasts = graph.lasts_ns.astype(float)
+    every = np.ones(max(graph.last) + 1)
     for rank, factor in factors.items():
-        lasts[(graph.kind == Kind.COMPUTE) & (graph.on == rank)] *= factor
-    return np.asarray(np.rint(lasts), np.int64)
+        every[rank] = factor
+    return graph.scaled(Kind.COMPUTE, every)
 
 
 def _layers_of(plan: Plan) -> list[int]:
@@ -176,7 +167,7 @@ def _layers(graph: Graph, plan: Plan, stages: Mapping[int, int], computing: Mapp
             break
         now[slow], now[quick] = max(now[slow] - each[slow], 0.0), now[quick] + each[quick]
         left[slow], left[quick], moved = left[slow] - 1, left[quick] + 1, moved + 1
-        factors = {rank: now[stage] / before[stage] for rank, stage in stages.items() if before.get(stage, 0) > 0}
+        factors = {rank: now[stages[rank]] / before[stages[rank]] for rank in computing if before[stages[rank]] > 0}
         lasts = _scaled(graph, factors)
         period = graph.period_ns(lasts)
         if period >= best:

@@ -99,6 +99,18 @@ class Graph:
     def _ways(self) -> Sequence[tuple[int, int]]:
         return [(edge.source, edge.target) for edge in self.edges]
 
+    def by_rank(self, lasts_ns: Integers) -> Integers:
+        """What edges of these lengths last together, by the number of the rank whose time it is; ns."""
+        sums = np.bincount(self.on + 1, weights=lasts_ns, minlength=max(self.last) + 2)
+        return np.asarray(np.rint(sums[1:]), np.int64)
+
+    def scaled(self, kind: Kind, factors: NDArray[np.float64]) -> Integers:
+        """The lengths with those of a kind multiplied by a factor, which `factors` has by the number of the rank."""
+        chosen = self.kind == kind
+        lasts = self.lasts_ns.copy()
+        lasts[chosen] = np.rint(lasts[chosen] * factors[self.on[chosen]])
+        return lasts
+
     def times(self, ready_ns: Mapping[int, int], lasts_ns: Integers | None = None) -> list[int]:
         """(points,) when each comes, ns, for ranks that begin at `ready_ns`; `lasts_ns` are other lengths of the
         edges."""

@@ -15,7 +15,7 @@ A rank cannot lose by a cause what it gains again by another one: idle time that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -33,11 +33,11 @@ def idle_frame(graph: Graph, plan: Plan) -> pd.DataFrame:
     iteration; `under_way`, for how long its messages and collectives were, and `hidden`, for how much of that it went
     on; beside them its `stage` and `node`."""
     ranks = sorted(graph.last)
-    busy = {kind: _by_rank(graph, kind, ranks) for kind in BUSY}
+    busy = {kind: graph.by_rank(np.where(graph.kind == kind, graph.lasts_ns, 0))[ranks] for kind in BUSY}
     lasts = np.where(np.isin(graph.kind, BUSY), graph.lasts_ns, 0)
-    equal = _equal(graph, busy, ranks)
+    equal = _equal(graph)
     together = busy[Kind.COMPUTE] + busy[Kind.OPTIMIZER]
-    idle = [graph.period_ns(equal) - _sums(graph, equal, ranks)]
+    idle = [graph.period_ns(equal) - graph.by_rank(equal)[ranks]]
     for kinds in LET_IN[1:]:
         lasts = np.where(np.isin(graph.kind, kinds), graph.lasts_ns, lasts)
         idle.append(graph.period_ns(lasts) - together)
@@ -58,22 +58,14 @@ def idle_frame(graph: Graph, plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(frame).set_index("rank")
 
 
-def _sums(graph: Graph, lasts: Integers, ranks: Sequence[int]) -> Integers:
-    return np.array([int(lasts[graph.on == rank].sum()) for rank in ranks], np.int64)
-
-
-def _by_rank(graph: Graph, kind: Kind, ranks: Sequence[int]) -> Integers:
-    return _sums(graph, np.where(graph.kind == kind, graph.lasts_ns, 0), ranks)
-
-
-def _equal(graph: Graph, busy: Mapping[Kind, Integers], ranks: Sequence[int]) -> Integers:
+def _equal(graph: Graph) -> Integers:
     """The lengths of passes and updates, were those of each rank as long together as of the mean of all."""
-    lasts = np.zeros(len(graph.lasts_ns))
-    for kind, sums in busy.items():
-        for rank, own in zip(ranks, sums.tolist(), strict=True):
-            chosen = (graph.kind == kind) & (graph.on == rank)
-            lasts[chosen] = graph.lasts_ns[chosen] * (sums.mean() / own if own else 1.0)
-    return np.asarray(np.rint(lasts), np.int64)
+    lasts = np.zeros(len(graph.lasts_ns), np.int64)
+    for kind in BUSY:
+        sums = graph.by_rank(np.where(graph.kind == kind, graph.lasts_ns, 0))
+        mean = float(sums[sorted(graph.last)].mean())
+        lasts = np.where(graph.kind == kind, graph.scaled(kind, mean / np.maximum(sums, 1)), lasts)
+    return lasts
 
 
 def _overlap(graph: Graph, ranks: Sequence[int]) -> tuple[Integers, Integers]:

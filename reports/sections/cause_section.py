@@ -56,7 +56,8 @@ def cause_section(why: Why | Unexplained | None, plan: Plan) -> str:
     if isinstance(why, Unexplained):
         return _section(f'<p class="none">{escape(why.reason)}</p>')
     answer = f'<p class="reason">{escape(path_in_words(why, plan))}</p>{_changes(why)}'
-    note = f'<p class="note{"" if _agrees(why) else " open"}">{escape(_note(why))}</p>'
+    drawn = '<a href="timeline.html#path">The critical path over the timeline →</a>'
+    note = f'<p class="note{"" if _agrees(why) else " open"}">{escape(_note(why))} {drawn}</p>'
     return _section(f"{answer}{_chart(why.idle)}{note}{_tables(why, plan)}")
 
 

@@ -14,6 +14,7 @@ const view = {
   dp: run.replica, // of many ranks, the slowest replica alone
   hidden: new Set(), // indices of names
   predicted: run.predicted_ns > 0 && location.hash === "#predicted",
+  path: false, // whether the critical path is drawn
 };
 let events;
 let columns;
@@ -92,7 +93,8 @@ async function draw() {
   const pixel = (times[1] - times[0]) / Math.max(width - MARGIN, 200);
   shown = barsInView(rows, times, visible, pixel);
   const numbered = rowPixels >= ROW_FOR_NUMBERS;
-  await Plotly.react("timeline", traces(shown.bars, pixel, numbered, hoverText), layout(rows.map(look), times, visible, 32 + rowPixels * atOnce), CONFIG);
+  const bars = [...traces(shown.bars, pixel, numbered, hoverText), ...pathTraces(rows, pixel)];
+  await Plotly.react("timeline", bars, layout(rows.map(look), times, visible, 32 + rowPixels * atOnce), CONFIG);
   updateLegend();
   drawOverview(ranks, columns, element("map").value);
   markIteration(view.iteration, columns.iterations.length);
@@ -204,6 +206,7 @@ async function main() {
     view.times = view.rows = null;
     draw();
   });
+  makePathBox();
   element("controls").addEventListener("submit", (event) => event.preventDefault());
   await draw();
   element("timeline").on("plotly_relayout", zoomed);

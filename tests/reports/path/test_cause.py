@@ -12,6 +12,7 @@ from conf.run_folder.rundir import RunDir
 from reports.facts.statistics import statistics
 from reports.path.changes import Cause, gains
 from reports.path.critical import critical_path
+from reports.path.idle import IDLE, idle_frame
 from reports.path.making import make_graph
 from reports.readers import record
 from reports.readers.events import read_run
@@ -23,6 +24,14 @@ LAYOUTS = {
     "interleaved": Shape(pipeline=4, chunks=2, schedule="interleaved", micro_batches=8, layers=16),
     "zb-h1-data-parallel": Shape(pipeline=4, data=2, schedule="zb_h1", micro_batches=8),
 }
+IDLE_FOR = {
+    Cause.RANK: "slow neighbour",
+    Cause.LINK: "message",
+    Cause.PARTITION: "slow neighbour",
+    Cause.DATA: "data",
+    Cause.EMBEDDING: "collective",
+}
+"""Beside what the order of the pipeline costs, the most."""
 UNEVEN = {4: (1, 4, 2, 1), 8: (2, 4, 2, 1, 1, 3, 2, 1)}
 """By the number of virtual stages."""
 
@@ -52,8 +61,12 @@ def test_what_gains_most_is_what_is_wrong(tmp_path: Path, cause: Cause, layout: 
     figures = statistics(timeline, known.plan.ranks)
     graph = make_graph(timeline, known.plan.ranks, int(figures.iterations[figures.middle]))
     found = gains(graph, known.plan)
-    print([(one.cause.value, one.change, f"{one.share:.1%}") for one in found])
-    assert found[0].cause == cause
+    assert found[0].cause == cause, found
     assert found[0].share > 0.05
+    idle = idle_frame(graph, known.plan)
+    assert idle[["compute", "optimizer", *IDLE]].sum(axis=1).tolist() == pytest.approx(
+        [graph.period_ns() / 1e6] * shape.ranks, rel=1e-5
+    )
+    assert idle[list(IDLE[1:])].mean().idxmax() == IDLE_FOR[cause]
     path = critical_path(graph)
     assert all(after.start_ns == before.end_ns for before, after in pairwise(path))
