@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -37,6 +38,7 @@ KINDS = {
 }
 
 
+@cache
 def kind_of(name: str) -> Kind:
     """Of an event by its name."""
     if messages(name):
@@ -148,8 +150,11 @@ class _Maker:
             self._meet(event, before)
             self._edge(before, here, 0, kind, rank, event)
         elif name == GRADIENTS and beside and whole:
-            self._edge(before, here, 0, kind, rank, event)
-            for one in beside:
+            # Where weights are updated bucket by bucket, each of several such events takes what is done by its end.
+            taken = [one for one in beside if self._end[one] <= piece.end]
+            own = piece.end - max([piece.start, *(self._end[one] for one in taken)])
+            self._edge(before, here, own, kind, rank, event, stood=own)
+            for one in taken:
                 took = self._end[one] - self._together[self._meeting[one]]
                 stood = self._end[one] - max(piece.start, self._together[self._meeting[one]])
                 self._edge(self._hub(one), here, took, kind, rank, one, stood=stood)

@@ -47,9 +47,9 @@ class Unexplained:
 
 
 def explain(timeline: Timeline, plan: Plan, figures: Statistics) -> Why | Unexplained | None:
-    """Of a run that has a steady iteration; None without one."""
+    """Of a run that has a steady iteration of some length; None without one."""
     recorded_ms, middle = figures.usual_period_ms, figures.middle
-    if recorded_ms is None or middle is None:
+    if not recorded_ms or middle is None:
         return None
     if plan.stream is not None:
         return Unexplained("Without a flush iterations go on beside each other: none has a critical path of its own.")

@@ -104,6 +104,26 @@ def test_sums_beside_the_backward_pass_end_before_the_rank_has_taken_them():
     assert {rank for kind, rank, _ in path if kind is Kind.COMPUTE} == {1}
 
 
+def test_updates_of_buckets_between_the_sums_wait_for_those_alone_that_they_take():
+    ranks = [Place(rank, 0, rank, 0, rank, 0) for rank in range(2)]
+    rows = [
+        (rank, *event, -1)
+        for rank in range(2)
+        for event in (
+            ("backward-compute", 0, 20),
+            ("overlapped-grads-all-reduce", 5, 16),
+            ("overlapped-grads-all-reduce", 18, 40),
+            ("optimizer", 20, 50),
+            ("grads-all-reduce", 20, 21),
+            ("grads-all-reduce", 30, 40),
+        )
+    ]
+    graph = made(rows, ranks)
+    assert graph.ends(graph.ready_ns) == graph.ended_ns == {0: 50, 1: 50}
+    slower = np.where((graph.kind == Kind.OPTIMIZER), 2 * graph.lasts_ns, graph.lasts_ns)
+    assert graph.ends(graph.ready_ns, slower) == {0: 60, 1: 60}, "the update of the first bucket hides behind the sum"
+
+
 def test_messages_that_were_taken_before_they_were_sent_are_an_error():
     rows = [
         (0, "forward-recv", 0, 5, 1),
