@@ -5,6 +5,7 @@ Computing and messages last as they were recorded, waiting follows anew (`report
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -115,15 +116,18 @@ def _gpu(plan: Plan) -> dict[int, str]:
 def _slow_ranks(graph: Graph, plan: Plan, stages: Mapping[int, int], computing: Mapping[int, int]) -> Iterator[_Change]:
     """Ranks that compute longer than others with the same work on the same GPUs, all of a node together."""
     gpu, layers = _gpu(plan), _layers_of(plan)
+    # Of a pass, for replicas may take unequal numbers of micro-batches.
+    passes = Counter(rank for rank, _ in {(one.rank, one.event) for one in graph.edges if one.kind is Kind.COMPUTE})
+    each = {rank: own / max(passes[rank], 1) for rank, own in computing.items()}
     slow: dict[str, dict[int, float]] = {}
-    for rank, own in computing.items():
-        alike = [other for other in computing if other != rank and gpu[other] == gpu[rank]]
-        peers = [computing[other] for other in alike if stages[other] == stages[rank]]
+    for rank, own in each.items():
+        alike = [other for other in each if other != rank and gpu[other] == gpu[rank]]
+        peers = [each[other] for other in alike if stages[other] == stages[rank]]
         least = SLOWER
         if not peers and _inner(rank, plan, stages, layers):
             # A layer takes as long in every stage; only the ends have an embedding or a head beside them.
             inner = [other for other in alike if _inner(other, plan, stages, layers)]
-            peers = [computing[other] * layers[stages[rank]] // layers[stages[other]] for other in inner]
+            peers = [each[other] * layers[stages[rank]] / layers[stages[other]] for other in inner]
             least = SLOWER_LAYERS
         usual = float(np.median(peers)) if peers else 0.0
         if own > least * usual > 0:
