@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from conf.errors import RunFolderError, TdppError
@@ -29,6 +29,8 @@ class Found:
     timeline: Timeline
     prediction: Prediction | None = None
     gpus: GpuReport | None = None
+    busy: Mapping[str, float] = field(default_factory=dict)
+    """By type of GPU, the part of an iteration in which its ranks compute."""
 
     @property
     def over(self) -> bool:

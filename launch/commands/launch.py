@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -133,7 +133,7 @@ def settle(
         try:
             if composed.dry_run:
                 check_supported(composed)
-                wanted[number] = replace(composed, train=without_goal(composed.train))
+                wanted[number] = without_goal(composed)
                 check_image(composed)
             else:
                 check(composed)

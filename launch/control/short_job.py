@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import Engine, ExecutorKind, Experiment, Train
+from conf.schema.adapt import Rule
+from conf.schema.experiment import Engine, ExecutorKind, Experiment
 from launch.control.follow import tidy
 from launch.control.stop import is_over, stop
 from launch.files.records import Submitted
@@ -40,23 +41,25 @@ def short_job(experiment: Experiment, folder: str, wait_min: float, run_min: int
         name: replace(group, time_min=min(limit, group.time_min or limit))
         for name, group in experiment.cluster.groups.items()
     }
+    train = replace(experiment.train, best=None, max_cost=None, checkpoint=False, save_interval=None)
     return replace(
-        experiment,
+        without_goal(replace(experiment, train=train)),
         runs_dir=str(Path(experiment.runs_dir) / folder),
         cluster=replace(experiment.cluster, groups=groups),
         engine=Engine(),
         log=[],
-        train=without_goal(replace(experiment.train, best=None, max_cost=None, checkpoint=False, save_interval=None)),
         profile=replace(experiment.profile, timeline=False, nsys=False, ncu=False, gpu_interval_s=0),
         executor=replace(experiment.executor, meet_min=wait_min, time_min=limit, save_s=SAVE_S),
     )
 
 
-def without_goal(train: Train) -> Train:
+def without_goal(experiment: Experiment) -> Experiment:
     """The same of some length, for a plan that nobody trains: epochs would have to be counted."""
+    train, adapt = experiment.train, experiment.adapt
     if train.iterations is not None:
-        return train
-    return replace(train, epochs=None, samples=None, iterations=ANY_LENGTH)
+        return experiment
+    samples = None if adapt.rule is Rule.none else ANY_LENGTH * experiment.parallel.global_batch_size
+    return replace(experiment, train=replace(train, epochs=None, samples=samples, iterations=ANY_LENGTH))
 
 
 def wait(run: RunDir, wait_min: float, run_min: int, longer: str, doing: Callable[[Observation], str]) -> str | None:

@@ -9,7 +9,6 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -126,7 +125,7 @@ def _container(experiment: Experiment) -> Check:
                 )
         elif experiment.executor.kind is ExecutorKind.local:
             check_program(kind)
-        plan = make_plan(replace(experiment, train=without_goal(experiment.train)), "doctor")
+        plan = make_plan(without_goal(experiment), "doctor")
         container = run_container(experiment, plan, Path(experiment.runs_dir), PROJECT)
         assert container is not None
         if (found := found_image(experiment.container)) is not None:

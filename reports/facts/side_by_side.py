@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.stream_check import prove
 from megatron_ext.contract.traffic import KINDS
 from reports.facts.frames import peak_kind, peak_mib
 from reports.facts.learning import Learned
+from reports.facts.statistics import Statistics
 from reports.readers.record import Record, stage_contents
 
 
@@ -58,6 +61,8 @@ class Facts:
     """Whether every rank has the whole model."""
     epoch_s: float = math.nan
     samples_per_s: float = math.nan
+    busy: Mapping[str, float] = field(default_factory=dict)
+    """By type of GPU, the part of an iteration in which its ranks compute; empty without a timeline."""
     predicted_samples_per_s: float = math.nan
     sent: Sent | None = None
     stages: Sequence[StageUse] = ()
@@ -77,12 +82,21 @@ class Compared(NamedTuple):
     facts: Facts
 
 
-def facts(record: Record, learned: Learned, iteration_ms: float, prediction: Prediction | None) -> Facts:
+def facts(
+    record: Record,
+    learned: Learned,
+    iteration_ms: float,
+    prediction: Prediction | None,
+    busy: Mapping[str, float] | None = None,
+) -> Facts:
     """`iteration_ms` is what an iteration took, once the run had settled."""
     plan, train = record.plan, record.plan.train
     if not plan.ranks or not plan.global_batch_size:
         return Facts(learned=learned)
+    adapts = plan.adapt is not None and plan.adapt.measures
     samples_per_s = plan.global_batch_size / iteration_ms * 1e3 if iteration_ms > 0 else math.nan
+    if adapts:
+        samples_per_s = _trained_per_s(record)
     in_epoch = train.samples / train.epochs if train.epochs and train.samples else math.nan
     return Facts(
         learned=learned,
@@ -92,10 +106,34 @@ def facts(record: Record, learned: Learned, iteration_ms: float, prediction: Pre
         data_parallel=plan.pipeline == 1 and plan.tensor == 1,
         epoch_s=in_epoch / samples_per_s,
         samples_per_s=samples_per_s,
-        predicted_samples_per_s=plan.global_batch_size / prediction.iteration_s if prediction else math.nan,
+        busy=busy or {},
+        predicted_samples_per_s=plan.global_batch_size / prediction.iteration_s
+        if prediction and not adapts
+        else math.nan,
         sent=sent(record),
         stages=_stages(record, prediction) if plan.partition else (),
     )
+
+
+def _trained_per_s(record: Record) -> float:
+    """Samples a second over all logged lines after the first, whatever batches they had; NaN without two of them."""
+    if not {"consumed_samples", "elapsed_ms"} <= set(record.metrics):
+        return math.nan
+    lines = record.metrics[["iteration", "consumed_samples", "elapsed_ms"]].astype(float).dropna()
+    since = lines.diff().iloc[1:]
+    seconds = float((since["iteration"] * lines["elapsed_ms"].iloc[1:]).sum()) / 1e3
+    return float(since["consumed_samples"].sum()) / seconds if seconds > 0 else math.nan
+
+
+def busy(figures: Statistics, plan: Plan) -> dict[str, float]:
+    """By type of GPU, the part of an iteration in which its ranks compute: a mean over them of what is usual."""
+    if not (figures.steady.any() and plan.ranks):
+        return {}
+    usual = np.median(figures.compute_share[:, figures.steady], axis=1)
+    by_type: dict[str, list[float]] = {}
+    for place, share in zip(plan.ranks, usual, strict=True):
+        by_type.setdefault(plan.nodes[place.node].gpu, []).append(float(share))
+    return {gpu: float(np.mean(shares)) for gpu, shares in by_type.items() if not np.isnan(shares).any()}
 
 
 def sent(record: Record) -> Sent | None:

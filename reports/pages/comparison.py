@@ -53,7 +53,13 @@ class Outcome:
         return not self.iteration_ms > 0 or (self.verdict is not None and self.verdict.exit_code != 0)
 
 
-def outcome(record: Record, verdict: Verdict | None, link: str, prediction: Prediction | None = None) -> Outcome:
+def outcome(
+    record: Record,
+    verdict: Verdict | None,
+    link: str,
+    prediction: Prediction | None = None,
+    busy: Mapping[str, float] | None = None,
+) -> Outcome:
     """Of one run."""
     tokens_per_s, iteration_ms = _number(settled(record, "tokens_per_s")), _number(settled(record, "elapsed_ms"))
     known = price(record.plan, record.experiment) if record.experiment else None
@@ -73,7 +79,7 @@ def outcome(record: Record, verdict: Verdict | None, link: str, prediction: Pred
         memory_gib=max(mib) / 1024 if mib else math.nan,
         loss=_number(last_loss(record)[1]),
         emulated=emulated,
-        facts=facts(record, learned(record), iteration_ms, prediction),
+        facts=facts(record, learned(record), iteration_ms, prediction, busy),
     )
 
 

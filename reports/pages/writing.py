@@ -17,6 +17,7 @@ from conf.visible import visible
 from megatron_ext.contract.files import write_atomic
 from reports.errors import NeitherError, unwritable
 from reports.facts import statistics
+from reports.facts.side_by_side import busy
 from reports.figures.page import refreshing
 from reports.pages import run_page, sweep_page, timeline_page
 from reports.pages.comparison import outcome
@@ -97,7 +98,7 @@ def compared(runs: Sequence[Written], output: Path | None, refresh_s: int | None
     folder = output or Path(os.path.commonpath([one.pages[0].absolute().parents[1] for one in runs]))
     links = [quote(os.path.relpath(one.pages[0].absolute(), folder.absolute())) for one in runs]
     outcomes = [
-        outcome(one.found.record, one.verdict, link, one.found.prediction)
+        outcome(one.found.record, one.verdict, link, one.found.prediction, one.found.busy)
         for one, link in zip(runs, links, strict=True)
     ]
     try:
@@ -136,7 +137,7 @@ def rendered(source: Source, judge: Judge | None) -> Rendered:
             known = replace(known, notes=(*known.notes, f"no verdict: {error}"))
     why = None if known.log else explain(timeline, known.plan, figures)
     return Rendered(
-        found=replace(found, record=known),
+        found=replace(found, record=known, busy=busy(figures, known.plan)),
         index=run_page.render(known, timeline, figures, findings, found.prediction, found.gpus, why),
         timeline=timeline_page.render(
             known, timeline, figures, found.prediction, why if isinstance(why, Why) else None

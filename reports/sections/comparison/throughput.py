@@ -11,7 +11,7 @@ from reports.figures.page import Cell, Row, number, table
 
 _NOTE = (
     "An epoch is its iterations, without evaluations. Data parallelism: the fastest of these runs that has all of the "
-    "same model on each of as many workers."
+    "same model on each of as many workers. Busy: the part of an iteration in which ranks on such GPUs compute."
 )
 
 
@@ -26,7 +26,10 @@ def throughput_section(runs: Sequence[Compared]) -> str:
         "measured / predicted": [number(one.samples_per_s / one.predicted_samples_per_s, ".2f") for one in every],
         "times data parallelism": [number(speed_up(one, every), ".2f") for one in every],
     }
-    if not any(not math.isnan(value) for one in every for value in (one.epoch_s, one.predicted_samples_per_s)):
+    types = [*dict.fromkeys(gpu for one in every for gpu in one.busy)]
+    rows |= {f"{gpu} busy": [number(one.busy.get(gpu, math.nan), ".0%") for one in every] for gpu in types}
+    others = [value for one in every for value in (one.epoch_s, one.predicted_samples_per_s)]
+    if not types and all(math.isnan(value) for value in others):
         return ""
     known = {title: cells for title, cells in rows.items() if set(cells) != {"–"}}
     cells: list[Row] = [(Cell(run.link), *(values[at] for values in known.values())) for at, run in enumerate(runs)]

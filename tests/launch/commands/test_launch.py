@@ -299,3 +299,21 @@ def test_two_launches_at_once_share_a_runs_folder(runs: Path) -> None:
         launcher.communicate(timeout=PATIENCE_S)
     assert [launcher.returncode for launcher in launchers] == [0, 0]
     assert [judge(run).state for run in RunDir.all(runs)] == [State.succeeded] * 2
+
+
+@pytest.mark.parametrize("name", ["gnmt_iidp", "vit_jabas"])
+def test_the_experiments_on_unlike_gpus_show_their_plan_without_their_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TdppError, match=r"data\.prefix=data/"):
+        main([f"experiment={name}", "dry_run=true"])
+    out = capsys.readouterr().out
+    plan = json.loads("{" + out.split("plan.json\n{")[1].partition("\n}")[0] + "}")
+    assert {node["gpu"] for node in plan["nodes"]} == {"A100-40GB", "A10"}
+    if name == "vit_jabas":
+        adapt = plan["adapt"]
+        assert (adapt["lower"], adapt["upper"], adapt["target"], adapt["rebalance"]) == (512, 32768, 0.3, True)
+        assert plan["global_batch_size"] == 512
+    else:
+        assert max(plan["shares"][:4]) > max(plan["shares"][4:]), "the A100 take more"

@@ -8,16 +8,21 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.run_folder.rundir import RunDir
 from launch.commands.report import main
+from megatron_ext.contract.adaptive.config import AdaptConfig
+from reports.facts.statistics import statistics
 from reports.figures.chart import Axis, Item, parallel
 from reports.pages import comparison, sweep_page
 from reports.pages.comparison import Outcome, best, front, outcome, swept
 from reports.readers import record
+from reports.readers.megatron_log import Sizes
+from reports.sources import Source
 from tests.reports.conftest import Opener
 from tests.reports.test_cli import Found, Judgement
 from tests.support.reports.legacy import Job, calls, log
@@ -284,3 +289,39 @@ def test_time_to_quality_says_what_each_run_had_spent(tmp_path: Path, open_page:
 def test_runs_without_evaluations_have_no_time_to_quality(runs: Path):
     main([str(runs)], judge)
     assert "Time to quality" not in (runs / "comparison.html").read_text()
+
+
+def test_runs_on_unlike_gpus_say_how_busy_each_type_is(tmp_path: Path, open_page: Opener):
+    """By the passes of the events, over the time from one iteration to the next."""
+    folder = tmp_path / "runs/tiny"
+    for stamp in STAMPS[:2]:
+        make_run(folder / stamp, Shape(pipeline=1, data=2, ranks_per_node=1))
+        plan = json.loads((folder / stamp / "plan.json").read_text())
+        plan["nodes"][1]["gpu"] = "Other"
+        (folder / stamp / "plan.json").write_text(json.dumps(plan))
+    main([str(folder)], lambda _run: Found(Good()))
+    page = open_page(folder / "comparison.html", viewport={"width": 1366, "height": 768})
+    head = page.locator("table.throughput thead th").all_inner_texts()
+    first = page.locator("table.throughput tbody tr").first.locator("td").all_inner_texts()
+    row = dict(zip(head, first, strict=True))
+    found = Source.find(tmp_path, str(folder / STAMPS[0]), Sizes()).read()
+    figures = statistics(found.timeline, found.record.plan.ranks)
+    for rank, gpu in enumerate(node.gpu for node in found.record.plan.nodes):
+        share = float(np.median(figures.spent.compute[rank, figures.steady] / figures.period_ns[figures.steady] * 1e6))
+        assert 0 < share <= 1
+        assert row[f"{gpu} busy"] == f"{share:.0%}"
+
+
+def test_a_batch_that_adapts_is_compared_by_the_samples_that_it_trained(tmp_path: Path):
+    folder = tmp_path / "runs/tiny" / STAMPS[0]
+    make_run(folder, Shape())
+    adapt = AdaptConfig("noise", 0.3, 8, 64, 10, 0.1, 4, "sqrt", rebalance=False)
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["train"]["samples"] = 1000
+    (folder / "plan.json").write_text(json.dumps(plan | {"adapt": vars(adapt)}))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line, consumed, elapsed_ms in zip(lines[:3], (8, 16, 48), (999.0, 100.0, 200.0), strict=True):
+        line |= {"consumed_samples": consumed, "elapsed_ms": elapsed_ms}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
+    found = outcome(record.read(RunDir(folder)), Good(), "x.html").facts
+    assert found.samples_per_s == pytest.approx((48 - 8) / 0.3)
