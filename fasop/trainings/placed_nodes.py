@@ -34,7 +34,9 @@ class PlacedNodes:
             kinds.setdefault(id(of), Replica(str(parallel.schedule), parallel.chunks, of))
             for of in Replicas(placed).of(placed.partition.layers)
         ]
-        self._one_stage = parallel.pipeline == 1
+        self._micro_batch_s: list[float] | None = None
+        if parallel.pipeline == 1:
+            self._micro_batch_s = [replica.seconds(2) - replica.seconds(1) for replica in self._replicas]
         self._known: dict[tuple[int, ...], float] = {}
         count = parallel.global_batch_size // parallel.micro_batch_size
         self.weights = tuple(weights or best_shares(self._replicas, count).counts)
@@ -49,9 +51,7 @@ class PlacedNodes:
 
     def times(self, shares: tuple[int, ...]) -> Times | None:
         """As a run measures them, which does so only where no stage waits for another."""
-        if not self._one_stage:
-            return None
-        return Times([replica.seconds(2) - replica.seconds(1) for replica in self._replicas], self.seconds(shares))
+        return None if self._micro_batch_s is None else Times(self._micro_batch_s, self.seconds(shares))
 
 
 def node_sets(experiment: Experiment, orders: Sequence[NodeOrder]) -> tuple[list[NodeSet], dict[str, str]]:
