@@ -52,7 +52,7 @@ FLOORS = {
             "channels course feed flat halves learning_rate messages pace precision running stopwatch update_rules",
             "executor optimizer reduce",
         ),
-        *("engine", "evaluation", "log", "streams", "adaptation rehearsal"),
+        *("workers", "engine", "evaluation", "log", "streams", "adaptation rehearsal"),
     ],
     "megatron_ext/tasks": [
         *("task", "cut linear dropout initial_weights repeatable running", "stage", "language"),

@@ -143,6 +143,7 @@ class Experiment:
         tensor_groups.check(self.parallel, self.model, self.cluster, self.node_order.groups, self.ranks_per_node())
         _check_compile(self)
         overlapping.check(self.parallel, self.train, self.engine)
+        _check_gpu_streams(self)
         if self.parallel.stream is not None:
             streams.check(self.partition, self.model)
         _check_evaluation(self)
@@ -420,6 +421,30 @@ def _check_compile(experiment: Experiment) -> None:
             + (f" parallel.schedule_file={parallel.schedule_file}" if parallel.schedule_file else "")
             + ": compiled layers cannot put their weight gradients off; use train.compile=false or another schedule"
         )
+
+
+def _check_gpu_streams(experiment: Experiment) -> None:
+    streams = experiment.parallel.streams
+    if max(experiment.parallel.streams_of) == 1:
+        return
+    model = experiment.model
+    if model.measured:
+        raise ConfigError(
+            f"parallel.streams={streams} does not go with model.family={model.family}: its blocks may keep statistics "
+            "or draw random numbers, which copies in several threads would mix up; use parallel.streams=null"
+        )
+    for key, value, allowed in (
+        ("train.compile", str(experiment.train.compile).lower(), "false"),
+        ("engine.kind", str(experiment.engine.kind), str(EngineKind.tdpp)),
+        ("executor.rehearse", str(experiment.executor.rehearse), str(Rehearse.none)),
+        ("adapt.rule", str(experiment.adapt.rule), "none"),
+        ("adapt.rebalance", str(experiment.adapt.rebalance).lower(), "false"),
+    ):
+        if value != allowed:
+            raise ConfigError(
+                f"parallel.streams={streams} does not go with {key}={value}; use {key}={allowed}, or "
+                "parallel.streams=null"
+            )
 
 
 def _check_evaluation(experiment: Experiment) -> None:

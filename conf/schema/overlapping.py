@@ -32,13 +32,19 @@ def _reasons(parallel: Parallel, train: Train, engine: Engine) -> Iterator[tuple
     """Why not: the key and its value, the rule, and the way out."""
     if engine.kind is not EngineKind.tdpp:
         yield f"engine.kind={engine.kind}", "it is for tdpp's own engine", "engine=tdpp"
-    for key, value in (("tensor", parallel.tensor), ("pipeline", parallel.pipeline)):
+    for key, value in (("tensor", parallel.tensor_size), ("pipeline", parallel.pipeline)):
         if value != 1:
             yield f"parallel.{key}={value}", "it is for data parallel plans", f"parallel.{key}=1"
-    if parallel.data == 1:
+    if parallel.layout.replicas[0] == 1:
         yield "parallel.data=1", "a single replica sums no gradients", "parallel.data=2 or more"
     if parallel.stream is not None:
         yield "parallel.schedule=pipedream", "its stages update by themselves", "parallel.schedule=one_f_one_b"
+    if max(parallel.streams_of) > 1:
+        yield (
+            f"parallel.streams={parallel.streams}",
+            "the gradients of all streams are added up first",
+            "parallel.streams=null",
+        )
     if parallel.sharded_optimizer:
         yield (
             "parallel.sharded_optimizer=true",

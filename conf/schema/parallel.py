@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema import ranges, streams
+from conf.schema import gpu_streams, ranges, streams
 from conf.schema.config_class import config
 from conf.schema.partition import Shares, in_runs, numbers_in
 from megatron_ext.contract.layout import Layout
@@ -99,6 +99,9 @@ class Parallel:
     shares: str | None = None
     """Micro-batches of each replica in proportion, such as 3-1 or 3*4-1*4, for replicas on GPUs of unlike speed; auto:
     a launch takes those that are predicted to be fastest; null: all take the same number."""
+    streams: str | None = None
+    """Copies of the model on each replica's GPU, which share its weights and run micro-batches beside each other: one
+    number, or one for each replica, such as 3*4-1*4; null: 1."""
     semantics: Semantics = Semantics.stashing
     """With the schedule `pipedream`: which versions of the weights micro-batches meet."""
     update_every: int = 1
@@ -118,6 +121,7 @@ class Parallel:
             _check_batch(self)
         _check_chunks(self)
         _check_stream(self)
+        _check_gpu_streams(self)
 
     @property
     def undecided(self) -> tuple[str, ...]:
@@ -131,6 +135,11 @@ class Parallel:
             return None
         depth = None if self.depth is None else streams.depth_in(self.depth)
         return Stream(self.layout.replicas, str(self.semantics), self.update_every, depth)
+
+    @property
+    def streams_of(self) -> tuple[int, ...]:
+        """Copies of the model on a GPU, by replica."""
+        return gpu_streams.by_replica(self.streams, self.layout.replicas[0])
 
     @property
     def layout(self) -> Layout:
@@ -370,3 +379,31 @@ def _check_stream(parallel: Parallel) -> None:
             f"parallel.replicas={parallel.replicas}: use parallel.tensor=1, or as many replicas in all stages"
         )
     streams.check_depth(parallel.stream)
+
+
+def _check_gpu_streams(parallel: Parallel) -> None:
+    """Raises ConfigError where the plan does not go with streams, or its micro-batches cannot be dealt over them."""
+    if parallel.streams is None:  # as in the thousands of plans of a search
+        return
+    streams = parallel.streams_of
+    if max(streams) == 1:
+        return
+    for key, value, allowed in (
+        ("pipeline", parallel.pipeline, 1),
+        ("tensor", parallel.tensor_size, 1),
+        ("schedule_file", parallel.schedule_file, None),
+        ("schedule", "pipedream" if parallel.stream is not None else "one_f_one_b", "one_f_one_b"),
+    ):
+        if value != allowed:
+            raise ConfigError(
+                f"parallel.streams={parallel.streams} does not go with parallel.{key}={value}: it is for data parallel "
+                f"plans; use parallel.{key}={'null' if allowed is None else allowed}, or parallel.streams=null"
+            )
+    if parallel.undecided:
+        return
+    for count, number in zip(parallel.micro_batches_of, streams, strict=True):
+        if count % number:
+            raise ConfigError(
+                f"parallel.streams={parallel.streams}: a replica takes {count} micro-batch{'es' * (count != 1)}, which "
+                f"its {number} streams cannot share evenly; use streams that divide the micro-batches of each replica"
+            )

@@ -51,6 +51,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         micro_batch_size=parallel.micro_batch_size,
         global_batch_size=parallel.global_batch_size,
         shares=list(parallel.micro_batches_of) if parallel.shares and len(set(parallel.micro_batches_of)) > 1 else None,
+        streams=list(parallel.streams_of) if max(parallel.streams_of) > 1 else None,
         tensors=list(layout.tensors) if len(set(layout.tensors)) > 1 else None,
         replicas=None if layout.even else list(layout.replicas),
         streaming=_streaming(parallel.stream),

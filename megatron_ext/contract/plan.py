@@ -29,7 +29,7 @@ EVEN = 1
 since."""
 TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
 """What trains."""
-_SINCE_VERSION_2 = ("shares", "tensors", "replicas", "streaming", "adapt")
+_SINCE_VERSION_2 = ("shares", "streams", "tensors", "replicas", "streaming", "adapt")
 BUCKET_BYTES = 16 * 2**20
 """Of gradients, summed at least in one message: large enough for bandwidth, small enough to overlap. A larger matrix is
 a message of its own."""
@@ -57,6 +57,8 @@ class Content:
     global_batch_size: int
     shares: Optional[List[int]]
     """Micro-batches that each replica takes in an iteration, where they are not all equal; since version 2."""
+    streams: Optional[List[int]]
+    """Copies of the model on each replica's GPU, where there are several; since version 2."""
     tensors: Optional[List[int]]
     """Ranks of a tensor group by stage, where stages differ; since version 2."""
     replicas: Optional[List[int]]

@@ -54,6 +54,7 @@ from megatron_ext.contract.train_config import OPTIONS as TRAIN_OPTIONS
 MAY_LACK = (
     *(
         "shares",
+        "streams",
         "tensors",
         "replicas",
         "streaming",
@@ -117,7 +118,7 @@ _RANGES: Dict[str, Range] = {
     "streaming.update_every": _COUNT,
     "streaming.depth": _NOT_NEGATIVE,
     "schedule_file": _FILE_NAME,
-    **dict.fromkeys(("shares", "tensors", "replicas"), _COUNT),
+    **dict.fromkeys(("shares", "streams", "tensors", "replicas"), _COUNT),
     "adapt.rule": _one_of(*RULES),
     "adapt.lr_scaling": _one_of(*LR_SCALINGS),
     **dict.fromkeys(("adapt.target", "adapt.rate"), Range("above 0 and below 1", lambda value: 0 < value < 1)),

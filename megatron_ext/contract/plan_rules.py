@@ -96,6 +96,14 @@ def _batch(plan: Values) -> Faults:
         yield "global_batch_size", plan["global_batch_size"], f"a multiple of {what}"
 
 
+def _streams(plan: Values) -> Faults:
+    streams, data = plan["streams"], plan["data"]
+    if streams is not None and len(streams) != data:
+        yield "streams", streams, f"of data={data} numbers"
+    if streams is not None and (plan["tensor"], plan["pipeline"]) != (1, 1):
+        yield "streams", streams, "null with several stages or a tensor group"
+
+
 def _shares(plan: Values) -> Faults:
     shares, data, size, batch = (plan[key] for key in ("shares", "data", "micro_batch_size", "global_batch_size"))
     if shares is None:
@@ -327,6 +335,7 @@ _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("partition", "pipeline", "chunks", "model"), _partition),
     (("schedule", "schedule_file", "chunks", "pipeline"), _schedule),
     (("data", "micro_batch_size", "global_batch_size"), _batch),
+    (("streams", "data", "tensor", "pipeline"), _streams),
     (("shares", "data", "micro_batch_size", "global_batch_size"), _shares),
     (_GRID, _by_stage),
     ((*_GRID, "schedule", "schedule_file", "train"), _streaming),

@@ -33,6 +33,7 @@ from megatron_ext.engine.pace import Pace
 from megatron_ext.engine.reduce import GradientReducer
 from megatron_ext.engine.running import RunningStatistics
 from megatron_ext.engine.stopwatch import Stopwatch
+from megatron_ext.engine.workers import Worker, Workers
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.groups import Groups, TiedPart
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -168,20 +169,31 @@ class Engine:
             fixed_for = plan.micro_batch_size
             return message_of(task, wires, size, self.tensor, dtype, self._device, whole, fixed_for, sizes)
 
-        def chunks(size: int, sizes: Sizes = ()) -> List[Chunk]:
+        def chunks(stages: Sequence[Stage], size: int, sizes: Sizes = ()) -> List[Chunk]:
             return [
                 Chunk(
                     stage,
                     message(parts[virtual].enters, virtual - 1, size, sizes),
                     message(parts[virtual].leaves if not stage.last else (), virtual + 1, size, sizes),
                 )
-                for stage, virtual in zip(self._stages, virtual_stages)
+                for stage, virtual in zip(stages, virtual_stages)
             ]
 
-        def executor(size: int, recorder: Recorder) -> Executor:
+        def executor(
+            size: int, recorder: Recorder, stages: Sequence[Stage] = self._stages, later: WeightGradients = later
+        ) -> Executor:
             pace = Pace(self._device, plan.train.comm_timeout_s)
-            resized = partial(chunks, size)
+            resized = partial(chunks, stages, size)
             return self._executes(resized(), peers, later, recorder, self._loss, pace, resized)
+
+        def copy() -> Worker:
+            """Of the one stage that a plan with streams has; events are those of the first copy alone."""
+            stage = Stage(task, parts[0], TensorGroup(1, 0, None, False))
+            stage.place(self._device, dtype)
+            flat = FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self.flat)
+            later = WeightGradients(flat.add, flat.add_rows)
+            stage.put_off(later, stage.shared, flat.adds)
+            return Worker(executor(plan.micro_batch_size, Recorder(None), [stage], later), flat)
 
         self._running = RunningStatistics(self._stages, groups.data)
         self._half_gradients = HalfGradients(
@@ -189,10 +201,16 @@ class Engine:
         )
         self.stopwatch = None if plan.adapt is None else Stopwatch(self._device)
         self._has_metrics = getattr(task.metrics, "__func__", None) is not Task.metrics
-        self._metrics: List[Tensors] = []
-        """Of the iteration's micro-batches."""
-        self._chunks = chunks(plan.micro_batch_size)
+        self._metrics: List[Tuple[int, Tensors]] = []
+        """Of the iteration's micro-batches, each with the number of its first sample."""
+        self._chunks = chunks(self._stages, plan.micro_batch_size)
         self._executor = executor(plan.micro_batch_size, recorder)
+        copies = 1 if plan.streams is None else plan.streams[place.dp]
+        self._workers: Optional[Workers] = None
+        """Where this replica has several."""
+        if copies > 1:
+            workers = [Worker(self._executor, self.flat), *[copy() for _ in range(copies - 1)]]
+            self._workers = Workers(workers, self._scheduled, self._device)
         self._executor_of = lru_cache(maxsize=2)(lambda size: executor(size, Recorder(None)))
         """For evaluations, by the size of their micro-batches."""
 
@@ -273,14 +291,15 @@ class Engine:
         if watch is not None:
             watch.begin()
         scale = self.optimizer.scaler.scale
-        self._reducer.begin(len(self._taken), at_once=halves)
+        self._reducer.begin(len(self._taken), at_once=halves or self._plan.streams is not None)
         with NOTHING if watch is None else watch.working():
             micros = self._batch(iteration)
         factor = self._factor(list(micros.values()), scale)
         self._metrics = []
         self._running.begin()
         with NOTHING if watch is None else watch.working():
-            passes = self._in_halves if halves else partial(self._executor.run, self._actions)
+            whole = partial(self._executor.run, self._actions) if self._workers is None else self._workers.run
+            passes = self._in_halves if halves else whole
             loss = passes(micros, factor)
         with Wait("reading the loss"):
             own = 0.0 if loss is None else loss.item()
@@ -291,14 +310,15 @@ class Engine:
         self._reduce_gradients(partial(self.optimizer.step_early, self._recorder, lr=lr) if early else None)
         mean, metrics = math.nan, {}
         if loss is not None:
-            names = list(self._metrics[0]) if self._metrics else []
-            sums = [torch.stack([one[name].float() for one in self._metrics]).sum() * factor for name in names]
+            found = [metrics for _, metrics in sorted(self._metrics, key=lambda one: one[0])]
+            names = list(found[0]) if found else []
+            sums = [torch.stack([one[name].float() for one in found]).sum() * factor for name in names]
             logged = torch.stack([loss, *sums])
             all_reduce(logged, self._groups.data, "all-reduce of the loss")
             with Wait("reading the mean loss"):  # not after the optimizer: a GPU updates weights while the host goes on
                 mean, *others = [value / scale for value in logged.tolist()]
             metrics = dict(zip(names, others))
-        found = self._compared(micros, scale) if halves else None
+        compared = self._compared(micros, scale) if halves else None
         norm = self.optimizer.step(self._recorder, lr)
         skipped = not math.isfinite(norm)
         if skipped and not self.optimizer.scaler.dynamic:
@@ -307,7 +327,7 @@ class Engine:
         if watch is not None:
             watch.end()
         sizes = self._sizes(iteration) if loss is not None else ()
-        return StepResult(mean, norm, scale, skipped, metrics, sizes, found)
+        return StepResult(mean, norm, scale, skipped, metrics, sizes, compared)
 
     def _in_halves(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
         """What the executor does with all micro-batches, but the even ones of the iteration first."""
@@ -402,7 +422,7 @@ class Engine:
     def _loss(self, left: Tensors, micro: Micro) -> Tensor:
         if self._has_metrics:
             with torch.no_grad():
-                self._metrics.append(self.task.metrics(left, micro, self.tensor))
+                self._metrics.append((micro.first, self.task.metrics(left, micro, self.tensor)))
         return self.task.loss(left, micro, self.tensor)
 
     def _factor(self, micros: Sequence[Optional[Micro]], scale: float) -> Factor:

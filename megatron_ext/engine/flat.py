@@ -21,12 +21,18 @@ class FlatWeights:
     """
 
     def __init__(
-        self, named: List[Tuple[str, nn.Parameter]], dtype: torch.dtype, device: torch.device, shares: int = 1
+        self,
+        named: List[Tuple[str, nn.Parameter]],
+        dtype: torch.dtype,
+        device: torch.device,
+        shares: int = 1,
+        of: Optional[FlatWeights] = None,
     ) -> None:
         """`named` are fp32 parameters, first to last layer, which go to `device` in the format `dtype`.
 
         `initial` keeps their values in fp32, where they were: a GPU need not have room for what a sharded optimizer
-        does not keep. Zeros at the end make the length a multiple of `shares`.
+        does not keep. Zeros at the end make the length a multiple of `shares`. With `of`, whose parameters these are
+        copies of, the weights are the same memory, and the gradients are not.
         """
         ordered = list(reversed(named))
         self.parameters = dict(ordered)
@@ -35,19 +41,20 @@ class FlatWeights:
         for name, parameter in ordered:
             self.slices[name] = slice(start, start + parameter.numel())
             start += parameter.numel()
-        length = start + -start % shares
+        length = start + -start % shares if of is None else len(of.weight)
         before = ordered[0][1].device if ordered else device
-        self.weight = torch.zeros(length, dtype=dtype, device=device)
+        self.weight: Tensor = torch.zeros(length, dtype=dtype, device=device) if of is None else of.weight
         same = (dtype, device) == (torch.float32, before)
-        self.initial = self.weight if same else torch.zeros(length, device=before)
+        self.initial = self.weight if same or of is not None else torch.zeros(length, device=before)
         self.grad = torch.zeros(length, device=device)
         self._fused = fuses(dtype, device)
         self._names = {id(parameter): name for name, parameter in ordered}
         self._arrived: Optional[Callable[[str], None]] = None
         self._hooked: List[object] = []
         for name, parameter in ordered:
-            self.view(name, self.initial).copy_(parameter.data)
-            if not same:
+            if of is None:
+                self.view(name, self.initial).copy_(parameter.data)
+            if of is None and not same:
                 self.view(name, self.weight).copy_(parameter.data)
             parameter.data = self.view(name, self.weight)
             if parameter.dtype == self.grad.dtype:

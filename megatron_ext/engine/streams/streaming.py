@@ -158,7 +158,7 @@ class StreamingEngine(Engine):
         if gathered is not None:
             self._gathered[m] = gathered
         if loss is not None:
-            own, factor = self._metrics[0] if self._metrics else {}, self._factors[m]
+            own, factor = self._metrics[0][1] if self._metrics else {}, self._factors[m]
             self._names = list(own)
             self._values[m] = torch.stack([loss.detach().float(), *(value.float() * factor for value in own.values())])
 

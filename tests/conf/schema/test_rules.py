@@ -35,6 +35,23 @@ BROKEN = {
         ["train.overlap_optimizer=sometimes"],
         "train.overlap_optimizer=sometimes must be true, false or auto",
     ),
+    "streams in a pipeline": (
+        ["parallel.streams=2"],
+        "parallel.streams=2 does not go with parallel.pipeline=2: it is for data parallel plans; use",
+    ),
+    "streams of other replicas": (
+        [*REPLICAS, "parallel.streams=2-1-1"],
+        "parallel.streams=2-1-1 is for 3 replicas, but parallel.data=2; give one number, or as many as replicas",
+    ),
+    "micro-batches that streams cannot share": (
+        [*REPLICAS, "parallel.streams=3-1"],
+        "parallel.streams=3-1: a replica takes 1 micro-batch, which its 3 streams cannot share evenly; use",
+    ),
+    "streams of compiled layers": (
+        [*REPLICAS, "parallel.micro_batch_size=1", "parallel.streams=2", "train.compile=true"],
+        "parallel.streams=2 does not go with train.compile=true; use train.compile=false, or parallel.streams=null",
+    ),
+    "no streams": ([*REPLICAS, "parallel.streams=0"], "parallel.streams=0 must be a number from 1 to 64, or one for"),
     "a goal that nothing looks for": (
         ["train.until=loss<=2"],
         "train.until=loss<=2 is of evaluations, and there are none without train.eval_interval; give it a number",

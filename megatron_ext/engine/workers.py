@@ -1,0 +1,73 @@
+"""Virtual stream workers (IIDP): copies of a model on one GPU that run micro-batches beside each other.
+
+All copies have the same weights in memory; each sums gradients in a buffer of its own, for two backward passes that add
+to one at a time would lose some. A thread runs each copy, on a GPU on a CUDA stream of its own.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from megatron_ext.contract.schedule.schedules import Action
+from megatron_ext.engine.executor import Executor, Factor
+from megatron_ext.engine.flat import FlatWeights
+from megatron_ext.tasks.task import Micro
+
+
+class Worker(NamedTuple):
+    """A copy of the model."""
+
+    executor: Executor
+    flat: FlatWeights
+    """Its gradients; the weights are those of the first copy."""
+
+
+class Workers:
+    """Those of a rank, the first of which has the rank's own gradients."""
+
+    def __init__(
+        self, workers: Sequence[Worker], schedule: Callable[[int], Sequence[Action]], device: torch.device
+    ) -> None:
+        """`schedule` gives the actions for so many micro-batches."""
+        self._workers = workers
+        self._schedule = schedule
+        self._device = device
+        self._pool = ThreadPoolExecutor(len(workers) - 1, "worker")
+        on_gpu = device.type == "cuda"
+        self._streams = [torch.cuda.Stream(device) for _ in workers[1:]] if on_gpu else []  # type: ignore[no-untyped-call]
+
+    def run(self, micros: Mapping[int, Optional[Micro]], factor: Factor) -> Optional[Tensor]:
+        """As `Executor.run`: workers take micro-batches in turn, and the first one gets the gradients of all."""
+        dealt = [list(micros.values())[number :: len(self._workers)] for number in range(len(self._workers))]
+        main = torch.cuda.current_stream(self._device) if self._streams else None
+        others = [
+            self._pool.submit(self._beside, number, main, held, factor) for number, held in enumerate(dealt) if number
+        ]
+        losses = [self._pass(0, dealt[0], factor), *[other.result() for other in others]]
+        for stream in self._streams:
+            assert main is not None
+            main.wait_stream(stream)
+        (_, total), *rest = self._workers
+        for _, flat in rest:
+            total.grad.add_(flat.grad)
+            flat.grad.zero_()
+        return torch.stack([loss for loss in losses if loss is not None]).sum()
+
+    def _beside(
+        self, number: int, main: Optional[torch.cuda.Stream], held: List[Optional[Micro]], factor: Factor
+    ) -> Optional[Tensor]:
+        """In a thread of its own; on a GPU behind what `main` has got so far."""
+        if main is None:
+            return self._pass(number, held, factor)
+        torch.cuda.set_device(self._device)
+        stream = self._streams[number - 1]
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            return self._pass(number, held, factor)
+
+    def _pass(self, number: int, held: List[Optional[Micro]], factor: Factor) -> Optional[Tensor]:
+        return self._workers[number].executor.run(self._schedule(len(held)), dict(enumerate(held)), factor)
