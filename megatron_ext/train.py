@@ -51,7 +51,7 @@ def train(plan: Plan, place: Place, store: Store, buffers: Mapping[int, EventBuf
     """
     torch.set_num_threads(1)
     device = device_of(plan, place)
-    if len(plan.nodes) > 1:  # those of one node are forked from one process
+    if len(plan.used) > 1:  # those of one node are forked from one process
         same_software(store, place.rank, plan.world_size, device)
     timeout = messages_timeout(device, plan.train.comm_timeout_s)
     task = _task(plan, place, store)

@@ -1,7 +1,7 @@
 """python -m megatron_ext.worker PLAN.json NODE_RANK: runs the ranks of one node until they end.
 
 torch is imported once and the ranks are forked from it, which makes 32 of them ready in seconds. This parent
-holds the store where all ranks meet (on node 0 of several), watches its ranks, and when one fails ends the others. It
+holds the store where all ranks meet (on the node of rank 0), watches its ranks, and when one fails ends the others. It
 ends with 0 when all its ranks did, 1 when one failed, 143 when it was told to stop (SIGTERM or SIGINT), 75 when it
 was asked to save and end (SIGUSR2) and its ranks have done so. No rank outlives it.
 """
@@ -74,12 +74,13 @@ def _run_node(plan: Plan, node_rank: int, job: Optional[Job]) -> int:
     signal.signal(signal.SIGINT, stop)
     signal.signal(interruption.SIGNAL, ranks.forward)
     try:
-        if node_rank == 0:
+        first = node_rank == plan.ranks[0].node
+        if first:
             plan.files.address.unlink(missing_ok=True)
         with signals_blocked():
             ranks.start()
             events.start()
-        store = open_store(plan) if node_rank == 0 and local is None else None
+        store = open_store(plan) if first and local is None else None
         code = ranks.wait()
         if store is not None:
             store.close()

@@ -11,12 +11,13 @@ from enum import StrEnum
 from omegaconf import MISSING
 
 from conf.errors import ConfigError
-from conf.schema import adapt, containers, megatron_lm, overlapping, ranges, streams, tensor_groups
+from conf.schema import adapt, containers, elastic, megatron_lm, overlapping, ranges, streams, tensor_groups
 from conf.schema.adapt import Adapt
 from conf.schema.cluster import Cluster, Gpu, NodeGroup
 from conf.schema.config_class import config
 from conf.schema.containers import Container, ContainerKind
 from conf.schema.data import Augment, Corpus, Data
+from conf.schema.elastic import Elastic
 from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.megatron_lm import Engine, EngineKind
 from conf.schema.model import Model
@@ -36,6 +37,7 @@ __all__ = [
     "ContainerKind",
     "Corpus",
     "Data",
+    "Elastic",
     "Engine",
     "EngineKind",
     "Executor",
@@ -126,6 +128,7 @@ class Experiment:
     profile: Profile = field(default_factory=Profile)
     adapt: Adapt = field(default_factory=Adapt)
     notify: Notify = field(default_factory=Notify)
+    elastic: Elastic = field(default_factory=Elastic)
 
     def __post_init__(self) -> None:
         ranges.check("", self)
@@ -157,6 +160,7 @@ class Experiment:
         _check_time(self)
         _check_adapt(self)
         _check_notify(self)
+        _check_elastic(self)
 
     @property
     def partition(self) -> Partition:
@@ -488,6 +492,16 @@ def _check_notify(experiment: Experiment) -> None:
             f"notify.mail={experiment.notify.mail} is mail of Slurm, but executor.kind={experiment.executor.kind}; use "
             "notify.command or notify.webhook"
         )
+
+
+def _check_elastic(experiment: Experiment) -> None:
+    elastic.check(experiment.elastic, experiment.parallel, experiment.train, experiment.ranks_per_node())
+    for key, value, allowed in (
+        ("engine.kind", str(experiment.engine.kind), str(EngineKind.tdpp)),
+        ("executor.rehearse", str(experiment.executor.rehearse), str(Rehearse.none)),
+    ):
+        if experiment.elastic.enabled and value != allowed:
+            raise ConfigError(f"{key}={value} does not go with elastic.enabled=true; use {key}={allowed}")
 
 
 def _check_rehearsal(experiment: Experiment) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import asdict, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import mean
 
 from conf.blocks_of_module import digest_of, known_blocks
 from conf.run_folder.rundir import SCHEDULE
@@ -16,7 +17,7 @@ from conf.schema.model import Model
 from launch.control.rehearsal import rehearsal_times
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.plan_parts import Corpus, Node, Place, RehearsalConfig, RunNode, Streaming
+from megatron_ext.contract.plan_parts import Corpus, Elastic, Node, Place, RehearsalConfig, RunNode, Streaming
 from megatron_ext.contract.schedule.streams import Stream
 from megatron_ext.contract.train_config import TrainConfig
 
@@ -56,6 +57,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         replicas=None if layout.even else list(layout.replicas),
         streaming=_streaming(parallel.stream),
         adapt=experiment.adapt.planned(parallel.global_batch_size),
+        elastic=_elastic(experiment),
         master_port=experiment.executor.master_port,
         meeting_timeout_s=math.ceil(experiment.executor.meet_min * 60),
         nodes=[
@@ -127,6 +129,20 @@ def _streaming(stream: Stream | None) -> Streaming | None:
     if stream is None:
         return None
     return Streaming(stream.semantics, stream.update_every, None if stream.depth is None else list(stream.depth))
+
+
+def _elastic(experiment: Experiment) -> Elastic | None:
+    """How many ranks each node has, and how fast they are by the shares that they were given."""
+    if not experiment.elastic.enabled:
+        return None
+    parallel, counts = experiment.parallel, experiment.ranks_per_node()
+    shares = parallel.micro_batches_of
+    ends = [0, *accumulate(count // parallel.tensor_size for count in counts)]
+    return Elastic(
+        min_nodes=experiment.elastic.min_nodes,
+        ranks=list(counts),
+        weights=[mean(shares[begin:end]) for begin, end in pairwise(ends)],
+    )
 
 
 def _rehearsed(plan: Plan, experiment: Experiment) -> Plan:

@@ -31,6 +31,7 @@ from launch.judge.verdict import decide
 from launch.machine.container_commands import run_container
 from launch.machine.provenance import PROJECT, Source, provenance, read_source
 from launch.node.agent import NodeAgent
+from launch.node.replan import replanned
 from launch.node.worker_command import WORKER, ModuleWorker, Worker
 from launch.observe.look import observe
 from launch.start_agent import require_own
@@ -158,15 +159,21 @@ def _resume(run: RunDir, experiment: Experiment, worker: str) -> None:
     check_supported(experiment)
     require_exported(experiment, os.environ)
     require_ready(experiment.log, {**os.environ, **experiment.cluster.environment})
-    before, stopped = run.read_json(run.jobs), run.read_json(run.stop_request)
+    before, stopped, planned = run.read_json(run.jobs), run.read_json(run.stop_request), plan
+    if plan.elastic is not None:
+        plan = replanned(plan, range(len(plan.nodes)))
     with _unwritable_told(run):
         run.write_json(run.jobs, {**before, "submission": seen.start.submission + 1, "jobs": []})
+        if plan.elastic is not None:
+            run.write_json(run.plan, plan.as_json())
     run.stop_request.unlink(missing_ok=True)
     try:
         with _where_it_was_launched(run):
             _start(experiment, run, plan, worker)
     except BaseException:
         run.write_json(run.jobs, before)
+        if plan.elastic is not None:
+            run.write_json(run.plan, planned.as_json())
         if stopped is not None:
             run.write_json(run.stop_request, stopped)
         raise

@@ -12,10 +12,15 @@ class Start:
     submission: int
     """How often the run had been submitted before."""
     restarts: int
-    """How often Slurm has started the job again since."""
+    """How often it was started again since: by Slurm, or with a new plan by the nodes of an elastic run."""
 
     def __str__(self) -> str:
         return f"{self.submission}.{self.restarts}"
+
+    @property
+    def next(self) -> Start:
+        """The one after it in the same submission."""
+        return Start(self.submission, self.restarts + 1)
 
     @classmethod
     def parse(cls, text: str) -> Start:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
+from launch.files.attempt import Start
 from launch.files.faults import Fault, Faults
 from launch.files.launch_lock import is_launching
 from launch.files.records import NodeRecord, Submitted
@@ -22,12 +23,15 @@ class RunFiles:
     launching: bool | None
     """Whether the jobs that are missing in it may still come: the run is being launched. None if that is not known."""
     states: dict[str, NodeRecord | None]
-    """By the node's name, None where there is none, or none that can be read."""
+    """Of the nodes that take part, by name; None where there is none, or none that can be read."""
     faults: tuple[Fault, ...]
     """Of the states."""
+    planned: Start
+    """The newest start that the files of plans know of."""
 
     @property
     def names(self) -> list[str]:
+        """Of all nodes, by node rank; of an elastic run also of those that take no part."""
         return self.plan.node_names
 
     @property
@@ -62,7 +66,24 @@ def read_run_files(run: RunDir) -> RunFiles:
         submitted = read_submitted(run, len(plan.nodes))  # a launch that is over by now has named all jobs
     faults = Faults()
     states = states_of(run, plan, faults)
-    return RunFiles(run=run, plan=plan, submitted=submitted, launching=launching, states=states, faults=tuple(faults))
+    planned = submitted.first if plan.elastic is None else planned_start(run, submitted.submission)
+    return RunFiles(
+        run=run,
+        plan=plan,
+        submitted=submitted,
+        launching=launching,
+        states=states,
+        faults=tuple(faults),
+        planned=planned,
+    )
+
+
+def planned_start(run: RunDir, submission: int) -> Start:
+    """The newest start of an elastic run's submission that has a plan; the first one has plan.json."""
+    start = Start(submission, 0)
+    while run.plan_of(str(start.next)).exists():
+        start = start.next
+    return start
 
 
 def read_submitted(run: RunDir, nodes: int) -> Submitted:
@@ -80,8 +101,9 @@ def read_submitted(run: RunDir, nodes: int) -> Submitted:
 
 
 def states_of(run: RunDir, plan: Plan, faults: Faults) -> dict[str, NodeRecord | None]:
-    """nodes/<node>.json by the node's name; one that cannot be read is noted, and is as if it were not there."""
-    return {name: _state(run, name, faults) for name in plan.node_names}
+    """nodes/<node>.json of those that take part, by the node's name; one that cannot be read is noted, and is as if it
+    were not there."""
+    return {plan.nodes[rank].name: _state(run, plan.nodes[rank].name, faults) for rank in plan.used}
 
 
 def _state(run: RunDir, name: str, faults: Faults) -> NodeRecord | None:

@@ -29,7 +29,9 @@ _NAMED = 3
 def mismatches(run: RunDir, plan: Plan, nodes: Sequence[Node], faults: Faults) -> list[str]:
     """A sentence for each difference between a node and the plan, nodes that differ alike together."""
     found: dict[str, list[str]] = {}
-    for rank, node in enumerate(nodes):
+    rank_of = {name: rank for rank, name in enumerate(plan.node_names)}
+    for node in nodes:
+        rank = rank_of[node.name]
         for difference in (
             *other_job(plan, rank, _head(run.node_out(node.name), node.out_begin, faults)),
             *(_other_gpus(run, plan, rank, faults) if plan.device == "cuda" else ()),

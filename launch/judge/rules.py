@@ -1,11 +1,11 @@
 """The rules by which a run is judged. They look at an `Observation` only.
 
-In this order: a file that would show how the run is and cannot be read; a cause of failure (`launch.judge.causes`), the
-earliest first; stopped by request; saved because time ran out; ended from outside; a rank that stood still; a node that
-gave up; errors whose cause nobody recorded; a loss that is not finite; saved because its price was reached; success,
-which takes both the exit codes and the last iteration in the log; a Slurm that does not answer where only it could
-know; a worker or agent that was stopped; a failure whose cause is not known yet; GPUs that show a hang; pace; a rank
-that was stopped.
+In this order: a file that would show how the run is and cannot be read; nodes of an elastic run that make a new plan;
+a cause of failure (`launch.judge.causes`), the earliest first; stopped by request; saved because time ran out; ended
+from outside; a rank that stood still; a node that gave up; errors whose cause nobody recorded; a loss that is not
+finite; saved because its price was reached; success, which takes both the exit codes and the last iteration in the
+log; a Slurm that does not answer where only it could know; a worker or agent that was stopped; a failure whose cause
+is not known yet; GPUs that show a hang; pace; a rank that was stopped.
 """
 
 from __future__ import annotations
@@ -18,18 +18,36 @@ from launch.judge.causes import JOB_RULES, LOST, causes, undecided, what
 from launch.judge.evidence import saved
 from launch.judge.pace import began_unix, held_up_by, held_up_words, is_late, lost_unix, usual_s
 from launch.judge.state import State
+from launch.node.fellows import REGROUPS
 from launch.node.peers import SILENCE_S
 from launch.observe.observation import Node, Observation
 from launch.screen.text import ago, plural
+from megatron_ext.contract.failure import KILLED
 from megatron_ext.contract.goal import MAX_COST, UNTIL
 from megatron_ext.contract.worker import SAVED
 
 Finding = tuple[State, str, str]
+_SURVIVED = LOST | {*JOB_RULES.values(), "job-ended", "rank-failed", "worker-killed", "out-of-memory"}
+"""Rules by which a node or a rank is lost that an elastic run goes on without."""
 
 
 def _unreadable(seen: Observation) -> Finding | None:
     fault = next((fault for fault in seen.faults if fault.decisive), None)
     return None if fault is None else (State.unknown, "unreadable", fault.text)
+
+
+def _regroups(seen: Observation) -> Finding | None:
+    """An elastic run goes on without what was lost, as long as a node lives and no rank has an error of its own."""
+    if seen.plan.elastic is None or seen.over or seen.stop_unix is not None:
+        return None
+    if any(not error.symptom and error.type != KILLED for error in seen.errors):
+        return None
+    found, waiting = causes(seen), [node.name for node in seen.nodes if node.state == REGROUPS]
+    if any(cause.rule not in _SURVIVED for cause in found) or not (found or waiting or undecided(seen)):
+        return None
+    killed = [f"{error.place} {what(error)}" for error in seen.errors if not error.symptom]
+    why = next(iter([*killed, *(cause.reason for cause in found)]), f"node {', '.join(waiting)} waits for a new plan")
+    return State.starting, "regrouping", f"{why}; its nodes make a new plan; {saved(seen)}"
 
 
 def _failure(seen: Observation) -> Finding | None:
@@ -267,6 +285,7 @@ def _ranks(seen: Observation) -> str:
 
 RULES = (
     _unreadable,
+    _regroups,
     _failure,
     _stop,
     _interrupted,

@@ -26,8 +26,10 @@ from launch.files.node_state import BEAT_S, NodeState
 from launch.files.records import Submitted
 from launch.machine.container_commands import Command, RunContainer
 from launch.machine.gpu_sampler import gpu_sampling
+from launch.node.fellows import PARKED, REGROUPS
 from launch.node.last_node import tell_if_last
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
+from launch.node.regroup import Company, newest
 from launch.node.slurm_job import SlurmJob
 from launch.node.stalled_rank import holding_up, read_doings
 from launch.node.stop_signals import StopSignals
@@ -35,7 +37,8 @@ from launch.node.worker_command import GRACE_S, Worker, given_environment, job_i
 from launch.node.worker_process import WorkerProcess
 from launch.node.workplace import Workplace
 from launch.tracking.beside import Writers, written
-from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.failure import KILLED, RankFailure
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import SAVED, die_with_parent
 
 INTERRUPT_GRACE_S = 0.5
@@ -107,48 +110,68 @@ class NodeAgent:
         # The parent may have died before the kernel was asked to signal that; a local job's id is its parent's.
         if slurm is None and os.getppid() != int(job.raw_job_id):
             signals.note_end(signal.SIGTERM)
-        node = _Node(self, job.global_rank, slurm, signals)
-        code = node.run()
+        plan = self.run.read_plan()
+        start = Start(self.submission, slurm.restarts if slurm else 0)
+        following: tuple[Start, Plan] | None = (
+            (start, plan) if plan.elastic is None else newest(self.run, self.submission)
+        )
+        while following is not None:
+            node = _Node(self, job.global_rank, slurm, signals, *following)
+            code, following = node.run(), node.following
         if code != 0:
             raise LaunchError(f"node rank {self.nodes[job.global_rank]}: {node.reason or f'ended with {code}'}")
 
 
 class _Node:
-    """One node of the run, while its worker lives."""
+    """One node of the run, for one start."""
 
-    def __init__(self, agent: NodeAgent, task: int, slurm: SlurmJob | None, signals: StopSignals) -> None:
+    def __init__(
+        self, agent: NodeAgent, task: int, slurm: SlurmJob | None, signals: StopSignals, start: Start, plan: Plan
+    ) -> None:
         self._run = agent.run
         self._agent = agent
         self._node_rank = node_rank = agent.nodes[task]
         self._het_group = agent.het_groups[task]
         self._slurm = slurm
         self._signals = signals
-        self._start = Start(agent.submission, slurm.restarts if slurm else 0)
-        self._plan = agent.run.read_plan()
+        self._start = start
+        self._plan = plan
         names = self._plan.node_names
         self._name = names[node_rank]
         ask = slurm.other if slurm else lambda _name, _time: None
-        self._peers = Peers(agent.run, watched(names, node_rank, agent.nodes), self._start, agent.meet_s, ask)
+        self._company = None if plan.elastic is None else Company(agent.run, node_rank, start, plan, agent.meet_s, ask)
+        self._peers = self._company or Peers(
+            agent.run, watched(names, node_rank, agent.nodes), start, agent.meet_s, ask
+        )
         self._finding: Finding | None = None
         self._found_unix: float | None = None
         self.reason: str | None = None
         """Why the node ended, where its exit code does not say it."""
+        self.following: tuple[Start, Plan] | None = None
+        """Of an elastic run, the start that this one is followed by."""
         self._state = NodeState(agent.run, self._name, node_rank, self._start, slurm.id if slurm else None)
         self._next_look = 0.0
 
     def run(self) -> int:
         """Starts the worker unless the run is over already; returns its exit code, negative for a signal."""
+        fit = True
         try:
             code = self._work()
         except LaunchError as error:  # something of the worker does not even end when it is killed
+            fit = False
             self._complain(str(error))
             self.reason = f"could not clear up: {error}"
             code = _NOT_READY
+        if self._company is not None and fit:
+            self.following = self._regrouped(self._company, code)
+            if self.following is not None:
+                return code
         # A node that is the whole run has nobody who could know the reason.
-        others = len(self._plan.nodes) > 1 and self._finding is None and not self._signals.end
+        others = len(self._plan.nodes) > 1 and self._company is None and self._finding is None and not self._signals.end
         if others and code not in (0, SAVED) and self._only_lost_others():
             self._await_finding()
-        if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):
+        again = self._slurm is not None and self._company is None and self._goes_on(code)
+        if again and self._slurm is not None and self._started_again(self._slurm):
             code = _TOLD_TO_END
         stopped = self._stopped_by()
         # After SIGTERM Slurm may be about to start this job again, and the others with it.
@@ -169,10 +192,12 @@ class _Node:
         return code
 
     def _work(self) -> int:
-        if self._start.restarts > self._agent.max_requeues:
+        if self._company is None and self._start.restarts > self._agent.max_requeues:
             self.reason = f"was started again more than executor.max_requeues={self._agent.max_requeues} times"
             return _TOLD_TO_END
         self._look_around()
+        if self._company is not None and not self._plan.nodes[self._node_rank].ranks:
+            return self._park(self._company)
         with Workplace(self._agent.container, self._node_rank, self._het_group) as place:
             try:
                 ready = self._awaited(lambda: self._prepared(place))
@@ -192,6 +217,44 @@ class _Node:
                 code = self._run_worker(place.process(command, given, os.environ))
                 self._let_finish(writers)
                 return code
+
+    def _park(self, company: Company) -> int:
+        """Takes no part until the run is over, or the nodes need a new plan."""
+        self._state.publish(state=PARKED)
+        return 0 if self._awaited(lambda: company.over) else _TOLD_TO_END
+
+    def _regrouped(self, company: Company, code: int) -> tuple[Start, Plan] | None:
+        """The start that follows, once the nodes have agreed on it; None where this node ends for good."""
+        lost = self._finding.reason if self._finding is not None and self._finding.again else None
+        if code in (0, SAVED) or self._signals.end is not None or (self._finding is not None and lost is None):
+            return None
+        if lost is None and (self.reason is not None or not self._lost_a_rank(code)):
+            return None
+        self._state.publish(state=REGROUPS)
+        while self._signals.end is None:
+            try:
+                following = company.next_plan(lost or "a rank was lost")
+            except LaunchError as error:
+                self.reason = str(error)
+                return None
+            if following is not None:
+                return following
+            self._state.beat()
+            if self._run.stop_request.exists():
+                self._signals.note_end(signal.SIGTERM)
+            time.sleep(_POLL_S)
+        return None
+
+    def _lost_a_rank(self, code: int) -> bool:
+        """Whether something was killed, or lost others; an error of a rank's own would come again."""
+        failures = self._failures()
+        return code < 0 or (bool(failures) and all(error.symptom or error.type == KILLED for error in failures))
+
+    def _failures(self) -> list[RankFailure]:
+        """What the ranks of this node say of this start."""
+        ranks = self._plan.nodes[self._node_rank].ranks
+        found = [error for rank in ranks if (error := self._run.read(self._run.rank_error(rank), RankFailure))]
+        return [error for error in found if error.start == str(self._start)]
 
     def _let_finish(self, writers: Writers) -> None:
         """Waits for the trackers; a run that is being stopped does not."""
@@ -290,6 +353,8 @@ class _Node:
                 if self._finding is not None and self.reason is None and worker.listens:  # examined for itself
                     self.reason = f"ended because {self._finding.reason}"
                     worker.ask_to_end()
+                if self._finding is not None and self._company is not None:  # the others wait for this node
+                    return
                 unsaved = self._signals.save and (saving_until is None or now > saving_until)
                 if self._ending() or unsaved:
                     worker.ask_to_end()
@@ -320,9 +385,7 @@ class _Node:
 
     def _only_lost_others(self) -> bool:
         """Whether ranks of this node reported nothing but others that were gone, and none of them held those up."""
-        ranks = self._plan.nodes[self._node_rank].ranks
-        failures = [error for rank in ranks if (error := self._run.read(self._run.rank_error(rank), RankFailure))]
-        now = [error for error in failures if error.start == str(self._start)]
+        now = self._failures()
         if not now or not all(error.symptom for error in now):
             return False
         doings = read_doings(self._run, self._plan, {self._name: self._state.started_unix}, Faults())

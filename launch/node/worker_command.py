@@ -37,10 +37,14 @@ class ModuleWorker:
     python: str
 
     def command(self, run: RunDir, node_rank: int, start: str) -> list[str]:
-        return self.shown(run.path, node_rank)
+        own = run.plan_of(start)  # of a later start of an elastic run
+        return self._words(own if own.exists() else run.plan, node_rank)
 
     def shown(self, run: Path, node_rank: int) -> list[str]:
-        return [self.python, "-u", "-m", self.module, str(RunDir(run).plan), str(node_rank)]
+        return self._words(RunDir(run).plan, node_rank)
+
+    def _words(self, plan: Path, node_rank: int) -> list[str]:
+        return [self.python, "-u", "-m", self.module, str(plan), str(node_rank)]
 
 
 def scrubbed(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -115,15 +115,15 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
     going = young and stop_unix is None if before.launching is None else before.launching
     submitting = going and len(launched) < len(names)
     nodes = []
-    for name in names:
-        state = states[name]
+    for name, state in states.items():
         current = state if state is not None and state.of == start else None
         job = next((job for job in jobs if name in job.nodes), None)
         if submitted.on_slurm:
             nodes.append(_slurm_node(name, current, job, submitting, now))
         else:
             seen = living if name in here else None
-            starting = submitting or bool(seen) or (name in launched and young)
+            beats = plan.elastic is not None and state is not None and now - state.beat_unix < SILENCE_S
+            starting = submitting or bool(seen) or beats or (name in launched and young)
             nodes.append(_node(name, current, seen, starting, now, submitted_unix))
     if jobs and start.restarts == 0:  # what was said then may stand there still
         unseen = _unseen(run, plan, submitted, jobs)
@@ -134,6 +134,7 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
     upstream = plan.engine == MEGATRON_LM
     log = read_text_log(run.node_out(names[-1]), faults) if upstream else read_log(run.metrics, faults)
     quiet = errors or not log or now - log[-1].unix > STILL_S
+    may_go_on = start > Start(0, 0) or plan.elastic is not None
     disk = os.statvfs(run.path)
     return Observation(
         kind=Kind.rehearsal if plan.rehearsal else Kind(submitted.executor),
@@ -147,7 +148,7 @@ def complete(before: RunFiles, answers: Answers, now: float | None = None) -> Ob
         silence=str(answers) if jobs and isinstance(answers, LaunchError) else None,
         cut_off=not submitting and any(node.state == "absent" and node.name not in launched for node in nodes),
         start=start,
-        saved=_saved(run, faults) if start > Start(0, 0) or any(node.stopped for node in nodes) else None,
+        saved=_saved(run, faults) if may_go_on or any(node.stopped for node in nodes) else None,
         nodes=tuple(_with_memory(run, node, errors, faults) for node in nodes),
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
         goal=_goal(run, faults),
@@ -251,7 +252,7 @@ def _withdrawn(job: Job, node: str) -> Job:
 def _newest(before: RunFiles, states: States, jobs: tuple[Job, ...]) -> Start:
     """The newest start that a node has written of; the one after it, if a job waits to be started again."""
     starts = _starts(states)
-    newest = max([before.submitted.first, *starts.values()])
+    newest = max([before.planned, *starts.values()])
     requeued = any(state is not None and state.of == newest and state.state == "requeued" for state in states.values())
     # What was written only after Slurm had called the job pending does not mean that it waits for yet another start.
     earlier = _starts(before.states)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from megatron_ext.contract.rank_place import RankPlace
 
+KILLED = "Killed"
+"""The `type` of a failure of a rank that a signal ended."""
+
 
 @dataclass(frozen=True)
 class RankFailure(RankPlace):
@@ -15,7 +18,7 @@ class RankFailure(RankPlace):
     """Which start of the run it was; empty for a worker that was started by hand."""
     unix: float
     type: str
-    """Name of the exception, or `Killed`."""
+    """Name of the exception, or `KILLED`."""
     message: str
     traceback: str = ""
     symptom: bool = False

@@ -15,9 +15,19 @@ from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.models.model import OPTIONS, ModelConfig, lacking
 from megatron_ext.contract.plan_check import MAY_LACK, PlanFault, build, check_object, require
-from megatron_ext.contract.plan_parts import Augment, Corpus, Masking, Node, Place, RehearsalConfig, RunNode, Streaming
+from megatron_ext.contract.plan_parts import (
+    Augment,
+    Corpus,
+    Elastic,
+    Masking,
+    Node,
+    Place,
+    RehearsalConfig,
+    RunNode,
+    Streaming,
+)
 from megatron_ext.contract.plan_rules import check_rules
-from megatron_ext.contract.run_files import RunFiles
+from megatron_ext.contract.run_files import PLANS, RunFiles
 from megatron_ext.contract.schedule.deal import dealt_to
 from megatron_ext.contract.schedule.streams import Stream
 from megatron_ext.contract.train_config import OPTIONS as TRAIN_OPTIONS
@@ -29,7 +39,7 @@ EVEN = 1
 since."""
 TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
 """What trains."""
-_SINCE_VERSION_2 = ("shares", "streams", "tensors", "replicas", "streaming", "adapt")
+_SINCE_VERSION_2 = ("shares", "streams", "tensors", "replicas", "streaming", "adapt", "elastic")
 BUCKET_BYTES = 16 * 2**20
 """Of gradients, summed at least in one message: large enough for bandwidth, small enough to overlap. A larger matrix is
 a message of its own."""
@@ -67,10 +77,13 @@ class Content:
     """With the schedule `pipedream`; since version 2."""
     adapt: Optional[AdaptConfig]
     """Where the batch, or its shares, change while the run goes on; since version 2."""
+    elastic: Optional[Elastic]
+    """Where the run goes on without a node that is lost; since version 2."""
     master_port: Optional[int]
     meeting_timeout_s: int
     """How long ranks wait for all the others before they begin."""
     nodes: List[RunNode]
+    """Of an elastic run also those that take no part, which have no ranks."""
     ranks: List[Place]
     model: ModelConfig
     blocks: Optional[List[str]]
@@ -119,7 +132,8 @@ class Plan(Content):
             _check(content, whole=True)
         except PlanFault as fault:
             raise EngineError(f"{path}: {fault}") from fault
-        return cls.of(content, path.absolute().parent)
+        folder = path.absolute().parent
+        return cls.of(content, folder.parent if folder.name == PLANS else folder)
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], folder: Path) -> Plan:
@@ -221,9 +235,14 @@ class Plan(Content):
         return [node.name for node in self.nodes]
 
     @property
+    def used(self) -> List[int]:
+        """Node ranks of the nodes that take part: all, but in an elastic run."""
+        return [node_rank for node_rank, node in enumerate(self.nodes) if node.ranks or self.elastic is None]
+
+    @property
     def planned_nodes(self) -> Sequence[Node]:
         """The nodes whose times the run has: its own, or those that it rehearses."""
-        return self.rehearsal.nodes if self.rehearsal else self.nodes
+        return self.rehearsal.nodes if self.rehearsal else [self.nodes[node_rank] for node_rank in self.used]
 
     def node_of(self, rank: int) -> str:
         """Name of the node that a rank runs on or, in a rehearsal, stands for."""

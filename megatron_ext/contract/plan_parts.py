@@ -101,6 +101,18 @@ class Streaming:
 
 
 @dataclass(frozen=True)
+class Elastic:
+    """What a run needs to go on with other nodes; lists by node rank."""
+
+    min_nodes: int
+    """With fewer it ends."""
+    ranks: List[int]
+    """Of a node that takes part."""
+    weights: List[float]
+    """How fast a replica on the node is, in proportion."""
+
+
+@dataclass(frozen=True)
 class RankTimes:
     """Nanoseconds that a rank takes; lists by chunk, of one micro-batch."""
 

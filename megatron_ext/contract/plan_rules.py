@@ -173,6 +173,17 @@ def _adapt(plan: Values) -> Faults:
         yield "adapt.upper", adapt["upper"], f"larger: {error}"
 
 
+def _elastic(plan: Values) -> Faults:
+    elastic, nodes = plan.get("elastic"), len(plan["nodes"])
+    if elastic is None:
+        return
+    for key in ("ranks", "weights"):
+        if len(elastic.get(key, range(nodes))) != nodes:
+            yield f"elastic.{key}", elastic[key], f"of {nodes} numbers, one for each node"
+    if plan["pipeline"] > 1:
+        yield "pipeline", plan["pipeline"], "1 with elastic"
+
+
 def _ranks(plan: Values) -> Faults:
     grid = Layout.grid(*(plan[key] for key in _GRID))
     layout = Layout(tuple(plan.get("tensors") or grid.tensors), tuple(plan.get("replicas") or grid.replicas))
@@ -340,6 +351,7 @@ _RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (_GRID, _by_stage),
     ((*_GRID, "schedule", "schedule_file", "train"), _streaming),
     (("data", "micro_batch_size", "global_batch_size", "schedule", "train"), _adapt),
+    (("nodes", "pipeline"), _elastic),
     ((*_GRID, "ranks"), _ranks),
     (("nodes", "ranks"), _nodes),
     (("model", "tensor"), _model),

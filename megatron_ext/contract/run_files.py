@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Optional
 
 PLAN = "plan.json"
+PLANS = "plans"
+"""The folder of the plans of an elastic run's later starts."""
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 """In the folder of checkpoints: a file with the name of the newest one."""
@@ -28,6 +30,10 @@ class RunFiles:
     @property
     def plan(self) -> Path:
         return self.path / PLAN
+
+    def plan_of(self, start: str) -> Path:
+        """That of a later start of an elastic run, which `plan` has too as long as no other follows."""
+        return self.path / PLANS / f"{start}.json"
 
     @property
     def secret(self) -> Path:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from megatron_ext.contract.errors import EngineError, address_space_left, shortage
-from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.failure import KILLED, RankFailure
 from megatron_ext.contract.files import write_json
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
@@ -28,7 +28,7 @@ def report_killed(plan: Plan, place: Place, signum: int, kernel_kills: int) -> N
     name = signal.Signals(signum).name
     message = f"killed by {name}{_hint(plan, signum, kernel_kills)}"
     print(f"[{place}] error: {message}", file=sys.stderr, flush=True)
-    _report_as(plan, place, "Killed", message, "", symptom=_by_watchdog(plan, signum))
+    _report_as(plan, place, KILLED, message, "", symptom=_by_watchdog(plan, signum))
 
 
 def _hint(plan: Plan, signum: int, kernel_kills: int) -> str:

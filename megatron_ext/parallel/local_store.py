@@ -15,7 +15,7 @@ from megatron_ext.contract.plan import Plan
 
 def suffices(plan: Plan) -> bool:
     """Whether all ranks are on one node, and no port was asked for. nccl keeps the store that its watchdog knows."""
-    return len(plan.nodes) == 1 and plan.master_port is None and plan.device == "cpu"
+    return len(plan.used) == 1 and plan.master_port is None and plan.device == "cpu"
 
 
 class LocalStore:

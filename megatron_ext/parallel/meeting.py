@@ -1,4 +1,4 @@
-"""Where the ranks of several nodes meet: the store that node 0 opens, and publishes in master.json."""
+"""Where the ranks of several nodes meet: the store that the node of rank 0 opens, and publishes in master.json."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_store(plan: Plan) -> Server:
     Raises:
         EngineError: it cannot listen there.
     """
-    host = interface.meeting_address(len(plan.nodes))
+    host = interface.meeting_address(len(plan.used))
     try:
         store = Server(host, plan.master_port or 0, read_secret(plan.folder))
     except OSError as error:
@@ -38,7 +38,7 @@ def open_store(plan: Plan) -> Server:
 
 
 def join_store(plan: Plan) -> Store:
-    """Waits until node 0 has published the store, connects, and waits until all ranks have.
+    """Waits until the node of rank 0 has published the store, connects, and waits until all ranks have.
 
     What takes its time here, such as a node that is still in the queue, must not count as a lost rank later.
     """
@@ -48,7 +48,7 @@ def join_store(plan: Plan) -> Store:
     if address["host"] == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     left = timedelta(seconds=max(1.0, until - time.monotonic()))
-    what = f"node 0 at {address['host']}:{address['port']}"
+    what = f"rank 0's node at {address['host']}:{address['port']}"
     try:
         store = AuthenticatedStore(address["host"], address["port"], read_secret(plan.folder), left)
         what = f"all {plan.world_size} ranks"
@@ -75,4 +75,4 @@ def _address(plan: Plan, until: float) -> Dict[str, Any]:
         if address.get("start") == start_of_run():
             return address
         time.sleep(0.02)
-    raise PeerLost(f"node 0 did not publish its address ({path}) within {plan.meeting_timeout_s} s")
+    raise PeerLost(f"the node of rank 0 did not publish its address ({path}) within {plan.meeting_timeout_s} s")

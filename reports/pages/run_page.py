@@ -22,6 +22,7 @@ from reports.readers.upstream_log import UpstreamLog
 from reports.sections.adaptive_section import adaptive_section
 from reports.sections.cause_section import cause_section
 from reports.sections.course_section import course_section
+from reports.sections.elastic_section import elastic_section
 from reports.sections.expected_section import expected_section
 from reports.sections.figures_section import figures_section, settled
 from reports.sections.findings_section import nodes_section, verdict_section
@@ -63,6 +64,7 @@ def render(
         plan_section(record.plan),
         learning_section(record),
         adaptive_section(record),
+        elastic_section(record),
         course_section(record, figures),
         *_stages(record, timeline, figures, prediction),
         stragglers_section(figures, record.plan),

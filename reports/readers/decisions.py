@@ -1,4 +1,4 @@
-"""Lines of decisions.jsonl: what a run changed about its batch, and why (docs/formats.md)."""
+"""Lines of decisions.jsonl: what a run changed about its batch or its nodes, and why (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """One of them; those that change nothing are there, too."""
+    """One about the batch; those that change nothing are there, too."""
 
     iteration: Count
     """After which it was made."""
@@ -38,13 +38,30 @@ class Decision:
         return (self.before, self.shares_before) != (self.global_batch_size, self.shares)
 
 
-def decisions(lines: Iterable[str], notes: list[str]) -> tuple[Decision, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Regrouping:
+    """A start of an elastic run with another plan."""
+
+    iteration: Count
+    """Of the checkpoint that it goes on from; 0 without one."""
+    start: str
+    nodes_before: tuple[str, ...]
+    nodes: tuple[str, ...]
+    shares_before: tuple[Count, ...]
+    shares: tuple[Count, ...]
+    reason: str
+
+
+def decisions(lines: Iterable[str], notes: list[str]) -> tuple[Decision | Regrouping, ...]:
     """In their order; lines that are none become notes."""
-    found, strange = [], 0
+    found: list[Decision | Regrouping] = []
+    strange = 0
     for number, line in enumerate(lines, 1):
         name = f"decisions.jsonl: line {number}"
         try:
-            found.append(typed(Decision, parse_json(line, name), name))
+            content = parse_json(line, name)
+            moves = isinstance(content, dict) and "nodes" in content
+            found.append(typed(Regrouping, content, name) if moves else typed(Decision, content, name))
         except RunFolderError as error:
             strange += 1
             if strange <= _MOST:

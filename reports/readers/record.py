@@ -29,7 +29,7 @@ from megatron_ext.contract.plan_check import PlanFault
 from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
 from reports.readers import upstream_log
-from reports.readers.decisions import Decision, decisions
+from reports.readers.decisions import Decision, Regrouping, decisions
 from reports.readers.upstream_log import UpstreamLog
 
 UNKNOWN = "unknown"
@@ -98,6 +98,8 @@ class Record:
     """By rank that counted it."""
     decisions: tuple[Decision, ...] = ()
     """About the batch, of a run whose batch or shares adapt."""
+    regroupings: tuple[Regrouping, ...] = ()
+    """Of an elastic run, its starts with other plans."""
     log: Path | None = None
     """Where it was read from, if not from a run folder: then there is no configuration, provenance or state."""
 
@@ -109,7 +111,9 @@ class Record:
     @property
     def micro_batch_numbers(self) -> int:
         """How many numbers micro-batches have at most, also after a decision."""
-        return max([self.plan.micro_batch_numbers, *(max(one.shares, default=0) for one in self.decisions)])
+        shares = [one.shares for one in self.decisions]
+        shares += [of for one in self.regroupings for of in (one.shares_before, one.shares)]
+        return max([self.plan.micro_batch_numbers, *(max(counts, default=0) for counts in shares)])
 
     def known(self, key: str) -> pd.Series:
         """The figures of a metric, by iteration, where it was logged."""
@@ -140,6 +144,7 @@ def read(run: RunDir) -> Record:
     plan = _with_names(run, run.read_plan(), notes)
     upstream = _upstream(run, plan, notes) if plan.engine == MEGATRON_LM else None
     config = _text(run.config, notes)
+    decided = _decisions(run, notes)
     return Record(
         name=run.name,
         diff=run.diff,
@@ -150,11 +155,14 @@ def read(run: RunDir) -> Record:
         experiment=_experiment(run, plan, notes) if config else None,
         overrides=tuple(line for line in _text(run.overrides, notes).splitlines() if line),
         provenance=_provenance(run, notes),
-        node_states={node.name: _json(run, run.node_state(node.name), notes) for node in plan.nodes},
+        node_states={
+            node.name: _json(run, run.node_state(node.name), notes) for node in (plan.nodes[rank] for rank in plan.used)
+        },
         failures=tuple(_failures(run, plan, notes)),
         memory=_memory(run, plan.ranks, notes),
         traffic=_traffic(run, plan.ranks, notes),
-        decisions=_decisions(run, notes),
+        decisions=tuple(one for one in decided if isinstance(one, Decision)),
+        regroupings=tuple(one for one in decided if isinstance(one, Regrouping)),
         notes=tuple(notes),
     )
 
@@ -229,7 +237,7 @@ def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
     return log
 
 
-def _decisions(run: RunDir, notes: list[str]) -> tuple[Decision, ...]:
+def _decisions(run: RunDir, notes: list[str]) -> tuple[Decision | Regrouping, ...]:
     if not run.decisions.exists():  # before the first, as in runs that make none
         return ()
     return decisions(_lines(run.decisions, MOST_METRICS_BYTES, notes), notes)

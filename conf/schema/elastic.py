@@ -1,0 +1,71 @@
+"""Runs that go on with other nodes than they were started on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conf.errors import ConfigError
+from conf.schema import ranges
+from conf.schema.config_class import config
+from conf.schema.parallel import Parallel
+from conf.schema.train import Train
+
+
+@config
+class Elastic:
+    enabled: bool = False
+    """Go on without a node that is lost, and with one that has lost a rank, from the latest checkpoint; no launch is
+    needed (docs/elastic.md)."""
+    min_nodes: int = 1
+    """With fewer nodes the run ends."""
+
+    def __post_init__(self) -> None:
+        ranges.check("elastic", self)
+        if not self.enabled and self.min_nodes != type(self).min_nodes:
+            raise ConfigError(
+                f"elastic.min_nodes={self.min_nodes} does nothing with elastic.enabled=false; use "
+                "elastic.enabled=true, or leave it out"
+            )
+
+
+def check(elastic: Elastic, parallel: Parallel, train: Train, ranks: Sequence[int]) -> None:
+    """Whether a plan with so many ranks on each node can go on with some of its nodes.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not elastic.enabled:
+        return
+    with_elastic = "elastic.enabled=true"
+    if len(ranks) < 2:
+        raise ConfigError(
+            f"{with_elastic}: the run has a single node, so that none could go on without another; give it more "
+            "(cluster.groups.<group>.count, parallel.node_order), or leave elastic out"
+        )
+    if elastic.min_nodes > len(ranks):
+        raise ConfigError(f"elastic.min_nodes={elastic.min_nodes} must be at most {len(ranks)}, the nodes of the run")
+    if not train.checkpoint:
+        raise ConfigError(
+            f"train.checkpoint=false leaves nothing to go on from with {with_elastic}; use train.checkpoint=true"
+        )
+    if train.save_interval is None:
+        raise ConfigError(
+            f"train.save_interval=null saves only at the end, so that a run with {with_elastic} would begin anew when "
+            "a node is lost; give it, in iterations"
+        )
+    if parallel.pipeline > 1:
+        raise ConfigError(
+            f"parallel.pipeline={parallel.pipeline} does not go with {with_elastic}, which gives each node whole "
+            "replicas of the model; use parallel.pipeline=1 and more replicas (parallel.data)"
+        )
+    if parallel.schedule_file is not None:
+        raise ConfigError(
+            f"parallel.schedule_file={parallel.schedule_file} is for one number of micro-batches, which changes with "
+            f"{with_elastic}; leave it out"
+        )
+    size = parallel.tensor_size
+    if any(count % size for count in ranks):
+        raise ConfigError(
+            f"parallel.tensor={size} does not go with {with_elastic}: a tensor group would lie on two of the nodes, "
+            f"which have {'-'.join(map(str, ranks))} GPUs; use a tensor size that divides each of these"
+        )

@@ -1,0 +1,92 @@
+"""The other nodes of an elastic run, as a node agent sees them in the files that their agents keep."""
+
+from __future__ import annotations
+
+import math
+import time
+from enum import StrEnum
+
+from conf.run_folder.rundir import RunDir
+from launch.files.attempt import Start
+from launch.files.records import NodeRecord
+from launch.node.peers import LATE_S, LOOK_S, AskSlurm, JobFate
+from megatron_ext.contract.worker import SAVED
+
+SILENCE_S = 15.0
+"""A node that gives no sign of life for this long is gone on without. That is sooner than in other runs, for an error
+costs no more than a start."""
+DOUBTED_S = 8.0
+"""The same once ranks have been lost: something is wrong with a node then."""
+REGROUPS, PARKED = "regroups", "parked"
+"""What an agent says of its node: its ranks are gone and it waits for a new plan, or it takes no part in this one."""
+
+
+class Standing(StrEnum):
+    """Where another node stands, for a node of a certain start."""
+
+    coming = "coming"
+    """Has not begun this start yet."""
+    working = "working"
+    parked = "parked"
+    waits = "waits"
+    """For the next plan."""
+    done = "done"
+    """Its ranks have ended well, or saved because they were asked to."""
+    failed = "failed"
+    """By an error of its own ranks, which would come again."""
+    gone = "gone"
+
+
+def standing(record: NodeRecord | None, start: Start) -> Standing:
+    """Of a node that gives signs of life, or has said that it ended."""
+    if record is None:
+        return Standing.coming
+    if record.state == "ended":
+        if record.exit_code in (0, SAVED):
+            return Standing.done
+        by_itself = record.stopped is None and record.reason is None and (record.exit_code or 0) > 0
+        return Standing.failed if by_itself else Standing.gone
+    if record.of < start:
+        return Standing.coming
+    return {REGROUPS: Standing.waits, PARKED: Standing.parked}.get(record.state, Standing.working)
+
+
+class Fellow:
+    """One other node. Its beats are timed by this node's clock, while this node can look: see `peers.Peer`."""
+
+    def __init__(self, run: RunDir, name: str, submission: int, meet_s: float, ask: AskSlurm) -> None:
+        self.name = name
+        self._run = run
+        self._submission = submission
+        self._meet_s = meet_s
+        self._ask = ask
+        self._began = time.monotonic()
+        self._record: NodeRecord | None = None
+        self._silent_s = 0.0
+        self._looked = -math.inf
+        self._over = False
+
+    def look(self, start: Start, *, doubted: bool = False) -> Standing:
+        since = time.monotonic() - self._looked
+        if since >= LOOK_S:
+            self._read(since)
+            self._looked = time.monotonic()
+        found = standing(self._record, start)
+        most = DOUBTED_S if doubted else SILENCE_S
+        late = time.monotonic() - self._began > self._meet_s if self._record is None else self._silent_s > most
+        lost = late or self._over
+        return Standing.gone if lost and found not in (Standing.done, Standing.failed) else found
+
+    def _read(self, since: float) -> None:
+        record = self._run.read(self._run.node_state(self.name), NodeRecord)
+        if record is not None and record.of.submission < self._submission:
+            record = None
+        if record is None or self._record is None or record.beat_unix != self._record.beat_unix:
+            self._silent_s = 0.0
+        else:
+            self._silent_s += min(since, LATE_S)
+        self._record = record
+        self._over = False
+        if record is None:
+            job = self._ask(self.name, self._began)
+            self._over = job is not None and job.fate is JobFate.over

@@ -1,0 +1,195 @@
+"""How the nodes of an elastic run agree on the next plan when a node or a rank is lost, by files in the run's folder.
+
+Every node that notices a loss ends its ranks and says that it waits. When each of the others waits, too, or is known to
+be gone, the first of those that wait writes the plan of the next start. Only one process can (the file is made by a
+link, which fails where there is one), and all follow what it wrote, also one that was thought gone and was not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from conf.errors import RunFolderError
+from conf.run_folder.run_files import parse_json, read_text
+from conf.run_folder.rundir import RunDir
+from launch.errors import LaunchError
+from launch.files.attempt import Start
+from launch.files.run_files import planned_start
+from launch.node.fellows import Fellow, Standing
+from launch.node.peers import AskSlurm, Finding
+from launch.node.replan import replanned
+from megatron_ext.contract.files import write_atomic
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.run_files import checkpoint_iteration
+
+MOST_IN_VAIN = 3
+"""Starts in a row with the same nodes and from the same checkpoint; one more would end as they did."""
+
+
+def newest(run: RunDir, submission: int) -> tuple[Start, Plan]:
+    """The newest start of a submission that has a plan, and that plan."""
+    start = planned_start(run, submission)
+    return start, _read(run, start) or run.read_plan()
+
+
+def _read(run: RunDir, start: Start) -> Plan | None:
+    path = run.plan_of(str(start))
+    try:
+        return Plan.parse(parse_json(read_text(path), str(path)), run.path)
+    except FileNotFoundError:
+        return None
+
+
+class Company:
+    """The other nodes, for one start of an elastic run."""
+
+    def __init__(self, run: RunDir, node_rank: int, start: Start, plan: Plan, meet_s: float, ask: AskSlurm) -> None:
+        self._run = run
+        self._node_rank = node_rank
+        self._start = start
+        self._plan = plan
+        self._fellows = {
+            rank: Fellow(run, name, start.submission, meet_s, ask)
+            for rank, name in enumerate(plan.node_names)
+            if rank != node_rank
+        }
+
+    undecided = False
+    """What befalls another node decides nothing about this one (`Peers.undecided`)."""
+
+    def look(self) -> Finding | None:
+        """Why this node's ranks cannot go on, if they cannot."""
+        if self._run.plan_of(str(self._start.next)).exists():
+            return Finding("the others have a new plan", again=True)
+        for rank, found in self._standings().items():
+            name = self._plan.nodes[rank].name
+            if found is Standing.waits:
+                return Finding(f"node {name} waits for a new plan", again=True)
+            if found is Standing.failed:
+                return Finding(f"node {name} failed", again=False)
+            if found is Standing.gone and self._plan.nodes[rank].ranks:
+                return Finding(f"node {name} was lost", again=True)
+        return None
+
+    @property
+    def over(self) -> bool:
+        """Whether all that take part have done so."""
+        found = self._standings()
+        return all(found.get(rank) is Standing.done for rank in self._plan.used)
+
+    def next_plan(self, why: str) -> tuple[Start, Plan] | None:
+        """The next start and its plan, once there is one; `why` is what this node knows of the reason.
+
+        Raises:
+            LaunchError: there will be none.
+        """
+        start = self._start.next
+        if (made := _read(self._run, start)) is not None:
+            self._show(made)
+            return start, made
+        found = self._standings(doubted=True)
+        names = self._plan.node_names
+        if failed := [rank for rank, one in found.items() if one is Standing.failed]:
+            raise LaunchError(f"ended because node {names[failed[0]]} failed")
+        if any(one in (Standing.working, Standing.coming) for one in found.values()):
+            return None
+        here = sorted([self._node_rank, *(rank for rank, one in found.items() if one in _HERE)])
+        waiting = [rank for rank, one in found.items() if one is Standing.waits]
+        if self._node_rank != min([self._node_rank, *waiting]):
+            return None
+        self._check(here)
+        plan = replanned(self._plan, here)
+        if not _make(self._run, start, plan):
+            return None  # what another one made is read at the next look
+        self._show(plan)
+        self._note(start, plan, why)
+        return start, plan
+
+    def _show(self, plan: Plan) -> None:
+        """Whoever looks at the run reads plan.json, which the node that made the plan may have had no time to write."""
+        if self._run.read_plan() != plan:
+            write_atomic(self._run.plan, _text(plan))
+
+    def _standings(self, *, doubted: bool = False) -> Mapping[int, Standing]:
+        """By node rank."""
+        return {rank: fellow.look(self._start, doubted=doubted) for rank, fellow in self._fellows.items()}
+
+    def _check(self, here: list[int]) -> None:
+        elastic = self._plan.elastic
+        assert elastic is not None
+        if len(here) < elastic.min_nodes:
+            raise LaunchError(
+                f"cannot go on: {len(here)} of its nodes are left, fewer than elastic.min_nodes={elastic.min_nodes}"
+            )
+        before = self._earlier()
+        now = (here, _saved(self._run))
+        if before[-MOST_IN_VAIN:] == [now] * MOST_IN_VAIN:
+            raise LaunchError(f"was started {MOST_IN_VAIN} times with the same nodes, and saved nothing since")
+
+    def _earlier(self) -> list[tuple[list[int], int]]:
+        """Of each later start of this submission: its nodes, and the iteration that it went on from."""
+        names = self._plan.node_names
+        return [
+            ([names.index(name) for name in line["nodes"]], line["iteration"])
+            for line in _elastic_lines(self._run)
+            if Start.parse(line["start"]).submission == self._start.submission
+        ]
+
+    def _note(self, start: Start, plan: Plan, why: str) -> None:
+        """A line of decisions.jsonl (docs/formats.md)."""
+        names, before = plan.node_names, self._plan
+        line = {
+            "iteration": _saved(self._run),
+            "unix": time.time(),
+            "start": str(start),
+            "nodes_before": [names[rank] for rank in before.used],
+            "nodes": [names[rank] for rank in plan.used],
+            "shares_before": list(before.micro_batches),
+            "shares": list(plan.micro_batches),
+            "reason": why,
+        }
+        with self._run.decisions.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+_HERE = (Standing.waits, Standing.parked)
+
+
+def _make(run: RunDir, start: Start, plan: Plan) -> bool:
+    """Writes the plan of a start; False if another node has."""
+    path = run.plan_of(str(start))
+    path.parent.mkdir(exist_ok=True)
+    own = path.with_name(f".{start}.{os.uname().nodename}.{os.getpid()}")
+    write_atomic(own, _text(plan))
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        return False
+    finally:
+        own.unlink()
+    return True
+
+
+def _text(plan: Plan) -> str:
+    return json.dumps(plan.as_json(), indent=1) + "\n"
+
+
+def _saved(run: RunDir) -> int:
+    """Iteration of the newest checkpoint; 0 where there is none."""
+    with suppress(FileNotFoundError, RunFolderError):
+        return checkpoint_iteration(read_text(run.latest_checkpoint).strip()) or 0
+    return 0
+
+
+def _elastic_lines(run: RunDir) -> list[dict[str, Any]]:
+    """Of decisions.jsonl, those that changed the nodes."""
+    try:
+        lines = read_text(run.decisions).splitlines()
+    except FileNotFoundError:
+        return []
+    return [line for line in map(json.loads, lines) if "nodes" in line]

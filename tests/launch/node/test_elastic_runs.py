@@ -1,0 +1,110 @@
+"""Elastic runs with the engine's own worker: nodes and ranks are lost, and training goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.compose import compose
+from conf.run_folder.rundir import RunDir
+from launch.commands.report import main as report
+from launch.control.follow import follow
+from launch.control.submit import submit
+from launch.judge.state import State
+from launch.judge.verdict import judge
+from megatron_ext.data.indexed_dataset import write_indexed
+from tests.support.launch.live import ranks, wait_for
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("corpus") / "text_document"
+    random = np.random.default_rng(0)
+    write_indexed(prefix, (random.integers(0, 257, 200, dtype=np.uint16) for _ in range(200)), np.dtype(np.uint16))
+    return prefix
+
+
+def start(runs: Path, corpus: Path, *overrides: str, iterations: int = 100_000) -> RunDir:
+    settings = [f"runs_dir={runs}", f"data.prefix={corpus}", f"train.iterations={iterations}", "train.log_interval=1"]
+    settings += ["train.lr_warmup_iterations=0", "train.lr_decay_iterations=100", "model.sequence_length=32"]
+    settings += ["model.hidden_dropout=0.1", "parallel=single", "parallel.micro_batch_size=1"]
+    settings += ["parallel.global_batch_size=12", "train.save_interval=2", *overrides]
+    return submit(compose(settings), settings)
+
+
+def elastic(nodes: int) -> list[str]:
+    return [
+        *("elastic.enabled=true", f"parallel.data={nodes}", "train.keep_checkpoints=2"),
+        *(f"cluster.groups.local.count={nodes}", "cluster.groups.local.gpus_per_node=1"),
+    ]
+
+
+def losses(run: RunDir) -> dict[int, float]:
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return {line["iteration"]: line["loss"] for line in lines}
+
+
+def logged(run: RunDir, since_unix: float) -> int:
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    return sum(json.loads(line)["unix"] > since_unix for line in lines if line.endswith("\n"))
+
+
+def wait_until_training(run: RunDir, start: str, nodes: int) -> None:
+    """Until it has logged three iterations in a start."""
+    wait_for(lambda: run.plan_of(start).exists())
+    assert sum(bool(node["ranks"]) for node in run.read_json(run.plan_of(start))["nodes"]) == nodes
+    begun = json.loads(run.decisions.read_text().splitlines()[-1])
+    wait_for(lambda: logged(run, begun["unix"]) >= 3)
+
+
+def agent(run: RunDir, node_rank: int) -> int:
+    return run.read_json(run.node_state(f"local-{node_rank}"))["pid"]
+
+
+@pytest.mark.slow
+def test_four_nodes_two_and_three_train_what_one_process_does(runs: Path, corpus: Path) -> None:
+    """One agent is killed; another stands still between the decision and the start, and comes back when it is gone on
+    without; a rank that is killed brings its node into the next plan."""
+    run = start(runs, corpus, *elastic(4))
+    wait_for(lambda: run.latest_checkpoint.exists())
+    os.kill(agent(run, 3), signal.SIGKILL)
+    wait_for(lambda: run.plan_of("0.1").exists())
+    halted = agent(run, 2)
+    os.kill(halted, signal.SIGSTOP)
+    wait_until_training(run, "0.2", 2)
+    assert run.read_plan().node_names[2] == "local-2"
+    assert run.read_plan().used == [0, 1]
+    os.kill(halted, signal.SIGCONT)
+    wait_for(lambda: run.read_json(run.node_state("local-2"))["state"] == "parked")
+    os.kill(ranks(run)[1], signal.SIGKILL)
+    wait_until_training(run, "0.3", 3)
+    last = max(losses(run))
+    run.write_json(run.save_request("0.3"), {})
+    follow(run)
+    assert judge(run).state == State.interrupted
+    one = start(runs, corpus, iterations=last)
+    follow(one)
+    assert judge(one).state == State.succeeded
+    expected, found = losses(one), losses(run)
+    assert {n: found[n] for n in expected} == pytest.approx(expected, rel=1e-5)
+    assert report([str(run.path)]) == 0
+    page = (run.report / "index.html").read_text()
+    assert "4 → 3" in page
+    assert "3 → 2" in page
+    assert "2 → 3" in page
+
+
+@pytest.mark.slow
+def test_a_run_whose_first_node_is_lost_before_anything_was_saved_ends_well(runs: Path, corpus: Path) -> None:
+    run = start(runs, corpus, *elastic(2), iterations=200)
+    wait_for(lambda: (run.read_json(run.node_state("local-0")) or {}).get("state") == "running")
+    os.kill(agent(run, 0), signal.SIGKILL)
+    follow(run)
+    verdict = judge(run)
+    assert (verdict.state, verdict.rule) == (State.succeeded, "finished"), verdict
+    assert verdict.reason.startswith("1 rank ended well, and iteration 200 of 200 is in the log")

@@ -1,0 +1,67 @@
+"""The plan of an elastic run with other nodes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from launch.control.plan import make_plan
+from launch.node.replan import replanned
+from megatron_ext.contract.adaptive.shares import longest
+from megatron_ext.contract.plan import Plan
+
+SETTINGS = (
+    "elastic.enabled=true",
+    "parallel=single",
+    "parallel.data=6",
+    "parallel.global_batch_size=24",
+    "parallel.micro_batch_size=1",
+    "parallel.shares=6*2-3*4",
+    "cluster.groups.local.count=3",
+    "cluster.groups.local.gpus_per_node=2",
+)
+ELASTIC = (*SETTINGS, "train.save_interval=5")
+
+
+def launched() -> Plan:
+    return make_plan(compose([*ELASTIC]), "run")
+
+
+@pytest.mark.parametrize("nodes", [set(of) for n in (1, 2, 3) for of in itertools.combinations(range(3), n)], ids=str)
+def test_any_nodes_share_the_same_batch_as_fast_as_can_be(nodes: set[int]) -> None:
+    """The first node is twice as fast as the others."""
+    plan = replanned(launched(), nodes)
+    assert Plan.parse(plan.as_json(), plan.folder) == plan
+    assert plan.used == sorted(nodes)
+    assert sum(plan.micro_batches) * plan.micro_batch_size == plan.global_batch_size == 24
+    seconds = [0.5 if place.node == 0 else 1.0 for place in plan.ranks]
+    count = len(plan.ranks)
+    divided = (shares for shares in itertools.product(range(1, 25), repeat=count - 1) if sum(shares) < 24)
+    best = min((longest(seconds, [*shares, 24 - sum(shares)]) for shares in divided), default=24 * seconds[0])
+    if count <= 4:  # of six replicas there are too many divisions to look at
+        assert longest(seconds, plan.micro_batches) == best
+
+
+def test_with_all_nodes_it_is_the_launched_one_again() -> None:
+    assert replanned(replanned(launched(), {1}), {0, 1, 2}) == launched()
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        pytest.param("train.checkpoint=false", "train.checkpoint=false", id="no-checkpoints"),
+        pytest.param("train.save_interval=null", "train.save_interval=null", id="one-checkpoint-at-the-end"),
+        pytest.param("parallel.tensor=4", "parallel.tensor=4", id="tensor-group-on-two-nodes"),
+        pytest.param("elastic.min_nodes=4", "elastic.min_nodes=4", id="more-than-there-are"),
+        pytest.param("cluster.groups.local.count=1", "elastic.enabled=true", id="one-node"),
+    ],
+)
+def test_a_plan_that_cannot_lose_a_node_is_refused(override: str, named: str) -> None:
+    more = {"parallel.tensor=4": ["parallel.data=3", "parallel.shares=null", "cluster.groups.local.count=6"]}
+    more["cluster.groups.local.count=1"] = ["parallel.data=2", "parallel.shares=2-1"]
+    more["train.checkpoint=false"] = ["train.save_interval=null"]
+    with pytest.raises(ConfigError, match=named):
+        compose([*ELASTIC, override, *more.get(override, [])])
