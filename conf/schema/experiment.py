@@ -502,6 +502,11 @@ def _check_elastic(experiment: Experiment) -> None:
     ):
         if experiment.elastic.enabled and value != allowed:
             raise ConfigError(f"{key}={value} does not go with elastic.enabled=true; use {key}={allowed}")
+    if experiment.elastic.enabled and experiment.executor.kind is ExecutorKind.slurm:
+        raise ConfigError(
+            "executor.kind=slurm does not go with elastic.enabled=true: Slurm ends a job that loses a node; use "
+            "executor=hosts or executor=local, or leave elastic out"
+        )
 
 
 def _check_rehearsal(experiment: Experiment) -> None:

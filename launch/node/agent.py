@@ -233,7 +233,7 @@ class _Node:
         self._state.publish(state=REGROUPS)
         while self._signals.end is None:
             try:
-                following = company.next_plan(lost or "a rank was lost")
+                following = company.next_plan()
             except LaunchError as error:
                 self.reason = str(error)
                 return None

@@ -82,8 +82,8 @@ class Company:
         found = self._standings()
         return all(found.get(rank) is Standing.done for rank in self._plan.used)
 
-    def next_plan(self, why: str) -> tuple[Start, Plan] | None:
-        """The next start and its plan, once there is one; `why` is what this node knows of the reason.
+    def next_plan(self) -> tuple[Start, Plan] | None:
+        """The next start and its plan, once there is one.
 
         Raises:
             LaunchError: there will be none.
@@ -107,7 +107,7 @@ class Company:
         if not _make(self._run, start, plan):
             return None  # what another one made is read at the next look
         self._show(plan)
-        self._note(start, plan, why)
+        self._note(start, plan)
         return start, plan
 
     def _show(self, plan: Plan) -> None:
@@ -140,9 +140,11 @@ class Company:
             if Start.parse(line["start"]).submission == self._start.submission
         ]
 
-    def _note(self, start: Start, plan: Plan, why: str) -> None:
+    def _note(self, start: Start, plan: Plan) -> None:
         """A line of decisions.jsonl (docs/formats.md)."""
         names, before = plan.node_names, self._plan
+        lost = [f"node {names[rank]} was lost" for rank in before.used if rank not in plan.used]
+        again = [f"node {names[rank]} takes part again" for rank in plan.used if rank not in before.used]
         line = {
             "iteration": _saved(self._run),
             "unix": time.time(),
@@ -151,7 +153,7 @@ class Company:
             "nodes": [names[rank] for rank in plan.used],
             "shares_before": list(before.micro_batches),
             "shares": list(plan.micro_batches),
-            "reason": why,
+            "reason": "; ".join([*(lost or ["a rank was lost"]), *again]),
         }
         with self._run.decisions.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -73,7 +73,7 @@ def decided(run: RunDir) -> list[dict[str, Any]]:
 def test_nobody_plans_before_all_others_wait(run: RunDir, clock: Clock) -> None:
     tell(run, 1, REGROUPS)
     tell(run, 2, "running")
-    assert company(run, 0).next_plan("a rank was lost") is None
+    assert company(run, 0).next_plan() is None
     assert company(run, 2).look() is not None  # it is to end its ranks
     assert not run.plan_of("0.1").exists()
 
@@ -82,10 +82,10 @@ def test_the_first_plans_and_all_follow(run: RunDir, clock: Clock) -> None:
     for node_rank in range(3):
         tell(run, node_rank, REGROUPS)
     nodes = [company(run, node_rank) for node_rank in range(3)]
-    assert nodes[1].next_plan("") is None
-    made = nodes[0].next_plan("a rank was lost")
+    assert nodes[1].next_plan() is None
+    made = nodes[0].next_plan()
     assert made == (Start(0, 1), plan(run))
-    assert nodes[1].next_plan("") == nodes[2].next_plan("") == made == newest(run, 0)
+    assert nodes[1].next_plan() == nodes[2].next_plan() == made == newest(run, 0)
     assert run.read_plan() == made[1]
     (line,) = decided(run)
     assert (line["start"], line["nodes"], line["reason"]) == (
@@ -101,8 +101,8 @@ def test_two_that_plan_at_once_follow_one_plan(run: RunDir, clock: Clock) -> Non
         tell(run, node_rank, REGROUPS)
     first, second = company(run, 0), company(run, 1)
     wait(clock, run, DOUBTED_S, second, n2=REGROUPS)
-    made = first.next_plan("a rank was lost")
-    again = second.next_plan("node local-0 was lost") or second.next_plan("")
+    made = first.next_plan()
+    again = second.next_plan() or second.next_plan()
     assert again == made
     assert made is not None
     assert made[1].used == [0, 1, 2]
@@ -121,19 +121,20 @@ def test_one_that_is_silent_is_gone_on_without(run: RunDir, clock: Clock) -> Non
     assert (found.reason, found.again) == ("node local-0 was lost", True)
     tell(run, 1, REGROUPS)
     clock.now += LOOK_S
-    assert node.next_plan("") is None  # node 1 is to write it
+    assert node.next_plan() is None  # node 1 is to write it
     made = company(run, 1)
     wait(clock, run, SILENCE_S, made, n2=REGROUPS)
-    found_plan = made.next_plan(found.reason)
+    found_plan = made.next_plan()
     assert found_plan is not None
     assert found_plan[1].used == [1, 2]
+    assert decided(run)[-1]["reason"] == "node local-0 was lost"
 
 
 def test_one_that_takes_no_part_is_taken_in_again(run: RunDir, clock: Clock) -> None:
     tell(run, 0, REGROUPS)
     tell(run, 1, PARKED)
     tell(run, 2, "ended", exit_code=143, stopped="SIGTERM")
-    made = company(run, 0).next_plan("node local-2 was lost")
+    made = company(run, 0).next_plan()
     assert made is not None
     assert made[1].used == [0, 1]
 
@@ -145,14 +146,14 @@ def test_an_error_of_a_rank_ends_all(run: RunDir, clock: Clock) -> None:
     assert found is not None
     assert not found.again
     with pytest.raises(LaunchError, match="node local-1 failed"):
-        company(run, 0).next_plan("a rank was lost")
+        company(run, 0).next_plan()
 
 
 def test_too_few_nodes_end(run: RunDir, clock: Clock) -> None:
     for node_rank in (1, 2):
         tell(run, node_rank, "ended", exit_code=143, stopped="SIGTERM")
     with pytest.raises(LaunchError, match=r"elastic\.min_nodes=2"):
-        company(run, 0).next_plan("node local-1 was lost")
+        company(run, 0).next_plan()
 
 
 def test_what_fails_again_and_again_ends(run: RunDir, clock: Clock) -> None:
@@ -160,13 +161,13 @@ def test_what_fails_again_and_again_ends(run: RunDir, clock: Clock) -> None:
     for number in range(MOST_IN_VAIN):
         for node_rank in range(3):
             tell(run, node_rank, REGROUPS, start=f"0.{number}")
-        assert company(run, 0).next_plan("a rank was lost") is not None
+        assert company(run, 0).next_plan() is not None
     for node_rank in range(3):
         tell(run, node_rank, REGROUPS, start=f"0.{MOST_IN_VAIN}")
     with pytest.raises(LaunchError, match="saved nothing since"):
-        company(run, 0).next_plan("a rank was lost")
+        company(run, 0).next_plan()
     run.latest_checkpoint.write_text("iter_0000005")
-    assert company(run, 0).next_plan("a rank was lost") is not None
+    assert company(run, 0).next_plan() is not None
 
 
 def test_whoever_looks_sees_the_newest_plan_though_its_maker_died(run: RunDir, clock: Clock) -> None:
@@ -174,10 +175,10 @@ def test_whoever_looks_sees_the_newest_plan_though_its_maker_died(run: RunDir, c
     tell(run, 0, REGROUPS)
     tell(run, 1, REGROUPS)
     tell(run, 2, "ended", exit_code=143, stopped="SIGTERM")
-    made = company(run, 0).next_plan("node local-2 was lost")
+    made = company(run, 0).next_plan()
     assert made is not None
     run.write_json(run.plan, plan(run).as_json())
     second = Company(run, 1, FIRST, plan(run), MEET_S, lambda _name, _time: None)
-    assert second.next_plan("") == made
+    assert second.next_plan() == made
     assert run.read_plan() == made[1]
     assert list(run.plan_of("0.1").parent.iterdir()) == [run.plan_of("0.1")]
