@@ -45,7 +45,8 @@ def tell_if_last(run: RunDir, node: str, start: Start, code: int) -> None:
 
 def _others_at_work(run: RunDir, node: str, start: Start, code: int) -> bool:
     """A node that has not come is waited for, unless this one has failed."""
-    for name in run.read_plan().node_names:
+    plan = run.read_plan()
+    for name in (plan.nodes[rank].name for rank in plan.used):
         if name == node:
             continue
         try:
