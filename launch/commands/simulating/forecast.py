@@ -10,7 +10,7 @@ from conf.run_folder.rundir import RunDir
 from fasop.errors import SearchError
 from fasop.trainings.noise import Noise, growing, measured, read_csv
 from launch.commands.simulating.arguments import NUMBERS
-from reports.readers.decisions import decisions
+from reports.readers.decisions import Decision, decisions
 
 
 def forecast(text: str, samples: float, runs_dir: Path) -> tuple[Noise, str | None]:
@@ -60,5 +60,6 @@ def _of_run(name: str, runs_dir: Path) -> Noise:
         ) from error
     except OSError as error:
         raise RunFolderError(f"{run.decisions}: {error.strerror}") from error
-    points = {float(one.consumed_samples): one.noise_scale for one in reversed(decisions(lines, []))}
+    made = [one for one in decisions(lines, []) if isinstance(one, Decision)]
+    points = {float(one.consumed_samples): one.noise_scale for one in reversed(made)}
     return measured(sorted(points.items()), name)
