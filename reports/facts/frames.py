@@ -11,7 +11,7 @@ from fasop.costs.memory import GIB
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import Plan
 from reports.facts.breakdown import PARTS
-from reports.facts.statistics import Statistics
+from reports.facts.statistics import SLOW_RANK, Statistics
 from reports.facts.terms import Terms, measured, ranks_seen
 from reports.readers.events import Timeline
 from reports.readers.record import Record, stage_contents
@@ -37,8 +37,6 @@ PEAKS = {
 """Kinds of memory that tell a rank's peak; a rank has one of them."""
 MEMORY = ("weights", "gradients", "optimizer", "activations", "buffers")
 """Parts of what a stage is predicted to hold."""
-SLOW_RANK = 1.05
-"""Times the median of the other ranks of its stage, from which a rank is a straggler."""
 
 
 def events_frame(record: Record, timeline: Timeline) -> pd.DataFrame:

@@ -26,6 +26,9 @@ from reports.facts.breakdown import Spent, spent
 from reports.facts.waits import waiting_ns
 from reports.readers.events import Timeline
 
+SLOW_RANK = 1.05
+"""Times the compute time of others of its stage, from which a rank differs from them."""
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -136,6 +139,26 @@ def slowest_first(figures: Statistics, replica_of: Sequence[int]) -> list[int]:
     usual = np.median(busy, axis=1) if busy.shape[1] else np.zeros(len(busy))
     longest = {replica: max(usual[np.array(replica_of) == replica]) for replica in sorted(set(replica_of))}
     return sorted(longest, key=lambda replica: -longest[replica])
+
+
+def alike(figures: Statistics, ranks: Sequence[Place], replica: int) -> NDArray[np.bool_]:
+    """(ranks,) whether a rank is like that of this replica in its stage and place of the tensor group: within SLOW_RANK
+    in compute time, and within as many hundredths in its bubble (medians over steady iterations). Where a stage has no
+    such replica, its first one stands for it; the one that others are like is not like itself."""
+    found = np.zeros(len(ranks), bool)
+    if not figures.steady.any():
+        return found
+    compute = np.median(figures.spent.compute[:, figures.steady], axis=1)
+    bubble = np.median(figures.bubble_share[:, figures.steady], axis=1)
+    known = {(one.stage, one.tp): one.rank for one in reversed(ranks)}
+    known |= {(one.stage, one.tp): one.rank for one in ranks if one.dp == replica}
+    for one in ranks:
+        other = known[one.stage, one.tp]
+        if other != one.rank and compute[other] > 0 and compute[one.rank] > 0:
+            ratio = compute[one.rank] / compute[other]
+            found[one.rank] = 1 / SLOW_RANK < ratio < SLOW_RANK
+            found[one.rank] &= abs(bubble[one.rank] - bubble[other]) < SLOW_RANK - 1
+    return found
 
 
 def _complete(count: NDArray[Any]) -> NDArray[np.bool_]:

@@ -71,6 +71,8 @@ class Item:
     """To a page of its own; empty if it has none."""
     tone: str
     """`best`, `front`, or nothing: how it is set off."""
+    label: str = ""
+    """What stands beside its dot, where there is room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,19 +175,19 @@ def _short(text: str) -> str:
 
 
 def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
-    """A dot for each item of which both numbers are known, and a line through those on the front."""
+    """A dot for each item of which both numbers are known, a line through those on the front; the others are pale."""
     known = [
         (float(a), float(b), item)
         for a, b, item in zip(x.values, y.values, items, strict=True)
         if not math.isnan(float(a) + float(b))
     ]
-    made = figure(title=escape(y.title), showlegend=False, xaxis_title=escape(x.title))
+    made = figure(height=320, showlegend=False, xaxis_title=escape(x.title), yaxis_title=escape(y.title))
     front = sorted((a, b) for a, b, item in known if item.tone)
     made.add_scatter(
         x=[a for a, _ in front],
         y=[b for _, b in front],
         mode="lines",
-        line={"color": SERIES[0], "dash": "dash", "width": 1.5},
+        line={"color": SERIES[0], "width": 1.5},
         hoverinfo="skip",
     )
     made.add_scatter(
@@ -195,9 +197,31 @@ def dots(items: Sequence[Item], x: Axis, y: Axis) -> go.Figure:
         marker={
             "color": [TONES[item.tone][0] for _, _, item in known],
             "size": [TONES[item.tone][2] for _, _, item in known],
+            "opacity": [1.0 if item.tone else 0.4 for _, _, item in known],
         },
         customdata=[item.link for _, _, item in known],
         text=[escape(item.name) for _, _, item in known],
         hovertemplate=f"%{{text}}: %{{x:.6~g}}{escape(x.unit)}, %{{y:.6~g}}{escape(y.unit)}<extra></extra>",
     )
+    for a, b, item in _apart(known):
+        made.add_annotation(
+            x=a, y=b, text=escape(item.label), showarrow=False, xanchor="left", yanchor="bottom", xshift=5, yshift=2
+        )
     return made
+
+
+LABEL_ROOM = (0.05, 0.07)
+"""Of the width and height of a chart: within these of a label there is no other."""
+
+
+def _apart(points: Sequence[tuple[float, float, Item]]) -> list[tuple[float, float, Item]]:
+    """Of the points on the front that have a label those whose labels do not overlap, the best first."""
+    if not points:
+        return []
+    width, height = (max(values) - min(values) or 1.0 for values in ([p[0] for p in points], [p[1] for p in points]))
+    kept: list[tuple[float, float, Item]] = []
+    for a, b, item in sorted(points, key=lambda point: point[2].tone != "best"):
+        near = (abs(a - x) < LABEL_ROOM[0] * width and abs(b - y) < LABEL_ROOM[1] * height for x, y, _ in kept)
+        if item.label and item.tone and not any(near):
+            kept.append((a, b, item))
+    return kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from html import escape
@@ -14,7 +14,6 @@ from plotly.offline import get_plotlyjs
 from reports.figures.page import data, page, static
 from reports.figures.tasks import COMPUTE, LANES, OTHER, TASKS, Look
 from reports.figures.template import COLOURS
-from reports.figures.timeline import page_layout
 
 CONFIG = {
     "displaylogo": False,
@@ -25,6 +24,8 @@ CONFIG = {
 }
 UNUSED = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]
 """Buttons of no use beside a small figure."""
+TIMELINE = ("unpack.js", "colours.js", "bars.js", "chart.js", "gestures.js")
+"""The scripts that draw rows of events, after `scheme.js`; they need `looks`."""
 NOTHING = '<p class="none">nothing to draw yet</p>'
 
 
@@ -45,22 +46,23 @@ def embedded(figure: go.Figure, label: str) -> str:
     return f'<figure class="chart"><div {place}></div><script type="application/json">{content}</script></figure>'
 
 
-def page_with_figures(title: str, body: str) -> str:
-    """A whole page, with what draws the figures in its body where there are any."""
+def page_with_figures(title: str, body: str, scripts: Sequence[str] = ()) -> str:
+    """A whole page, with what draws the figures in its body where there are any.
+
+    Args:
+        scripts: others of `reports/static`, after `scheme.js`.
+    """
+    own = [static(name) for name in ("scheme.js", *scripts)] if scripts else []
     if 'class="plot"' not in body:
-        return page(title, body)
-    return page(title, f"{body}\n{shared()}", [plotly_script(), static("theme.js"), static("figures.js")])
+        return page(title, body, own)
+    drawing = [plotly_script(), *([] if own else [static("scheme.js")]), *map(static, ("theme.js", "figures.js"))]
+    return page(title, f"{body}\n{shared()}", [*own, *drawing])
 
 
 def shared() -> str:
     """What all figures of a page share, for `static/theme.js`: which colours change by night, how Plotly behaves."""
     themed = {colour: f"--{name}" for name, colour in COLOURS.items()}
     return data("plotly", {"themed": themed, "config": CONFIG, "unused": UNUSED})
-
-
-def timeline_parts() -> str:
-    """The same for a page that draws timelines, with their layout (`static/plot.js`) and how tasks look."""
-    return f"{shared()}\n{data('layout', page_layout())}\n{looks()}"
 
 
 def looks() -> str:

@@ -10,25 +10,12 @@ import pandas as pd
 from plotly import graph_objects as go
 
 from reports.figures.tasks import COMPUTE, Place, look
-from reports.figures.template import CLEAR, RAISED, TEXT, figure
+from reports.figures.template import figure
 
 ROW = 36
 """Pixels."""
-MARGIN = 196
-"""Pixels for the labels of ranks on a page, as in its style sheet for the overview."""
 PALE = "rgba(255, 255, 255, 0.8)"
 """Over the part of a bar that is waiting for another rank."""
-
-
-def page_layout() -> dict[str, Any]:
-    """Plotly's layout of the timeline on a page, whose script sets the height, the ranges and the names of the rows."""
-    still = {"automargin": False}
-    xaxis = still | {"side": "top", "ticksuffix": " ms"}
-    yaxis = still | {"ticks": "outside", "ticklen": 6, "tickcolor": CLEAR}
-    made = _rows(showlegend=False, margin={"l": MARGIN, "r": 12, "t": 28, "b": 4}, xaxis=xaxis, yaxis=yaxis)
-    made.update_layout(font={"color": TEXT}, modebar={"bgcolor": RAISED})
-    layout: dict[str, Any] = made.to_plotly_json()["layout"]
-    return layout
 
 
 def _rows(**layout: Any) -> go.Figure:

@@ -13,7 +13,10 @@ from reports.figures.template import figure
 
 def figures_page(title: str, facts: Mapping[str, str], figures: Sequence[Mapping[str, Any]]) -> str:
     """A whole page; each figure has Plotly's `data` and `layout` in plain values, and a title in its layout."""
-    body = [f"<header><h1>{escape(title)}</h1></header><main>", table(["", ""], facts.items())]
+    body = [
+        f'<header><p class="crumbs">tdpp data</p><h1>{escape(title)}</h1></header><main>',
+        f"<section><h2>What it holds</h2>{table(['fact', 'value'], facts.items())}</section>",
+    ]
     for given in figures:
         name = given["layout"]["title"]["text"]
         made = figure(title=name, height=420).update_layout(given["layout"]).add_traces(given["data"])

@@ -16,7 +16,7 @@ from fasop.tables.plans import options
 from reports.facts.frames import predicted_memory_frame
 from reports.facts.terms import TITLES, Terms
 from reports.figures.chart import Axis, Item, dots, parallel
-from reports.figures.embed import embedded, plotly_script, timeline_parts
+from reports.figures.embed import TIMELINE, embedded, looks, plotly_script, shared
 from reports.figures.pack import pack, predicted_columns
 from reports.figures.page import Cell, Row, data, number, page, static, table
 from reports.readers.events import legend_order
@@ -25,7 +25,7 @@ from reports.sections.plan_section import plural
 
 MOST = 20
 """So many plans, the first, are shown in all detail."""
-SCRIPTS = ("theme.js", "unpack.js", "colours.js", "plot.js", "search.js", "figures.js")
+SCRIPTS = ("scheme.js", "theme.js", *TIMELINE, "iteration.js", "search.js", "figures.js")
 
 
 def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str] = ()) -> str:
@@ -56,7 +56,8 @@ def render(command: str, plans: Sequence[Plan], run: Run, searched: Sequence[str
         *(_detail(number, plan, one) for number, (plan, one) in enumerate(zip(plans, shown, strict=False))),
         "</main>",
         data("search", facts),
-        timeline_parts(),
+        shared(),
+        looks(),
         f'<script type="text/plain" id="columns">{packed.text}</script>',
     ]
     return page("Search – tdpp", "\n".join(body), [plotly_script(), *(static(name) for name in SCRIPTS)])
@@ -190,7 +191,8 @@ def _charts(plans: Sequence[Plan]) -> str:
         return ""
     ahead = _ahead(plans)
     items = [
-        Item(name=f"plan {number + 1}", link=_link(number), tone=_tone(number, ahead)) for number in range(len(plans))
+        Item(name=f"plan {number + 1}", link=_link(number), tone=_tone(number, ahead), label=str(number + 1))
+        for number in range(len(plans))
     ]
     time = Axis(title="iteration ms", values=[plan.total * 1e3 for plan in plans])
     cost = Axis(title="$ for 1000 steps", values=[_cost(plan) for plan in plans])

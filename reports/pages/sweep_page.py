@@ -9,11 +9,12 @@ from html import escape
 
 from reports.facts.side_by_side import Compared
 from reports.figures.chart import Axis, Item, dots, parallel
-from reports.figures.embed import embedded, page_with_figures
+from reports.figures.embed import TIMELINE, embedded, page_with_figures
 from reports.figures.page import Cell, Row, number, table
 from reports.pages.comparison import Front, Outcome, best, front, rivals, speeds, swept
 from reports.sections.comparison.curves import curves_section
 from reports.sections.comparison.depth import depth_section
+from reports.sections.comparison.difference import Timed, difference_section
 from reports.sections.comparison.published import published_section
 from reports.sections.comparison.quality import quality_section
 from reports.sections.comparison.stages import stages_section
@@ -89,20 +90,30 @@ class Comparison:
         return "front" if self.pareto and one.link in self.pareto.runs else ""
 
 
-def render(outcomes: Sequence[Outcome]) -> str:
-    """The page, as HTML."""
+SCRIPTS = (*TIMELINE, "iteration.js", "difference.js")
+"""Of the section on what differs."""
+
+
+def render(outcomes: Sequence[Outcome], timed: Sequence[Timed] = ()) -> str:
+    """The page, as HTML.
+
+    Args:
+        timed: the runs in the order in which they were given; of two it is shown what differs.
+    """
     compared = Comparison.of(outcomes)
     runs = [Compared(one.name, _link(one), one.facts) for one in outcomes]
     failed = [one for one in outcomes if one.failed]
+    differs = difference_section(timed)
     body = [
         f'<header><p class="crumbs">tdpp runs</p><h1>{plural(len(outcomes), "run")} compared</h1></header><main>',
         _answer(compared, len(failed)),
+        differs,
         *([_table(compared), _charts(compared)] if compared.sound else []),
         *(section(runs) for section in SECTIONS),
         _failed(failed, compared.keys),
         "</main>",
     ]
-    return page_with_figures(f"{plural(len(outcomes), 'run')} – tdpp", "\n".join(body))
+    return page_with_figures(f"{plural(len(outcomes), 'run')} – tdpp", "\n".join(body), SCRIPTS if differs else ())
 
 
 def _answer(compared: Comparison, failures: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
-from reports.facts.statistics import Statistics, slowest_first
+from reports.facts.statistics import SLOW_RANK, Statistics, alike, slowest_first
 from reports.facts.terms import measured
-from reports.figures.embed import plotly_script, timeline_parts
+from reports.facts.waits import messages
+from reports.figures.embed import TIMELINE, looks
 from reports.figures.pack import event_columns, pack, path_columns, predicted_columns
 from reports.figures.page import data, emulated, missing, page, static
 from reports.path.why import Why
@@ -20,9 +22,9 @@ from reports.readers.record import Record, rank_label
 from reports.sections.plan_section import plural
 from reports.sections.stages_section import ideal
 
-SCRIPTS = ("theme.js", "unpack.js", "colours.js", "overview.js", "plot.js", "path.js", "timeline.js")
-MOST_RANKS = 64
-"""Of more, the page opens with one replica, the slowest."""
+SCRIPTS = ("scheme.js", *TIMELINE, "overview.js", "path.js", "timeline.js")
+FOLDED_FROM = 32
+"""Ranks, from which the page opens with one replica, the slowest, and the ranks that differ from it."""
 
 
 def render(
@@ -61,12 +63,12 @@ def render(
             static("timeline.html"),
             notes,
             "</main>",
-            timeline_parts(),
-            data("run", facts | _facts(record, timeline, figures) | {"path": figures.middle if why else None}),
+            looks(),
+            data("run", facts | _facts(record, timeline, figures, names) | {"path": figures.middle if why else None}),
             f'<script type="text/plain" id="columns">{packed.text}</script>',
         ]
     )
-    return page(title, body, [plotly_script(), *(static(name) for name in SCRIPTS)])
+    return page(title, body, [static(name) for name in SCRIPTS])
 
 
 def _answer(plan: Plan, figures: Statistics) -> str:
@@ -123,9 +125,11 @@ def iteration_columns(figures: Statistics) -> dict[str, Any]:
     }
 
 
-def _facts(record: Record, timeline: Timeline, figures: Statistics) -> dict[str, Any]:
+def _facts(record: Record, timeline: Timeline, figures: Statistics, names: Sequence[str]) -> dict[str, Any]:
     """What the scripts need to know of the ranks and where to begin."""
     replicas = slowest_first(figures, [rank.dp for rank in record.plan.ranks])
+    many = len(record.plan.ranks) >= FOLDED_FROM
+    folded = alike(figures, record.plan.ranks, replicas[0]) & many
     return {
         "ranks": [
             {
@@ -143,5 +147,7 @@ def _facts(record: Record, timeline: Timeline, figures: Statistics) -> dict[str,
         "uncertainty_ns": timeline.uncertainty_ns,
         "open": figures.middle,
         "replicas": replicas,
-        "replica": str(replicas[0]) if len(record.plan.ranks) > MOST_RANKS and len(replicas) > 1 else "",
+        "alike": folded.tolist(),
+        "alike_percent": round(100 * SLOW_RANK - 100),
+        "messages": [messages(name) for name in names],
     }

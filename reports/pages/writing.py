@@ -23,6 +23,7 @@ from reports.pages import run_page, sweep_page, timeline_page
 from reports.pages.comparison import outcome
 from reports.path.why import Why, explain
 from reports.readers.judgement import Findings, Verdict
+from reports.sections.comparison.difference import Timed
 from reports.sources import Found, Source
 
 Judge = Callable[[RunDir], Findings]
@@ -38,6 +39,7 @@ class Written:
     run: RunDir | None
     """None for a log."""
     found: Found
+    figures: statistics.Statistics
     pages: tuple[Path, Path]
     verdict: Verdict | None
     over: bool
@@ -101,8 +103,19 @@ def compared(runs: Sequence[Written], output: Path | None, refresh_s: int | None
         outcome(one.found.record, one.verdict, link, one.found.prediction, one.found.busy)
         for one, link in zip(runs, links, strict=True)
     ]
+    timed = [
+        Timed(
+            name=one.found.record.name,
+            link=link,
+            plan=one.found.record.plan,
+            micro_batches=one.found.record.micro_batch_numbers,
+            timeline=one.found.timeline,
+            figures=one.figures,
+        )
+        for one, link in zip(runs, links, strict=True)
+    ]
     try:
-        _write_page(folder / COMPARISON, sweep_page.render(outcomes), refresh_s)
+        _write_page(folder / COMPARISON, sweep_page.render(outcomes, timed), refresh_s)
     except OSError as error:
         raise unwritable(folder / COMPARISON, error) from error
     return [folder / COMPARISON]
@@ -117,6 +130,7 @@ class Rendered:
     """The pages of a run or a log, as HTML."""
 
     found: Found
+    figures: statistics.Statistics
     index: str
     timeline: str
     findings: Findings | None
@@ -138,6 +152,7 @@ def rendered(source: Source, judge: Judge | None) -> Rendered:
     why = None if known.log else explain(timeline, known.plan, figures)
     return Rendered(
         found=replace(found, record=known, busy=busy(figures, known.plan)),
+        figures=figures,
         index=run_page.render(known, timeline, figures, findings, found.prediction, found.gpus, why),
         timeline=timeline_page.render(
             known, timeline, figures, found.prediction, why if isinstance(why, Why) else None
@@ -168,4 +183,11 @@ def write(source: Source, judge: Judge | None, printed: set[str], refresh_s: int
     except OSError as error:
         raise unwritable(source.report, error) from error
     verdict = made.findings.verdict if made.findings else None
-    return Written(run=source.run, found=made.found, pages=(index, all_ranks), verdict=verdict, over=made.over)
+    return Written(
+        run=source.run,
+        found=made.found,
+        figures=made.figures,
+        pages=(index, all_ranks),
+        verdict=verdict,
+        over=made.over,
+    )

@@ -7,8 +7,8 @@ from html import escape
 import numpy as np
 
 from megatron_ext.contract.plan import Plan
-from reports.facts.frames import SLOW_RANK, stragglers_frame
-from reports.facts.statistics import Statistics
+from reports.facts.frames import stragglers_frame
+from reports.facts.statistics import SLOW_RANK, Statistics
 from reports.figures.page import Names, table
 from reports.sections.plan_section import plural
 

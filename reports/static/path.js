@@ -3,35 +3,36 @@
 
 const hasPath = () => run.path !== null;
 
-// Of the iteration in view, for these rows; nothing where the path is not asked for, or is that of another iteration.
-function pathTraces(rows, pixel) {
-  if (!view.path || view.iteration !== run.path) return [];
-  const rowOf = new Map(rows.map((rank, row) => [rank, row]));
-  const parts = Array.from(columns.path_rank.keys()).filter((i) => rowOf.has(columns.path_rank[i]) && columns.path_duration[i] > pixel / 2);
-  const places = parts.map((i) => (columns.path_name[i] < 0 ? LOOKS.compute : taskStyle(run.names[columns.path_name[i]])));
-  return [
-    {
-      type: "bar",
-      name: "critical path",
-      orientation: "h",
-      base: parts.map((i) => columns.path_start[i] / 1e6),
-      x: parts.map((i) => columns.path_duration[i] / 1e6),
-      y: parts.map((i, index) => rowOf.get(columns.path_rank[i]) + (places[index].top + places[index].bottom) / 2),
-      width: places.map((place) => place.bottom - place.top),
-      marker: { color: "rgba(0,0,0,0)", line: { width: 2, color: getComputedStyle(document.documentElement).getPropertyValue("--text").trim() } },
-      hoverinfo: "skip",
-      textposition: "none",
-    },
-  ];
+// An overlay of the chart; nothing where the path is not asked for, or is that of another iteration.
+function drawPath(context, chart) {
+  chart.shown.path = [];
+  if (!view.path || view.iteration !== run.path) return;
+  context.strokeStyle = chart.colour("--text");
+  context.lineWidth = 2;
+  columns.path_rank.forEach((rank, i) => {
+    const row = chart.rowOf.get(rank);
+    const start = columns.path_start[i];
+    const end = start + columns.path_duration[i];
+    if (row === undefined || (end - start) / (chart.range[1] - chart.range[0]) < 0.5 / chart.wide) return;
+    const place = columns.path_name[i] < 0 ? LOOKS.compute : taskStyle(run.names[columns.path_name[i]]);
+    context.strokeRect(...chart.area(row, start, end, place));
+    chart.shown.path.push({ row, start, end });
+  });
+}
+
+// Shows the ranks that the path goes over, though they may be like others.
+function askForPath() {
+  for (const rank of columns.path_rank) if (run.alike[rank]) view.asked.add(rank);
 }
 
 // The box that shows it, and opens its iteration.
 function makePathBox() {
   const box = element("with-path");
-  box.checked = view.path = hasPath() && location.hash === "#path";
   box.disabled = !hasPath();
+  chart.overlays.push(drawPath);
   box.addEventListener("change", () => {
     view.path = box.checked;
+    if (view.path) askForPath();
     if (view.path && view.iteration !== run.path) show(run.path);
     else draw();
   });

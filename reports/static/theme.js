@@ -2,7 +2,6 @@
 // What all figures of a page share, from reports/figures: Plotly's configuration, and colours for day and night.
 
 const PLOTLY = JSON.parse(document.getElementById("plotly").textContent);
-const darkScheme = matchMedia("(prefers-color-scheme: dark)");
 
 // The same with every colour that has a counterpart by night replaced by what the style sheet says now.
 function themed(value, css = getComputedStyle(document.documentElement)) {

@@ -1,24 +1,34 @@
 "use strict";
-// The page of all ranks: holds the events, shows one iteration of them, and redraws what is in view.
+// The page of all ranks: holds the events, shows one iteration of them, and keeps what is shown in the address.
 
-const run = JSON.parse(document.getElementById("run").textContent);
-const KEPT = `iteration of ${location.pathname}`;
-const refreshes = document.querySelector('meta[http-equiv="refresh"]') !== null; // while the run goes on
-const kept = refreshes ? sessionStorage.getItem(KEPT) : null; // chosen before the page loaded itself anew
+const run = JSON.parse(element("run").textContent);
 const view = {
-  iteration: kept === null ? run.open : Number(kept), // index
-  times: null, // ns from and to of a zoom; null: the whole iteration
-  rows: null, // first and last row of a zoom; null: from the first, as many as fit
+  iteration: run.open, // index
   stage: "",
   node: "",
-  dp: run.replica, // of many ranks, the slowest replica alone
+  dp: "",
+  unfolded: new Set(), // stages all of whose ranks are shown
+  asked: new Set(), // ranks that are shown though they are like others
   hidden: new Set(), // indices of names
-  predicted: run.predicted_ns > 0 && location.hash === "#predicted",
+  predicted: false,
   path: false, // whether the critical path is drawn
 };
 let events;
 let columns;
-let shown; // what barsInView found for the drawing on the page
+let slices; // of the iteration, by rank: where its events begin and end in events.order
+let messages; // of the iteration, as pairs of events; null until they are asked for
+const chart = new Chart(element("timeline"), {
+  names: run.names,
+  microBatches: run.micro_batches,
+  find,
+  at,
+  tip,
+  neighbour,
+  toggle,
+  links: () => (messages ??= paired()),
+  changed: writeHash,
+  said: say,
+});
 
 // Ranks that pass the filters, from top to bottom.
 function chosenRanks() {
@@ -26,117 +36,270 @@ function chosenRanks() {
   return run.ranks.flatMap((rank, index) => (passes(rank) ? [index] : []));
 }
 
-// What the rows show, from top to bottom: a rank, or run.ranks.length and a stage for what was predicted of it, which
-// lies under the ranks of that stage.
-function rowsOf(ranks) {
-  if (!view.predicted) return ranks;
-  const last = (index) => run.ranks[ranks[index]].stage !== run.ranks[ranks[index + 1]]?.stage;
-  return ranks.flatMap((rank, index) => (last(index) ? [rank, run.ranks.length + run.ranks[rank].stage] : [rank]));
-}
-
-const isPredicted = (row) => row >= run.ranks.length;
-const stageOf = (row) => (isPredicted(row) ? row - run.ranks.length : run.ranks[row].stage);
-const labelOf = (row) => (isPredicted(row) ? `predicted · stage ${stageOf(row)}` : run.ranks[row].label);
-const look = (row) => ({ label: labelOf(row), stage: stageOf(row), predicted: isPredicted(row) });
-
-// Bars within the range of times (ns) and rows.
-function barsInView(rows, [from, to], [top, bottom], pixel) {
-  const rowOf = new Map(rows.map((rank, row) => [rank, row]));
-  const origin = columns.iteration_start[view.iteration];
-  const inView = [];
-  const seen = new Set();
-  let inIteration = 0;
-  const see = (i, origin) => {
-    const row = rowOf.get(events.rank[i]);
-    if (row === undefined) return;
-    seen.add(row);
-    if (view.hidden.has(events.name[i])) return;
-    if (!isPredicted(events.rank[i])) inIteration++;
-    const start = events.start[i] - origin;
-    const end = events.end[i] - origin;
-    if (end >= from && start <= to && row >= top - 0.5 && row <= bottom + 0.5) inView.push({ i, row, start, end, wait: events.waiting[i], count: 1 });
-  };
-  for (let at = events.from[view.iteration]; at < events.from[view.iteration + 1]; at++) see(events.order[at], origin);
-  for (let i = events.measured; view.predicted && i < events.rank.length; i++) see(i, 0);
-  const bars = fewer(inView, pixel, to - from);
-  const ofTheRun = inView.filter((bar) => bar.i < events.measured).length;
-  return { bars, drawn: inView.length, events: ofTheRun, inIteration, silent: rows.length - seen.size };
-}
-
-function hoverText(bar) {
-  const i = bar.i;
-  const predicted = isPredicted(events.rank[i]);
-  const rank = run.ranks[events.rank[i]];
-  const name = plain(run.names[events.name[i]]);
-  const times = `start ${ms(bar.start)} ms<br>duration ${ms(bar.end - bar.start)} ms`;
-  const where = predicted
-    ? `stage ${stageOf(events.rank[i])}, predicted`
-    : `rank ${events.rank[i]} · stage ${rank.stage} · data-parallel ${rank.dp}${rank.tp === null ? "" : ` · tensor-parallel ${rank.tp}`}<br>` +
-    `node ${plain(rank.node)}${rank.host && rank.host !== rank.node ? ` (${plain(rank.host)})` : ""}<br>` +
-    `iteration ${columns.iterations[view.iteration]}`;
-  if (bar.count > 1) return `<b>${bar.count} × ${name}</b><br>${where}<br>${times} together; zoom in to see each`;
-  const chunk = run.chunks > 1 ? ` · chunk ${events.chunk[i]}` : "";
-  const microBatch = events.micro_batch[i] < 0 ? "" : ` · micro-batch ${events.micro_batch[i]}${chunk}`;
-  const peer = events.peer[i] < 0 ? "" : `<br>peer rank ${events.peer[i]}`;
-  const waited = bar.wait < 0 ? "" : `<br>waiting ${ms(bar.wait)} ms of it`;
-  return `<b>${name}</b><br>${where}${microBatch}${peer}<br>${times}${waited}`;
-}
-
-async function draw() {
+// What the rows show, from top to bottom: the ranks of a stage, a line for those that are folded, and what was predicted
+// of the stage, as rank run.ranks.length + stage.
+function makeRows() {
   const ranks = chosenRanks();
-  const rows = rowsOf(ranks);
-  const atOnce = Math.max(Math.min(rows.length, ROWS_AT_ONCE), 1);
-  const times = view.times ?? [0, Math.max(columns.iteration_length[view.iteration], view.predicted ? run.predicted_ns : 0)];
-  const visible = view.rows ?? [0, atOnce - 1];
-  const rowPixels = Math.min(Math.max((innerHeight - 340) / atOnce, ROW_PIXELS[0]), ROW_PIXELS[1]);
-  const width = element("timeline").clientWidth;
-  const pixel = (times[1] - times[0]) / Math.max(width - MARGIN, 200);
-  shown = barsInView(rows, times, visible, pixel);
-  const numbered = rowPixels >= ROW_FOR_NUMBERS;
-  const bars = [...traces(shown.bars, pixel, numbered, hoverText), ...pathTraces(rows, pixel)];
-  await Plotly.react("timeline", bars, layout(rows.map(look), times, visible, 32 + rowPixels * atOnce), CONFIG);
-  updateLegend();
-  drawOverview(ranks, columns, element("map").value);
-  markIteration(view.iteration, columns.iterations.length);
-  say(rows.length, visible);
+  const folds = view.node === "" && view.dp === "";
+  const byStage = Map.groupBy(ranks, (rank) => run.ranks[rank].stage);
+  return Array.from(byStage).flatMap(([stage, all]) => {
+    const alike = folds ? all.filter((rank) => run.alike[rank]) : [];
+    const open = view.unfolded.has(stage);
+    const seen = all.filter((rank) => open || !alike.includes(rank) || view.asked.has(rank));
+    const rows = seen.map((rank) => ({ rank, stage, label: run.ranks[rank].label, short: `rank ${rank}`, share: shareOf(rank) }));
+    if (alike.length) rows.push({ stage, ...foldText(stage, open ? alike.length : all.length - seen.length, open) });
+    if (view.predicted) rows.push({ rank: run.ranks.length + stage, stage, predicted: true, label: `predicted · stage ${stage}`, short: "predicted" });
+    return rows;
+  });
 }
 
-function say(rows, [top, bottom]) {
+function foldText(stage, count, open) {
+  const many = count === 1 ? "1 rank" : `${count} ranks`;
+  if (open) return { fold: `▾ fold ${many} of stage ${stage} that are like replica ${run.replicas[0]}`, short: `▾ fold ${many}` };
+  const short = `▸ ${many} like replica ${run.replicas[0]}`;
+  return { fold: `▸ ${many} of stage ${stage} like replica ${run.replicas[0]}, compute time and bubble within ${run.alike_percent} %: click to show`, short };
+}
+
+// The bubble of a rank in the iteration; null where it is not known.
+function shareOf(rank) {
+  const share = columns.bubble_share[rank * columns.iterations.length + view.iteration];
+  return share < 0 ? null : share / 1000;
+}
+
+const isPredicted = (rank) => rank >= run.ranks.length;
+const originOf = (i) => (i < events.measured ? columns.iteration_start[view.iteration] : 0);
+
+// Calls with every event of a rank in the iteration, in the order of their starts.
+function ofRank(rank, see) {
+  if (isPredicted(rank)) {
+    for (let i = events.measured; i < events.rank.length; i++) if (events.rank[i] === rank) see(i);
+    return;
+  }
+  const [from, to] = slices.get(rank) ?? [0, 0];
+  for (let at = from; at < to; at++) see(events.order[at]);
+}
+
+function sliced() {
+  const found = new Map();
+  for (let at = events.from[view.iteration]; at < events.from[view.iteration + 1]; at++) {
+    const rank = events.rank[events.order[at]];
+    if (found.has(rank)) found.get(rank)[1] = at + 1;
+    else found.set(rank, [at, at + 1]);
+  }
+  return found;
+}
+
+function find(from, to, first, last) {
+  const bars = [];
+  for (let row = first; row <= last; row++) {
+    if (chart.rows[row].fold) continue;
+    ofRank(chart.rows[row].rank, (i) => {
+      const [start, end] = [events.start[i] - originOf(i), events.end[i] - originOf(i)];
+      if (end >= from && start <= to && !view.hidden.has(events.name[i])) bars.push({ i, row, start, end, wait: events.waiting[i], count: 1 });
+    });
+  }
+  return bars;
+}
+
+function at(i) {
+  const row = chart.rowOf.get(events.rank[i]);
+  if (row === undefined || (i < events.measured && events.iteration[i] !== view.iteration)) return undefined;
+  return { row, start: events.start[i] - originOf(i), end: events.end[i] - originOf(i) };
+}
+
+// The messages of the iteration. They carry no label: of those that a rank sends to another, forward or backward, the
+// k-th is what the other receives k-th.
+function paired() {
+  const channels = new Map();
+  for (const rank of slices.keys()) {
+    ofRank(rank, (i) => {
+      for (const [verb, ways] of Object.entries(run.messages[events.name[i]])) {
+        const [from, to] = verb === "send" ? [rank, events.peer[i]] : [events.peer[i], rank];
+        for (const way of ways) {
+          const key = `${way} ${from} ${to}`;
+          if (!channels.has(key)) channels.set(key, { send: [], recv: [] });
+          channels.get(key)[verb].push(i);
+        }
+      }
+    });
+  }
+  return Array.from(channels.values()).flatMap(({ send, recv }) => recv.flatMap((i, k) => (k < send.length ? [[send[k], i]] : [])));
+}
+
+function neighbour(i, step) {
+  const row = i === null ? chart.rows.find((one) => !one.fold) : chart.rows[at(i)?.row ?? 0];
+  const all = [];
+  if (row && !row.fold) ofRank(row.rank, (other) => view.hidden.has(events.name[other]) || all.push(other));
+  return i === null ? all[0] : all[all.indexOf(i) + step];
+}
+
+function tip({ row, time, bar }) {
+  return bar ? barText(bar) : idleText(chart.rows[row], time);
+}
+
+function whereText(row) {
+  if (isPredicted(row)) return [`stage ${row - run.ranks.length}, predicted`];
+  const rank = run.ranks[row];
+  return [
+    `rank ${row} · stage ${rank.stage} · data-parallel ${rank.dp}${rank.tp === null ? "" : ` · tensor-parallel ${rank.tp}`}`,
+    `node ${rank.node}${rank.host && rank.host !== rank.node ? ` (${rank.host})` : ""}`,
+  ];
+}
+
+function barText(bar) {
+  const i = bar.i;
+  const rank = events.rank[i];
+  const times = [`start ${ms(bar.start)} ms`, `duration ${ms(bar.end - bar.start)} ms${bar.count > 1 ? " together; zoom in to see each" : ""}`];
+  const chunk = run.chunks > 1 ? ` · chunk ${events.chunk[i]}` : "";
+  const microBatch = events.micro_batch[i] < 0 || bar.count > 1 ? [] : [`micro-batch ${events.micro_batch[i]}${chunk}`];
+  const numbers = [...(isPredicted(rank) ? [] : [`iteration ${columns.iterations[view.iteration]}`]), ...microBatch];
+  const whole = [run.names[events.name[i]], ...whereText(rank), ...(numbers.length ? [numbers.join(" · ")] : [])];
+  if (bar.count > 1) return [`${bar.count} × ${whole[0]}`, ...whole.slice(1), ...times];
+  if (events.peer[i] >= 0) whole.push(`peer rank ${events.peer[i]}`);
+  return [...whole, ...times, ...(bar.wait < 0 ? [] : [`waiting ${ms(bar.wait)} ms of it`])];
+}
+
+// What a row does where nothing is drawn: it waits for another rank, or no event says.
+function idleText({ rank }, time) {
+  const origin = isPredicted(rank) ? 0 : columns.iteration_start[view.iteration];
+  let [around, before, after] = [null, null, null];
+  ofRank(rank, (i) => {
+    const [start, end] = [events.start[i] - origin, events.end[i] - origin];
+    if (start <= time && time < end) {
+      if (around === null || time < start + events.waiting[i]) around = i;
+    } else if (end <= time) {
+      if (before === null || events.end[i] > events.end[before]) before = i;
+    } else if (after === null || events.start[i] < events.start[after]) after = i;
+  });
+  const where = whereText(rank);
+  if (around !== null) {
+    const name = run.names[events.name[around]];
+    const until = events.start[around] - origin + events.waiting[around];
+    if (time >= until) return [name, ...where, `${ms(events.end[around] - origin - Math.max(until, events.start[around] - origin))} ms of it are no waiting`];
+    return [`idle: waiting for ${waitedFor(around)}`, ...where, `${ms(events.waiting[around])} ms, in ${name}, until ${ms(until)} ms`];
+  }
+  const parts = [before === null ? null : `after ${run.names[events.name[before]]}`, after === null ? null : `before ${run.names[events.name[after]]}`];
+  const lasts = before === null || after === null ? "" : ` for ${ms(events.start[after] - events.end[before])} ms`;
+  const next = after !== null && events.waiting[after] > 0 ? [`which waits for ${waitedFor(after)}, ${ms(events.waiting[after])} ms`] : [];
+  return [`idle: no event${lasts}`, ...where, parts.filter(Boolean).join(", "), ...next];
+}
+
+// Who begins last, so that an event has to wait.
+function waitedFor(i) {
+  if (isPredicted(events.rank[i])) return "another stage";
+  if (events.peer[i] >= 0) return `rank ${events.peer[i]} to send`;
+  const until = events.start[i] + events.waiting[i];
+  for (let at = events.from[view.iteration]; at < events.from[view.iteration + 1]; at++) {
+    const other = events.order[at];
+    if (events.name[other] === events.name[i] && events.start[other] === until) return `rank ${events.rank[other]} to begin`;
+  }
+  return "the last rank of its group";
+}
+
+function draw() {
+  slices = sliced();
+  messages = null;
+  chart.rows = makeRows();
+  chart.rowOf = new Map(chart.rows.flatMap((row, index) => (row.fold ? [] : [[row.rank, index]])));
+  chart.length = Math.max(columns.iteration_length[view.iteration], view.predicted ? run.predicted_ns : 0, 1);
+  updateLegend();
+  drawOverview(chosenRanks(), columns, element("map").value);
+  markIteration(view.iteration, columns.iterations.length);
+  element("fold").hidden = !run.alike.includes(true) || view.node !== "" || view.dp !== "";
+  element("fold").textContent = view.unfolded.size ? "Fold like ranks" : "Show all ranks";
+  writeHash();
+  chart.redraw();
+}
+
+function say() {
   const number = columns.iterations[view.iteration];
+  const rows = chart.rows.filter((row) => !row.fold);
+  let inIteration = 0;
+  for (const { rank, predicted } of rows) if (!predicted) ofRank(rank, (i) => view.hidden.has(events.name[i]) || inIteration++);
+  const inView = chart.shown.bars.reduce((sum, bar) => sum + (bar.i < events.measured ? bar.count : 0), 0);
+  const folded = chosenRanks().length - rows.filter((row) => !row.predicted).length;
+  const silent = rows.filter((row) => !row.predicted && !slices.has(row.rank)).length;
+  const seen = chart.shown.visible.length;
   const parts = [
     `iteration ${number} of ${columns.iterations.at(-1)}`,
     `${ms(columns.iteration_length[view.iteration])} ms from first to last event`,
-    `${shown.inIteration.toLocaleString("en")} events`,
+    `${inIteration.toLocaleString("en")} events`,
   ];
-  if (shown.events < shown.inIteration) parts.push(`${shown.events.toLocaleString("en")} in view`);
-  if (shown.bars.length < shown.drawn) parts.push(`drawn as ${shown.bars.length.toLocaleString("en")} bars; zoom in to see each`);
-  if (shown.silent) parts.push(`${shown.silent} of ${rows} rows have no events in it`);
-  const ranks = Math.round(Math.min(bottom, rows - 1) - Math.max(top, 0)) + 1;
-  if (ranks < rows) parts.push(`${ranks} of ${rows} rows in view; drag with Shift for the others, or filter`);
+  if (inView < inIteration) parts.push(`${inView.toLocaleString("en")} in view`);
+  if (chart.shown.bars.length < chart.shown.found) parts.push(`drawn as ${chart.shown.bars.length.toLocaleString("en")} bars; zoom in to see each`);
+  if (folded) parts.push(`${folded} ranks folded`);
+  if (silent) parts.push(`${silent} of ${rows.length} rows have no events in it`);
+  if (seen < chart.rows.length) parts.push(`${seen} of ${chart.rows.length} rows in view; scroll for the others`);
   if (view.predicted) parts.push(`predicted: ${ms(run.predicted_ns)} ms from one iteration to the next`);
   const apart = `clocks of ranks agree within ${(run.uncertainty_ns / 1e3).toLocaleString("en")} µs`;
   const unknown = run.uncertainty_ns === null ? "how well the clocks of nodes agree is not known" : "all ranks on one clock";
   parts.push(run.uncertainty_ns ? apart : unknown);
-  element("said").textContent = parts.join(" · ");
+  const text = parts.join(" · ");
+  if (element("said").textContent !== text) element("said").textContent = text;
   element("iteration").value = number;
   element("previous").disabled = view.iteration === 0;
   element("next").disabled = view.iteration === columns.iterations.length - 1;
 }
 
 function show(iteration) {
-  view.iteration = Math.min(Math.max(iteration, 0), columns.iterations.length - 1);
-  view.times = null;
-  if (refreshes) sessionStorage.setItem(KEPT, view.iteration);
-  return draw();
+  view.iteration = clamp(iteration, 0, columns.iterations.length - 1);
+  chart.times = chart.selected = chart.ruler = null;
+  draw();
 }
 
-// After a zoom: draw what came into view, with as much detail as fits it.
-function zoomed(change) {
-  if (!Object.keys(change).some((key) => /^[xy]axis\.(range|autorange)/.test(key))) return;
-  const { xaxis, yaxis } = element("timeline").layout;
-  view.times = change["xaxis.autorange"] ? null : xaxis.range.map((time) => time * 1e6);
-  view.rows = change["yaxis.autorange"] || yaxis.fixedrange ? null : [yaxis.range[1] + 0.5, yaxis.range[0] - 0.5];
+// Of an iteration by its number, or the next one that there is.
+function indexOf(number) {
+  const index = columns.iterations.findIndex((one) => one >= number);
+  return index < 0 ? columns.iterations.length - 1 : index;
+}
+
+function toggle(row) {
+  const { stage } = chart.rows[row];
+  if (!view.unfolded.delete(stage)) view.unfolded.add(stage);
   draw();
+}
+
+// The view as the part of the address after #; what is as at the beginning is left out.
+function writeHash() {
+  const [from, to] = chart.times ?? [];
+  const selected = chart.selected === null ? null : [events.rank[chart.selected], chart.selected - events.first[events.rank[chart.selected]]];
+  const parts = {
+    iteration: view.iteration === run.open ? "" : columns.iterations[view.iteration],
+    ms: chart.times ? `${(from / 1e6).toFixed(6)}-${(to / 1e6).toFixed(6)}` : "",
+    stage: view.stage,
+    node: view.node,
+    dp: view.dp,
+    unfolded: Array.from(view.unfolded).join("."),
+    ranks: Array.from(view.asked).join("."),
+    hidden: Array.from(view.hidden, (name) => run.names[name]).join(" "),
+    event: selected ? selected.join(".") : "",
+    predicted: view.predicted ? "yes" : "",
+    path: view.path ? "yes" : "",
+  };
+  const hash = new URLSearchParams(Object.entries(parts).filter(([, value]) => value !== "")).toString();
+  if (hash !== location.hash.slice(1)) history.replaceState(null, "", `#${hash}`);
+}
+
+function readHash() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const numbers = (key) => (given.get(key) ?? "").split(/[.-]/).filter(Boolean).map(Number).filter(Number.isInteger);
+  view.iteration = given.has("iteration") ? indexOf(Number(given.get("iteration")) || 0) : clamp(run.open, 0, columns.iterations.length - 1);
+  for (const key of ["stage", "node", "dp"]) {
+    element(key).value = given.get(key) ?? "";
+    if (element(key).selectedIndex < 0) element(key).value = "";
+    view[key] = element(key).value;
+  }
+  view.unfolded = new Set(numbers("unfolded"));
+  view.asked = new Set(numbers("ranks"));
+  view.hidden = new Set((given.get("hidden") ?? "").split(" ").map((name) => run.names.indexOf(name)).filter((name) => name >= 0));
+  view.predicted = element("with-predicted").checked = run.predicted_ns > 0 && given.has("predicted");
+  view.path = element("with-path").checked = hasPath() && given.has("path");
+  if (view.path) askForPath();
+  const [rank, number] = numbers("event");
+  const selected = run.ranks[rank] && number < columns.count[rank] ? events.first[rank] + number : null;
+  chart.selected = selected !== null && events.iteration[selected] === view.iteration ? selected : null;
+  const times = (given.get("ms") ?? "").split("-").map((time) => Number(time) * 1e6);
+  chart.times = times.length === 2 && times[0] >= 0 && times[1] - times[0] >= SHORTEST ? times : null;
 }
 
 // A button per task, under the lane it is in; a click hides or shows it.
@@ -176,41 +339,44 @@ function fillFilter(key) {
   const values = key === "dp" ? run.replicas.map(String) : [...new Set(run.ranks.map((rank) => String(rank[key])))];
   const label = (value, index) => (key === "dp" && index === 0 && values.length > 1 ? `${value} (slowest)` : value);
   element(key).replaceChildren(new Option("all", ""), ...values.map((value, index) => new Option(label(value, index), value)));
-  element(key).value = view[key];
   element(key).addEventListener("change", () => {
     view[key] = element(key).value;
-    view.rows = null;
     draw();
   });
 }
 
+// A click on the map opens an iteration, and shows the rank that it hit.
+function openCell(event) {
+  const ranks = chosenRanks();
+  const [row, column] = overviewCell(event, ranks.length, columns.iterations.length);
+  if (run.alike[ranks[row]]) view.asked.add(ranks[row]);
+  show(column);
+}
+
 async function main() {
   columns = await unpack(element("columns").textContent, run.layout);
-  view.iteration = Math.min(view.iteration, columns.iterations.length - 1);
   events = assemble(columns, columns.iterations, run.ranks.length);
+  chart.what.events = events;
   ["stage", "node", "dp"].forEach(fillFilter);
   makeLegend();
   element("iteration").min = columns.iterations[0];
   element("iteration").max = columns.iterations.at(-1);
-  element("iteration").addEventListener("change", () => {
-    const wanted = Number(element("iteration").value);
-    const index = columns.iterations.findIndex((number) => number >= wanted);
-    show(index < 0 ? columns.iterations.length - 1 : index);
-  });
+  element("iteration").addEventListener("change", () => show(indexOf(Number(element("iteration").value))));
   element("previous").addEventListener("click", () => show(view.iteration - 1));
   element("next").addEventListener("click", () => show(view.iteration + 1));
-  element("with-predicted").checked = view.predicted;
   element("with-predicted").disabled = !run.predicted_ns;
   element("with-predicted").addEventListener("change", () => {
     view.predicted = element("with-predicted").checked;
-    view.times = view.rows = null;
+    chart.times = null;
+    draw();
+  });
+  element("fold").addEventListener("click", () => {
+    view.unfolded = new Set(view.unfolded.size ? [] : run.ranks.map((rank) => rank.stage));
     draw();
   });
   makePathBox();
   element("controls").addEventListener("submit", (event) => event.preventDefault());
-  await draw();
-  element("timeline").on("plotly_relayout", zoomed);
-  element("overview").addEventListener("click", (event) => show(overviewCell(event, chosenRanks().length, columns.iterations.length)[1]));
+  element("overview").addEventListener("click", openCell);
   element("overview").addEventListener("mousemove", (event) => {
     const rows = chosenRanks();
     if (!rows.length) return;
@@ -219,7 +385,14 @@ async function main() {
     element("overview-cell").textContent = `${run.ranks[rows[row]].label} · iteration ${columns.iterations[column]}: ${text}`;
   });
   element("map").addEventListener("change", () => drawOverview(chosenRanks(), columns, element("map").value));
-  darkScheme.addEventListener("change", () => draw());
+  darkScheme.addEventListener("change", draw);
+  addEventListener("hashchange", () => {
+    readHash();
+    draw();
+  });
+  readHash();
+  draw();
+  chart.draw();
   document.body.dataset.ready = "yes";
 }
 

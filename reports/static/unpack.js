@@ -43,6 +43,7 @@ function assemble(columns, iterations, ranks) {
     start: new Float64Array(all), // ns from the first event of the run
     end: new Float64Array(all),
     waiting: new Float64Array(all), // ns of it; -1 where it is not known
+    first: [], // of each rank the index of its first event
   };
   events.waiting.set(columns.waiting);
   events.waiting.set(columns.predicted_waiting, length);
@@ -56,6 +57,7 @@ function assemble(columns, iterations, ranks) {
   let i = 0;
   columns.count.forEach((count, rank) => {
     let before = 0;
+    events.first.push(i);
     for (const stop = i + count; i < stop; i++) {
       number += columns.iteration[i];
       events.rank[i] = rank;

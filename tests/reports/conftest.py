@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 
-from tests.support import PATIENCE_S
 from tests.support.reports.chromium import ARGUMENTS, CHROMIUM, INSTALL
 
 Opener = Callable[..., Page]
-
-
-def until(page: Page, condition: str) -> None:
-    """Waits for a condition in the page; its content policy keeps Playwright from doing so by itself."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(20)
 
 
 @pytest.fixture(scope="session")
@@ -48,21 +38,21 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Opener]:
-    """Opens a file as a user with a laptop does; keyword arguments go to the browser context."""
+    """Opens a file as a user with a laptop does, at `hash`; other keyword arguments go to the browser context."""
     contexts, complaints, requested, opened = [], [], [], []
 
     def on_request(request: Request) -> None:
         if not request.url.startswith("blob:") and not request.url.startswith("data:"):
             requested.append(request.url)
 
-    def opener(path: Path, **options: Any) -> Page:
+    def opener(path: Path, hash: str = "", **options: Any) -> Page:
         context = browser.new_context(**{"offline": True, "viewport": {"width": 1440, "height": 900}} | options)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", on_request)
-        page.goto(path.as_uri())
+        page.goto(path.as_uri() + hash)
         opened.append(path.as_uri())
         return page
 

@@ -25,12 +25,12 @@ from reports.readers import record
 from reports.readers.events import EVENT, Timeline, frame, read_run
 from reports.readers.megatron_log import Sizes
 from reports.readers.record import Record
-from tests.reports.conftest import Opener, until
+from tests.reports.conftest import Opener
 from tests.reports.pages.test_comparison import Good
 from tests.reports.test_cli import Found
 from tests.support.full_disk import largest_file
 from tests.support.reports.chromium import CHROMIUM
-from tests.support.reports.in_browser import iteration, ready
+from tests.support.reports.in_browser import iteration, ready, until
 from tests.support.reports.legacy import Job, calls, log
 from tests.support.reports.records import records
 from tests.support.reports.synthetic import Shape, make_run

@@ -25,6 +25,7 @@ from reports.readers.megatron_log import Sizes
 from reports.sources import Source
 from tests.reports.conftest import Opener
 from tests.reports.test_cli import Found, Judgement
+from tests.support.reports.in_browser import until
 from tests.support.reports.legacy import Job, calls, log
 from tests.support.reports.synthetic import PRICE_PER_HOUR, Shape, make_run
 
@@ -325,3 +326,22 @@ def test_a_batch_that_adapts_is_compared_by_the_samples_that_it_trained(tmp_path
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
     found = outcome(record.read(RunDir(folder)), Good(), "x.html").facts
     assert found.samples_per_s == pytest.approx((48 - 8) / 0.3)
+
+
+def test_of_two_runs_it_is_shown_what_differs_and_an_iteration_of_each_on_one_scale(tmp_path: Path, open_page: Opener):
+    folder = tmp_path / "runs/tiny"
+    for stamp, shape in zip(STAMPS, (Shape(iterations=4), Shape(iterations=4, layers=9)), strict=False):
+        make_run(folder / stamp, shape)
+    main([str(folder / stamp) for stamp in STAMPS[:2]])
+    page = open_page(folder / "comparison.html", viewport={"width": 1366, "height": 768})
+    page.wait_for_selector("body[data-difference]")
+    said = page.inner_text("#difference .reason")
+    assert re.match(r"B is [\d.]+ ms (slower|faster) an iteration", said)
+    rows = page.locator("#difference table tbody tr").evaluate_all("(all) => all.map((row) => row.cells[4].innerText)")
+    more = [float(cell.replace(",", "")) for cell in rows]
+    assert more == sorted(more, reverse=True)
+    assert len(more) > 0
+    assert page.evaluate("iterations.then(([a, b]) => a.length === b.length && a.shown.found > 0 && b.shown.found > 0)")
+    page.focus("#iteration-A .rows")
+    page.keyboard.press("+")
+    until(page, "iterations.then(([a, b]) => a.times !== null && String(a.times) === String(b.times))")

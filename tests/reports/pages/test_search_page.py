@@ -71,19 +71,19 @@ def test_the_chosen_plan_alone_is_shown_with_its_time_its_memory_and_every_event
     page.wait_for_selector("body[data-ready]")
     if number:
         page.click(f"a[href='#plan-{number + 1}'] >> nth=0")
-        page.wait_for_selector(f"#plan-{number + 1} .iteration .barlayer .point")
+        page.wait_for_selector(f"#plan-{number + 1} .iteration[data-drawn]")
     shown = page.locator("section.plan:visible")
     assert shown.count() == 1
     plan = searched.plans[number]
     prediction = predict_plan(plan)
-    drawn = shown.locator(".iteration").evaluate(
-        "(plot) => plot.data.slice(0, -1).map(({base, x, y}, name) => [run.names[name], base, x, y])"
+    held = page.evaluate(
+        """(number) => charts.get(number).what.find(0, charts.get(number).length, 0, 99).map(
+            ({i, row, start, end}) => [run.names[events.name[i]], row, start, end - start])""",
+        number,
     )
-    found = Counter(
-        (name, round(row), round(base * 1e6), round(length * 1e6))
-        for name, *rest in drawn
-        for base, length, row in zip(*rest, strict=True)
-    )
+    found = Counter(map(tuple, held))
+    drawn = page.evaluate("(number) => charts.get(number).shown.bars.reduce((sum, bar) => sum + bar.count, 0)", number)
+    assert drawn == len(held)
     assert found == Counter(
         (event.kind, event.stage, round(event.start * 1e9), round(event.end * 1e9) - round(event.start * 1e9))
         for event in prediction.events

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import struct
 from collections import Counter
 from pathlib import Path
@@ -17,15 +16,11 @@ from launch.commands.report import main
 from reports.facts.statistics import statistics
 from reports.readers.events import RECORD
 from tests.reports.conftest import Opener
-from tests.support.reports.in_browser import BARS, drawn_after, events_in, events_of, iteration, ready
+from tests.support.reports.in_browser import drawn, drawn_after, events_in, events_of, iteration, labels, ready
 from tests.support.reports.records import records
 from tests.support.reports.synthetic import Shape, make_run, ranks_of
 
 SHAPE = Shape(pipeline=2, data=2, micro_batches=4, iterations=5, ranks_per_node=2)
-BAR = re.compile(
-    r"<b>(?P<name>[^<]*)</b><br>rank (?P<rank>\d+) · .*<br>iteration (?P<iteration>\d+)"
-    r"( · micro-batch (?P<micro_batch>\d+)( · chunk (?P<chunk>\d+))?)?(<br>peer rank (?P<peer>\d+))?<br>start .*"
-)
 
 
 def made(tmp_path: Path, shape: Shape) -> Path:
@@ -61,15 +56,12 @@ def test_the_events_of_a_run_can_be_rebuilt_from_what_the_page_draws(tmp_path: P
     for index, number in enumerate(range(1, shape.iterations + 1)):
         page.evaluate(f"show({index})")
         origin = records(timeline)["start_ns"][records(timeline)["iteration"] == number].min()
-        drawn = "element('timeline').data.slice(0, -1).map(({base, x, y, hovertext}) => [base, x, y, hovertext])"
-        for trace in page.evaluate(drawn):
-            for base, length, row, text in zip(*trace, strict=True):
-                said = BAR.fullmatch(text)
-                assert said is not None, text
-                assert int(said["rank"]) == round(row)
-                start = origin + round(base * 1e6)
-                whole = [int(said[key] or absent) for key, absent in (("chunk", 0), ("micro_batch", -1), ("peer", -1))]
-                found[said["name"], int(said["rank"]), int(said["iteration"]), *whole, start, round(length * 1e6)] += 1
+        held = page.evaluate(
+            """chart.what.find(0, chart.length, 0, chart.rows.length - 1).map(({i, row, start, end}) =>
+                [run.names[events.name[i]], chart.rows[row].rank, columns.iterations[events.iteration[i]],
+                 events.chunk[i], events.micro_batch[i], events.peer[i], start, end - start])"""
+        )
+        found.update((*bar[:6], origin + bar[6], bar[7]) for bar in held)
     assert found == Counter(
         (
             timeline.names[event["name"]],
@@ -95,7 +87,8 @@ def test_hostile_names_are_shown_as_they_are(tmp_path: Path, open_page: Opener):
     page = timeline_page(run, open_page)
     assert hostile in page.locator("#legend button").all_inner_texts()
     assert hostile in page.locator("#node option").all_inner_texts()
-    assert page.locator("main img, main b").count() == 0
+    assert page.locator("main img").count() == 0
+    assert "x" not in page.locator("main b").all_inner_texts()
 
 
 def test_more_events_than_can_be_drawn_become_bars_that_tell_how_many(tmp_path: Path, open_page: Opener):
@@ -109,9 +102,9 @@ def test_more_events_than_can_be_drawn_become_bars_that_tell_how_many(tmp_path: 
         file.write(many.tobytes())
     page = timeline_page(run, open_page)
     drawn_after(page, lambda: (page.fill("#iteration", "3"), page.press("#iteration", "Enter")))
-    bars = page.evaluate("element('timeline').data.slice(0, -1).flatMap((trace) => trace.hovertext)")
-    assert 0 < len(bars) <= page.evaluate("MOST_BARS")
-    assert sum(int(bar.removeprefix("<b>").split(" × ")[0]) for bar in bars) == len(many)
+    bars = page.evaluate("chart.shown.bars.map((bar) => chart.what.tip({row: bar.row, time: bar.start, bar})[0])")
+    assert 0 < len(bars) <= 2 * page.evaluate("chart.wide")
+    assert sum(int(bar.split(" × ")[0]) for bar in bars) == len(many) == drawn(page)
 
 
 def test_a_run_with_ranks_that_have_no_events_still_shows_the_others(tmp_path: Path, open_page: Opener):
@@ -120,7 +113,7 @@ def test_a_run_with_ranks_that_have_no_events_still_shows_the_others(tmp_path: P
     cut = run / "events/rank-00001.bin"
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     page = timeline_page(run, open_page)
-    assert page.locator(BARS).count() == events_in(events_of(run, SHAPE.ranks), iteration(page))
+    assert drawn(page) == events_in(events_of(run, SHAPE.ranks), iteration(page))
     assert "no event file of rank 2" in page.inner_text(".missing")
     drawn_after(page, lambda: (page.fill("#iteration", "5"), page.press("#iteration", "Enter")))
     assert "2 of 4 rows have no events in it" in page.inner_text("#said")
@@ -138,11 +131,13 @@ def test_a_rehearsal_of_chunks_says_so_above_all_and_knows_the_nodes_it_stands_f
     assert page.locator("#node option").all_inner_texts() == ["all", "g0-0", "g1-1"]
     events = events_of(run, shape.ranks)
     drawn_after(page, lambda: page.select_option("#node", "g1-1"))
-    assert page.locator(BARS).count() == events_in(events, iteration(page), [2, 3])
-    told = page.evaluate("element('timeline').data.slice(0, -1).flatMap((trace) => trace.hovertext)")
-    assert any("· chunk 0<" in text for text in told)
-    assert any("· chunk 1<" in text for text in told)
-    forward = page.evaluate("element('timeline').data[run.names.indexOf('forward-compute')].x.length")
+    assert drawn(page) == events_in(events, iteration(page), [2, 3])
+    told = page.evaluate("chart.shown.bars.flatMap((bar) => chart.what.tip({row: bar.row, time: bar.start, bar}))")
+    assert any(text.endswith("· chunk 0") for text in told)
+    assert any(text.endswith("· chunk 1") for text in told)
+    forward = page.evaluate(
+        "chart.shown.bars.filter((bar) => run.names[events.name[bar.i]] === 'forward-compute').length"
+    )
     assert forward == 2 * shape.chunks * shape.micro_batches
 
 
@@ -154,18 +149,45 @@ def test_both_parts_of_a_backward_pass_are_told_apart_among_computation(tmp_path
     assert page.evaluate(f"new Set({json.dumps(parts)}.map((name) => shade(name, -1, 0))).size") == 2
 
 
-def test_of_more_than_64_ranks_the_slowest_replica_is_shown_first(tmp_path: Path, open_page: Opener):
-    shape = Shape(pipeline=2, data=33, micro_batches=2, iterations=2)
+def test_of_many_ranks_the_slowest_replica_and_those_that_differ_are_shown_first(tmp_path: Path, open_page: Opener):
+    """The others of a stage are behind a line that says so; a click on it, a button and the map show them."""
+    shape = Shape(pipeline=2, data=33, micro_batches=2, iterations=6)
     run = made(tmp_path, shape)
     page = timeline_page(run, open_page)
     figures = statistics(events_of(run, shape.ranks), ranks_of(shape))
-    busy = figures.spent.compute[:, 1].reshape(2, 33).max(axis=0)
+    compute = np.median(figures.spent.compute[:, 1:], axis=1).reshape(2, 33)
+    bubble = np.median(figures.bubble_share[:, 1:], axis=1).reshape(2, 33)
+    busy = compute.max(axis=0)
     slowest = int(np.argmax(busy))
-    assert page.input_value("#dp") == str(slowest)
+    differs = (np.maximum(compute / compute[:, [slowest]], compute[:, [slowest]] / compute) >= 1.05) | (
+        np.abs(bubble - bubble[:, [slowest]]) >= 0.05
+    )
+    differs[:, slowest] = True
+    assert 1 < differs.sum() < 50
     options = page.locator("#dp option").all_inner_texts()
     assert options[:2] == ["all", f"{slowest} (slowest)"]
     assert [int(option.split()[0]) for option in options[1:]] == sorted(range(33), key=lambda dp: -busy[dp])
-    labels = page.locator("#timeline .ytick text").all_text_contents()
-    assert sorted(int(label.split()[1]) for label in labels) == [slowest, slowest + 33]
-    drawn_after(page, lambda: page.select_option("#dp", ""))
-    assert "48 of 66 rows in view" in page.inner_text("#said")
+
+    def shown(stage: int) -> list[int]:
+        rows = page.evaluate(f"chart.rows.filter((row) => !row.fold && row.stage === {stage}).map((row) => row.rank)")
+        return [rank % 33 for rank in rows]
+
+    assert [shown(0), shown(1)] == [np.flatnonzero(differs[stage]).tolist() for stage in (0, 1)]
+    folded = [label for label in labels(page) if label.startswith("▸")]
+    hidden = (~differs).sum(axis=1)
+    assert [int(label.split()[1]) for label in folded] == hidden.tolist()
+    row = page.evaluate("chart.rows.findIndex((row) => row.fold)")
+    x, y = page.evaluate(f"[chart.left + 30, chart.middle({row})]")
+    drawn_after(page, lambda: page.locator("#timeline canvas").click(position={"x": x, "y": y}))
+    assert shown(0) == list(range(33))
+    assert len(shown(1)) == differs[1].sum()
+    drawn_after(page, page.get_by_role("button", name="Fold like ranks").click)
+    assert len(shown(0)) == differs[0].sum()
+    drawn_after(page, page.get_by_role("button", name="Show all ranks").click)
+    assert [shown(0), shown(1)] == [list(range(33))] * 2
+    drawn_after(page, lambda: page.set_viewport_size({"width": 1440, "height": 500}))
+    assert "rows in view; scroll for the others" in page.inner_text("#said")
+    axis = page.locator("#timeline canvas").bounding_box()
+    drawn_after(page, lambda: page.evaluate("void (chart.box.scrollTop = 1e6)"))
+    assert page.locator("#timeline canvas").bounding_box() == axis, "the axis of times stays where it is"
+    assert page.evaluate("chart.shown.visible.at(-1) === chart.rows.length - 1")

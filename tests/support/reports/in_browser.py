@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,11 +10,8 @@ import numpy as np
 from playwright.sync_api import Page
 
 from reports.readers.events import Timeline, read_run
+from tests.support import PATIENCE_S
 from tests.support.reports.records import records
-
-BARS = "#timeline .barlayer .trace:not(:last-child) .point"
-"""Of events; the last trace covers what is waiting of them."""
-WAITS = "#timeline .barlayer .trace:last-child .point"
 
 
 def events_of(run: Path, ranks: int) -> Timeline:
@@ -26,15 +24,43 @@ def ready(page: Page) -> Page:
 
 
 def drawn_after(page: Page, action: Callable[[], object]) -> None:
-    """Does something and waits until Plotly has drawn its effect."""
-    page.evaluate(
-        """void (drawn = new Promise((done, fail) => {
-            element("timeline").once("plotly_afterplot", done);
-            setTimeout(() => fail(new Error("nothing was drawn")), 10_000);
-        }))"""
-    )
+    """Does something and waits until the timeline has drawn its effect."""
+    before = page.evaluate("chart.drawn")
     action()
-    page.evaluate("drawn")
+    until(page, f"chart.drawn > {before} && !chart.pending")
+
+
+def drawn(page: Page) -> int:
+    """How many events the timeline shows, those of a bar for several counted one by one."""
+    return int(page.evaluate("chart.shown.bars.reduce((sum, bar) => sum + bar.count, 0)"))
+
+
+def labels(page: Page) -> list[str]:
+    """Of the rows, from top to bottom."""
+    found: list[str] = page.evaluate("chart.rows.map((row) => row.fold ?? row.label)")
+    return found
+
+
+def until(page: Page, condition: str) -> None:
+    """Waits for a condition in the page; its content policy keeps Playwright from doing so by itself."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
+
+
+def place_of(page: Page, name: str) -> dict[str, float]:
+    """The longest bar of a task: the index of its event, its row, times in ns, and its middle in the window."""
+    found: dict[str, float] = page.evaluate(
+        """(name) => {
+          const bars = chart.shown.bars.filter((bar) => run.names[events.name[bar.i]] === name && bar.count === 1);
+          const {i, row, start, end, wait, area} = bars.reduce((a, b) => (b.end - b.start > a.end - a.start ? b : a));
+          const seen = chart.canvas.getBoundingClientRect();
+          return {i, row, start, end, wait, x: seen.left + area[0] + area[2] / 2, y: seen.top + area[1] + area[3] / 2};
+        }""",
+        name,
+    )
+    return found
 
 
 def events_in(timeline: Timeline, iteration: int, ranks: Sequence[int] | None = None) -> int:
@@ -47,3 +73,16 @@ def events_in(timeline: Timeline, iteration: int, ranks: Sequence[int] | None = 
 
 def iteration(page: Page) -> int:
     return int(page.input_value("#iteration"))
+
+
+def colour_at(page: Page, x: float, y: float) -> list[int]:
+    """Red, green, blue and opacity of the timeline at a point of its canvas."""
+    colour: list[int] = page.evaluate(
+        """([x, y]) => {
+          const copy = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+          copy.drawImage(chart.canvas, Math.round(x), Math.round(y), 1, 1, 0, 0, 1, 1);
+          return Array.from(copy.getImageData(0, 0, 1, 1).data);
+        }""",
+        [x, y],
+    )
+    return colour

@@ -1,0 +1,28 @@
+"use strict";
+// Bars of a timeline, before they are drawn: {i, row, start, end, wait, count}, with the index of an event, a row, and
+// times in ns.
+
+const element = (id) => document.getElementById(id);
+const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
+const digits = (value, count) => value.toLocaleString("en", { minimumFractionDigits: count, maximumFractionDigits: count });
+const ms = (ns) => digits(ns / 1e6, 3);
+
+// Neighbours of a row and a name that are shorter than `gap` ns, and less than that apart, become one bar with their count.
+function merged(bars, gap, names) {
+  const last = new Map();
+  const result = [];
+  for (const bar of bars) {
+    const short = bar.end - bar.start < gap;
+    const key = bar.row * 1024 + names[bar.i];
+    const before = last.get(key);
+    if (before && short && before.short && bar.start - before.end < gap) {
+      before.end = Math.max(before.end, bar.end);
+      before.count += bar.count;
+    } else {
+      const copy = { ...bar, short };
+      last.set(key, copy);
+      result.push(copy);
+    }
+  }
+  return result;
+}
