@@ -24,6 +24,7 @@ PARTS = {
     "executor": experiment.Executor,
     "train": experiment.Train,
     "adapt": experiment.Adapt,
+    "elastic": experiment.Elastic,
     "data": experiment.Data,
     "data.blend": experiment.Corpus,
     "data.augment": Augment,
