@@ -63,6 +63,11 @@ def check(elastic: Elastic, parallel: Parallel, train: Train, ranks: Sequence[in
             f"parallel.schedule_file={parallel.schedule_file} is for one number of micro-batches, which changes with "
             f"{with_elastic}; leave it out"
         )
+    if parallel.streams is not None:
+        raise ConfigError(
+            f"parallel.streams={parallel.streams} is for the replicas of one plan, which change with {with_elastic}; use "
+            "parallel.streams=null"
+        )
     size = parallel.tensor_size
     if any(count % size for count in ranks):
         raise ConfigError(
