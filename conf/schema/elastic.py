@@ -65,8 +65,8 @@ def check(elastic: Elastic, parallel: Parallel, train: Train, ranks: Sequence[in
         )
     if parallel.streams is not None:
         raise ConfigError(
-            f"parallel.streams={parallel.streams} is for the replicas of one plan, which change with {with_elastic}; use "
-            "parallel.streams=null"
+            f"parallel.streams={parallel.streams} is for the replicas of one plan, which change with {with_elastic}; "
+            "use parallel.streams=null"
         )
     size = parallel.tensor_size
     if any(count % size for count in ranks):
