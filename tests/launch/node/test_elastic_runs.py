@@ -34,7 +34,7 @@ def start(runs: Path, corpus: Path, *overrides: str, iterations: int = 100_000) 
     settings = [f"runs_dir={runs}", f"data.prefix={corpus}", f"train.iterations={iterations}", "train.log_interval=1"]
     settings += ["train.lr_warmup_iterations=0", "train.lr_decay_iterations=100", "model.sequence_length=32"]
     settings += ["model.hidden_dropout=0.1", "parallel=single", "parallel.micro_batch_size=1"]
-    settings += ["parallel.global_batch_size=6", "train.save_interval=2", *overrides]
+    settings += ["parallel.global_batch_size=12", "train.save_interval=2", *overrides]
     return submit(compose(settings), settings)
 
 
