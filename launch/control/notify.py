@@ -15,12 +15,11 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import Experiment
 from conf.visible import visible
 from launch.files.owner import owner_of
 from launch.judge.state import State
@@ -28,6 +27,9 @@ from launch.judge.verdict import Verdict, decide
 from launch.observe.look import observe
 from launch.start_agent import require_own
 from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Experiment  # whoever looks at a run need not import the schema
 
 POST_S = 10.0
 COMMAND_S = 30.0
