@@ -29,7 +29,7 @@ endef
 test: .venv/dev.installed browser slurm hosts corpora
 	@mkdir -p build
 	@echo "the tests on Slurm write to build/slurm-tests.txt, and are shown when the others are done"
-	$(call tested,slurm,3 tests/slurm) > build/slurm-tests.txt 2>&1 & on_slurm=$$!; \
+	@$(call tested,slurm,3 tests/slurm) > build/slurm-tests.txt 2>&1 & on_slurm=$$!; \
 	$(call tested,others,auto --maxprocesses=8 --ignore=tests/slurm); others=$$?; \
 	wait $$on_slurm; on_slurm=$$?; cat build/slurm-tests.txt; exit $$((others | on_slurm))
 
