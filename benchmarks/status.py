@@ -83,6 +83,7 @@ def make_run(path: Path, alone: bool) -> RunDir:
         write_lines(run.node_out(name), size, OUT, job_info(plan, "xl", rank))
         write_lines(run.node_err(name), size, ERR)
         run.node_gpu(name).write_text("")
+    now = time.time()  # the logs above take a slow disk longer than a run may be silent
     with run.metrics.open("w") as file:
         for iteration in range(1, ITERATIONS + 1):
             values = {"iteration": iteration, "unix": now - ITERATIONS + iteration, "elapsed_ms": 1000.0}

@@ -37,6 +37,7 @@ class Cuda:
             "Event": self._event_class(),
             "Stream": Stream,
             "stream": self._stream_class(),
+            "current_stream": lambda device=None: Stream(),
             "synchronize": self.synchronize,
             "device_count": lambda: gpus.count,
             "is_available": lambda: True,
