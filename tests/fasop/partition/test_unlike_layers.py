@@ -170,14 +170,14 @@ def test_no_partition_is_faster_than_what_is_proved() -> None:
     for _, lines, layers in cases(60):
         _, seconds = all_times(lines, layers)
         possible = feasible(lines, layers) & np.isfinite(seconds).any(axis=1)
-        for number in np.nonzero(possible)[0][:4]:
+        for number in np.nonzero(possible)[0][:2]:
             one, best = lines.take(np.array([number])), seconds[number].min()
             proof = proved(one, layers, bottleneck(one, layers), 0)
             assert proof.bound <= best * (1 + ROUNDING) <= proof.seconds * (1 + 2 * ROUNDING)
             assert one.fits(proof.partition)[0]
             assert one.iteration(proof.partition)[0] == proof.seconds
             near.append(proof.bound / best if best else 1.0)
-    assert len(near) > 100
+    assert len(near) > 80
     assert np.mean(near) > 0.8
 
 

@@ -11,6 +11,7 @@ from conf.errors import TdppError
 from conf.schema.experiment import Experiment
 from fasop.shares.of_profiles import SYNC, measured_cluster
 from fasop.shares.performance import paces
+from fasop.shares.public_files import Cluster
 from launch.commands.decided import decided
 from launch.commands.profile import main as profile
 from tests.fasop.search.test_batch_division import compositions
@@ -48,9 +49,14 @@ def chosen(*more: str) -> tuple[Experiment, str]:
     return experiment, said
 
 
-def seconds(experiment: Experiment, size: int, counts: tuple[int, ...]) -> float:
+def measured(experiment: Experiment) -> Cluster:
+    """Reading the profiles takes longer than all divisions of a batch."""
     cluster = measured_cluster(experiment)
     assert cluster is not None
+    return cluster
+
+
+def seconds(cluster: Cluster, size: int, counts: tuple[int, ...]) -> float:
     servers = [server for server in cluster.servers for _ in range(server.gpus)]
     return max(
         paces(cluster, server, size, SYNC)[0].seconds(count - 1) for server, count in zip(servers, counts, strict=True)
@@ -61,9 +67,10 @@ def seconds(experiment: Experiment, size: int, counts: tuple[int, ...]) -> float
 def test_no_division_of_the_batch_takes_less(batch: int) -> None:
     both = ("parallel.shares=auto", "parallel.micro_batch_size=auto", f"parallel.global_batch_size={batch}")
     experiment, said = chosen(*both)
-    found = seconds(experiment, experiment.parallel.micro_batch_size, experiment.parallel.micro_batches_of)
+    cluster = measured(experiment)
+    found = seconds(cluster, experiment.parallel.micro_batch_size, experiment.parallel.micro_batches_of)
     least = min(
-        seconds(experiment, size, counts)
+        seconds(cluster, size, counts)
         for size in SIZES
         if batch % size == 0
         for counts in compositions(batch // size, 4)
@@ -83,7 +90,8 @@ def test_sizes_of_given_shares() -> None:
     experiment, said = chosen(
         *("parallel.shares=2*2-1*2", "parallel.micro_batch_size=auto", "parallel.global_batch_size=384")
     )
-    ways = {size: seconds(experiment, size, (2 * n, 2 * n, n, n)) for size, n in ((32, 2), (64, 1))}
+    cluster = measured(experiment)
+    ways = {size: seconds(cluster, size, (2 * n, 2 * n, n, n)) for size, n in ((32, 2), (64, 1))}
     assert experiment.parallel.micro_batch_size == min(ways, key=lambda size: ways[size])
     assert "micro-batches of 32, 64 were compared" in said
 
@@ -94,7 +102,7 @@ def test_links_of_the_cluster_where_no_all_reduces_were_measured() -> None:
         file.write_text(file.read_text().split("all_reduces:")[0])
     fast, _ = chosen(*words)
     slow, _ = chosen(*words, "cluster.groups.fast.inter_gbit_per_s=1", "cluster.groups.slow.inter_gbit_per_s=1")
-    times = [seconds(one, 32, one.parallel.micro_batches_of) for one in (fast, slow)]
+    times = [seconds(measured(one), 32, one.parallel.micro_batches_of) for one in (fast, slow)]
     assert times[1] > 1.5 * times[0]
 
 
