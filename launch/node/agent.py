@@ -139,7 +139,7 @@ class _Node:
         names = self._plan.node_names
         self._name = names[node_rank]
         ask = slurm.other if slurm else lambda _name, _time: None
-        self._company = None if plan.elastic is None else Company(agent.run, node_rank, start, plan, agent.meet_s, ask)
+        self._company = None if plan.elastic is None else Company(agent.run, node_rank, start, plan, agent.meet_s)
         self._peers = self._company or Peers(
             agent.run, watched(names, node_rank, agent.nodes), start, agent.meet_s, ask
         )
@@ -170,8 +170,7 @@ class _Node:
         others = len(self._plan.nodes) > 1 and self._company is None and self._finding is None and not self._signals.end
         if others and code not in (0, SAVED) and self._only_lost_others():
             self._await_finding()
-        again = self._slurm is not None and self._company is None and self._goes_on(code)
-        if again and self._slurm is not None and self._started_again(self._slurm):
+        if self._slurm is not None and self._goes_on(code) and self._started_again(self._slurm):
             code = _TOLD_TO_END
         stopped = self._stopped_by()
         # After SIGTERM Slurm may be about to start this job again, and the others with it.

@@ -9,7 +9,7 @@ from enum import StrEnum
 from conf.run_folder.rundir import RunDir
 from launch.files.attempt import Start
 from launch.files.records import NodeRecord
-from launch.node.peers import LATE_S, LOOK_S, AskSlurm, JobFate
+from launch.node.peers import LATE_S, LOOK_S
 from megatron_ext.contract.worker import SAVED
 
 SILENCE_S = 15.0
@@ -54,17 +54,15 @@ def standing(record: NodeRecord | None, start: Start) -> Standing:
 class Fellow:
     """One other node. Its beats are timed by this node's clock, while this node can look: see `peers.Peer`."""
 
-    def __init__(self, run: RunDir, name: str, submission: int, meet_s: float, ask: AskSlurm) -> None:
+    def __init__(self, run: RunDir, name: str, submission: int, meet_s: float) -> None:
         self.name = name
         self._run = run
         self._submission = submission
         self._meet_s = meet_s
-        self._ask = ask
         self._began = time.monotonic()
         self._record: NodeRecord | None = None
         self._silent_s = 0.0
         self._looked = -math.inf
-        self._over = False
 
     def look(self, start: Start, *, doubted: bool = False) -> Standing:
         since = time.monotonic() - self._looked
@@ -74,8 +72,7 @@ class Fellow:
         found = standing(self._record, start)
         most = DOUBTED_S if doubted else SILENCE_S
         late = time.monotonic() - self._began > self._meet_s if self._record is None else self._silent_s > most
-        lost = late or self._over
-        return Standing.gone if lost and found not in (Standing.done, Standing.failed) else found
+        return Standing.gone if late and found not in (Standing.done, Standing.failed) else found
 
     def _read(self, since: float) -> None:
         record = self._run.read(self._run.node_state(self.name), NodeRecord)
@@ -86,7 +83,3 @@ class Fellow:
         else:
             self._silent_s += min(since, LATE_S)
         self._record = record
-        self._over = False
-        if record is None:
-            job = self._ask(self.name, self._began)
-            self._over = job is not None and job.fate is JobFate.over

@@ -21,7 +21,7 @@ from launch.errors import LaunchError
 from launch.files.attempt import Start
 from launch.files.run_files import planned_start
 from launch.node.fellows import Fellow, Standing
-from launch.node.peers import AskSlurm, Finding
+from launch.node.peers import Finding
 from launch.node.replan import replanned
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
@@ -48,13 +48,13 @@ def _read(run: RunDir, start: Start) -> Plan | None:
 class Company:
     """The other nodes, for one start of an elastic run."""
 
-    def __init__(self, run: RunDir, node_rank: int, start: Start, plan: Plan, meet_s: float, ask: AskSlurm) -> None:
+    def __init__(self, run: RunDir, node_rank: int, start: Start, plan: Plan, meet_s: float) -> None:
         self._run = run
         self._node_rank = node_rank
         self._start = start
         self._plan = plan
         self._fellows = {
-            rank: Fellow(run, name, start.submission, meet_s, ask)
+            rank: Fellow(run, name, start.submission, meet_s)
             for rank, name in enumerate(plan.node_names)
             if rank != node_rank
         }

@@ -54,7 +54,7 @@ def tell(run: RunDir, node_rank: int, state: str, **changes: Any) -> None:
 
 def company(run: RunDir, node_rank: int) -> Company:
     start, of = newest(run, 0)
-    return Company(run, node_rank, start, of, MEET_S, lambda _name, _time: None)
+    return Company(run, node_rank, start, of, MEET_S)
 
 
 def wait(clock: Clock, run: RunDir, seconds: float, look: Company, **beating: str) -> None:
@@ -178,7 +178,7 @@ def test_whoever_looks_sees_the_newest_plan_though_its_maker_died(run: RunDir, c
     made = company(run, 0).next_plan()
     assert made is not None
     run.write_json(run.plan, plan(run).as_json())
-    second = Company(run, 1, FIRST, plan(run), MEET_S, lambda _name, _time: None)
+    second = Company(run, 1, FIRST, plan(run), MEET_S)
     assert second.next_plan() == made
     assert run.read_plan() == made[1]
     assert list(run.plan_of("0.1").parent.iterdir()) == [run.plan_of("0.1")]
